@@ -1,39 +1,48 @@
-//! The GPU time that a tenant may use where no daemon hands out leases: one account on each GPU for all processes of the tenant.
+//! The GPU time that a tenant may use without a daemon. All processes of the tenant share one
+//! account on each GPU.
 //!
-//! Two facts make it one: *when* the tenant's work was on the GPU, so that time in which two of its processes had work there counts
-//! once, and *until when* the time used so far has to be made up for. Each is made of words that change by themselves, so a process that
-//! is killed at any instruction leaves an account that is right but for what it had not reported yet.
+//! The account keeps two facts. The first is *when* the tenant's work was on the GPU, so that time
+//! in which two of its processes had work there counts once. The second is the time *until which*
+//! the GPU time used so far is made up for.
 //!
-//! The time line is cut into ticks. A block of them has a word in a ring: the ticks that were covered, and the round of the ring that they
-//! belong to. Whoever marks a tick first is charged for it. ([`Allowance::charge`] is the generic cell rate algorithm of ITU-T I.371, in
-//! its virtual scheduling form, with GPU time for cells.)
+//! Each fact consists of words that change independently. So a process that is killed at any
+//! instruction leaves a correct account, except for work that it had not reported yet.
+//!
+//! Time is divided into ticks. Each block of ticks has a word in a ring, which holds the covered
+//! ticks and the block's round of the ring. The process that first marks a tick is charged for it.
+//!
+//! [`Allowance::charge`] is the generic cell rate algorithm of ITU-T I.371, in its virtual
+//! scheduling form, with GPU time for cells.
 
 use crate::PPM;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Length of a tick, ns. An interval counts for the ticks that begin in it: right in the mean, for any length.
+/// Length of a tick, ns. An interval counts for the ticks that begin in it. For any length this is
+/// right on average.
 pub const TICK_NS: u64 = 8192;
 const TICKS_PER_BLOCK: u64 = u32::BITS as u64;
-/// A second is remembered: longer than any one launch should be, and than a meter is late.
+/// The ring remembers about a second. That is longer than any one launch should be, and longer than
+/// a meter is late.
 #[cfg(not(loom))]
 const BLOCKS: usize = 4096;
-/// The model checker follows few.
+/// The model checker can only follow a few.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
-/// One block less than there are: an interval begins and ends anywhere in its blocks.
+/// One block less than the ring has, because an interval may begin and end in the middle of a
+/// block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
-/// Time that was left unused for this long is not made up for later, ns: a burst after a pause uses at most what the share gives in
-/// this time. It covers how late a thread on a busy machine takes up what is due to it.
+/// The longest unused time that is made up for later, ns. A burst after a pause uses at most the
+/// share of this time. It covers the delay with which a thread on a busy machine uses its time.
 pub const BURST_NS: u64 = 200_000_000;
 
 /// One tenant's GPU time on one GPU.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Allowance {
-    /// When what was used will have been made up for, ns of `CLOCK_MONOTONIC`.
+    /// When the used time will be made up for, ns of `CLOCK_MONOTONIC`.
     due_ns: AtomicU64,
-    /// GPU time charged, ever, ns.
+    /// All GPU time ever charged, ns.
     charged_ns: AtomicU64,
     covered: [AtomicU64; BLOCKS],
 }
@@ -49,11 +58,11 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// The tenant had work on the GPU from `start_ns` to `end_ns` (`CLOCK_MONOTONIC`). Returns for how much of that time nobody has
-    /// reported it yet, in whole ticks.
+    /// Records that the tenant had work on the GPU from `start_ns` to `end_ns` (`CLOCK_MONOTONIC`).
+    /// Returns the part of that time that no process has reported yet, in whole ticks, ns.
     pub fn cover(&self, start_ns: u64, end_ns: u64) -> u64 {
         let (mut tick, end) = (start_ns.div_ceil(TICK_NS), end_ns.div_ceil(TICK_NS));
-        // What is older than the ring was reported by nobody that could still be asked.
+        // Time older than the ring counts as unreported, because the ring no longer knows.
         let remembered = end.saturating_sub(TICKS_REMEMBERED);
         let mut fresh = remembered.saturating_sub(tick);
         tick = tick.max(remembered);
@@ -77,7 +86,7 @@ impl Allowance {
             let marked = match round.wrapping_sub(seen_round).cast_signed() {
                 0 => seen_ticks,
                 1.. => 0,
-                // The ring has gone on: nobody remembers.
+                // The ring has moved past this block, so its marks are gone.
                 _ => return ticks.count_ones(),
             };
             let next = u64::from(round) << u32::BITS | u64::from(marked | ticks);
@@ -88,7 +97,8 @@ impl Allowance {
         }
     }
 
-    /// Charges `used_ns` of GPU time, used from `start_ns` on, to a tenant that may use `share_ppm` of the time.
+    /// Charges `used_ns` of GPU time, used from `start_ns` on, to a tenant with a share of
+    /// `share_ppm`.
     pub fn charge(&self, start_ns: u64, used_ns: u64, share_ppm: u32) {
         if used_ns == 0 {
             return;
@@ -108,8 +118,8 @@ impl Allowance {
         }
     }
 
-    /// The tenant may use `to_ppm` of the time from `now_ns` on, and could use `from_ppm` before: what is still to be made up for takes as much
-    /// longer or shorter.
+    /// Changes the tenant's share from `from_ppm` to `to_ppm` at `now_ns`. The time that is still
+    /// to be made up for grows or shrinks in proportion.
     pub fn change_share(&self, from_ppm: u32, to_ppm: u32, now_ns: u64) {
         let mut due_ns = self.due_ns.load(Ordering::Relaxed);
         while let Some(left_ns) = due_ns.checked_sub(now_ns) {
@@ -123,12 +133,13 @@ impl Allowance {
         }
     }
 
-    /// From when on the tenant may launch again, ns of `CLOCK_MONOTONIC`. In the past: now.
+    /// Returns the time from which the tenant may launch again, ns of `CLOCK_MONOTONIC`. A time in
+    /// the past means now.
     pub fn due_ns(&self) -> u64 {
         self.due_ns.load(Ordering::Relaxed)
     }
 
-    /// GPU time charged so far, ns.
+    /// Returns all GPU time charged so far, ns.
     pub fn charged_ns(&self) -> u64 {
         self.charged_ns.load(Ordering::Relaxed)
     }
@@ -145,7 +156,7 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
-    /// A boot some days ago.
+    /// The machine was started some days ago.
     const NOW_NS: u64 = 400_000 * SECOND_NS;
 
     fn ticks(count: u64) -> u64 {
@@ -193,13 +204,13 @@ mod tests {
             let (mut now_ns, mut used_ns) = (NOW_NS, 0);
             account.charge(now_ns, 1, share_ppm);
             while now_ns < NOW_NS + 30 * SECOND_NS {
-                // It launches when it may, a wake-up late.
+                // The tenant launches when it may, with the delay of a wake-up.
                 now_ns = now_ns.max(account.due_ns()) + 70_000.min(kernel_ns / 2);
                 account.charge(now_ns, kernel_ns, share_ppm);
                 used_ns += kernel_ns;
                 now_ns += kernel_ns;
             }
-            // But for whole nanoseconds.
+            // The result differs only by rounding to whole nanoseconds.
             let owed_ns = (account.due_ns() - NOW_NS + BURST_NS) * 3 / 10;
             assert!(
                 used_ns.abs_diff(owed_ns) * 5_000 <= owed_ns,
@@ -222,7 +233,7 @@ mod tests {
         let account = Box::<Allowance>::default();
         account.charge(NOW_NS + BURST_NS, 10 * SECOND_NS, 10_000);
         assert_eq!(account.due_ns(), NOW_NS + 1_000 * SECOND_NS);
-        // Half of it is made up for.
+        // Half of the time is made up for.
         let now_ns = NOW_NS + 500 * SECOND_NS;
         account.change_share(10_000, 500_000, now_ns);
         assert_eq!(account.due_ns(), now_ns + 10 * SECOND_NS);

@@ -1,15 +1,18 @@
-//! The class of a tenant: what kind of promise it is given. Numbers go over the tenant socket, names are what people write.
+//! The class of a tenant: the kind of promise that the daemon gives it. The tenant socket carries
+//! numbers, and people write names.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// What kind of promise a tenant is given.
+/// The kind of promise that a tenant is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(u32)]
 pub enum Class {
-    /// The share it asked for, however many others come: promises that would not fit together are refused.
+    /// The share that the tenant asked for, however many others come. Guarantees that do not fit
+    /// together are refused.
     Guaranteed = 1,
-    /// A part by its weight. Shares that were asked for shrink in proportion when they do not fit together.
+    /// A part by the tenant's weight. Requested shares shrink in proportion if they do not fit
+    /// together.
     #[default]
     Fair = 2,
     /// The GPU while no tenant of another class wants it.
@@ -17,10 +20,10 @@ pub enum Class {
 }
 
 impl Class {
-    /// Every class, the strongest promise first.
+    /// All classes, the strongest promise first.
     pub const ALL: [Self; 3] = [Self::Guaranteed, Self::Fair, Self::BestEffort];
 
-    /// Its name, as people write it.
+    /// Returns the name, as people write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Guaranteed => "guaranteed",
@@ -29,7 +32,7 @@ impl Class {
         }
     }
 
-    /// The class of this number in a frame, if it is one; 0 is none.
+    /// Returns the class with this number in a frame, if there is one. 0 is no class.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|class| *class as u32 == number)
     }
@@ -41,7 +44,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// A word that names no class.
+/// The error for a word that names no class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassError;
 

@@ -1,30 +1,33 @@
-//! How a process reaches the driver: which functions it looked up, which of them led to a hook, and what went past.
+//! How a process reaches the driver: which functions it looked up, which of them led to a hook, and
+//! what bypassed the interposer.
 //!
-//! A block at the end of the session's meter page. Functions are named by [`ApiId`], whose numbers hold for one version of the table only; so the session
-//! writes [`crate::driver::TABLE_HASH`] beside them, and a controller with another table believes the sums alone.
+//! The record is a block at the end of the session's meter page. Functions are identified by
+//! [`ApiId`], whose numbers are valid for one version of the table only. So the session also writes
+//! [`crate::driver::TABLE_HASH`], and a daemon with another table believes only the sums.
 
 use crate::driver::ApiId;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Room for functions: what is in the table, and what may come.
+/// Room for the functions of the table and for future ones.
 pub const PLACES: usize = 896;
 const WORDS: usize = PLACES / u32::BITS as usize;
 const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS as usize));
 
-/// What a function does to the GPU that deepres sees and does not account for.
+/// An effect of a function on the GPU that deepres sees and does not account for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unaccounted {
-    /// It puts work on a stream that is neither gated nor metered by itself: a write of 4 or 8 bytes and its like end no segment, and count in the one that they
-    /// fall into.
+    /// It puts work on a stream without its own gate or segment, such as a write of 4 or 8 bytes.
+    /// Such work ends no segment, and counts in the segment that it falls into.
     Work,
-    /// It brings device memory that is not charged: another's that is opened here, or the driver's own.
+    /// It obtains device memory that is not charged: opened memory of another process, or the
+    /// driver's own.
     Memory,
-    /// It pins memory of the host, which no limit is on.
+    /// It pins host memory, which no limit covers.
     Host,
 }
 
 impl Unaccounted {
-    /// For people and JSON.
+    /// Returns the name for people and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Work => "work",
@@ -34,7 +37,8 @@ impl Unaccounted {
     }
 }
 
-/// Calls the macro named by the argument once, with each function that deepres counts and does not account for, whatever it is called with: `Class symbol;`.
+/// Calls the given macro once with all functions that deepres counts and never accounts for: `Class
+/// symbol;`.
 #[macro_export]
 macro_rules! for_each_unaccounted_function {
     ($($callback:tt)+) => {
@@ -98,11 +102,12 @@ macro_rules! for_each_unaccounted_function {
 
 macro_rules! classes {
     ($($class:ident $symbol:ident;)+) => {
-        /// What a function does that is counted and not accounted for; `None` for every other.
+        /// Returns the effect of a function that is counted and not accounted for. Returns `None`
+        /// for every other function.
         pub const fn unaccounted(id: ApiId) -> Option<Unaccounted> {
             match id {
                 $(ApiId::$symbol => Some(Unaccounted::$class),)+
-                // Hooked: what the process exported itself is charged.
+                // This function is hooked, and charged if the process exported the memory itself.
                 ApiId::cuMemImportFromShareableHandle => Some(Unaccounted::Memory),
                 _ => None,
             }
@@ -111,23 +116,27 @@ macro_rules! classes {
 }
 crate::for_each_unaccounted_function!(classes);
 
-/// See the module. Counters only grow.
+/// The record of one session. Counters only grow. See the module.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Coverage {
-    /// [`crate::driver::TABLE_HASH`] of whoever writes, or 0 as long as nobody has.
+    /// [`crate::driver::TABLE_HASH`] of the writer, or 0 until it has written.
     pub table: AtomicU64,
-    /// Functions that we hook, handed out unhooked since they are another copy of the driver's than the first.
+    /// Hooked functions that were handed out unhooked, because they belong to a second copy of the
+    /// driver.
     pub other_instance: AtomicU64,
-    /// Functions that we hook, handed out unhooked since their address is no export's.
+    /// Hooked functions that were handed out unhooked, because no export has their address.
     pub unknown_address: AtomicU64,
-    /// Functions handed out whose name is not in the table: the driver is newer than it.
+    /// Functions that were handed out and whose names are not in the table, because the driver is
+    /// newer than the table.
     pub unknown_names: AtomicU64,
-    /// Requests for the driver's private tables, through which a client may launch without us.
+    /// Requests for the driver's private tables, by which a client may launch past the interposer.
     pub export_tables: AtomicU64,
-    /// Libraries whose calls, or look-ups, go to the driver without us: opened with `RTLD_DEEPBIND`, mostly.
+    /// Libraries whose calls or look-ups bypass the interposer. Mostly they were opened with
+    /// `RTLD_DEEPBIND`.
     pub bound_past: AtomicU64,
-    /// Times that somebody was given the C library's own `dlsym` or `dlvsym`: what is found by it is not seen.
+    /// Times that a caller was given the C library's own `dlsym` or `dlvsym`. Look-ups by these are
+    /// not seen.
     pub given_lookups: AtomicU64,
     reserved: [AtomicU64; 1],
     looked_up: [AtomicU32; WORDS],
@@ -135,14 +144,14 @@ pub struct Coverage {
     calls: [AtomicU64; PLACES],
 }
 
-/// Where a function's count of calls lies in [`Coverage`], bytes.
+/// Returns the offset of a function's count of calls in [`Coverage`], bytes.
 pub const fn calls_offset(id: ApiId) -> usize {
     core::mem::offset_of!(Coverage, calls) + id as usize * size_of::<AtomicU64>()
 }
 
 #[cfg(not(loom))]
 impl Coverage {
-    /// Nothing yet.
+    /// Returns an empty record.
     pub const fn new() -> Self {
         Self {
             table: AtomicU64::new(0),
@@ -172,7 +181,8 @@ const fn place(id: ApiId) -> (usize, u32) {
 }
 
 impl Coverage {
-    /// `id` was asked for, and the answer was a hook or the driver's own function.
+    /// Records that `id` was looked up, and whether the answer was a hook or the driver's own
+    /// function.
     pub fn note(&self, id: ApiId, is_hooked: bool) {
         let (word, bit) = place(id);
         self.looked_up[word].fetch_or(bit, Ordering::Relaxed);
@@ -181,7 +191,7 @@ impl Coverage {
         }
     }
 
-    /// Whether `id` was asked for.
+    /// Whether `id` was looked up.
     pub fn is_looked_up(&self, id: ApiId) -> bool {
         let (word, bit) = place(id);
         self.looked_up[word].load(Ordering::Relaxed) & bit != 0
@@ -193,24 +203,24 @@ impl Coverage {
         self.hooked[word].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// A call of `id`, whose hook counts by itself what it does not account for.
+    /// Counts a call of `id`. The function's own hook calls this for what it does not account for.
     pub fn note_call(&self, id: ApiId) {
         self.calls[id as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Calls of `id`, if it is counted ([`unaccounted`]).
+    /// Returns the number of calls of `id`, if it is counted ([`unaccounted`]).
     pub fn calls(&self, id: ApiId) -> u64 {
         self.calls[id as usize].load(Ordering::Relaxed)
     }
 
-    /// Forgets the calls: in a forked child, whose look-ups are its parent's and whose calls are not.
+    /// Resets the calls in a forked child, which inherits its parent's look-ups but not its calls.
     pub fn forget_calls(&self) {
         for count in &self.calls {
             count.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Takes over what `other` has.
+    /// Copies everything from `other`.
     pub fn copy_from(&self, other: &Self) {
         let words = |this: &[AtomicU32], other: &[AtomicU32]| {
             for (to, from) in this.iter().zip(other) {

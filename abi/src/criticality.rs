@@ -1,37 +1,38 @@
-//! How critical a job is, by name or number. Parts per million go over the tenant socket, names are what people write.
+//! How critical a job is, by name or number. The tenant socket carries parts per million, and
+//! people write names.
 
 use crate::PPM;
 use crate::quantity::parse_fraction;
 use core::fmt;
 use core::str::FromStr;
 
-/// How critical a job is, parts per million of critical.
+/// How critical a job is, in parts per million of critical.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Criticality(u32);
 
 impl Criticality {
-    /// The highest.
+    /// The highest criticality.
     pub const CRITICAL: Self = Self(PPM);
-    /// The named ones.
+    /// The criticalities with names.
     const NAMED: [(&str, u32); 4] =
         [("low", PPM / 4), ("normal", PPM / 2), ("high", PPM / 4 * 3), ("critical", PPM)];
 
-    /// From parts per million; more than a whole is a whole.
+    /// Returns a criticality from parts per million. Values above a whole become a whole.
     pub fn from_ppm(ppm: u32) -> Self {
         Self(ppm.min(PPM))
     }
 
-    /// Parts per million of critical.
+    /// Returns the parts per million of critical.
     pub fn ppm(self) -> u32 {
         self.0
     }
 
-    /// The number in a frame, where 0 stands for nothing said: what is not critical at all is next to that.
+    /// Returns the number in a frame. 0 there means "not given", so a criticality of 0 becomes 1.
     pub fn number(self) -> u32 {
         self.0.max(1)
     }
 
-    /// The criticality of this number in a frame; 0 is none.
+    /// Returns the criticality with this number in a frame. 0 is none.
     pub fn from_number(number: u32) -> Option<Self> {
         (number != 0).then(|| Self::from_ppm(number))
     }
@@ -52,7 +53,7 @@ impl fmt::Display for Criticality {
     }
 }
 
-/// A text that says of nothing how critical it is.
+/// The error for a text that is no criticality.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CriticalityError;
 

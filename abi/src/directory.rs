@@ -1,18 +1,21 @@
-//! Where the files of deepres are: one rule for the daemon, for the commands and for the jobs.
+//! Where the files of deepres are. The daemon, the commands and the jobs use this one rule.
 //!
-//! Paths are bytes here; [`Directory::path`] gives them one by one, since nothing in this crate allocates.
+//! Paths are bytes here. [`Directory::path`] returns them one by one, because nothing in this crate
+//! allocates.
 
-/// Names the directory.
+/// Environment variable that names the directory.
 pub const DIRECTORY_VARIABLE: &str = "DEEPRES_DIR";
-/// Names the tenant socket.
+/// Environment variable that names the tenant socket.
 pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
-/// Names the user's directory for what lives as long as their session does.
+/// Environment variable that names the user's directory for files that live as long as the login
+/// session.
 const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
-/// The directory in [`Directory`] that holds the tenant socket and nothing else, and stays when a daemon ends: a container that has it
-/// mounted meets the next daemon in it, and never the administrators' socket.
+/// The directory in [`Directory`] that contains only the tenant socket. It stays when a daemon
+/// ends. So a container that has it mounted meets the next daemon in it, and never sees the
+/// administrators' socket.
 pub const TENANT_DIRECTORY: &str = "tenant";
-/// The socket in it that tenants connect to.
+/// The socket in the tenant directory that tenants connect to.
 pub const TENANT_SOCKET: &str = "tenant.sock";
 /// The socket in [`Directory`] that administrators connect to.
 pub const ADMIN_SOCKET: &str = "admin.sock";
@@ -20,11 +23,12 @@ pub const ADMIN_SOCKET: &str = "admin.sock";
 const SYSTEM_DIRECTORY: &[u8] = b"/run/deepres";
 /// Appended to the runtime directory.
 const IN_RUNTIME_DIRECTORY: &[u8] = b"/deepres";
-/// The user's number is appended.
+/// The user's number is appended to this.
 const TEMPORARY_PREFIX: &[u8] = b"/tmp/deepres-";
 const ROOT: u32 = 0;
 
-/// What decides about the directory: three variables, each of them as if absent when empty, and the user.
+/// The values that decide about the directory: three variables and the user. An empty variable
+/// counts as absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places<T> {
     directory: Option<T>,
@@ -36,13 +40,14 @@ pub struct Places<T> {
 /// A directory for the sockets and files of deepres.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directory<'a> {
-    /// The environment names it, by itself or by the socket in it.
+    /// The directory that the environment names, directly or by the socket in it.
     Named(&'a [u8]),
-    /// The system's: root's daemon serves everyone.
+    /// The system's directory. Root's daemon serves all users.
     System,
-    /// The user's own, in their runtime directory.
+    /// The user's own directory, in the user's runtime directory.
     Runtime(&'a [u8]),
-    /// The user's own where there is no runtime directory. Anyone may have made it: look whose it is.
+    /// The user's own directory if there is no runtime directory. Any user may have created it, so
+    /// its owner must be checked.
     Temporary(u32),
 }
 
@@ -58,13 +63,13 @@ impl<T: AsRef<[u8]>> Places<T> {
         }
     }
 
-    /// The tenant socket that the environment names: then a job has no other.
+    /// Returns the tenant socket that the environment names. A job then uses no other socket.
     pub fn socket(&self) -> Option<&T> {
         self.socket.as_ref()
     }
 
-    /// Where this user's own daemon lives: the directory that the environment names, else the system's for root, else one of the
-    /// user's own.
+    /// Returns the directory of this user's own daemon. It is the one that the environment names,
+    /// or the system's for root, or the user's own.
     pub fn own(&self) -> Directory<'_> {
         match self.named() {
             Some(named) => named,
@@ -73,8 +78,8 @@ impl<T: AsRef<[u8]>> Places<T> {
         }
     }
 
-    /// Where to look for a daemon, best first: what the environment names, and nothing else if it names one; else the system's, then
-    /// the user's.
+    /// Returns the directories to look in for a daemon, the best first. If the environment names
+    /// one, it is the only one. Otherwise these are the system's directory and the user's own.
     pub fn candidates(&self) -> impl Iterator<Item = Directory<'_>> {
         let (first, second) = match self.named() {
             Some(named) => (named, None),
@@ -96,14 +101,15 @@ impl<T: AsRef<[u8]>> Places<T> {
     }
 }
 
-/// The directory of a tenant socket: the parent of its own, if that has the name that it should.
+/// Returns the directory of a tenant socket. It is the parent of the socket's own directory if that
+/// is named [`TENANT_DIRECTORY`].
 fn directory_of(socket: &[u8]) -> &[u8] {
     let parent = parent(socket);
     let name = parent.rsplit(|byte| *byte == b'/').next();
     if name == Some(TENANT_DIRECTORY.as_bytes()) { self::parent(parent) } else { parent }
 }
 
-/// What comes before the last component of a path.
+/// Returns the part of a path before its last component.
 fn parent(path: &[u8]) -> &[u8] {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(0) => b"/",
@@ -113,7 +119,7 @@ fn parent(path: &[u8]) -> &[u8] {
 }
 
 impl<'a> Directory<'a> {
-    /// The path's bytes, in their order.
+    /// Returns the bytes of the path, in order.
     pub fn path(self) -> impl Iterator<Item = u8> + use<'a> {
         let (start, end, user): (&[u8], &[u8], Option<u32>) = match self {
             Self::Named(path) => (path, b"", None),
@@ -125,7 +131,7 @@ impl<'a> Directory<'a> {
     }
 }
 
-/// The digits of a number.
+/// Returns the decimal digits of a number.
 fn decimal(number: u32) -> impl Iterator<Item = u8> {
     const BASE: u32 = 10;
     (0..=number.checked_ilog10().unwrap_or(0))

@@ -1,35 +1,37 @@
-//! Functions that are forwarded by choice, each with why: with those that are hooked and those that are counted ([`crate::coverage`]) they are the whole
-//! table, so a function that a new header brings has to be given its place.
+//! The functions that are forwarded on purpose, each with the reason. Together with the hooked and
+//! the counted functions ([`crate::coverage`]) they are the whole table. So each function that a
+//! new header adds must be assigned a place.
 
 use crate::driver::ApiId;
 
-/// Why a function needs no hook.
+/// The reason why a function needs no hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// Answers a question and changes nothing.
+    /// It answers a question and changes nothing.
     Query,
-    /// Changes how something behaves; it gives the GPU nothing to do.
+    /// It changes a behaviour and gives the GPU no work.
     Setting,
-    /// Links programs, or loads functions of what is loaded: on neither there is a limit.
+    /// It links programs, or loads functions of loaded code. There is no limit on either.
     Code,
-    /// Chooses contexts; makes or ends what has no work or memory of its own: streams, events, textures.
+    /// It chooses contexts, or makes or ends objects without work or memory of their own: streams,
+    /// events, textures.
     Object,
-    /// Builds, changes or ends a graph, whose launches are hooked.
+    /// It builds, changes or ends a graph. Launches of graphs are hooked.
     Graph,
-    /// Says what waits for what; nothing runs by it.
+    /// It orders work and runs none.
     Order,
-    /// Places or opens what was charged where it was made.
+    /// It maps or opens memory that was charged where it was made.
     Address,
-    /// Gives back what was not charged.
+    /// It gives back memory that was not charged.
     Release,
-    /// Hands something to another process or to graphics; whoever takes it is counted.
+    /// It hands an object to another process or to graphics. The receiver's call is counted.
     Share,
-    /// Takes a process off the GPU and brings it back, which is `deepres away`'s way too.
+    /// It suspends a process and brings it back. `deepres away` uses these functions too.
     Checkpoint,
 }
 
 impl Reason {
-    /// For people and JSON.
+    /// Returns the name for people and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Query => "query",
@@ -48,7 +50,7 @@ impl Reason {
 
 macro_rules! forwarded {
     ($($reason:ident: $($symbol:ident)+;)+) => {
-        /// Why `id` is forwarded; `None` for what is hooked or counted.
+        /// Returns the reason why `id` is forwarded, or `None` if it is hooked or counted.
         pub const fn reason(id: ApiId) -> Option<Reason> {
             match id {
                 $($(ApiId::$symbol)|+ => Some(Reason::$reason),)+

@@ -1,27 +1,30 @@
-//! The gate as a thread meets it that wants to launch: may it go, and how it waits until it may.
+//! The gate as seen by a thread that wants to launch: whether it may go, and how it waits until it
+//! may.
 //!
-//! Two rules make a hand-off safe, and both are a store, a fence and a load on either side:
+//! Two rules make a hand-off safe. In both, each side makes a store, a fence and a load:
 //!
-//! | thread | controller |
+//! | thread | daemon |
 //! |---|---|
-//! | says that it is launching ([`MeterSlot::start_launching`]), then looks at the gate | closes the gate ([`GrantSlot::set_gate`]), then reads the meter |
-//! | says that nothing is in flight ([`MeterSlot::settle`]), then looks whether to ring | sets the gate, then reads the meter |
+//! | says that it is launching ([`MeterSlot::start_launching`]), then reads the gate | closes the gate ([`GrantSlot::set_gate`]), then reads the meter |
+//! | says that nothing is in flight ([`MeterSlot::settle`]), then checks whether to ring | sets the gate, then reads the meter |
 //!
-//! So whoever passes the gate is seen in flight by a controller that closes it, and whoever finishes after the gate stopped being
-//! open is either seen to have finished or rings.
+//! So a daemon that closes the gate sees every thread that passed it as in flight. A thread that
+//! finishes after the gate stopped being open is either seen as finished, or rings the bell.
 //!
-//! Every wait is bounded: by the controller's heartbeat, by the connection, and for the tenant's own window by a time of its own.
+//! Every wait is bounded by the daemon's heartbeat and by the connection. A wait for the tenant's
+//! own window has a time limit of its own.
 
 use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use crate::meter::{Launching, MeterSlot};
 use crate::sync::{AtomicU32, Ordering, spin_hint};
 
-/// How long a waiter sleeps before it looks at the heartbeat again, ns.
+/// How long a waiting thread sleeps before it checks the heartbeat again, ns.
 pub const CLOSED_NAP_NS: u64 = 10_000_000;
-/// The same for an expired lease, which may be renewed without a change of the gate word, ns.
+/// How long a waiting thread sleeps before it looks at an expired lease again, ns. The daemon may
+/// renew such a lease without a change of the gate word.
 pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 
-/// Why a launch has to wait.
+/// The reason why a launch must wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// Another tenant has the GPU.
@@ -30,26 +33,27 @@ pub enum Reason {
     Paused,
     /// The lease is over.
     Expired,
-    /// Enough is in flight.
+    /// The window is full.
     Window,
-    /// The terms are just being changed.
+    /// The terms of the lease are just being changed.
     Changing,
 }
 
-/// What a launch does.
+/// The decision about a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nobody else wants the GPU.
+    /// The launch may go, because no other tenant wants the GPU.
     Open,
-    /// The lease covers it.
+    /// The launch may go, because the lease covers it.
     Leased,
-    /// It may be the one launch that the lease of this epoch allows: that is the process's to say.
+    /// The launch may go if it is the only launch that the lease of this epoch allows.
+    /// [`OnlyLaunch::take`] decides that.
     Once(u32),
-    /// Not now.
+    /// The launch must wait.
     Wait(Reason),
 }
 
-/// What holds for a launch that is thought to take `estimate_ns` while `queued_ns` are in flight.
+/// Decides about a launch with an estimate of `estimate_ns` while `queued_ns` are in flight.
 pub fn judge(
     gate: Gate,
     terms: Option<LeaseTerms>,
@@ -66,7 +70,7 @@ pub fn judge(
             None => Verdict::Wait(Reason::Changing),
             Some(terms) if now_ns >= terms.expires_ns => Verdict::Wait(Reason::Expired),
             Some(terms) if terms.window_ns == ONE_LAUNCH => Verdict::Once(terms.epoch),
-            // One launch may always go, however long it is.
+            // If nothing is in flight, one launch may always go, however long it is.
             Some(terms) if queued_ns != 0 && queued_ns.saturating_add(estimate_ns) > terms.window_ns => {
                 Verdict::Wait(Reason::Window)
             }
@@ -75,11 +79,11 @@ pub fn judge(
     }
 }
 
-/// Which lease of one launch ([`ONE_LAUNCH`]) a process used last.
+/// Which lease of one launch ([`ONE_LAUNCH`]) the process used last.
 #[derive(Debug)]
 pub struct OnlyLaunch(AtomicU32);
 
-/// No lease was used: epochs have 30 bits.
+/// Value for "no lease was used". Epochs have only 30 bits.
 const NO_EPOCH: u32 = u32::MAX;
 
 impl Default for OnlyLaunch {
@@ -89,14 +93,16 @@ impl Default for OnlyLaunch {
 }
 
 impl OnlyLaunch {
-    /// Takes the launch of `slot`'s lease of `epoch`. False if it was taken, or a later lease's was, or that lease is over.
+    /// Takes the only launch of `slot`'s lease of `epoch`. Returns false if the launch was taken,
+    /// if a later lease's launch was taken, or if the lease is over.
     pub fn take(&self, slot: &GrantSlot, epoch: u32) -> bool {
         let is_later = |used: u32| used == NO_EPOCH || Gate::is_later(epoch, used);
         let mut used = self.0.load(Ordering::Relaxed);
         while is_later(used) {
             match self.0.compare_exchange_weak(used, epoch, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) if slot.gate().epoch == epoch => return true,
-                // It looked at the gate long ago, of another session perhaps, whose epochs must not stand in the way of this one's.
+                // This thread read the gate long ago, perhaps of another session. Epochs of that
+                // session must not hold up the epochs of this one.
                 Ok(_) => {
                     let _ = self.0.compare_exchange(epoch, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
                     return false;
@@ -107,45 +113,48 @@ impl OnlyLaunch {
         false
     }
 
-    /// Forgets it: another session's grant is about to come.
+    /// Forgets the used lease, because another session's grant is about to come.
     pub fn forget(&self) {
         self.0.store(NO_EPOCH, Ordering::Relaxed);
     }
 
-    /// Forgets what was taken since [`Self::forget`] of the grant of before, and not what was taken of the lease that `slot` has.
+    /// Forgets a lease that was used since [`Self::forget`] under the former grant. Keeps the use
+    /// of the lease that `slot` now has.
     pub fn reset(&self, slot: &GrantSlot) {
         let used = self.0.load(Ordering::Relaxed);
         if used != slot.gate().epoch {
-            // Whoever took another meanwhile took one of this session.
+            // If this exchange fails, another thread meanwhile used a lease of this session.
             let _ = self.0.compare_exchange(used, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
-/// What a thread at the gate needs of the process it is in.
+/// The process as seen by a thread at the gate.
 pub trait Process {
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Returns the time of `CLOCK_MONOTONIC`, ns.
     fn now_ns(&self) -> u64;
-    /// Estimated GPU time in flight, ns.
+    /// Returns the estimated GPU time in flight, ns.
     fn queued_ns(&self) -> u64;
-    /// Whether nobody will open the gate any more.
+    /// Whether the daemon is gone, so that the gate will not be opened any more.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
-    /// What the process took of leases of one launch.
+    /// Returns the record of used leases of one launch.
     fn only_launch(&self) -> &OnlyLaunch;
-    /// Tells the controller that something changed that it waits for.
+    /// Rings the bell, because something changed that the daemon waits for.
     fn ring(&self);
-    /// Sleeps while the gate word is `word`, `limit_ns` at most: a wait on the slot's futex.
+    /// Sleeps on the slot's futex while the gate word is `word`, at most `limit_ns`.
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64);
-    /// The window is full, as it is while `is_full` holds: sleeps until something completes, for a short while at most. True if
-    /// nothing did for so long that the launch is to go as debt.
+    /// Called while the window is full, which `is_full` tells. Sleeps until some work completes,
+    /// for a short time at most. Returns true if nothing completed for so long that the launch is
+    /// to go as debt.
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool;
 }
 
-/// Nobody will open the gate any more.
+/// The daemon is gone, so the gate will not be opened any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControllerGone;
 
-/// One look at the gate. A thread that is to go by it counts as launching before.
+/// Reads the gate once and decides. A thread that will go by the decision must count as launching
+/// before.
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
@@ -154,25 +163,28 @@ fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     }
 }
 
-/// Whether a launch may go now. The result keeps it counted as in flight until it is dropped, which is for when that is known by
-/// other means ([`MeterSlot::set_in_flight`]).
+/// Lets a launch go if it may go now. The result counts the launch as in flight until it is
+/// dropped. The caller drops it once the work is counted in another way
+/// ([`MeterSlot::set_in_flight`]).
 ///
 /// # Errors
-/// The verdict, if it has to wait.
+/// The verdict, if the launch must wait.
 pub fn pass<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
     process: &impl Process,
     estimate_ns: u64,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // Who has to wait does not look as if it launched: that would hold up the hand-off that it waits for.
+    // A thread that must wait does not count as launching, because that would hold up the hand-off
+    // that it waits for.
     if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
         return Err(wait);
     }
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// The same without the first look. `as_debt`: it may go though the window is full, and not if anything else is in its way.
+/// Does what [`pass`] does, without the first look. `as_debt`: the launch may go although the
+/// window is full, but not if anything else is in its way.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -180,7 +192,8 @@ fn pass_beside<'m>(
     estimate_ns: u64,
     as_debt: bool,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // Before the look: a controller that closes the gate after it sees that something comes.
+    // The count is raised before the look. So a daemon that closes the gate after the look sees the
+    // launch.
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
         Verdict::Wait(Reason::Window) if as_debt => Ok((Verdict::Leased, launching)),
@@ -194,7 +207,7 @@ fn pass_beside<'m>(
 /// Waits until a launch may go.
 ///
 /// # Errors
-/// [`ControllerGone`]: what then holds is the session's fail mode.
+/// [`ControllerGone`]. The session's fail mode then decides.
 pub fn wait<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -206,7 +219,8 @@ pub fn wait<'m>(
         return Err(ControllerGone);
     }
     meter.enter_wait();
-    // It counts as launching before it counts itself out of the waiters, so it never looks as if it wanted nothing.
+    // The thread counts as launching before it stops counting as waiting. So the session never
+    // looks as if it wanted nothing.
     let passed = wait_counted(slot, meter, process, estimate_ns, began_ns);
     meter.leave_wait();
     passed
@@ -223,12 +237,13 @@ fn wait_counted<'m>(
     let spin_until_ns = began_ns.saturating_add(spin_ns);
     let mut rung_for = None;
     loop {
-        // Before the look: a gate that changes after it ends the sleep.
+        // The word is read before the look, so that a gate that changes after the look ends the
+        // sleep.
         let word = slot.gate_word();
         let reason = match pass(slot, meter, process, estimate_ns) {
             Ok(passed) => return Ok(passed),
             Err(Verdict::Wait(reason)) => reason,
-            // Not reached: only a wait is refused.
+            // Not reached: `pass` returns an error only for a wait.
             Err(_) => Reason::Changing,
         };
         let now_ns = process.now_ns();
@@ -246,7 +261,7 @@ fn wait_counted<'m>(
         match reason {
             Reason::Window => {
                 let is_full = |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
-                // The gate may have closed since it was looked at.
+                // The gate may have closed since it was read, so it is read again.
                 if process.is_stuck(now_ns, is_full)
                     && let Ok(passed) = pass_beside(slot, meter, process, estimate_ns, true)
                 {
@@ -317,7 +332,8 @@ mod tests {
         }
     }
 
-    /// A process whose window is full and stays so. While it finds that out its gate changes to `then`; once it sleeps the controller is gone.
+    /// A process whose window stays full. While it finds that out, its gate changes to `then`. Once
+    /// it sleeps, the daemon is gone.
     struct Full<'s> {
         slot: &'s GrantSlot,
         then: GateState,

@@ -1,7 +1,8 @@
-//! The grant page: what a session may do on each GPU, written by the controller alone.
+//! The grant page: what a session may do on each GPU. Only the daemon writes it.
 //!
-//! The memory behind it is sealed against writing before a tenant gets it. Each slot belongs to one GPU's arbiter, the only
-//! writer. A launch looks at one word, [`GrantSlot::gate`]; the terms behind it are read only while the GPU is contended, and now and then while it is not.
+//! The page's memory is sealed against writing before a tenant gets it. Each slot belongs to one
+//! GPU's arbiter, which is its only writer. A launch reads one word, [`GrantSlot::gate`]. The terms
+//! behind it are read while the GPU is contended, and now and then while it is not.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -11,32 +12,33 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 /// Memory limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
 
-/// The window of a lease that allows a process one launch, whatever it has in flight.
+/// The window of a lease that allows a process one launch, regardless of its work in flight.
 pub const ONE_LAUNCH: u64 = 0;
 
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 
-/// What the gate says to a thread that wants to launch.
+/// The gate's answer to a thread that wants to launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GateState {
-    /// Another tenant has the GPU: say that you wait, ring the bell, wait.
+    /// Another tenant has the GPU. The thread counts as waiting, rings the bell, and waits.
     Closed = 0,
-    /// Go, as long as the lease's terms hold.
+    /// The launch may go, as long as the terms of the lease hold.
     Leased = 1,
-    /// Go: nobody else wants the GPU.
+    /// The launch may go, because no other tenant wants the GPU.
     Open = 2,
-    /// An operator paused this tenant: wait, and do not ring.
+    /// An operator paused this tenant. The thread waits and does not ring.
     Paused = 3,
 }
 
-/// The gate word: a state and the number of the grant it belongs to. It is also the futex that waiters sleep on.
+/// The gate word: a state, and the number of its grant. It is also the futex that waiting threads
+/// sleep on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Counts grants and withdrawals, modulo 2³⁰; each change of state is a new epoch.
+    /// Counts grants and withdrawals, modulo 2³⁰. Each change of state begins a new epoch.
     pub epoch: u32,
-    /// What holds in this epoch.
+    /// The state in this epoch.
     pub state: GateState,
 }
 
@@ -57,37 +59,39 @@ impl Gate {
         Self { epoch: word >> STATE_BITS, state }
     }
 
-    /// Whether `word` lets every launch pass unmetered by terms: the test on the launch path.
+    /// Whether `word` lets every launch pass without a look at the terms. This is the test on the
+    /// launch path.
     pub const fn is_open(word: u32) -> bool {
         word & STATE_MASK == GateState::Open as u32
     }
 
-    /// Whether one epoch comes after another: they are less than half of all epochs apart.
+    /// Whether `epoch` comes after `than`. They must be less than half of all epochs apart.
     pub const fn is_later(epoch: u32, than: u32) -> bool {
         let ahead = epoch.wrapping_sub(than) & (u32::MAX >> STATE_BITS);
         ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
     }
 
-    /// The gate that follows this one, in `state`.
+    /// Returns the gate that follows this one, in `state`.
     pub const fn next(self, state: GateState) -> Self {
         Self { epoch: self.epoch.wrapping_add(1) & (u32::MAX >> STATE_BITS), state }
     }
 }
 
-/// The terms of a lease. They bind while the gate of the same epoch says [`GateState::Leased`]. Of an open gate the window alone counts: [`GrantSlot::run_ahead_ns`].
+/// The terms of a lease. They bind while the gate of the same epoch is [`GateState::Leased`]. While
+/// the gate is open only the window counts ([`GrantSlot::run_ahead_ns`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeaseTerms {
     /// Epoch of the gate that these terms belong to.
     pub epoch: u32,
-    /// No launch from this time on (ns of `CLOCK_MONOTONIC`).
+    /// No launch may go from this time on (ns of `CLOCK_MONOTONIC`).
     pub expires_ns: u64,
-    /// At most this much estimated GPU time queued ahead (ns), or [`ONE_LAUNCH`].
+    /// The most estimated GPU time that may be in flight (ns), or [`ONE_LAUNCH`].
     pub window_ns: u64,
-    /// How long a waiter spins before it sleeps (ns).
+    /// How long a waiting thread spins before it sleeps (ns).
     pub spin_ns: u64,
 }
 
-/// What one session may do on one GPU.
+/// The permissions of one session on one GPU.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct GrantSlot {
@@ -111,27 +115,31 @@ impl Default for GrantSlot {
 }
 
 impl GrantSlot {
-    /// The gate word, for the launch path: `Acquire`, so that terms of the same epoch are visible after it. On x86 that
-    /// is a plain load.
+    /// Returns the gate word for the launch path. The load is `Acquire`, so that terms of the same
+    /// epoch are visible after it. On x86 that is a plain load.
     #[inline(always)]
     pub fn gate_word(&self) -> u32 {
         self.gate.load(Ordering::Acquire)
     }
 
-    /// The gate.
+    /// Returns the gate.
     pub fn gate(&self) -> Gate {
         Gate::from_word(self.gate_word())
     }
 
-    /// Where waiters sleep (`FUTEX_WAIT` on a gate word they have seen; it works on a read-only mapping).
+    /// Returns the address that waiting threads sleep on, by `FUTEX_WAIT` with a gate word that
+    /// they have seen. The wait works on a read-only mapping.
     #[cfg(not(loom))]
     pub fn futex(&self) -> *mut u32 {
         self.gate.as_ptr()
     }
 
-    /// Moves the gate to the next epoch. With [`GateState::Leased`] and [`GateState::Open`] the terms go first and get that epoch. The caller, the
-    /// slot's only writer, then wakes the futex. A meter that it reads afterwards shows whoever passed the gate before, and a
-    /// tenant that is done later sees this gate ([`crate::gate`]).
+    /// Moves the gate to the next epoch. For [`GateState::Leased`] and [`GateState::Open`] the
+    /// terms are written first, with that epoch. The caller is the slot's only writer, and wakes
+    /// the futex afterwards.
+    ///
+    /// A meter that the caller reads afterwards shows every thread that passed the former gate. A
+    /// thread that finishes later sees the new gate ([`crate::gate`]).
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) -> Gate {
         let next = self.gate().next(state);
         if matches!(state, GateState::Leased | GateState::Open) {
@@ -142,8 +150,8 @@ impl GrantSlot {
         next
     }
 
-    /// Renews the lease of the present epoch without a new one: a holder that runs does not notice, one that waits for its
-    /// expiry or window reads the terms again when it wakes.
+    /// Renews the lease of the present epoch. A running holder does not notice that. A thread that
+    /// waits because the lease expired or the window is full reads the terms again when it wakes.
     pub fn renew(&self, terms: LeaseTerms) {
         self.write_terms(LeaseTerms { epoch: self.gate().epoch, ..terms });
     }
@@ -152,14 +160,16 @@ impl GrantSlot {
         self.terms.write([u64::from(terms.epoch), terms.expires_ns, terms.window_ns, terms.spin_ns]);
     }
 
-    /// The terms, or `None` while they cannot be read whole (the controller died while writing them). Terms whose epoch is
-    /// not the gate's belong to another lease: look at the gate again.
+    /// Returns the terms. Returns `None` if they cannot be read whole, because the daemon died
+    /// while it wrote them. If their epoch is not the gate's, they belong to another lease, and the
+    /// caller must read the gate again.
     pub fn terms(&self) -> Option<LeaseTerms> {
         let [epoch, expires_ns, window_ns, spin_ns] = self.terms.read()?;
         Some(LeaseTerms { epoch: epoch as u32, expires_ns, window_ns, spin_ns })
     }
 
-    /// GPU time that may be queued while the gate is open, ns. `None`: the gate is not open, or nobody said how much.
+    /// Returns the GPU time that may be in flight while the gate is open, ns. Returns `None` if the
+    /// gate is not open, or if no such bound is set.
     pub fn run_ahead_ns(&self) -> Option<u64> {
         let gate = self.gate();
         let terms =
@@ -167,35 +177,38 @@ impl GrantSlot {
         (terms.window_ns != ONE_LAUNCH).then_some(terms.window_ns)
     }
 
-    /// Sets the tenant's memory limit on this GPU, bytes; [`NO_LIMIT`] for none. Each session of a tenant gets the same.
+    /// Sets the tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`]. Each session of a tenant
+    /// gets the same.
     pub fn set_memory_limit(&self, bytes: u64) {
         self.memory_limit_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether that limit is `bytes` still, for whoever has just reserved memory under it: either this sees that it was lowered, or whoever lowered it and looks at
-    /// the ledger then sees the reservation there.
+    /// Whether the memory limit is still `bytes`. A request calls this after it has made a
+    /// reservation under that limit. Either it sees that the limit was lowered, or the daemon sees
+    /// the reservation when it reads the ledger after lowering the limit.
     #[inline(always)]
     pub fn memory_limit_is(&self, bytes: u64) -> bool {
         self.memory_limit_bytes.load(Ordering::SeqCst) == bytes
     }
 
-    /// The tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`].
+    /// Returns the tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`].
     pub fn memory_limit(&self) -> u64 {
         self.memory_limit_bytes.load(Ordering::Acquire)
     }
 
-    /// Tells the session the share that its tenant is entitled to now, parts per million.
+    /// Tells the session its tenant's entitlement, parts per million.
     pub fn set_entitled_ppm(&self, ppm: u32) {
         self.entitled_ppm.store(ppm, Ordering::Relaxed);
     }
 
-    /// The share that the tenant is entitled to now, parts per million.
+    /// Returns the tenant's entitlement, parts per million.
     pub fn entitled_ppm(&self) -> u32 {
         self.entitled_ppm.load(Ordering::Relaxed)
     }
 
-    /// Tells the session whether the time of copies counts as GPU time ([`crate::meter::MeterSlot::compute_ns`]). A library older than this does not
-    /// look; under a controller older than this it does not.
+    /// Tells the session whether the time of copies counts as GPU time
+    /// ([`crate::meter::MeterSlot::compute_ns`]). A library older than this field does not read it.
+    /// Under a daemon older than this field copies do not count.
     pub fn set_charge_copies(&self, charge_copies: bool) {
         self.charge_copies.store(charge_copies.into(), Ordering::Relaxed);
     }
@@ -206,11 +219,11 @@ impl GrantSlot {
     }
 }
 
-/// What a waiter does once the controller's heartbeat is stale.
+/// The behaviour of a waiting thread once the daemon's heartbeat is stale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FailMode {
-    /// Launch, unmetered by leases, until the controller is back.
+    /// Launch, without leases, until the daemon is back.
     Open = 0,
     /// Let the launch return an error.
     Closed = 1,
@@ -227,7 +240,8 @@ pub struct GrantPage {
     slots: [GrantSlot; MAX_GPUS],
 }
 
-// SAFETY: repr(C), head first, atomics only (GrantSlot and SeqLock are atomics), and its kind is its own.
+// SAFETY: the type is repr(C), begins with the head, contains only atomics (GrantSlot and SeqLock
+// consist of atomics), and has its own kind.
 unsafe impl Page for GrantPage {
     const KIND: Kind = Kind::Grant;
     fn head(&self) -> &Head {
@@ -236,25 +250,26 @@ unsafe impl Page for GrantPage {
 }
 
 impl GrantPage {
-    /// Sets what holds for the session as a whole: who it is, after how long without a heartbeat the controller counts as
-    /// gone (ns), and what waiters do then.
+    /// Sets the values of the whole session: its number, the heartbeat limit (ns) and the fail
+    /// mode. The heartbeat limit is the time without a heartbeat after which the daemon counts as
+    /// gone.
     pub fn set_session(&self, session_id: u64, heartbeat_limit_ns: u64, fail_mode: FailMode) {
         self.session_id.store(session_id, Ordering::Relaxed);
         self.heartbeat_limit_ns.store(heartbeat_limit_ns, Ordering::Relaxed);
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
     }
 
-    /// The controller's number for this session.
+    /// Returns the daemon's number for this session.
     pub fn session_id(&self) -> u64 {
         self.session_id.load(Ordering::Relaxed)
     }
 
-    /// After how long without a heartbeat the controller counts as gone (ns).
+    /// Returns the time without a heartbeat after which the daemon counts as gone (ns).
     pub fn heartbeat_limit_ns(&self) -> u64 {
         self.heartbeat_limit_ns.load(Ordering::Relaxed)
     }
 
-    /// What a waiter does then.
+    /// Returns what a waiting thread does once the daemon is gone.
     pub fn fail_mode(&self) -> FailMode {
         if self.fail_mode.load(Ordering::Relaxed) == FailMode::Closed as u32 {
             FailMode::Closed
@@ -263,7 +278,7 @@ impl GrantPage {
         }
     }
 
-    /// The slot of a GPU, if there is such a GPU.
+    /// Returns the slot of a GPU, if there is such a GPU.
     pub fn slot(&self, gpu: usize) -> Option<&GrantSlot> {
         self.slots.get(gpu)
     }

@@ -1,21 +1,36 @@
-//! The ledger: device memory held by all sessions of one tenant, on each GPU, exact under races and safe against kills.
+//! The ledger: the device memory that all sessions of one tenant hold on each GPU. It is exact
+//! under races and safe against kills.
 //!
-//! There is no shared total to repair. Each session has a slot that it alone changes, and what the tenant holds is the sum of
-//! the slots. A killed session's slot is cleared by the controller; a reservation that was under way dies with it.
+//! There is no shared total to repair. Each session has a slot that only this session changes, and
+//! the tenant holds the sum of the slots. When a session is killed, the daemon clears its slot. An
+//! unfinished reservation ends with the slot.
 //!
-//! A slot has five words: `promised`, all bytes that were ever asked for and not withdrawn, `taken`, those of them that allocations took, `leaving`, those
-//! that the driver was told to take back, `stayed`, those of them that it did not, and `released`, those that it did take back. A session holds what it took less what was
-//! released; what is leaving and did not stay is on its way out, and what is promised and not taken is being asked for: pending. The words are sums over a life, modulo
-//! 2⁶⁴; what counts is how far one is ahead of another.
+//! Five words of a slot count bytes:
 //!
-//! *The limit is never passed.* [`Account::reserve`] first adds to `promised` and then looks at the sum of what is promised and not released. Of several
-//! that would pass the limit together, the one whose addition comes last in the (sequentially consistent) order sees all the others:
-//! nothing moves when [`Reservation::commit`] adds to `taken`. `released` is read before `promised`, so nothing is seen given back that was not seen promised.
+//! - `promised`: all bytes that were ever asked for and not withdrawn;
+//! - `taken`: the part of `promised` that became allocations;
+//! - `leaving`: the part of `taken` that the driver was told to free;
+//! - `stayed`: the part of `leaving` that the driver did not free;
+//! - `released`: the part of `leaving` that the driver freed.
 //!
-//! *Nothing is refused that would have fitted.* While others' pending or leaving bytes are what is in the way, a reservation steps back and tries
-//! again, since those may yet be withdrawn or given back; it is refused only by what is held, and stays, at one moment. Slots are read one by one, and
-//! bytes that left one session and that another took meanwhile would be counted twice: so `leaving`, which only grows, is read again, and if none
-//! of it has grown, at the end of the first reading at least as much stayed as was seen.
+//! A session holds `taken` less `released`. Bytes that are leaving and did not stay are on their
+//! way out. Bytes that are promised and not taken are pending. The words are sums over the life of
+//! a slot, modulo 2⁶⁴. Only the distances between them count.
+//!
+//! *The limit is never passed.* [`Account::reserve`] first adds to `promised`, and then reads the
+//! sum of promised and not released bytes. The additions of all requests have one (sequentially
+//! consistent) order. If several requests would exceed the limit together, the one whose addition
+//! comes last sees all the others. [`Reservation::commit`] adds to `taken`, which does not change
+//! that sum. `released` is read before `promised`, so a release is never seen without its promise.
+//!
+//! *Nothing is refused that would have fitted.* If only pending or leaving bytes of others are in
+//! the way, a request steps back and tries again. Those bytes may still be withdrawn or given back.
+//! A request is refused only because of bytes that were held and staying, all at one moment, or
+//! because its caller gives up.
+//!
+//! Slots are read one by one. Bytes that leave one session while another session takes them could
+//! be counted twice. So `leaving`, which only grows, is read again at the end. If it has not grown,
+//! at least the counted bytes were staying at the end of its first reading.
 
 use core::ops::Range;
 
@@ -26,28 +41,30 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
 /// Sessions that one tenant can have at a time.
 #[cfg(not(loom))]
 pub const MAX_SESSIONS: usize = 512;
-/// The model checker follows few.
+/// The model checker can only follow a few.
 #[cfg(loom)]
 pub const MAX_SESSIONS: usize = 3;
 
 /// Tries after which the caller is asked whether to go on.
 #[cfg(not(loom))]
 const SPINS: u32 = 64;
-/// Under the model checker one retry shows the path.
+/// One retry is enough for the model checker to see the path.
 #[cfg(loom)]
 const SPINS: u32 = 1;
 
-/// More than any GPU has, bytes. What is asked for in one request is at most this, so that nothing comes near half of 2⁶⁴.
+/// More than any GPU has, bytes. It is the most that one request can ask for, so that no word comes
+/// near half of 2⁶⁴.
 const MOST_BYTES: u64 = 1 << 48;
 
-/// How far `word` is ahead of `other`; nothing, if it is behind.
+/// Returns how far `word` is ahead of `other`, or 0 if it is behind.
 #[inline(always)]
 fn ahead(word: u64, other: u64) -> u64 {
     let distance = word.wrapping_sub(other);
     if distance.cast_signed() < 0 { 0 } else { distance }
 }
 
-/// Alone on its cache line: each is another process's to change.
+/// A session's words on one GPU. Each slot has its own cache line, because different processes
+/// change different slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot {
@@ -55,62 +72,64 @@ struct Slot {
     leaving_bytes: AtomicU64,
     released_bytes: AtomicU64,
     promised_bytes: AtomicU64,
-    /// What a thread of the session was refused by the driver for lack of memory on the GPU and waits for; 0: none does.
+    /// Bytes that the driver refused to a thread of the session for lack of GPU memory, while the
+    /// thread waits for them. 0 if no thread waits.
     needed_bytes: AtomicU64,
-    /// Not 0: its owner holds a lock that ends with it ([`LedgerGpu::set_locked`]).
+    /// Not 0 if the owner holds a lock that ends with its process ([`LedgerGpu::set_locked`]).
     is_locked: AtomicU64,
     stayed_bytes: AtomicU64,
 }
 
 impl Slot {
-    /// What of it stays. `leaving` first: see the module.
+    /// Returns the held bytes that stay. `leaving` is read first (see the module).
     fn staying_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::SeqCst);
         ahead(self.ever_staying_bytes(), leaving)
     }
 
-    /// What was taken, and what was leaving and stayed.
+    /// Returns the sum of the bytes that were taken and of the bytes that were leaving and stayed.
     fn ever_staying_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
         taken.wrapping_add(self.stayed_bytes.load(Ordering::SeqCst))
     }
 
-    /// `bytes`, or all that stays, are leaving. Returns how many.
+    /// Marks `bytes` as leaving, or all staying bytes if there are fewer. Returns the number.
     #[inline(always)]
     fn leave(&self, bytes: u64) -> u64 {
         Self::move_up(&self.leaving_bytes, bytes, || self.ever_staying_bytes())
     }
 
-    /// `bytes` that were leaving stay.
+    /// Records that `bytes` that were leaving stay.
     fn stay(&self, bytes: u64) {
         if bytes != 0 {
             self.stayed_bytes.fetch_add(bytes, Ordering::SeqCst);
         }
     }
 
-    /// What the session holds. `released` first: see the module.
+    /// Returns the bytes that the session holds. `released` is read first (see the module).
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.taken_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// What is held or being asked for. `released` first: see the module.
+    /// Returns the bytes that are held or pending. `released` is read first (see the module).
     fn held_and_pending_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.promised_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// What is being asked for. `taken` first: what is committed meanwhile counts still, rather than something that is asked for not at all.
+    /// Returns the pending bytes. `taken` is read first, so that a reservation that is committed
+    /// meanwhile still counts as pending. In the opposite order, pending bytes could be missed.
     fn pending_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
         ahead(self.promised_bytes.load(Ordering::SeqCst), taken)
     }
 
-    /// `bytes` that were promised are taken.
+    /// Records that `bytes` that were promised are taken.
     #[inline(always)]
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
-        // Only where the slot was emptied although its owner lives.
+        // This happens only if the slot was cleared although its owner lives.
         if ahead(taken, self.promised_bytes.load(Ordering::SeqCst)) != 0 {
             self.promise_up_to(taken);
         }
@@ -119,11 +138,12 @@ impl Slot {
     #[cold]
     fn promise_up_to(&self, taken: u64) {
         let behind = |promised: u64| (ahead(taken, promised) != 0).then_some(taken);
-        // An error says that it is as much by now.
+        // An error means that `promised` is high enough by now.
         let _ = self.promised_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, behind);
     }
 
-    /// `bytes` that were promised are not needed. What was taken stays promised: a slot is in memory that other processes can write.
+    /// Withdraws `bytes` that were promised and are not needed. Bytes that were taken stay
+    /// promised, because a slot is in memory that other processes can write.
     fn withdraw(&self, bytes: u64) {
         let mut now = self.promised_bytes.load(Ordering::SeqCst);
         loop {
@@ -136,13 +156,14 @@ impl Slot {
         }
     }
 
-    /// Gives back `bytes`, or all there is. Returns how many.
+    /// Gives back `bytes`, or all held bytes if there are fewer. Returns the number.
     #[inline(always)]
     fn release(&self, bytes: u64) -> u64 {
         Self::move_up(&self.released_bytes, bytes, || self.taken_bytes.load(Ordering::SeqCst))
     }
 
-    /// Adds `bytes` to `word`, which stays below `most`: a slot is in memory that other processes can write. Returns how many.
+    /// Adds `bytes` to `word`, up to `most`. The bound is needed because a slot is in memory that
+    /// other processes can write. Returns the number of bytes added.
     #[inline(always)]
     fn move_up(word: &AtomicU64, bytes: u64, most: impl Fn() -> u64) -> u64 {
         let mut now = word.load(Ordering::SeqCst);
@@ -157,24 +178,25 @@ impl Slot {
     }
 }
 
-/// One tenant's memory on one GPU.
+/// The memory of one tenant on one GPU.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LedgerGpu {
-    /// Slots in use are all below this; raised by the controller before a slot is given out.
+    /// All slots in use are below this. The daemon raises it before it gives out a slot.
     slots_used: AtomicU32,
-    /// Counts the times at which the controller made room.
+    /// Number of times that the daemon made room.
     rooms_made: AtomicU32,
-    /// The most that was held at once, as far as was seen.
+    /// The most bytes that were seen held at once.
     peak_bytes: AtomicU64,
-    /// How much memory others' could make room for, bytes: whoever needs more waits in vain. 0: nobody can make room.
+    /// The most memory that the daemon can make room for, bytes. A larger request waits in vain. 0
+    /// if the daemon can make no room.
     obtainable_bytes: AtomicU64,
-    /// Counts the times at which another tenant began to wait for memory that this one has.
+    /// Number of times that another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,
     slots: [Slot; MAX_SESSIONS],
 }
 
-/// One tenant's memory on every GPU.
+/// The memory of one tenant on every GPU.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct LedgerPage {
@@ -183,7 +205,7 @@ pub struct LedgerPage {
     host: LedgerGpu,
 }
 
-// SAFETY: repr(C), head first, atomics only, and its kind is its own.
+// SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
 unsafe impl Page for LedgerPage {
     const KIND: Kind = Kind::Ledger;
     fn head(&self) -> &Head {
@@ -192,26 +214,27 @@ unsafe impl Page for LedgerPage {
 }
 
 impl LedgerPage {
-    /// The ledger of a GPU, if there is such a GPU.
+    /// Returns the ledger of a GPU, if there is such a GPU.
     pub fn gpu(&self, gpu: usize) -> Option<&LedgerGpu> {
         self.gpus.get(gpu)
     }
 
-    /// The same of the host's memory: what it has promised, as long as it has not given it. In a page of an older controller nobody has a slot there.
+    /// Returns the ledger of the host's memory. It counts memory that the host has promised and not
+    /// given yet. In a page of an older daemon no session has a slot in it.
     pub fn host(&self) -> &LedgerGpu {
         &self.host
     }
 
-    /// The ledgers of the first `gpus` GPUs, and that of the host.
+    /// Returns the ledgers of the first `gpus` GPUs, and the ledger of the host's memory.
     pub fn all(&self, gpus: usize) -> impl Iterator<Item = &LedgerGpu> {
         self.gpus.iter().take(gpus).chain([&self.host])
     }
 }
 
-/// A reservation that would pass the limit.
+/// The refusal of a reservation that would exceed the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
-    /// What all sessions of the tenant held at that moment, bytes.
+    /// Bytes that all sessions of the tenant held at that moment.
     pub held_bytes: u64,
 }
 
@@ -237,43 +260,47 @@ impl Default for LedgerGpu {
 }
 
 impl LedgerGpu {
-    /// The most that the tenant held at once, bytes. Under a limit nothing is missed, and what requests of other threads were promised meanwhile counts; else
-    /// it is as much as was seen.
+    /// Returns the most bytes that the tenant held at once. Under a limit no peak is missed, and
+    /// reservations of other threads at that moment are included. Without a limit the value is the
+    /// most that was seen.
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// So much was held at one moment.
+    /// Records that `bytes` were held at one moment.
     #[inline]
     pub fn note_peak(&self, bytes: u64) {
-        // Nothing follows from it, so it is nothing for the model checker to interleave.
+        // No decision depends on the peak, so the model checker need not interleave it.
         if cfg!(not(loom)) && bytes > self.peak_bytes.load(Ordering::Relaxed) {
             self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
         }
     }
 
-    /// What sessions wait for that the driver did not have, bytes: the least of it, since that is to be had first; 0: none waits.
+    /// Returns the bytes that sessions wait for because the driver lacked memory. It is the
+    /// smallest of these amounts, because that can be had first. 0 if no session waits.
     pub fn needed_bytes(&self) -> u64 {
         let needs = self.used().iter().map(|slot| slot.needed_bytes.load(Ordering::SeqCst));
         needs.filter(|bytes| *bytes > 0).min().unwrap_or(0)
     }
 
-    /// Says for how much it makes sense to wait. The controller's to call.
+    /// Sets the largest amount that a session may wait for. Only the daemon calls this.
     pub fn set_obtainable(&self, bytes: u64) {
         self.obtainable_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Lets whoever waits ask the driver again. The controller's to call, once there is room.
+    /// Makes waiting sessions ask the driver again. Only the daemon calls this, once there is room.
     pub fn announce_room(&self) {
         self.rooms_made.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Another tenant waits for memory that this one has. The controller's to call.
+    /// Records that another tenant waits for memory that this tenant has. Only the daemon calls
+    /// this.
     pub fn press(&self) {
         self.presses.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Opens `slot` for a session, empty. The controller's to call, before it tells the session its slot.
+    /// Opens `slot` for a session, empty. Only the daemon calls this, before it tells the session
+    /// its slot.
     ///
     /// Returns `None` if there is no such slot.
     pub fn open(&self, slot: usize) -> Option<()> {
@@ -282,22 +309,23 @@ impl LedgerGpu {
         Some(())
     }
 
-    /// Empties the slot of a session that is dead. The controller's to call, once the process is gone.
+    /// Empties the slot of a dead session. Only the daemon calls this, once the process is gone.
     ///
-    /// Returns the bytes it held, or `None` if there is no such slot.
+    /// Returns the bytes that the session held, or `None` if there is no such slot.
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
         slot.is_locked.store(0, Ordering::SeqCst);
         slot.promised_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         slot.needed_bytes.store(0, Ordering::SeqCst);
         let freed_bytes = slot.release(u64::MAX);
-        // Whatever its owner wrote there.
+        // This overrides whatever the owner wrote there.
         slot.leaving_bytes.store(slot.ever_staying_bytes(), Ordering::SeqCst);
         Some(freed_bytes)
     }
 
-    /// Has nobody look any more at the `unused` slots, the last in use, as far as nothing is in them: nobody has them, nor writes in them any more. The
-    /// controller's to call; while it does it opens none of them.
+    /// Excludes empty slots at the end of the range `unused` from all later reading. The range must
+    /// contain the last slots in use. No session owns slots of the range, or writes in them. Only
+    /// the daemon calls this, and it opens none of these slots meanwhile.
     pub fn shrink(&self, unused: Range<usize>) {
         let now = self.slots_used.load(Ordering::SeqCst);
         let used = self.used();
@@ -305,20 +333,22 @@ impl LedgerGpu {
         let filled = used.iter().rposition(|slot| !is_empty(slot)).map_or(0, |last| last + 1);
         let still_used = filled.max(unused.start);
         if used.len() == unused.end && still_used < unused.end {
-            // An error says that others behind them were opened meanwhile.
+            // An error means that slots behind the range were opened meanwhile.
             let _ =
                 self.slots_used.compare_exchange(now, still_used as u32, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    /// The owner of `slot` holds a lock on the byte of that number of the ledger's file, which the kernel takes away when it dies.
+    /// Records that the owner of `slot` holds a lock on the byte with the slot's number in the
+    /// ledger's file. The kernel removes the lock when the owner dies.
     pub fn set_locked(&self, slot: usize) {
         if let Some(slot) = self.slots.get(slot) {
             slot.is_locked.store(1, Ordering::SeqCst);
         }
     }
 
-    /// Slots in which something is held or asked for, and whose owners are dead unless they hold their locks.
+    /// Returns the slots with held or pending bytes whose owners have taken their locks. Such an
+    /// owner is dead if it no longer holds its lock.
     pub fn suspects(&self) -> impl Iterator<Item = usize> {
         let is_suspect = |slot: &Slot| {
             let is_anything = slot.held_and_pending_bytes() != 0;
@@ -327,21 +357,24 @@ impl LedgerGpu {
         self.used().iter().enumerate().filter(move |(_, slot)| is_suspect(slot)).map(|(number, _)| number)
     }
 
-    /// How many slots are or were in use: none behind them holds anything.
+    /// Returns the number of slots that are or were in use. Later slots hold nothing.
     pub fn slots(&self) -> usize {
         self.used().len()
     }
 
-    /// What the tenant holds, bytes. While sessions take and give back it is right for each, not for all of them at one moment.
+    /// Returns the bytes that the tenant holds. While sessions allocate and free, the value of each
+    /// slot is right, but the sum need not be right for one moment.
     pub fn held_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
     }
 
-    /// What the tenant held at least at some moment of the call, leaving bytes aside; `None` if more began to leave meanwhile.
+    /// Returns bytes that the tenant held at least at some moment of the call, without leaving
+    /// bytes. Returns `None` if more bytes began to leave meanwhile.
     pub fn staying_at_one_moment(&self) -> Option<u64> {
         let leaving = || {
             let words = self.used().iter().map(|slot| slot.leaving_bytes.load(Ordering::SeqCst));
-            // Each only grows, so their sum, modulo 2⁶⁴, is the same only if all are.
+            // Each word only grows, so the sum, modulo 2⁶⁴, is the same only if all words are the
+            // same.
             words.fold(0_u64, u64::wrapping_add)
         };
         let before = leaving();
@@ -350,24 +383,25 @@ impl LedgerGpu {
         (leaving() == before).then_some(staying_bytes)
     }
 
-    /// The account of the session that owns `slot`, if there is such a slot.
+    /// Returns the account of the session that owns `slot`, if there is such a slot.
     pub fn account(&self, slot: usize) -> Option<Account<'_>> {
         Some(Account { gpu: self, slot: self.slots.get(slot)? })
     }
 
     fn used(&self) -> &[Slot] {
-        // Bounded: the word lies in memory that every session of the tenant can write.
+        // The count is bounded, because it is in memory that every session of the tenant can write.
         let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(MAX_SESSIONS);
         &self.slots[..used]
     }
 
-    /// What the tenant holds or asks for, bytes: what was reserved under a limit, before that was seen to be lowered, is in it.
+    /// Returns the bytes that the tenant holds or asks for. A reservation that was made before its
+    /// session saw that the limit was lowered is included.
     pub fn held_and_pending_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_and_pending_bytes()))
     }
 }
 
-/// What one session holds on one GPU.
+/// The memory of one session on one GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Account<'a> {
     gpu: &'a LedgerGpu,
@@ -375,11 +409,14 @@ pub struct Account<'a> {
 }
 
 impl<'a> Account<'a> {
-    /// Reserves `bytes` if the tenant then holds at most `limit_bytes`. To be called before the driver is asked for them.
-    /// While only others' unfinished requests and frees are in the way, `goes_on` is asked between tries whether to try again; it may sleep.
+    /// Reserves `bytes` if the tenant then holds at most `limit_bytes`. The caller must reserve
+    /// before it asks the driver for the bytes.
+    ///
+    /// While only unfinished requests and frees of others are in the way, `goes_on` is called
+    /// between tries. It returns whether to try again, and may sleep.
     ///
     /// # Errors
-    /// [`Refused`] when what is held leaves no room, or when `goes_on` gave up.
+    /// [`Refused`] if held bytes leave no room, or if `goes_on` returned false.
     #[inline(always)]
     pub fn reserve(
         self,
@@ -397,7 +434,8 @@ impl<'a> Account<'a> {
     /// Reserves `bytes` if nothing is in the way.
     #[inline(always)]
     pub fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
-        // What can never fit is not even announced: it would be in the others' way.
+        // A request that can never fit is not even announced, because it would be in the way of
+        // others.
         if bytes > limit_bytes.min(MOST_BYTES) {
             return None;
         }
@@ -410,7 +448,7 @@ impl<'a> Account<'a> {
         None
     }
 
-    /// [`Account::reserve`] from where something was in the way.
+    /// Continues [`Account::reserve`] after something was in the way.
     #[cold]
     fn reserve_among_others(
         self,
@@ -437,13 +475,15 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Charges `bytes` that the driver has taken already, limit or not: what could not be asked for beforehand.
+    /// Charges `bytes` that the driver has already taken, regardless of the limit. It is for memory
+    /// that could not be reserved beforehand.
     pub fn charge(self, bytes: u64) {
         self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.slot.take(bytes);
     }
 
-    /// The driver is about to be told to take `bytes` back that were committed or charged. Until it did they count, and stand in nobody's way for good.
+    /// Marks `bytes` that were committed or charged as leaving, before the driver is told to free
+    /// them. They count until the driver has freed them, but no request is refused because of them.
     #[inline(always)]
     pub fn leave(self, bytes: u64) -> Leaving<'a> {
         Leaving { account: self, bytes: self.slot.leave(bytes) }
@@ -454,35 +494,36 @@ impl<'a> Account<'a> {
         self.leave(bytes).finish();
     }
 
-    /// The session was refused `bytes` by the driver, within its limit: others have the GPU's memory. `None` if nobody can make so much room.
+    /// Begins to wait for `bytes` that the driver refused within the limit, because other tenants
+    /// have the GPU's memory. Returns `None` if the daemon cannot make so much room.
     pub fn wait_for_room(self, bytes: u64) -> Option<Waiting<'a>> {
         let waiting =
             Waiting { account: self, bytes, rooms_made: self.gpu.rooms_made.load(Ordering::SeqCst) };
         waiting.goes_on().then_some(waiting)
     }
 
-    /// How often another tenant began to wait for memory that this one has.
+    /// Returns how often another tenant began to wait for memory that this tenant has.
     pub fn presses(self) -> u32 {
         self.gpu.presses.load(Ordering::SeqCst)
     }
 
-    /// What this session holds, bytes.
+    /// Returns the bytes that this session holds.
     pub fn held_bytes(self) -> u64 {
         self.slot.held_bytes()
     }
 
-    /// What is promised to this session's requests that are under way, bytes.
+    /// Returns the bytes that are promised to unfinished requests of this session.
     pub fn pending_bytes(self) -> u64 {
         self.slot.pending_bytes()
     }
 
-    /// What the whole tenant holds, bytes.
+    /// Returns the bytes that the whole tenant holds.
     pub fn tenant_held_bytes(self) -> u64 {
         self.gpu.held_bytes()
     }
 }
 
-/// A thread that waits for room. Dropped, it does not any more.
+/// A thread's wait for room. Dropping the value ends the wait.
 #[derive(Debug)]
 #[must_use = "dropping it says that the session waits no longer"]
 pub struct Waiting<'a> {
@@ -492,21 +533,22 @@ pub struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Whether room was made since this began: the driver may be asked again.
+    /// Whether room was made since the wait began, so that the driver may be asked again.
     pub fn is_over(&self) -> bool {
         self.account.gpu.rooms_made.load(Ordering::SeqCst) != self.rooms_made
     }
 
-    /// Whether it makes sense to wait on. To be asked now and then: it says again what is needed, since the session's other threads, which have
-    /// the word in common, take theirs away.
+    /// Whether it makes sense to wait on. The waiting thread must call this now and then, because
+    /// the call writes again how much is needed. The session's threads share that word, and a
+    /// thread that ends its wait resets it.
     pub fn goes_on(&self) -> bool {
-        // Who needs nothing would be made no room for, and wait for ever.
+        // The daemon makes no room for 0 bytes, so such a request would wait for ever.
         if self.bytes == 0 || self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
             return false;
         }
         let word = &self.account.slot.needed_bytes;
         let less = |now: u64| (now == 0 || self.bytes < now).then_some(self.bytes);
-        // An error says that less is needed already.
+        // An error means that a smaller need is recorded already.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         true
     }
@@ -518,43 +560,47 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Bytes promised to a request that the driver has not answered yet. Dropped, they go back.
+/// Bytes promised to a request that the driver has not answered yet. Dropping the value gives them
+/// back.
 #[derive(Debug)]
 #[must_use = "commit it once the driver has allocated; dropping gives the bytes back"]
 pub struct Reservation<'a> {
     account: Account<'a>,
     bytes: u64,
-    /// With what else was held or promised when it was made: what the tenant holds once this is held.
+    /// Bytes of the tenant that were held or promised when this reservation was made, including the
+    /// reservation. It is what the tenant holds once the reservation is committed.
     sum_bytes: u64,
 }
 
 impl<'a> Reservation<'a> {
-    /// What was promised, bytes.
+    /// Returns the promised bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes `bytes`, or all there are, out of it as a reservation of their own.
+    /// Splits off `bytes`, or all if there are fewer, as a reservation of its own.
     pub fn split_off(&mut self, bytes: u64) -> Reservation<'a> {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Reservation { account: self.account, bytes, sum_bytes: self.sum_bytes }
     }
 
-    /// The driver allocated `bytes` of what was promised: they are held, and the rest goes back. It goes first: it never counts as what stays.
+    /// Commits `bytes` of the reservation, which the driver allocated, and gives the rest back. The
+    /// rest is given back first, so that it never counts as staying.
     pub fn commit_part(mut self, bytes: u64) {
         if bytes < self.bytes {
             let less = self.bytes - bytes;
             self.account.slot.withdraw(less);
             self.bytes = bytes;
-            // It was summed over words that others can write: it may be less than this alone.
+            // The sum was read from words that other processes can write, so it may be less than
+            // this reservation alone.
             self.sum_bytes = self.sum_bytes.saturating_sub(less);
         }
         self.commit();
     }
 
-    /// The driver allocated: what was promised is held.
+    /// Commits the reservation after the driver has allocated.
     #[inline(always)]
     pub fn commit(self) {
         self.account.slot.take(self.bytes);
@@ -569,7 +615,7 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// Bytes that the driver was told to take back. Dropped, they stay after all.
+/// Bytes that the driver was told to free. Dropping the value records that they stay after all.
 #[derive(Debug)]
 #[must_use = "finish it once the driver has freed; dropping means that it did not"]
 pub struct Leaving<'a> {
@@ -578,14 +624,14 @@ pub struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// The driver freed them.
+    /// Records that the driver freed all of the bytes.
     #[inline(always)]
     pub fn finish(self) {
         self.account.slot.release(self.bytes);
         core::mem::forget(self);
     }
 
-    /// The driver freed `bytes` of them, or all, and not the rest.
+    /// Records that the driver freed `bytes` of them, or all, and not the rest.
     pub fn finish_part(mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.account.slot.release(bytes);

@@ -1,19 +1,22 @@
-//! What the parts of deepres agree on: shared-memory pages, handshake frames, the table of the CUDA driver API, where files are
-//! ([`directory`]) and how shares and sizes are written ([`quantity`]).
+//! The common ground of all parts of deepres: shared-memory pages, handshake frames, the table of
+//! the CUDA driver API, the places of files ([`directory`]), and the notation of shares and sizes
+//! ([`quantity`]).
 //!
-//! Everything here is plain data that two processes built at different times may look at together, so each page carries
-//! magic, version and size ([`page`]), is made of atomics alone, and is never indexed by a value that the other side wrote.
-//! `no_std` and allocation-free: the interposer uses it on the launch path.
+//! Two processes that were built at different times may use this data together. So each page
+//! carries magic, version and size ([`page`]), consists only of atomics, and is never indexed by a
+//! value that the other side wrote. The crate is `no_std` and does not allocate, because the
+//! interposer uses it on the launch path.
 //!
 //! | page | written by | read by | one for each |
 //! |---|---|---|---|
-//! | [`beat`] | controller | every tenant | host |
-//! | [`grant`] | controller | tenant (sealed, read-only) | session |
-//! | [`meter`] | tenant | controller, which trusts none of it | session |
-//! | [`ledger`] | the tenant's sessions | they and the controller | tenant |
-//! | [`standalone`] | the tenant's processes, without a controller | they | tenant |
+//! | [`beat`] | daemon | every tenant | host |
+//! | [`grant`] | daemon | tenant (sealed, read-only) | session |
+//! | [`meter`] | tenant | daemon, which trusts none of it | session |
+//! | [`ledger`] | the tenant's sessions | the tenant's sessions and the daemon | tenant |
+//! | [`standalone`] | the tenant's processes, without a daemon | the tenant's processes | tenant |
 //!
-//! [`probe`] is what the kernel programs and the controller share; the programs compile that file alone.
+//! [`probe`] is shared by the kernel programs and the daemon. The kernel programs compile only that
+//! file.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 pub mod allowance;
@@ -44,7 +47,8 @@ pub mod turn;
 pub mod wire;
 pub mod wish;
 
-/// GPUs that one host can have. Pages hold one slot for each, indexed by the controller's GPU index.
+/// The most GPUs that one host can have. Pages have one slot for each, indexed by the daemon's GPU
+/// index.
 pub const MAX_GPUS: usize = 16;
 
 /// A whole in parts per million, the unit of shares.

@@ -1,14 +1,15 @@
-//! The meter page: what a session says it did on each GPU, written by the tenant.
+//! The meter page: the session's report of what it did on each GPU. The tenant writes it.
 //!
-//! The tenant can lie here, about itself alone. The controller takes a [`Reading`], which is plain numbers, and bounds each by
-//! what is possible ([`Reading::since`]); nothing in it is ever an index or a length.
+//! The tenant can lie here, but only about itself. The daemon takes a [`Reading`], which is plain
+//! numbers, and bounds each number by what is possible ([`Reading::since`]). No number is ever used
+//! as an index or a length.
 
 use crate::MAX_GPUS;
 use crate::coverage::Coverage;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
-/// What kind of allocation device memory was charged as.
+/// The kind of allocation that device memory was charged as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MemoryKind {
@@ -26,17 +27,18 @@ pub enum MemoryKind {
     Array = 5,
     /// Memory nodes of graphs
     Graph = 6,
-    /// What the driver takes for a context
+    /// Memory that the driver takes for a context
     Context = 7,
     /// Modules and libraries
     Code = 8,
 }
 
 impl MemoryKind {
-    /// Kinds there are.
+    /// Number of kinds.
     pub const COUNT: usize = 9;
 
-    /// Whether sessions count it by itself. Linear memory is what else is in their accounts: most allocations are such, and count once.
+    /// Whether sessions count this kind separately. Linear memory is the rest of their accounts.
+    /// Most allocations are linear, and are counted only once that way.
     pub const fn is_counted(self) -> bool {
         self.place().is_some()
     }
@@ -54,7 +56,8 @@ impl MemoryKind {
         Self::Code,
     ];
 
-    /// Its place in a meter slot; `None` if it is not counted there. What came when all places were given away has that of linear memory.
+    /// Returns the kind's place in a meter slot, or `None` if the slot does not count it. `Code`
+    /// was added when all places were taken, and has the place of linear memory.
     pub const fn place(self) -> Option<usize> {
         match self {
             Self::Linear => None,
@@ -63,7 +66,7 @@ impl MemoryKind {
         }
     }
 
-    /// The kind's name for people.
+    /// Returns the kind's name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
@@ -79,17 +82,18 @@ impl MemoryKind {
     }
 }
 
-/// Kinds for which a meter slot has places.
+/// Number of places for kinds in a meter slot.
 pub const HELD_PLACES: usize = 8;
 
-/// Bit of [`MeterSlot::last_refused_api`]: the tenant's limit had room for it, and the driver had none.
+/// Bit of [`MeterSlot::last_refused_api`]: the tenant's limit had room, but the driver had no
+/// memory.
 pub const REFUSED_BY_DRIVER: u32 = 1 << 31;
 
-/// Buckets of a histogram of waits.
+/// Number of buckets in a histogram of waits.
 pub const WAIT_BUCKETS: usize = 18;
 
-/// The bucket of a wait: bucket N counts waits from 2^N µs up to twice that, the first all shorter ones too, the last all longer ones
-/// (from 131 ms).
+/// Returns the bucket of a wait. Bucket N counts waits from 2^N µs up to twice that. The first
+/// bucket also counts all shorter waits, and the last one all longer waits (from 131 ms).
 pub const fn wait_bucket(wait_ns: u64) -> usize {
     const NS_PER_US: u64 = 1_000;
     let bucket = match (wait_ns / NS_PER_US).checked_ilog2() {
@@ -99,63 +103,70 @@ pub const fn wait_bucket(wait_ns: u64) -> usize {
     if bucket < WAIT_BUCKETS { bucket } else { WAIT_BUCKETS - 1 }
 }
 
-/// One session's meter on one GPU. Counters only grow; times are ns.
+/// One session's meter on one GPU. Counters only grow. Times are in ns.
 #[derive(Debug)]
 #[repr(C, align(256))]
 pub struct MeterSlot {
-    /// Threads waiting at the gate now, or in a call of the driver's while the tenant is kept off the GPU.
+    /// Threads that now wait at the gate, or in a driver call while the tenant is kept off the GPU.
     pub waiters: AtomicU32,
-    /// Odd from the first launch that is in the meter until everything launched is seen complete. The other bits tell one such
-    /// time from the next.
+    /// Odd from the first counted launch until everything launched is seen complete. The other bits
+    /// distinguish such periods.
     pub in_flight: AtomicU32,
-    /// Estimated GPU time launched and not seen complete.
+    /// Estimated GPU time in flight.
     pub in_flight_ns: AtomicU64,
-    /// GPU time of kernels and graphs, and of copies where they are charged ([`crate::grant::GrantSlot::charge_copies`]); overlaps inside the session counted
-    /// once. This is what leases charge.
+    /// GPU time of kernels and graphs, and of copies where they are charged
+    /// ([`crate::grant::GrantSlot::charge_copies`]). Overlaps inside the session count once. Leases
+    /// charge this time.
     pub compute_ns: AtomicU64,
     /// GPU time of copies and sets, charged or not.
     pub copy_ns: AtomicU64,
-    /// Time in which anything was unfinished, waits included.
+    /// Time in which any work was unfinished, including waits.
     pub occupied_ns: AtomicU64,
     /// Time that threads spent waiting at the gate, summed over threads.
     pub wait_ns: AtomicU64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: AtomicU64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: AtomicU64,
-    /// Graphs launched.
+    /// Number of graphs launched.
     pub graph_launches: AtomicU64,
-    /// Markers recorded.
+    /// Number of markers recorded.
     pub markers: AtomicU64,
-    /// The longest kernel or graph seen (ns of GPU time).
+    /// Longest kernel or graph seen (ns of GPU time).
     pub longest_ns: AtomicU64,
-    /// When the times above were last brought up to date (`CLOCK_MONOTONIC`).
+    /// When the times above were last updated (`CLOCK_MONOTONIC`).
     pub updated_ns: AtomicU64,
-    /// Allocations refused: by the limit, or by the driver, which had no memory left.
+    /// Number of allocations refused, by the limit or by a driver without free memory.
     pub refusals: AtomicU64,
-    /// Size of the last one, bytes.
+    /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: AtomicU64,
-    /// Its call, a number of [`crate::driver::ApiId`], with [`REFUSED_BY_DRIVER`] if it was that. A library older than that bit counts none of those.
+    /// Call of the last refused allocation: a number of [`crate::driver::ApiId`], with
+    /// [`REFUSED_BY_DRIVER`] if the driver refused it. A library older than that bit does not count
+    /// refusals by the driver.
     pub last_refused_api: AtomicU32,
-    /// Threads between the gate and the meter: each has passed, or is about to look.
+    /// Threads between the gate and the meter. Each has passed the gate, or is about to read it.
     launching: AtomicU32,
     /// Device memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [AtomicU64; HELD_PLACES],
-    /// Waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this field leaves them 0.
+    /// Number of waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this
+    /// field leaves them 0.
     pub waits_by_length: [AtomicU32; WAIT_BUCKETS],
 }
 
-/// A session's managed memory beyond the tenant's limit on one GPU ([`crate::oversubscribe::Oversubscribe::Managed`]). A library older than this leaves it 0.
+/// A session's managed memory beyond the tenant's limit on one GPU
+/// ([`crate::oversubscribe::Oversubscribe::Managed`]). A library older than this field leaves it 0.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BeyondSlot {
-    /// All of it, bytes.
+    /// All of this memory, bytes.
     pub held_bytes: AtomicU64,
-    /// What of it was brought to the GPU and not let go since, bytes. The driver may have moved some of it by itself.
+    /// The part that was moved to the GPU and not moved off again, bytes. The driver may have moved
+    /// some of it by itself.
     pub brought_bytes: AtomicU64,
 }
 
-/// A moment of `CLOCK_MONOTONIC` in 32 bits: microseconds or nearly (2¹⁰ ns), of which as many are told apart as pass in an hour.
+/// A time of `CLOCK_MONOTONIC` in 32 bits, in units of 2¹⁰ ns (about 1 µs). The times of about an
+/// hour are distinct.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Moment(AtomicU32);
@@ -163,12 +174,13 @@ pub struct Moment(AtomicU32);
 impl Moment {
     const SHIFT: u32 = 10;
 
-    /// Sets it.
+    /// Sets the time.
     pub fn set(&self, at_ns: u64) {
         self.0.store(((at_ns >> Self::SHIFT) as u32).max(1), Ordering::Relaxed);
     }
 
-    /// When it was, as seen at `now_ns`, up to 1 µs early. `None`: never, or in what is to come.
+    /// Returns the time, at most 1 µs too early, for a reader at `now_ns`. Returns `None` if it was
+    /// never set or is in the future.
     pub fn get(&self, now_ns: u64) -> Option<u64> {
         let set = self.0.load(Ordering::Relaxed);
         let now = now_ns >> Self::SHIFT;
@@ -178,36 +190,41 @@ impl Moment {
     }
 }
 
-/// Where a session's work on one GPU began and ended: what lies between one tenant's end and the next one's beginning is the cost of a hand-off. A library older than
-/// this says neither.
+/// The times at which a session's work on one GPU began and ended. The time between one tenant's
+/// end and the next tenant's beginning is the cost of a hand-off. A library older than this field
+/// sets neither.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct EdgeSlot {
-    /// When the first work of a thread that had waited for the present lease did: set when it is seen complete.
+    /// When the first work began that was launched by a thread that had waited for the present
+    /// lease. It is set when that work is seen complete.
     pub began: Moment,
-    /// When the last work that was seen complete was: set before the session says that nothing is in flight.
+    /// When the last work ended that was seen complete. It is set before the session says that
+    /// nothing is in flight.
     pub ended: Moment,
 }
 
-/// How many [`Intervals`] remembers.
+/// Number of intervals in [`Intervals`].
 #[cfg(not(loom))]
 pub const INTERVALS: usize = 256;
-/// The model checker follows few.
+/// The model checker can only follow a few.
 #[cfg(loom)]
 pub const INTERVALS: usize = 2;
 
-/// When a session's kernels and graphs were on one GPU, of late: what the other sessions of its tenant say too is the tenant's once. A library older
-/// than this leaves it empty.
+/// Recent times at which a session's kernels and graphs were on one GPU. Where sessions of one
+/// tenant overlap, the daemon charges the tenant once. A library older than this field leaves it
+/// empty.
 ///
-/// One thread writes, the one that counts [`MeterSlot::compute_ns`], and before it counts there. Who reads late, or while it is written, misses some.
+/// Only the thread that counts [`MeterSlot::compute_ns`] writes, and it writes before it counts
+/// there. A reader that is late, or reads during a write, misses some intervals.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Intervals {
-    /// Intervals begun to be written, ever.
+    /// Number of intervals whose writing has begun.
     begun: AtomicU64,
-    /// Intervals written, ever.
+    /// Number of intervals written.
     written: AtomicU64,
-    /// From when until when, ns of `CLOCK_MONOTONIC`.
+    /// Beginning and end of each interval, ns of `CLOCK_MONOTONIC`.
     ring: [[AtomicU64; 2]; INTERVALS],
 }
 
@@ -223,25 +240,26 @@ impl Default for Intervals {
 }
 
 impl Intervals {
-    /// Adds an interval. One thread at a time.
+    /// Adds an interval. Only one thread at a time may call this.
     pub fn add(&self, start_ns: u64, end_ns: u64) {
         let number = self.written.load(Ordering::Relaxed);
         let Some([start, end]) = self.ring.get((number % INTERVALS as u64) as usize) else { return };
         self.begun.store(number.wrapping_add(1), Ordering::Relaxed);
-        // Who reads anything of the new interval sees that the old one is gone.
+        // With this fence, a reader that sees any word of the new interval also sees that the old
+        // one is gone.
         fence(Ordering::Release);
         start.store(start_ns, Ordering::Relaxed);
         end.store(end_ns, Ordering::Relaxed);
         self.written.store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// How many were written, ever.
+    /// Returns the number of intervals that were ever written.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Tells of each that was written since there were `since`, but for those that are gone. Returns how many there are. What it tells is the
-    /// session's word: any numbers.
+    /// Calls `tell` with each interval that was written after the first `since`, except overwritten
+    /// ones. Returns the number written. The session may write any numbers as times.
     pub fn since(&self, since: u64, mut tell: impl FnMut(u64, u64)) -> u64 {
         let written = self.written();
         let new = written.wrapping_sub(since).min(INTERVALS as u64);
@@ -257,15 +275,16 @@ impl Intervals {
     }
 }
 
-/// Bit of [`MeterSlot::in_flight`] that says so; what is added for the next mark.
+/// Bit of [`MeterSlot::in_flight`] that says that work is in flight, and the step from one mark to
+/// the next.
 const BUSY: u32 = 1;
 const MARK: u32 = 2;
 
-/// Something in flight, as of one moment ([`MeterSlot::in_flight`]).
+/// A mark of the work in flight at one moment ([`MeterSlot::in_flight`]).
 #[derive(Debug, Clone, Copy)]
 pub struct InFlight(u32);
 
-/// See [`MeterSlot::start_launching`].
+/// Counts a thread as launching until dropped. See [`MeterSlot::start_launching`].
 #[derive(Debug)]
 #[must_use = "dropped, it says that what was launched is known to be in flight"]
 pub struct Launching<'a>(&'a MeterSlot);
@@ -289,7 +308,7 @@ pub struct MeterPage {
     intervals: [Intervals; MAX_GPUS],
 }
 
-// SAFETY: repr(C), head first, atomics only, and its kind is its own.
+// SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
 unsafe impl Page for MeterPage {
     const KIND: Kind = Kind::Meter;
     fn head(&self) -> &Head {
@@ -298,8 +317,9 @@ unsafe impl Page for MeterPage {
 }
 
 impl MeterPage {
-    /// The session's process had sessions before, and its counters go on from theirs: they are all in the page now. Until then
-    /// a controller that was told to expect it ([`crate::wire::Hello::sessions_before`]) believes none of them.
+    /// Says that the counters of the process's earlier sessions are all in the page now. The daemon
+    /// is told beforehand to expect them ([`crate::wire::Hello::sessions_before`]). Until this call
+    /// it believes no counter of the page.
     pub fn set_carried(&self) {
         self.carried.store(1, Ordering::Release);
     }
@@ -309,40 +329,41 @@ impl MeterPage {
         self.carried.load(Ordering::Acquire) != 0
     }
 
-    /// How the process reaches the driver.
+    /// Returns the record of how the process reaches the driver.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
-    /// What is beyond the limit of a GPU, if there is such a GPU.
+    /// Returns the memory beyond the limit on a GPU, if there is such a GPU.
     pub fn beyond(&self, gpu: usize) -> Option<&BeyondSlot> {
         self.beyond.get(gpu)
     }
 
-    /// Where work on a GPU began and ended, if there is such a GPU.
+    /// Returns when work on a GPU began and ended, if there is such a GPU.
     pub fn edges(&self, gpu: usize) -> Option<&EdgeSlot> {
         self.edges.get(gpu)
     }
 
-    /// When the session was on a GPU, if there is such a GPU.
+    /// Returns when the session was on a GPU, if there is such a GPU.
     pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
         self.intervals.get(gpu)
     }
 
-    /// The slot of a GPU, if there is such a GPU.
+    /// Returns the slot of a GPU, if there is such a GPU.
     pub fn slot(&self, gpu: usize) -> Option<&MeterSlot> {
         self.slots.get(gpu)
     }
 }
 
-/// The counters of a slot, copied out. The words are read one by one: each is right, together they may be nanoseconds apart.
+/// A copy of a slot's counters. The words are read one by one. Each is right, but they may be
+/// nanoseconds apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
     /// Threads waiting at the gate.
     pub waiters: u32,
     /// Threads between the gate and the meter.
     pub launching: u32,
-    /// Whether anything is in flight, a thread between the gate and the meter included.
+    /// Whether anything is in flight. A thread between the gate and the meter counts.
     pub in_flight: bool,
     /// Estimated GPU time in flight, ns.
     pub in_flight_ns: u64,
@@ -350,31 +371,32 @@ pub struct Reading {
     pub compute_ns: u64,
     /// GPU time of copies, ns.
     pub copy_ns: u64,
-    /// Time with anything unfinished, ns.
+    /// Time in which any work was unfinished, ns.
     pub occupied_ns: u64,
     /// Time spent waiting at the gate, ns.
     pub wait_ns: u64,
-    /// Waits at the gate.
+    /// Number of waits at the gate.
     pub waits: u64,
-    /// Kernels launched one by one.
+    /// Number of kernels launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Number of graphs launched.
     pub graph_launches: u64,
-    /// Markers recorded.
+    /// Number of markers recorded.
     pub markers: u64,
-    /// The longest kernel or graph seen, ns.
+    /// Longest kernel or graph seen, ns.
     pub longest_ns: u64,
-    /// When the times were last brought up to date.
+    /// When the times were last updated.
     pub updated_ns: u64,
-    /// Allocations refused.
+    /// Number of allocations refused.
     pub refusals: u64,
-    /// Size of the last one, bytes.
+    /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: u64,
-    /// Its call, with [`REFUSED_BY_DRIVER`]. Not checked: look it up, do not index with it.
+    /// Call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The number is not checked:
+    /// look it up, and never index with it.
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [u64; HELD_PLACES],
-    /// Waits at the gate by [`wait_bucket`], each modulo 2³².
+    /// Number of waits at the gate by [`wait_bucket`], each modulo 2³².
     pub waits_by_length: [u32; WAIT_BUCKETS],
 }
 
@@ -406,13 +428,13 @@ impl Default for MeterSlot {
 }
 
 impl MeterSlot {
-    /// A thread begins to wait at the gate. The caller then rings the bell.
+    /// Counts a thread that begins to wait at the gate. The caller then rings the bell.
     pub fn enter_wait(&self) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A thread no longer waits at the gate. One that is to launch says so first ([`Self::start_launching`]), and the session
-    /// never looks as if it wanted nothing in between.
+    /// Counts a thread that no longer waits at the gate. A thread that will launch first calls
+    /// [`Self::start_launching`]. So the session never looks as if it wanted nothing.
     pub fn leave_wait(&self) {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
@@ -426,7 +448,8 @@ impl MeterSlot {
         }
     }
 
-    /// A thread is about to look at the gate, and to launch if it may: until the result is dropped it counts as something in flight.
+    /// Counts a thread that is about to read the gate, and to launch if it may. Until the result is
+    /// dropped, the thread counts as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();
@@ -438,21 +461,23 @@ impl MeterSlot {
         self.launching.load(Ordering::SeqCst) != 0
     }
 
-    /// Something was launched that is not seen complete.
+    /// Records that work was launched that is not seen complete.
     pub fn set_in_flight(&self) {
         let mark = |word: u32| Some(word.wrapping_add(MARK) | BUSY);
-        // It cannot fail: there is a next mark to any.
+        // This cannot fail, because every mark has a next one.
         let _ = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, mark);
     }
 
-    /// What is in flight, if anything is: to be asked for before one looks whether it is complete.
+    /// Returns a mark of the work in flight, if there is any. The caller takes the mark before it
+    /// checks whether the work is complete.
     pub fn in_flight(&self) -> Option<InFlight> {
         let word = self.in_flight.load(Ordering::SeqCst);
         (word & BUSY != 0).then_some(InFlight(word))
     }
 
-    /// All of `seen` is complete. Nothing is in flight then, unless something was launched meanwhile: false. After true the caller
-    /// rings if the gate is not open: the controller may have missed it.
+    /// Records that all of `seen` is complete. Returns whether nothing is in flight now. It returns
+    /// false if work was launched meanwhile. After true, the caller rings the bell if the gate is
+    /// not open, because the daemon may have missed the change.
     pub fn settle(&self, seen: InFlight) -> bool {
         let InFlight(word) = seen;
         let idle = word & !BUSY;
@@ -461,8 +486,9 @@ impl MeterSlot {
         settled
     }
 
-    /// Adds what a page of the same process counted from `before` to `now`: counters grow by it, and numbers of what is there now
-    /// (waiters, threads that launch, memory held) change by it, up or down.
+    /// Adds what another page of the same process counted from `before` to `now`. Counters grow by
+    /// the difference. Present numbers (waiting threads, launching threads, held memory) change by
+    /// the difference, up or down.
     pub fn grow(&self, now: &Reading, before: &Reading) {
         let grow = |counter: &AtomicU64, now: u64, before: u64| {
             counter.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -494,11 +520,11 @@ impl MeterSlot {
         }
     }
 
-    /// Whether nothing is under way and no work, wait or refusal was counted since `earlier`. Looks at less than [`Self::read`]: memory held
-    /// may have changed.
+    /// Whether nothing is in progress and no work, wait or refusal was counted since `earlier`. It
+    /// reads less than [`Self::read`]: held memory may have changed.
     pub fn rests_since(&self, earlier: &Reading) -> bool {
         let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
-        // In the order of `read`.
+        // The order of these reads is that of `read`.
         self.waiters.load(Ordering::SeqCst) == 0
             && self.launching.load(Ordering::SeqCst) == 0
             && self.in_flight().is_none()
@@ -514,16 +540,17 @@ impl MeterSlot {
             && same(&self.refusals, earlier.refusals)
     }
 
-    /// Memory held, bytes by [`MemoryKind`]; 0 of a kind that is not counted here.
+    /// Returns the held memory, bytes by [`MemoryKind`]. A kind that is not counted here has 0.
     pub fn held_bytes(&self) -> [u64; MemoryKind::COUNT] {
         MemoryKind::ALL
             .map(|kind| kind.place().map_or(0, |place| self.held_bytes[place].load(Ordering::Relaxed)))
     }
 
-    /// Copies the counters out.
+    /// Returns a copy of the counters.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // In the order in which a thread passes them, each set before the one before is left: it is never missed in all three.
+        // A thread passes these states in this order, and enters each before it leaves the former.
+        // So it is never missed in all three.
         let waiters = self.waiters.load(Ordering::SeqCst);
         let launching = self.launching.load(Ordering::SeqCst);
         let in_flight = self.in_flight().is_some() || launching != 0;
@@ -553,20 +580,21 @@ impl MeterSlot {
     }
 }
 
-/// GPU time that a session used between two readings, after the controller's bounds.
+/// GPU time that a session used between two readings, after the daemon's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Used {
     /// Kernels and graphs, ns.
     pub compute_ns: u64,
     /// Copies, ns.
     pub copy_ns: u64,
-    /// Anything unfinished, ns.
+    /// Time in which any work was unfinished, ns.
     pub occupied_ns: u64,
 }
 
 impl Reading {
-    /// What was used since `earlier`. A counter that went back counts as still, and none can grow by more than
-    /// `at_most_ns`: the time that passed, and whatever the caller allows for time reported late.
+    /// Returns the GPU time used since `earlier`. A counter that went back counts as unchanged. No
+    /// counter can grow by more than `at_most_ns`: the time that passed, and the caller's allowance
+    /// for late reports.
     pub fn since(&self, earlier: &Self, at_most_ns: u64) -> Used {
         let grown = |now: u64, then: u64| now.saturating_sub(then).min(at_most_ns);
         Used {
@@ -576,7 +604,7 @@ impl Reading {
         }
     }
 
-    /// Whether the session wants the GPU: something runs, or someone waits.
+    /// Whether the session wants the GPU: work is in flight, or a thread waits.
     pub fn wants(&self) -> bool {
         self.in_flight || self.waiters != 0
     }
@@ -634,7 +662,7 @@ mod tests {
         (0..INTERVALS as u64).for_each(|number| intervals.add(number, number + 10));
         let (written, all) = told(2);
         assert_eq!((written, all.len(), all[0]), (INTERVALS as u64 + 2, INTERVALS, (0, 10)));
-        // The oldest is being written over.
+        // The oldest interval is being overwritten.
         intervals.begun.fetch_add(1, Ordering::Relaxed);
         assert_eq!(told(2).1[0], (1, 11));
         assert_eq!(told(u64::MAX).1.len(), INTERVALS - 1, "of another page");
@@ -657,7 +685,7 @@ mod tests {
         let launching = [old.start_launching(), old.start_launching()];
         let first = old.read();
         new.grow(&first, &Reading::default());
-        // What comes between the copy and the change of pages, on either side of it.
+        // Changes between the copy and the change of pages, in both pages.
         old.compute_ns.store(130, Ordering::Relaxed);
         old.held_bytes[2].store(20, Ordering::Relaxed);
         old.leave_wait();

@@ -1,23 +1,25 @@
-//! How a tenant lets its memory make room for others'. Numbers go over the tenant socket, names are what people write.
+//! How a tenant's memory makes room for other tenants. The tenant socket carries numbers, and
+//! people write names.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// How a tenant lets its memory make room.
+/// How a tenant's memory makes room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Oversubscribe {
-    /// It may be taken off the GPU whole, and brought back.
+    /// The whole tenant may be suspended and brought back.
     Suspend = 1,
-    /// What it allocates beyond its limit is managed memory, which is on the GPU while the tenant has a lease.
+    /// Memory that the tenant allocates beyond its limit is managed memory. It is on the GPU while
+    /// the tenant has a lease.
     Managed = 2,
 }
 
 impl Oversubscribe {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Self; 2] = [Self::Suspend, Self::Managed];
 
-    /// Its name, as people write it.
+    /// Returns the name, as people write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Suspend => "suspend",
@@ -25,19 +27,19 @@ impl Oversubscribe {
         }
     }
 
-    /// The one of this number in a frame, if it is one; 0 is none.
+    /// Returns the way with this number in a frame, if there is one. 0 is none.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|way| *way as u32 == number)
     }
 
-    /// What a tenant does of which one process asked for this and another for `other`: memory that is managed does not go with its owner, so
-    /// such a tenant cannot be taken off.
+    /// Returns the way of a tenant in which one process asked for `self` and another for `other`.
+    /// Managed memory does not leave the GPU with its owner, so such a tenant cannot be suspended.
     pub fn with(self, other: Self) -> Self {
         if self == other { self } else { Self::Managed }
     }
 }
 
-/// A word that names no way.
+/// The error for a word that names no way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OversubscribeError;
 

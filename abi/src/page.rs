@@ -1,21 +1,24 @@
-//! The head that every shared page starts with, and the check made before anything else on a page is believed.
+//! The head of every shared page, and the check that a reader makes before it believes anything
+//! else on the page.
 
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::{cmp, fmt};
 
-/// Layouts with another major version are refused; the reader's minor version may be older or newer.
+/// Major version of the layout. Other major versions are refused. The reader's minor version may be
+/// older or newer.
 pub const MAJOR: u16 = 2;
-/// Raised when a field is added: in space that was reserved (and zero) before, or at the end of a page or frame.
+/// Minor version of the layout. It is raised when a field is added, in space that was reserved (and
+/// zero) before, or at the end of a page or frame.
 pub const MINOR: u16 = 1;
-/// From this minor version on a meter page may go on from the counters of the session before.
+/// From this minor version on, a meter page may continue the counters of the session before.
 pub const MINOR_CARRIES: u16 = 1;
 
-/// The bytes `deepres\0`, read as a little-endian word.
+/// The bytes `deepres\0` as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
 /// Value of [`Head::ready`] once the rest of the page may be read.
 const READY: u32 = 1;
 
-/// Which page this is.
+/// The kind of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -31,7 +34,7 @@ pub enum Kind {
     Standalone = 5,
 }
 
-/// First 64 bytes of each page.
+/// The first 64 bytes of each page.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Head {
@@ -46,25 +49,26 @@ pub struct Head {
 /// A type that may be laid over shared memory.
 ///
 /// # Safety
-/// The type is `repr(C)`, begins with a [`Head`], holds nothing but atomics and padding (so every bit pattern is valid and
-/// no `&mut` is ever needed), holds no address, and is the page that [`Page::KIND`] names.
+/// The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding, so every
+/// bit pattern is valid and no `&mut` is ever needed. It contains no address, and is the page that
+/// [`Page::KIND`] names.
 pub unsafe trait Page: Sized {
     /// The kind written in the head.
     const KIND: Kind;
-    /// The head.
+    /// Returns the head.
     fn head(&self) -> &Head;
 }
 
-/// Why a mapped page cannot be used.
+/// The reason why a mapped page cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutError {
     /// The mapping is shorter than the page (bytes mapped, bytes needed).
     Short(usize, usize),
-    /// Not a page of deepres.
+    /// It is no page of deepres.
     Magic,
-    /// A page of deepres, but another one (kind found).
+    /// It is another page of deepres (kind found).
     Kind(u32),
-    /// Written by an incompatible version (major found).
+    /// It was written by an incompatible version (major version found).
     Major(u16),
     /// The writer has not finished it.
     NotReady,
@@ -95,7 +99,8 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Head {
-    /// Writes the head of a page `P`. The ready word goes last, so nobody believes a half-written page.
+    /// Writes the head of a page `P`. The ready word is written last, so that no reader believes a
+    /// half-written page.
     pub fn publish<P: Page>(&self) {
         self.magic.store(MAGIC, Ordering::Relaxed);
         self.kind.store(P::KIND as u32, Ordering::Relaxed);
@@ -122,7 +127,8 @@ impl Head {
         }
         let size = self.size.load(Ordering::Relaxed);
         let known_bytes = size_of::<P>();
-        // What a newer writer has behind the page that we know is not looked at; what an older one lacks is zero in the mapping.
+        // Data of a newer writer behind the known page is not read. Data that an older page lacks
+        // is zero in the mapping.
         let fits = match self.minor().cmp(&MINOR) {
             cmp::Ordering::Less => (size_of::<Head>()..=known_bytes).contains(&(size as usize)),
             cmp::Ordering::Equal => size as usize == known_bytes,
@@ -131,49 +137,50 @@ impl Head {
         if fits { Ok(()) } else { Err(LayoutError::Size(size)) }
     }
 
-    /// Minor version of the side that wrote the page.
+    /// Returns the minor version of the side that wrote the page.
     pub fn minor(&self) -> u16 {
         self.minor.load(Ordering::Relaxed)
     }
 }
 
-/// Views `bytes` mapped bytes at `address` as a page, after checking everything its head says.
+/// Views `bytes` mapped bytes at `address` as a page, after checking everything in its head.
 ///
 /// # Safety
-/// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any time, and may be mapped
-/// read-only as long as the caller stores nothing through the reference. A page of an older minor version may be shorter: the caller
-/// maps zeros behind it.
+/// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any
+/// time. They may be mapped read-only if the caller stores nothing through the reference. A page of
+/// an older minor version may be shorter, and then the caller maps zeros behind it.
 ///
 /// # Errors
-/// [`LayoutError`] when the bytes are not a finished page of this kind and version.
+/// [`LayoutError`] if the bytes are not a finished page of this kind and version.
 pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
-    // SAFETY: the caller vouches for the mapping.
+    // SAFETY: the caller promises a valid mapping.
     let page = unsafe { overlay::<P>(address, bytes)? };
     page.head().verify::<P>()?;
     Ok(page)
 }
 
-/// Makes a fresh (all zero) mapping a page: what its creator calls before it passes the memory on.
+/// Makes a new mapping of zeros a page. The creator calls this before it passes the memory on.
 ///
 /// # Safety
-/// As [`view`], and the bytes are zero and writable.
+/// As for [`view`], and the bytes are zero and writable.
 ///
 /// # Errors
-/// [`LayoutError::Short`] when the mapping is too small.
+/// [`LayoutError::Short`] if the mapping is too small.
 pub unsafe fn create<'a, P: Page>(address: *mut u8, bytes: usize) -> Result<&'a P, LayoutError> {
-    // SAFETY: the caller vouches for the mapping.
+    // SAFETY: the caller promises a valid mapping.
     let page = unsafe { overlay::<P>(address, bytes)? };
     page.head().publish::<P>();
     Ok(page)
 }
 
 /// # Safety
-/// As [`view`].
+/// As for [`view`].
 unsafe fn overlay<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a P, LayoutError> {
     if bytes < size_of::<P>() || !(address as usize).is_multiple_of(align_of::<P>()) {
         return Err(LayoutError::Short(bytes, size_of::<P>()));
     }
-    // SAFETY: long enough and aligned (just checked), mapped for 'a (caller), and every bit pattern is a valid `P` (`Page`).
+    // SAFETY: the memory is long enough and aligned, as just checked. It is mapped for 'a, as the
+    // caller promises. Every bit pattern is a valid `P`, as [`Page`] requires.
     Ok(unsafe { &*address.cast::<P>() })
 }
 
@@ -182,7 +189,7 @@ mod tests {
     use super::*;
     use crate::{beat::BeatPage, grant::GrantPage, ledger::LedgerPage, meter::MeterPage};
 
-    /// Zeroed memory, aligned like a mapping.
+    /// Memory of zeros, aligned like a mapping.
     struct Memory(Vec<u128>);
 
     impl Memory {
@@ -200,7 +207,7 @@ mod tests {
     fn round_trip<P: Page>() {
         let mut memory = Memory::of::<P>();
         let (at, bytes) = memory.at();
-        // SAFETY: `memory` outlives both references; it is zeroed and long enough.
+        // SAFETY: `memory` outlives both references, is zeroed, and is long enough.
         unsafe {
             assert_eq!(view::<P>(at, bytes).err(), Some(LayoutError::NotReady));
             create::<P>(at, bytes).unwrap();
@@ -221,7 +228,8 @@ mod tests {
     fn a_page_of_another_kind_major_or_size_is_refused_with_what_was_found() {
         let mut memory = Memory::of::<LedgerPage>();
         let (at, bytes) = memory.at();
-        // SAFETY: as above; LedgerPage is the larger, so both kinds fit.
+        // SAFETY: `memory` outlives the reference, is zeroed, and is long enough. `LedgerPage` is
+        // the larger page, so both kinds fit.
         unsafe {
             let page = create::<BeatPage>(at, bytes).unwrap();
             assert_eq!(view::<LedgerPage>(at, bytes).err(), Some(LayoutError::Kind(Kind::Beat as u32)));
@@ -242,7 +250,7 @@ mod tests {
         let mut memory = Memory::of::<BeatPage>();
         let (at, bytes) = memory.at();
         let known = size_of::<BeatPage>() as u32;
-        // SAFETY: as above.
+        // SAFETY: `memory` outlives the reference, and is long enough.
         let refused = |minor: u16, size: u32| unsafe {
             let page = create::<BeatPage>(at, bytes).unwrap();
             page.head().minor.store(minor, Ordering::Relaxed);
@@ -260,7 +268,7 @@ mod tests {
     fn a_newer_minor_version_is_accepted() {
         let mut memory = Memory::of::<BeatPage>();
         let (at, bytes) = memory.at();
-        // SAFETY: as above.
+        // SAFETY: `memory` outlives the reference, is zeroed, and is long enough.
         unsafe {
             let page = create::<BeatPage>(at, bytes).unwrap();
             page.head().minor.store(MINOR + 1, Ordering::Relaxed);

@@ -1,85 +1,90 @@
-//! What the kernel programs (`ebpf/`) and the controller share: names, keys, values and records of their maps, and the globals that
-//! the controller sets before it loads them.
+//! The interface between the kernel programs (`ebpf/`) and the daemon: names, keys, values and
+//! records of their maps, and the globals that the daemon sets before it loads them.
 //!
-//! Everything is plain data without padding. The controller takes what comes out of a map or a ring as bytes and believes none of it
-//! further than its type: a record describes a user's argument, and that can hold anything.
+//! Everything is plain data without padding. The daemon reads map values and ring records as bytes,
+//! and relies only on their types. A record describes an argument of a user's program, which may
+//! contain anything.
 //!
 //! | map | kind | key → value | written by |
 //! |---|---|---|---|
-//! | `SETS` | array, mapped by the controller | a number from a [`StatKey`] → [`Set`] of those that have it | kernel; the controller removes the dead |
+//! | `SETS` | array, mapped by the daemon | a set's number ([`sets_of`]) → [`Set`] of the keys that have it | kernel; the daemon removes the dead |
 //! | `ROWS` | per-CPU array | a [`Place`]'s row → [`StatValue`] | kernel |
-//! | `FREE_ROWS` | stack | rows that are nobody's | both |
+//! | `FREE_ROWS` | stack | rows that are not in use | both |
 //! | `SLOTS` | array | [`slot`] → [`Slot`] | kernel |
-//! | `INFLIGHT` | hash | thread id → [`Inflight`], of those whose slot another has | kernel |
+//! | `INFLIGHT` | hash | thread id → [`Inflight`], for threads whose slot another thread has | kernel |
 //! | `TOTALS` | per-CPU array | 0 → [`Totals`] | kernel |
-//! | `COMMANDS` | hash | [`CommandKey`] → [`CommandValue`] | controller |
+//! | `COMMANDS` | hash | [`CommandKey`] → [`CommandValue`] | daemon |
 //! | `NEWS` | ring | [`News`] | kernel |
 //! | `TRACED` | hash | process id → when it started, in [`TICK_NS`] | both |
 //! | `EVENTS` | ring | [`Event`] | kernel |
 //! | `SEEN` | hash, forgets the longest unused | [`SeenKey`] → [`SeenValue`] | kernel |
 //! | `METERED` | hash | process id → [`MeteredValue`] | both |
-//! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the controller removes the dead |
-//! | `UNCOUNTED` | per-CPU array | [`uncounted`] → how many | kernel |
+//! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the daemon removes the dead |
+//! | `UNCOUNTED` | per-CPU array | [`uncounted`] → number | kernel |
 //! | `BEGUN` | ring | [`Begun`] | kernel |
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Kinds of devices that can be watched, at most.
+/// The most kinds of devices that can be watched.
 pub const MAX_WATCHES: usize = 8;
-/// Buckets of a latency histogram.
+/// Number of buckets in a latency histogram.
 pub const BUCKETS: usize = 24;
-/// Bucket 0 ends at two to this, ns; each further one at twice that, and the last has no end.
+/// Bucket 0 ends at two to this power, ns. Each further bucket ends at twice the former, and the
+/// last has no end.
 pub const FIRST_BUCKET_LOG2: u32 = 8;
 /// Bytes of an ioctl's argument that an [`Event`] holds.
 pub const PAYLOAD_BYTES: usize = 192;
-/// Commands of one process and family that are counted apart, at most; the others of it are counted together, as [`REST`].
+/// The most commands of one process and family that are counted separately. Further commands are
+/// counted together, as [`REST`].
 pub const COMMANDS_APART: u32 = 128;
-/// In [`StatKey::command`]: all commands beyond [`COMMANDS_APART`]. No ioctl of the GPU's devices has this number.
+/// Value of [`StatKey::command`] for all commands beyond [`COMMANDS_APART`]. No ioctl of the GPU's
+/// devices has this number.
 pub const REST: u32 = u32::MAX;
-/// Clock ticks of /proc, ns.
+/// Length of a clock tick of /proc, ns.
 pub const TICK_NS: u64 = 10_000_000;
-/// In [`Inflight::descriptor`]: it is not known, as at the driver's own functions.
+/// Value of [`Inflight::descriptor`] if the descriptor is unknown, as at the driver's own
+/// functions.
 pub const NO_DESCRIPTOR: u32 = u32::MAX;
-/// Threads that can be inside a watched ioctl at a time while another has their slot, at most.
+/// The most threads that can be in a watched ioctl at a time while another thread has their slot.
 pub const MAX_INFLIGHT: u32 = 16_384;
-/// Slots for threads that are inside a watched ioctl, as a power of two.
+/// Number of slots for threads in a watched ioctl, as a power of two.
 const SLOTS_LOG2: u32 = 14;
-/// How many slots there are.
+/// Number of slots.
 pub const SLOTS: u32 = 1 << SLOTS_LOG2;
 
-/// Which devices are watched: those whose number, masked, is `value`.
+/// A rule for watched devices: it applies to those whose masked number is `value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Watch {
-    /// What the masked number has to be.
+    /// The required value of the masked number.
     pub value: u32,
-    /// Its bits that count.
+    /// The bits of the number that count.
     pub mask: u32,
-    /// Which language the device speaks, a [`Family`].
+    /// The [`Family`] of the device.
     pub family: u32,
 }
 
 impl Watch {
-    /// Watches nothing: no device has all bits set.
+    /// Watches nothing, because no device has all bits set.
     pub const NOTHING: Self = Self { value: u32::MAX, mask: u32::MAX, family: 0 };
 }
 
-/// A device number as the kernel keeps it: 12 bits of major, 20 of minor.
+/// Returns a device number as the kernel keeps it: 12 bits of major and 20 bits of minor.
 pub const fn device(major: u32, minor: u32) -> u32 {
     (major << MINOR_BITS) | (minor & MINOR_MASK)
 }
 
-/// The major number of a [`device`].
+/// Returns the major number of a [`device`].
 pub const fn major(device: u32) -> u32 {
     device >> MINOR_BITS
 }
 
-/// The minor number of a [`device`].
+/// Returns the minor number of a [`device`].
 pub const fn minor(device: u32) -> u32 {
     device & MINOR_MASK
 }
 
-/// Bits of a minor number.
+/// Number of bits in a minor number.
 pub const MINOR_BITS: u32 = 20;
 /// The largest minor number.
 pub const MINOR_MASK: u32 = (1 << MINOR_BITS) - 1;
@@ -90,16 +95,16 @@ pub const MINOR_MASK: u32 = (1 << MINOR_BITS) - 1;
 pub enum Family {
     /// `/dev/nvidiactl` and `/dev/nvidiaN`: the resource manager's escapes.
     Rm = 0,
-    /// `/dev/nvidia-uvm`: unified memory. Only compute opens it.
+    /// `/dev/nvidia-uvm`: unified memory. Only compute programs open it.
     Uvm = 1,
     /// `/dev/nvidia-modeset`: displays.
     Modeset = 2,
-    /// Capabilities, NVSwitch and whatever else.
+    /// Capabilities, NVSwitch and everything else.
     Other = 3,
 }
 
 impl Family {
-    /// The family of this number; what is none is [`Family::Other`].
+    /// Returns the family with this number, or [`Family::Other`] if there is none.
     pub const fn from_u32(number: u32) -> Self {
         match number {
             0 => Self::Rm,
@@ -116,9 +121,10 @@ impl Family {
 )]
 #[repr(C)]
 pub struct StatKey {
-    /// When the process began, ns of `CLOCK_BOOTTIME`: tells it from another that gets its id later.
+    /// When the process began, ns of `CLOCK_BOOTTIME`. It distinguishes the process from a later
+    /// one with the same id.
     pub started_ns: u64,
-    /// Its id, as the host sees it.
+    /// The process's id, as seen by the host.
     pub pid: u32,
     /// The [`device`].
     pub device: u32,
@@ -128,26 +134,26 @@ pub struct StatKey {
     pub family: u32,
 }
 
-/// Keys that have the same number, at most, in each of the two sets that a key can be in.
+/// The most keys with the same number, in each of the two sets that a key can be in.
 pub const WAYS: usize = 8;
 
-/// Where a key says which row its counters are in. A hash map of the kernel's would be asked by a call that takes as long as all that is counted in a row:
-/// this is looked through by loads alone.
+/// The place where a key says which row has its counters. A helper call for a kernel hash map would
+/// take as long as all counting in a row. Places are searched by loads alone.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Place {
-    /// [`Self::FREE`], [`Self::CLAIMED`], or a row and [`Self::FIRST_ROW`].
+    /// [`Self::FREE`], [`Self::CLAIMED`], or the row plus [`Self::FIRST_ROW`].
     pub state: u64,
-    /// Whose row it is; of a place that has one.
+    /// The key that owns the row. Valid if the place has a row.
     pub key: StatKey,
 }
 
 impl Place {
-    /// Nobody's.
+    /// The place is free.
     pub const FREE: u64 = 0;
-    /// Somebody writes its key.
+    /// A program is writing the place's key.
     pub const CLAIMED: u64 = 1;
-    /// The state of a key whose row is the first one.
+    /// The state of a key with row 0.
     pub const FIRST_ROW: u64 = 2;
 }
 
@@ -155,14 +161,15 @@ impl Place {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Set {
-    /// In no order.
+    /// The places, in no order.
     pub places: [Place; WAYS],
 }
 
-/// The two sets, of `sets`, a power of two, in which a key can have a place. Nobody can know whose place is beside whose without the `seed`.
+/// Returns the numbers of the two sets, among `sets` (a power of two), in which a key can have a
+/// place. Without the `seed`, it cannot be predicted which keys share a set.
 #[inline(always)]
 pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
-    /// Odd numbers without a pattern, from the golden ratio and as MurmurHash3 has them.
+    /// Odd numbers without a pattern: from the golden ratio, and from MurmurHash3.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     const MIX: u64 = 0xff51_afd7_ed55_8ccd;
     let who = key.started_ns ^ seed ^ ((key.pid as u64) << u32::BITS);
@@ -173,35 +180,36 @@ pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
     [mixed as u32 & (sets - 1), (mixed >> u32::BITS) as u32 & (sets - 1)]
 }
 
-/// Counters of a [`StatKey`], of one CPU.
+/// Counters of a [`StatKey`] on one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StatValue {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Those that failed.
+    /// Number of failed calls.
     pub errors: u64,
-    /// Time inside, ns.
+    /// Time inside the calls, ns.
     pub time_ns: u64,
-    /// The longest of them, ns.
+    /// Longest call, ns.
     pub longest_ns: u64,
-    /// Successful calls that allocated, mapped or moved memory.
+    /// Number of successful calls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory that they asked for, bytes, as far as their arguments tell.
+    /// Memory that these calls asked for, bytes, as far as their arguments tell.
     pub allocated_bytes: u64,
-    /// Memory that they mapped or moved, bytes, likewise.
+    /// Memory that these calls mapped or moved, bytes, as far as their arguments tell.
     pub mapped_bytes: u64,
-    /// When the last ended, ns of `CLOCK_MONOTONIC`.
+    /// When the last call ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
-    /// The command's [`facts`]; 0 before they were looked up.
+    /// The command's [`facts`]. 0 before they were looked up.
     pub facts: u64,
-    /// Calls by latency.
+    /// Number of calls by latency.
     pub buckets: [u64; BUCKETS],
 }
 
-/// What the kernel has to know of a command's argument, in one word: where the driver's own status is and where an amount of memory.
+/// Facts about a command's argument in one word: where the driver's own status is, and where an
+/// amount of memory is.
 pub mod facts {
-    /// Set in all of them: so none is 0.
+    /// Set in all facts, so that none is 0.
     const KNOWN: u64 = 1 << 63;
     const AT_BITS: u32 = 16;
     const AMOUNT_SHIFT: u32 = AT_BITS;
@@ -209,21 +217,23 @@ pub mod facts {
     const AT_MASK: u64 = (1 << AT_BITS) - 1;
     const KIND_MASK: u64 = 0xff;
 
-    /// Nothing of memory.
+    /// The command does nothing with memory.
     pub const NO_MEMORY: u64 = 0;
-    /// Maps or moves memory: 64 bits say how many bytes.
+    /// The command maps or moves memory. 64 bits hold the number of bytes.
     pub const MAPS: u64 = 1;
-    /// Asks for memory: 64 bits say the last byte's offset.
+    /// The command asks for memory. 64 bits hold the offset of the last byte.
     pub const ALLOCATES_UP_TO: u64 = 2;
-    /// Asks for memory or does something else with it, as its function says ([`super::heap`]).
+    /// The command asks for memory, or does something else with it. A function number in the
+    /// argument decides ([`super::heap`]).
     pub const HEAP: u64 = 3;
-    /// Makes an object, which is memory if its class says so ([`super::object`]).
+    /// The command makes an object, which is memory if its class says so ([`super::object`]).
     pub const OBJECT: u64 = 4;
 
-    /// Of a command without either.
+    /// Facts of a command with neither a status nor memory.
     pub const NONE: u64 = KNOWN;
 
-    /// Of a command whose status is at `status_at`, and which does `kind` with the amount at `amount_at`.
+    /// Returns the facts of a command with its status at `status_at`. The command does `kind` with
+    /// the amount at `amount_at`.
     pub const fn new(status_at: Option<u16>, kind: u64, amount_at: u16) -> u64 {
         let status = match status_at {
             Some(at) => at as u64 + 1,
@@ -232,7 +242,7 @@ pub mod facts {
         KNOWN | status | (amount_at as u64) << AMOUNT_SHIFT | kind << KIND_SHIFT
     }
 
-    /// Where the driver's status is, 32 bits.
+    /// Returns where the driver's status is, 32 bits.
     #[inline(always)]
     pub const fn status_at(facts: u64) -> Option<u64> {
         match facts & AT_MASK {
@@ -241,61 +251,65 @@ pub mod facts {
         }
     }
 
-    /// What it does with memory.
+    /// Returns what the command does with memory.
     #[inline(always)]
     pub const fn kind(facts: u64) -> u64 {
         facts >> KIND_SHIFT & KIND_MASK
     }
 
-    /// Where the amount is, 64 bits.
+    /// Returns where the amount is, 64 bits.
     #[inline(always)]
     pub const fn amount_at(facts: u64) -> u64 {
         facts >> AMOUNT_SHIFT & AT_MASK
     }
 }
 
-/// NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`): what it does is a number in its argument. In words of 8 bytes.
+/// NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`). A number in its argument decides what it does.
+/// Positions are in words of 8 bytes.
 pub mod heap {
-    /// As much of it as is looked at.
+    /// Number of words that are read.
     pub const WORDS: usize = 12;
-    /// What it does: the lower half.
+    /// The function number: the lower half of this word.
     pub const FUNCTION_WORD: usize = 1;
-    /// The driver's status: the upper half.
+    /// The driver's status: the upper half of this word.
     pub const STATUS_WORD: usize = 2;
     /// NVOS32_FUNCTION_ALLOC_SIZE.
     pub const ALLOC_SIZE: u32 = 2;
-    /// Where that has the size.
+    /// Position of the size for that function.
     pub const SIZE_WORD: usize = 11;
     /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
-    /// Where that has the size.
+    /// Position of the size for that function.
     pub const RANGE_SIZE_WORD: usize = 10;
 }
 
-/// NV_ESC_RM_ALLOC (`NVOS64_PARAMETERS`): what is made is a class in its argument. In words of 8 bytes.
+/// NV_ESC_RM_ALLOC (`NVOS64_PARAMETERS`). A class in its argument decides what is made. Positions
+/// are in words of 8 bytes.
 pub mod object {
-    /// All of it.
+    /// Number of words in the whole argument.
     pub const WORDS: usize = 6;
-    /// The class: the upper half.
+    /// The class: the upper half of this word.
     pub const CLASS_WORD: usize = 1;
     /// NV01_MEMORY_SYSTEM: host memory.
     pub const MEMORY_SYSTEM: u32 = 0x3e;
     /// NV01_MEMORY_LOCAL_USER: device memory.
     pub const MEMORY_LOCAL_USER: u32 = 0x40;
-    /// The address of the class's own arguments, for these `NV_MEMORY_ALLOCATION_PARAMS`.
+    /// The address of the class's own arguments. For these classes they are
+    /// `NV_MEMORY_ALLOCATION_PARAMS`.
     pub const PARAMETERS_WORD: usize = 2;
-    /// Where those have the size, bytes.
+    /// Offset of the size in those arguments, bytes.
     pub const SIZE_AT: u64 = 64;
-    /// The driver's status: the lower half.
+    /// The driver's status: the lower half of this word.
     pub const STATUS_WORD: usize = 5;
 }
 
-/// The bucket of a latency.
+/// Returns the bucket of a latency.
 #[inline(always)]
 pub const fn bucket(latency_ns: u64) -> usize {
     let mut rest = latency_ns >> FIRST_BUCKET_LOG2;
     let mut bucket = 0;
-    // Five comparisons: the kernel's machine has no instruction that counts leading zeros.
+    // Five comparisons are used, because the kernel's virtual machine has no instruction that
+    // counts leading zeros.
     if rest >= 1 << 16 {
         rest >>= 16;
         bucket += 16;
@@ -324,7 +338,7 @@ pub const fn bucket(latency_ns: u64) -> usize {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
-    /// When, ns of `CLOCK_MONOTONIC`.
+    /// When it began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
     /// Its argument.
     pub argument: u64,
@@ -338,46 +352,48 @@ pub struct Inflight {
     pub descriptor: u32,
 }
 
-/// Where a thread keeps an ioctl that has begun, if no other thread has one there: taking an entry of an array and giving it back costs a tenth of
-/// making one of a hash and removing it.
+/// A slot in which a thread keeps an ioctl that has begun, if no other thread uses the slot. Taking
+/// and freeing an array entry costs a tenth of inserting and removing a hash entry.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Slot {
-    /// The thread that has it; 0 if none has.
+    /// The thread that has the slot. 0 if none has.
     pub owner: u64,
-    /// Threads whose slot it would be, and whose ioctl is in `INFLIGHT`.
+    /// Number of threads that would use this slot and have their ioctl in `INFLIGHT`.
     pub others: u64,
-    /// Its ioctl.
+    /// The owner's ioctl.
     pub ioctl: Inflight,
-    /// 0: a slot fills a cache line.
+    /// 0. A slot fills a cache line.
     pub reserved: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-/// The slot of a thread. Neighbours are far from each other, and so not in one cache line.
+/// Returns the slot of a thread. Neighbouring threads get distant slots, so they share no cache
+/// line.
 #[inline(always)]
 pub const fn slot(tid: u32) -> u32 {
-    /// 2 to the 32, divided by the golden ratio.
+    /// 2³² divided by the golden ratio.
     const SPREAD: u32 = 0x9e37_79b1;
     tid.wrapping_mul(SPREAD) >> (u32::BITS - SLOTS_LOG2)
 }
 
-/// Counters of the whole host, of one CPU.
+/// Counters of the whole host on one CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Totals {
-    /// Watched ioctls that ended.
+    /// Number of watched ioctls that ended.
     pub calls: u64,
-    /// Those of them that there was no row for.
+    /// Number of these ioctls without a row.
     pub unattributed: u64,
-    /// Watched ioctls that there was no room to follow to their end: they are in no other counter.
+    /// Number of watched ioctls that could not be followed to their end for lack of room. No other
+    /// counter includes them.
     pub untimed: u64,
-    /// [`News`] that had no room.
+    /// Number of [`News`] records that had no room.
     pub news_lost: u64,
-    /// [`Event`]s written.
+    /// Number of [`Event`]s written.
     pub events: u64,
-    /// [`Event`]s that had no room, and those of ioctls in `untimed`.
+    /// Number of [`Event`]s that had no room, including those of ioctls in `untimed`.
     pub events_lost: u64,
 }
 
@@ -391,79 +407,83 @@ pub struct CommandKey {
     pub command: u32,
 }
 
-/// What the kernel has to know of a command.
+/// The kernel programs' knowledge about a command.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandValue {
-    /// Its [`facts`].
+    /// The command's [`facts`].
     pub facts: u64,
-    /// Bytes of the argument; 0 if the number itself tells.
+    /// Size of the argument, bytes. 0 if the number itself tells.
     pub argument_bytes: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
-/// Bytes of the argument, as an ioctl's number tells where it follows the usual encoding.
+/// Returns the size of the argument, bytes, from an ioctl's number that follows the usual encoding.
 pub const fn encoded_bytes(command: u32) -> u32 {
     (command >> 16) & 0x3fff
 }
 
-/// A process and a language that it spoke.
+/// A process and a family of devices that it used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenKey {
-    /// As [`StatKey::started_ns`].
+    /// When the process began, as [`StatKey::started_ns`].
     pub started_ns: u64,
-    /// The process's id, as the host sees it.
+    /// The process's id, as seen by the host.
     pub pid: u32,
     /// The device's [`Family`].
     pub family: u32,
 }
 
-/// How many rows a [`SeenKey`] has.
+/// The number of rows of a [`SeenKey`].
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenValue {
-    /// Commands counted apart.
+    /// Number of commands counted separately.
     pub commands: u32,
 }
 
-/// A process spoke to a kind of device for the first time, or for the first in a long while. It is told whether or not there is room to count.
+/// A process used a family of devices for the first time, or for the first time in a long while.
+/// The record is written whether or not there is room to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct News {
-    /// What.
+    /// The process and the family.
     pub key: SeenKey,
 }
 
-/// A process whose calls into the driver's library are counted, and whose children's are.
+/// A process whose calls into the driver's library are counted, including its children's calls.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MeteredValue {
-    /// When it started, in [`TICK_NS`]: a later process of the same id is another.
+    /// When the process started, in [`TICK_NS`]. It distinguishes the process from a later one with
+    /// the same id.
     pub start_ticks: u64,
-    /// The controller's number for what it belongs to.
+    /// The daemon's number for the job of the process.
     pub job: u64,
 }
 
-/// What the attached probes carry: which function they are at and what is told of it.
+/// The values that attached probes carry: the function, and what is known about it.
 pub mod cookie {
-    /// Bits of the function's number.
+    /// Number of bits for the function's number.
     const ENTRY_BITS: u32 = 16;
     const SIZED: u64 = 1 << ENTRY_BITS;
     const TELLS: u64 = 2 << ENTRY_BITS;
 
-    /// For a function that is counted; if it `is_sized`, its second argument is an amount of bytes.
+    /// Returns the cookie of a function that is counted. `is_sized`: whether its second argument is
+    /// an amount of bytes.
     pub const fn counted(entry: u16, is_sized: bool) -> u64 {
         entry as u64 | if is_sized { SIZED } else { 0 }
     }
 
-    /// For a function that tells that a process begins to use the library, and counts nothing.
+    /// Returns the cookie of a function that only reports that a process begins to use the library.
+    /// It is not counted.
     pub const fn telling(entry: u16) -> u64 {
         entry as u64 | TELLS
     }
 
-    /// The function's number.
+    /// Returns the function's number.
     #[inline(always)]
     pub const fn entry(cookie: u64) -> u32 {
         cookie as u16 as u32
@@ -475,20 +495,20 @@ pub mod cookie {
         cookie & SIZED != 0
     }
 
-    /// Whether it tells and counts nothing.
+    /// Whether the function only reports, and is not counted.
     #[inline(always)]
     pub const fn tells(cookie: u64) -> bool {
         cookie & TELLS != 0
     }
 }
 
-/// What there was no room for.
+/// Counts of things for which there was no room.
 pub mod uncounted {
-    /// Calls that `LAUNCHES` had no room for.
+    /// Calls for which `LAUNCHES` had no room.
     pub const CALLS: u32 = 0;
-    /// Processes that `METERED` had no room for.
+    /// Processes for which `METERED` had no room.
     pub const PROCESSES: u32 = 1;
-    /// How many of these there are.
+    /// Number of these kinds.
     pub const KINDS: u32 = 2;
 }
 
@@ -496,23 +516,23 @@ pub mod uncounted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LaunchKey {
-    /// As [`MeteredValue::start_ticks`].
+    /// When the process started, as [`MeteredValue::start_ticks`].
     pub start_ticks: u64,
-    /// The process's id, as the host sees it.
+    /// The process's id, as seen by the host.
     pub pid: u32,
-    /// The function, as the cookie has it.
+    /// The function's number, as in the cookie.
     pub entry: u32,
 }
 
-/// Counters of a [`LaunchKey`], of one CPU.
+/// Counters of a [`LaunchKey`] on one CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LaunchValue {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes that they asked for.
+    /// Bytes that the calls asked for.
     pub bytes: u64,
-    /// When the last began, ns of `CLOCK_MONOTONIC`.
+    /// When the last call began, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
 }
 
@@ -520,33 +540,33 @@ pub struct LaunchValue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Begun {
-    /// As [`MeteredValue::start_ticks`].
+    /// When the process started, as [`MeteredValue::start_ticks`].
     pub start_ticks: u64,
-    /// As [`MeteredValue::job`].
+    /// The job, as [`MeteredValue::job`].
     pub job: u64,
-    /// The process's id, as the host sees it.
+    /// The process's id, as seen by the host.
     pub pid: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
-/// One ioctl, told in full.
+/// One ioctl in full.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Event {
     /// When it began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
-    /// How long it took, ns.
+    /// Its duration, ns.
     pub latency_ns: u64,
-    /// Its argument, most often an address.
+    /// Its argument, mostly an address.
     pub argument: u64,
-    /// What it returned, an error below 0.
+    /// Its result. An error is negative.
     pub result: i64,
-    /// Process.
+    /// The process's id.
     pub pid: u32,
-    /// Thread.
+    /// The thread's id.
     pub tid: u32,
-    /// Device.
+    /// The [`device`].
     pub device: u32,
     /// The device's [`Family`].
     pub family: u32,
@@ -556,15 +576,16 @@ pub struct Event {
     pub descriptor: u32,
     /// Bytes of `payload` that were read.
     pub payload_bytes: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
-    /// The thread's name, ended by a 0.
+    /// The thread's name, terminated by 0.
     pub name: [u8; 16],
-    /// What the argument points to, as it was at the end of the call.
+    /// The memory that the argument points to, as of the end of the call.
     pub payload: [u8; PAYLOAD_BYTES],
 }
 
-/// Where the kernel's structs have what the programs look for, in bytes. Read from the running kernel's type information.
+/// Offsets of the kernel's struct fields that the programs read, bytes. They come from the running
+/// kernel's type information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Offsets {
@@ -598,24 +619,26 @@ pub struct Offsets {
     pub memory_table: u32,
 }
 
-/// In the place of the kernel's function `bpf_rdonly_cast` the programs call a helper of this number, which no kernel has. The controller puts the
-/// function's number there; where the kernel has no such function, nothing ever gets to the call.
+/// The programs call a helper of this number in place of the kernel's function `bpf_rdonly_cast`.
+/// No kernel has such a helper. The daemon replaces it by the function's number. On a kernel
+/// without that function, the programs never reach the call.
 pub const CAST_CALL: u32 = 1_234_567;
 
-/// How it is found where the kernel's mapping of all memory begins.
+/// Constants of the search for the beginning of the kernel's mapping of all memory.
 pub mod mapping {
-    /// It begins at a multiple of this, bytes.
+    /// The mapping begins at a multiple of this, bytes.
     pub const STEP: u64 = 1 << 30;
-    /// Not there.
+    /// The mapping does not begin there.
     pub const NOT_THERE: i32 = 0;
-    /// There.
+    /// The mapping begins there.
     pub const FOUND: i32 = 1;
 }
 
-/// Stands for this file: the kernel programs carry it, so that those of another build are told from ours.
+/// A hash of this file. The kernel programs carry it, so that programs of another build are
+/// recognised.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));
 
-/// FNV-1a.
+/// Returns the FNV-1a hash.
 const fn hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let mut at = 0;
@@ -626,13 +649,13 @@ const fn hash(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// Which ioctls become [`Event`]s.
+/// The choice of ioctls that become [`Event`]s.
 pub mod tracing {
     /// None.
     pub const NONE: u32 = 0;
-    /// Those of the processes in `TRACED`, and of their children.
+    /// Those of the processes in `TRACED` and of their children.
     pub const SOME: u32 = 1;
-    /// All that are watched.
+    /// All watched ioctls.
     pub const ALL: u32 = 2;
 }
 

@@ -1,6 +1,7 @@
-//! Shares, sizes and times as people write them: one grammar, for the command line, the configuration and a job's environment.
+//! Shares, sizes and times as people write them. The command line, the configuration and a job's
+//! environment use this one grammar.
 //!
-//! What is wrong with a text that is refused is for the reader to say, in the words that fit its place.
+//! The caller reports what is wrong with a refused text, in words that fit the place.
 
 use core::fmt;
 
@@ -8,13 +9,13 @@ use crate::PPM;
 
 /// The smallest share that can be asked for: 1 %.
 pub const MIN_SHARE_PPM: u32 = PPM / 100;
-/// No machine has this much memory; what is larger is a slip of the pen.
+/// The largest size that is accepted. No machine has so much memory, so a larger size is a mistake.
 pub const MAX_BYTES: u64 = 1 << 50;
 
 /// Parts per million in one percent.
 const PPM_PER_PERCENT: u64 = PPM as u64 / 100;
 
-/// The unit suffixes of sizes and what they stand for. A bare letter is binary, as in Docker.
+/// The unit suffixes of sizes and their factors. A bare letter is binary, as in Docker.
 const UNITS: [(&str, u64); 14] = [
     ("", 1),
     ("b", 1),
@@ -50,7 +51,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Reads a share: a percentage from 1 to 100, decimals allowed, the sign optional. The result is in parts per million.
+/// Reads a share: a percentage from 1 to 100 with optional decimals and an optional `%`. Returns
+/// parts per million.
 pub fn parse_share(text: &str) -> Option<u32> {
     let trimmed = text.trim();
     let number = trimmed.strip_suffix('%').unwrap_or(trimmed).trim_end();
@@ -58,14 +60,16 @@ pub fn parse_share(text: &str) -> Option<u32> {
     (MIN_SHARE_PPM..=PPM).contains(&ppm).then_some(ppm)
 }
 
-/// Reads a percentage from 0 to 100, decimals allowed, with its sign. The result is in parts per million.
+/// Reads a percentage from 0 to 100 with optional decimals. The `%` is required. Returns parts per
+/// million.
 pub fn parse_part(text: &str) -> Option<u32> {
     let number = text.trim().strip_suffix('%')?.trim_end();
     let ppm = u32::try_from(Decimal::parse(number)?.times(PPM_PER_PERCENT)?).ok()?;
     (ppm <= PPM).then_some(ppm)
 }
 
-/// Reads a size above zero, decimals allowed, with its unit: `8GiB`, `500 MB`, `1.5t`, `4096`. The result is in bytes.
+/// Reads a size above zero with optional decimals and its unit: `8GiB`, `500 MB`, `1.5t`, `4096`.
+/// Returns bytes.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let trimmed = text.trim();
     let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
@@ -76,11 +80,12 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     (1..=MAX_BYTES).contains(&bytes).then_some(bytes)
 }
 
-/// The longest time that can be asked for: longer ones are a slip of the pen.
+/// The longest time that is accepted. A longer time is a mistake.
 pub const MAX_TIME_NS: u64 = 366 * NS_PER_DAY;
 const NS_PER_DAY: u64 = 86_400_000_000_000;
 
-/// The unit suffixes of times, and what they stand for in nanoseconds. A bare number is no time: nobody agrees on its unit.
+/// The unit suffixes of times and their factors in ns. A bare number is no time, because its unit
+/// would be unclear.
 const TIME_UNITS: [(&str, u64); 8] = [
     ("us", 1_000),
     ("ms", 1_000_000),
@@ -92,7 +97,7 @@ const TIME_UNITS: [(&str, u64); 8] = [
     ("µs", 1_000),
 ];
 
-/// Reads a time above zero, decimals allowed, with its unit: `30ms`, `1.5 h`, `2d`. The result is in nanoseconds.
+/// Reads a time above zero with optional decimals and its unit: `30ms`, `1.5 h`, `2d`. Returns ns.
 pub fn parse_time_ns(text: &str) -> Option<u64> {
     let trimmed = text.trim();
     let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -103,18 +108,18 @@ pub fn parse_time_ns(text: &str) -> Option<u64> {
     (1..=MAX_TIME_NS).contains(&ns).then_some(ns)
 }
 
-/// Reads a number from 0 to 1. The result is in parts per million.
+/// Reads a number from 0 to 1. Returns parts per million.
 pub fn parse_fraction(text: &str) -> Option<u32> {
     let ppm = u32::try_from(Decimal::parse(text)?.times(u64::from(PPM))?).ok()?;
     (ppm <= PPM).then_some(ppm)
 }
 
-/// A plain decimal number, exactly: digits and at most one point, no sign, exponent or name.
+/// An exact decimal number: digits and at most one point, without sign, exponent or name.
 #[derive(Debug, Clone, Copy)]
 struct Decimal {
     /// The number without its point.
     digits: u128,
-    /// What the point divides it by.
+    /// The divisor that the point stands for.
     divisor: u128,
 }
 
@@ -137,7 +142,7 @@ impl Decimal {
         Some(number)
     }
 
-    /// The number times `factor`, to the nearest whole.
+    /// Returns the number times `factor`, rounded to the nearest whole number.
     fn times(self, factor: u64) -> Option<u64> {
         let product = self.digits.checked_mul(u128::from(factor))?;
         u64::try_from(product.checked_add(self.divisor / 2)? / self.divisor).ok()

@@ -1,8 +1,13 @@
-//! The file that `deepres run --record` makes: what a job asks of the driver, call by call. docs/traces.md describes it for readers.
+//! The file that `deepres run --record` writes: a job's calls to the driver, one by one.
+//! docs/traces.md describes it for readers.
 //!
-//! A file is a [`Head`], then chunks. A process appends each chunk by one write, so that chunks of several processes do not mix and a file
-//! that ends in the middle of one (a crash, a full disk) is whole up to there. A chunk is a [`ChunkHead`], then records: a tag, the length of the
-//! rest in bytes, and the rest, which is numbers as varints (LEB128) but for texts. So a reader steps over records of later minor versions.
+//! A file is a [`Head`], followed by chunks. A process appends each chunk by one write, so that
+//! chunks of several processes do not mix. A file that ends within a chunk (after a crash, or on a
+//! full disk) is valid up to that chunk.
+//!
+//! A chunk is a [`ChunkHead`], followed by records. A record is a tag, the length of the rest in
+//! bytes, and the rest. The rest consists of numbers as varints (LEB128), except texts. So a reader
+//! can skip records of later minor versions.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -10,13 +15,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 /// The first bytes of a chunk.
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
-/// Files of another major version cannot be read.
+/// Major version. Files of another major version cannot be read.
 pub const MAJOR: u16 = 1;
-/// Raised when a record or a field is added, or the table of functions changes, whose numbers are in records.
+/// Minor version. It is raised when a record or a field is added, or when the table of functions
+/// changes, because records contain its numbers.
 pub const MINOR: u16 = 0;
-/// Bytes of records in a chunk, at most.
+/// The most bytes of records in a chunk.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
-/// Bytes of a record, at most; what is longer (a name) is cut.
+/// The most bytes of a record. Longer contents (a name) are cut.
 pub const MAX_RECORD_BYTES: usize = 1 << 10;
 
 /// The beginning of a file.
@@ -45,13 +51,14 @@ pub struct ChunkHead {
     pub magic: [u8; 4],
     /// Bytes of records that follow.
     pub bytes: u32,
-    /// Of those bytes ([`checksum`]).
+    /// Checksum of those bytes ([`checksum`]).
     pub checksum: u32,
-    /// The process, in its own namespace.
+    /// The process's pid, in its own namespace.
     pub pid: u32,
-    /// When the process started to record, ns of `CLOCK_MONOTONIC`: with `pid` it tells processes apart.
+    /// When the process began to record, ns of `CLOCK_MONOTONIC`. Together with `pid` it identifies
+    /// the process.
     pub began_ns: u64,
-    /// Times of calls in the chunk are from here on, ns of `CLOCK_MONOTONIC`.
+    /// The times of calls in the chunk are relative to this, ns of `CLOCK_MONOTONIC`.
     pub base_ns: u64,
 }
 
@@ -60,32 +67,37 @@ const _: () = {
     assert!(size_of::<ChunkHead>() == 32);
 };
 
-/// What a record is. Its numbers, in this order:
+/// The kind of a record. Each variant lists the record's numbers in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
-    /// A kernel with its geometry, before its first launch: number, key, API, function, grid x y z, block x y z, bytes of shared memory.
+    /// A kernel with its geometry, before its first launch: number, key, API, function, grid x y z,
+    /// block x y z, bytes of shared memory.
     Shape = 1,
-    /// A function's name: function; then the name.
+    /// A function's name: function, then the name.
     Name = 2,
-    /// A launch: ns since the chunk's base, thread, number of the shape, stream, 1 if it was captured into a graph and did not run.
+    /// A launch: ns since the chunk's base, thread, number of the shape, stream. A last number is 1
+    /// if the launch was captured into a graph and did not run.
     Launch = 3,
     /// A copy, set or prefetch: ns since the chunk's base, thread, API, stream, bytes.
     Copy = 4,
     /// An allocation of device memory: ns since the chunk's base, thread, API, bytes.
     Memory = 5,
-    /// The thread waited for the GPU: ns since the chunk's base at which it began, thread, API, ns that it lasted.
+    /// A thread's wait for the GPU: ns since the chunk's base at which it began, thread, API,
+    /// duration in ns.
     Wait = 6,
     /// A measured time: key of the shape, ns of GPU time.
     Took = 7,
-    /// So many records were lost here, since they came faster than they could be written.
+    /// The number of records that were lost here, because they came faster than they could be
+    /// written.
     Lost = 8,
-    /// The process ended in order: nothing of it is missing but what [`Tag::Lost`] says.
+    /// The process ended normally. None of its records are missing, except those counted by
+    /// [`Tag::Lost`].
     End = 9,
 }
 
 impl Tag {
-    /// Every tag.
+    /// All tags.
     pub const ALL: [Self; 9] = [
         Self::Shape,
         Self::Name,
@@ -98,7 +110,7 @@ impl Tag {
         Self::End,
     ];
 
-    /// The tag of this number, if it is one of this version.
+    /// Returns the tag with this number, if this version has it.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|tag| *tag as u8 == number)
     }
@@ -116,7 +128,7 @@ pub fn put(mut number: u64, mut byte: impl FnMut(u8)) {
     byte(number as u8);
 }
 
-/// Reads a number off the front of `bytes`; `None` if there is no whole one.
+/// Reads a number from the front of `bytes`. Returns `None` if there is no whole number.
 pub fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for (place, byte) in bytes.iter().enumerate() {
@@ -132,7 +144,7 @@ pub fn take(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// FNV-1a of a chunk's records: tells a chunk that was not written whole.
+/// FNV-1a of a chunk's records. It reveals a chunk that was not written whole.
 pub fn checksum(bytes: &[u8]) -> u32 {
     const BASIS: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;

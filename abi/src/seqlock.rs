@@ -1,15 +1,17 @@
-//! A few words that change together, written by one side and read by many without ever blocking the writer.
+//! A few words that change together. One side writes them, and many readers read them without ever
+//! blocking the writer.
 //!
-//! After Boehm, "Can seqlocks get along with programming language memory models?" (MSPC 2012): the words themselves are
-//! relaxed atomics, ordered by fences on either side.
+//! The algorithm is that of Boehm, "Can seqlocks get along with programming language memory
+//! models?" (MSPC 2012). The words themselves are relaxed atomics, ordered by fences on both sides.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin_hint};
 
-/// Readings tried before a reader gives up. A write takes nanoseconds, so this many failures mean that the writer died in
-/// the middle of one (its page lives on in the readers), or writes without pause.
+/// Number of attempts before a reader gives up. A write takes nanoseconds. So many failures mean
+/// that the writer died during a write (its page lives on in the readers), or that it writes
+/// without pause.
 #[cfg(not(loom))]
 const READ_ATTEMPTS: u32 = 1_000;
-/// Under the model checker two attempts show both outcomes.
+/// Two attempts are enough for the model checker to see both outcomes.
 #[cfg(loom)]
 const READ_ATTEMPTS: u32 = 2;
 
@@ -17,7 +19,7 @@ const READ_ATTEMPTS: u32 = 2;
 #[derive(Debug)]
 #[repr(C)]
 pub struct SeqLock<const N: usize> {
-    /// Odd while a write is under way.
+    /// Odd while a write is in progress.
     sequence: AtomicU32,
     words: [AtomicU64; N],
 }
@@ -29,10 +31,10 @@ impl<const N: usize> Default for SeqLock<N> {
 }
 
 impl<const N: usize> SeqLock<N> {
-    /// Replaces the words. One thread in the system may call this on a given lock.
+    /// Replaces the words. Only one thread in the system may call this for a given lock.
     pub fn write(&self, words: [u64; N]) {
         let sequence = self.sequence.load(Ordering::Relaxed);
-        // An odd value is a writer that died in here; its successor makes the words whole.
+        // An odd value means that a writer died here. The next writer makes the words whole.
         let writing = sequence | 1;
         self.sequence.store(writing, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -42,7 +44,7 @@ impl<const N: usize> SeqLock<N> {
         self.sequence.store(writing.wrapping_add(1), Ordering::Release);
     }
 
-    /// The words as one write left them, or `None` when no whole write could be seen.
+    /// Returns the words as one write left them, or `None` if no whole write was seen.
     pub fn read(&self) -> Option<[u64; N]> {
         for _ in 0..READ_ATTEMPTS {
             let before = self.sequence.load(Ordering::Acquire);

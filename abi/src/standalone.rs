@@ -1,7 +1,9 @@
-//! The file by which processes of one tenant share their limits where there is no daemon: what they hold and what they may use, on each GPU.
+//! The file by which processes of one tenant share their limits without a daemon. It contains the
+//! memory that they hold and the GPU time that they may use, on each GPU.
 //!
-//! Each process has a slot of the ledger, by a lock on the slot's byte of the file, which the kernel releases when the process ends. GPUs have
-//! places, by their UUIDs: processes may see different GPUs, in a different order.
+//! Each process owns a slot of the ledger by a lock on the slot's byte of the file. The kernel
+//! releases the lock when the process ends. Places of GPUs are assigned by UUID, because processes
+//! may see different GPUs in a different order.
 
 use crate::MAX_GPUS;
 use crate::allowance::Allowance;
@@ -11,24 +13,24 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
-/// Marks a GPU's place as free.
+/// Key of a free place.
 const FREE: u64 = 0;
 
-/// What the tenant has on one GPU.
+/// The tenant's state on one GPU.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct StandaloneGpu {
-    /// Identifies the GPU, or [`FREE`].
+    /// The GPU's key, or [`FREE`].
     key: AtomicU64,
     memory_bytes: AtomicU64,
     share_ppm: AtomicU32,
-    /// Which process has the GPU.
+    /// The turn: which process has the GPU.
     pub turn: Turn,
     /// The tenant's GPU time.
     pub allowance: Allowance,
 }
 
-/// See the module.
+/// The contents of the file. See the module.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct StandalonePage {
@@ -37,7 +39,8 @@ pub struct StandalonePage {
     ledger: LedgerPage,
 }
 
-// SAFETY: repr(C), head first, atomics only (the parts are), and its kind is its own.
+// SAFETY: the type is repr(C), begins with the head, its parts contain only atomics, and it has its
+// own kind.
 unsafe impl Page for StandalonePage {
     const KIND: Kind = Kind::Standalone;
     fn head(&self) -> &Head {
@@ -46,17 +49,18 @@ unsafe impl Page for StandalonePage {
 }
 
 impl StandalonePage {
-    /// The tenant's memory.
+    /// Returns the tenant's ledger.
     pub fn ledger(&self) -> &LedgerPage {
         &self.ledger
     }
 
-    /// What the tenant has on the GPU at `place`.
+    /// Returns the tenant's state on the GPU at `place`.
     pub fn gpu(&self, place: usize) -> Option<&StandaloneGpu> {
         self.gpus.get(place)
     }
 
-    /// The place of a GPU; a free one is taken for it if it has none. `None`: there is no room for another GPU.
+    /// Returns the place of a GPU. If the GPU has none, a free place is taken. Returns `None` if
+    /// there is no room for another GPU.
     pub fn place(&self, uuid: &Uuid) -> Option<usize> {
         let key = key(uuid);
         self.gpus.iter().position(|gpu| {
@@ -67,7 +71,8 @@ impl StandalonePage {
 }
 
 impl StandaloneGpu {
-    /// Sets the tenant's share from `now_ns` on, parts per million; 0: none is kept. What was used is made up for by the new one.
+    /// Sets the tenant's share from `now_ns` on, parts per million. 0 means no share. Time that is
+    /// still to be made up for is converted to the new share.
     pub fn set_share_ppm(&self, ppm: u32, now_ns: u64) {
         let before_ppm = self.share_ppm.swap(ppm, Ordering::Relaxed);
         if before_ppm != ppm && before_ppm != 0 && ppm != 0 {
@@ -75,23 +80,24 @@ impl StandaloneGpu {
         }
     }
 
-    /// The tenant's share, if one is kept.
+    /// Returns the tenant's share, if one is set.
     pub fn share_ppm(&self) -> Option<u32> {
         Some(self.share_ppm.load(Ordering::Relaxed)).filter(|ppm| *ppm != 0)
     }
 
-    /// Sets the tenant's memory limit; 0: none is kept.
+    /// Sets the tenant's memory limit. 0 means no limit.
     pub fn set_memory_bytes(&self, bytes: u64) {
         self.memory_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// The tenant's memory limit, if one is kept.
+    /// Returns the tenant's memory limit, if one is set.
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.memory_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
     }
 }
 
-/// A UUID in one word, so that a place is taken in one step: FNV-1a, which no two GPUs of a host share.
+/// Returns a hash (FNV-1a) of a UUID in one word, so that a place can be taken in one step. No two
+/// GPUs of a host are assumed to share a hash.
 fn key(uuid: &Uuid) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x100_0000_01b3;
@@ -112,12 +118,12 @@ mod tests {
     use super::*;
     use crate::page;
 
-    /// A page on zeroed memory that lives as long as the test program.
+    /// Returns a page on zeroed memory that lives as long as the test program.
     fn page() -> &'static StandalonePage {
         const ALIGN: usize = align_of::<StandalonePage>();
         let memory = Box::leak(vec![0_u8; size_of::<StandalonePage>() + ALIGN].into_boxed_slice());
         let start = memory.as_mut_ptr();
-        // SAFETY: zeroed, aligned by the offset, long enough, and never freed.
+        // SAFETY: the memory is zeroed, aligned by the offset, long enough, and never freed.
         unsafe { page::create(start.add(start.align_offset(ALIGN)), size_of::<StandalonePage>()).unwrap() }
     }
 

@@ -1,57 +1,66 @@
-//! What one thread launches on one stream, counted as it is launched and accounted for segment by segment.
+//! The launches of one thread on one stream. They are counted when they are launched, and accounted
+//! for by segment.
 //!
-//! The launching thread, the owner, alone counts, and with no read-modify-write while a segment is open. Either it or another thread closes the segment, and
-//! whoever does takes what was counted since the last one. An owner that is taken off its processor as it counts may find the segment closed: counts only
-//! grow, so what came too late is what no segment had ([`Tally::settle`]), and each launch is accounted for once.
+//! Only the launching thread, the owner, counts, and it uses no read-modify-write while a segment
+//! is open. The owner or another thread closes the segment, and takes the launches that were
+//! counted since the last one.
 //!
-//! Private to a process; it is here for the model checker, which runs what is in this crate (`tests/loom/tally.rs`).
+//! An owner that is preempted while it counts may find the segment closed. Counts only grow, so a
+//! launch that came too late belongs to no segment yet ([`Tally::settle`]). Each launch is
+//! accounted for once.
+//!
+//! A tally is private to a process. It is in this crate for the model checker, which runs only this
+//! crate's code (`tests/loom/tally.rs`).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Nothing is open: the owner's to change.
+/// No segment is open. Only the owner changes this state.
 const IDLE: u32 = 0;
-/// A segment is open: the owner counts in it; whoever moves it to [`CLOSING`] closes it.
+/// A segment is open and the owner counts in it. A thread that changes the state to [`CLOSING`]
+/// closes it.
 const OPEN: u32 = 1;
-/// Someone is recording the end.
+/// A thread is recording the end of the segment.
 const CLOSING: u32 = 2;
-/// A segment is open, and the owner is inside the driver with a launch of it: nobody closes it now.
+/// A segment is open, and the owner is in the driver with a launch of it. No other thread closes it
+/// now.
 const LAUNCHING: u32 = 3;
 
-/// See the module. Launches are numbers of the caller's, one added for each, that may hold two counts; they come round.
+/// The launches of a lane. See the module. The caller defines the number of launches: it adds one
+/// unit for each launch, and a number may hold two counts. Numbers wrap around.
 #[derive(Debug)]
 pub struct Tally {
     state: AtomicU32,
-    /// Launches, ever; the owner's alone.
+    /// All launches so far. Only the owner writes it.
     launched: AtomicU64,
-    /// What they are known to take, ns; the owner's alone.
+    /// The sum of the known times of these launches, ns. Only the owner writes it.
     expected_ns: AtomicU64,
-    /// What the last of them is known to take, ns; the owner's alone.
+    /// The known time of the last launch, ns. Only the owner writes it.
     last_ns: AtomicU64,
-    /// Those that closed segments had.
+    /// Launches of closed segments.
     accounted: AtomicU64,
-    /// What those were known to take, ns.
+    /// The sum of the known times of launches in closed segments, ns.
     accounted_ns: AtomicU64,
-    /// Launches at which the open segment ends (modulo 2³²).
+    /// Number of launches at which the open segment ends (modulo 2³²).
     target: AtomicU32,
 }
 
-/// Launches, and what they are known to take.
+/// Launches and the sum of their known times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// As they are counted.
+    /// The number of launches, in the caller's units.
     pub launched: u64,
-    /// ns.
+    /// The sum of their known times, ns.
     pub ns: u64,
 }
 
-/// What became of an attempt that another thread may be in the way of.
+/// The result of an attempt that another thread may obstruct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// The segment is the caller's.
     Done,
-    /// None is open.
+    /// No segment is open.
     Idle,
-    /// Another thread has it: try again.
+    /// Another thread has the segment: try again.
     Busy,
 }
 
@@ -70,71 +79,76 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// The number of launches with one more, if a segment is open and not full. The owner's alone.
+    /// Returns the number of launches with one more, if a segment is open and not full. Only the
+    /// owner calls this.
     #[inline(always)]
     pub fn next(&self, one: u64) -> Option<u64> {
         let launched = self.launched().wrapping_add(one);
         (self.state.load(Ordering::Relaxed) == OPEN && !self.is_full_at(launched)).then_some(launched)
     }
 
-    /// Counts a launch that takes `ns`, with which there are `launched`. The owner's alone, with a segment open.
+    /// Counts a launch with a known time of `ns`. `launched` is the number with it. Only the owner
+    /// calls this, with a segment open.
     #[inline(always)]
     pub fn put(&self, launched: u64, ns: u64) {
         let expected_ns = self.expected_ns().wrapping_add(ns);
         self.expected_ns.store(expected_ns, Ordering::Relaxed);
         self.last_ns.store(ns, Ordering::Relaxed);
-        // After what it takes, and after a segment's opening, for `settle`.
+        // The number is stored after the time, and after the segment was opened. `settle` relies on
+        // that.
         self.launched.store(launched, Ordering::Release);
     }
 
-    /// Takes back the launch that was counted last: there was none. If its segment was closed meanwhile, what comes next is accounted for so much less.
+    /// Takes back the launch that was counted last, because it was not made. If its segment was
+    /// closed meanwhile, the next segment accounts for so much less.
     pub fn take_back(&self, one: u64) {
         let last_ns = self.last_ns.swap(0, Ordering::Relaxed);
         self.expected_ns.store(self.expected_ns().saturating_sub(last_ns), Ordering::Relaxed);
         self.launched.store(self.launched().wrapping_sub(one), Ordering::Relaxed);
     }
 
-    /// Launches, ever.
+    /// Returns all launches so far.
     #[inline(always)]
     pub fn launched(&self) -> u64 {
         self.launched.load(Ordering::Relaxed)
     }
 
-    /// What they are known to take, ns.
+    /// Returns the sum of their known times, ns.
     #[inline(always)]
     fn expected_ns(&self) -> u64 {
         self.expected_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether the open segment has all its launches when there were `launched`, ever.
+    /// Whether the open segment has all its launches when there are `launched` in all.
     #[inline(always)]
     pub fn is_full_at(&self, launched: u64) -> bool {
-        // Numbers come round.
+        // The difference is signed, because numbers wrap around.
         self.target().wrapping_sub(launched as u32) as i32 <= 0
     }
 
-    /// Launches at which the open segment ends (modulo 2³²).
+    /// Returns the number of launches at which the open segment ends (modulo 2³²).
     #[inline(always)]
     pub fn target(&self) -> u32 {
         self.target.load(Ordering::Relaxed)
     }
 
-    /// Changes it.
+    /// Sets the number of launches at which the open segment ends.
     pub fn set_target(&self, target: u32) {
         self.target.store(target, Ordering::Relaxed);
     }
 
-    /// The open segment is to end with its next launch. If the owner opens another meanwhile, that one is short.
+    /// Makes the open segment end with its next launch. If the owner opens another segment
+    /// meanwhile, that segment is short.
     pub fn end_soon(&self) {
         self.set_target(self.launched() as u32);
     }
 
-    /// Launches that no closed segment had, and what they are known to take.
+    /// Returns the launches that belong to no closed segment, with the sum of their known times.
     pub fn unaccounted(&self) -> Taken {
         self.unaccounted_of(self.launched())
     }
 
-    /// The same of the first `launched`.
+    /// Does what [`Self::unaccounted`] does, for the first `launched` launches.
     pub fn unaccounted_of(&self, launched: u64) -> Taken {
         Taken {
             launched: launched.wrapping_sub(self.accounted.load(Ordering::Relaxed)),
@@ -147,27 +161,29 @@ impl Tally {
         self.state.load(Ordering::SeqCst) != IDLE
     }
 
-    /// Whether one is open that may be closed.
+    /// Whether a segment is open that may be closed.
     pub fn is_closable(&self) -> bool {
         self.state.load(Ordering::Acquire) == OPEN
     }
 
-    /// Whether somebody is closing one.
+    /// Whether a thread is closing a segment.
     pub fn is_closing(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSING
     }
 
-    /// Whether the owner is inside the driver.
+    /// Whether the owner is in the driver.
     pub fn is_launching(&self) -> bool {
         self.state.load(Ordering::Relaxed) == LAUNCHING
     }
 
-    /// Opens a segment for a launch that is about to be made. The owner's alone, with none open and what was late settled.
+    /// Opens a segment for a launch that is about to be made. Only the owner calls this, while no
+    /// segment is open and late launches are settled.
     pub fn open(&self) {
         self.state.store(LAUNCHING, Ordering::SeqCst);
     }
 
-    /// Takes the open segment for a launch, so that nobody closes it meanwhile. The owner's alone.
+    /// Takes the open segment for a launch, so that no other thread closes it meanwhile. Only the
+    /// owner calls this.
     pub fn claim(&self) -> Attempt {
         match self.state.compare_exchange(OPEN, LAUNCHING, Ordering::SeqCst, Ordering::Acquire) {
             Ok(_) | Err(LAUNCHING) => Attempt::Done,
@@ -176,18 +192,20 @@ impl Tally {
         }
     }
 
-    /// The launch was made. The owner's, or whoever knows that its thread is gone.
+    /// Ends [`Self::claim`] after the launch was made. The owner calls this, or a thread that knows
+    /// that the owner is gone.
     pub fn release(&self) {
-        // Unless it was seized meanwhile, with its stream.
+        // The exchange fails if another thread has seized the segment with its stream meanwhile.
         let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// Takes the open segment to close it, unless a launch of it is under way. True: [`Self::account`] and [`Self::closed`], or [`Self::reopen`], are owed.
+    /// Takes the open segment to close it, unless a launch of it is in progress. After true, the
+    /// caller must call [`Self::account`] and [`Self::closed`], or [`Self::reopen`].
     pub fn begin_closing(&self) -> bool {
         self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// The same, whether a launch is under way or not.
+    /// Does what [`Self::begin_closing`] does, even if a launch is in progress.
     pub fn seize(&self) -> Attempt {
         let state = self.state.load(Ordering::Acquire);
         match state {
@@ -200,17 +218,18 @@ impl Tally {
         }
     }
 
-    /// What was launched up to now. Whoever closes the segment has it end there.
+    /// Returns the number of launches so far. A thread that closes the segment lets it end there.
     pub fn launched_at_end(&self) -> u64 {
         self.launched.load(Ordering::SeqCst)
     }
 
-    /// It is not closed after all.
+    /// Opens the segment again, because it is not closed after all.
     pub fn reopen(&self) {
         self.state.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Accounts for the launches up to `launched`: those of the segment that is being closed. Returns what was not accounted for before.
+    /// Accounts for the launches up to `launched`, which are those of the segment that is being
+    /// closed. Returns what was not accounted for before.
     pub fn account(&self, launched: u64) -> Taken {
         let expected_ns = self.expected_ns();
         let before = self.accounted.swap(launched, Ordering::AcqRel);
@@ -218,27 +237,29 @@ impl Tally {
         Taken { launched: launched.wrapping_sub(before), ns: expected_ns.saturating_sub(before_ns) }
     }
 
-    /// The segment is closed.
+    /// Marks the segment as closed.
     pub fn closed(&self) {
         self.state.store(IDLE, Ordering::SeqCst);
     }
 
-    /// While no segment is open: accounts for launches that came into the last one too late, and returns them. Any thread's. A negative number is one that the driver
-    /// refused and a segment has taken for a launch.
+    /// Accounts for launches that came too late for the last segment, while no segment is open.
+    /// Returns these launches. Any thread may call this. A negative number is a launch that the
+    /// driver refused after a segment had counted it.
     pub fn settle(&self) -> Option<Taken> {
         let accounted = self.accounted.load(Ordering::Acquire);
         let launched = self.launched.load(Ordering::Acquire);
         if launched == accounted || self.state.load(Ordering::SeqCst) != IDLE {
             return None;
         }
-        // Who opens a segment counts in it after `state` says so, and who closes one changes `accounted`: what was seen above is late.
+        // The owner counts in a new segment only after `state` says that it is open. A thread that
+        // closes a segment changes `accounted`. So the launches seen above are late ones.
         let expected_ns = self.expected_ns();
         if self.launched.load(Ordering::Acquire) != launched {
-            // The driver refused one of them.
+            // The driver refused one of the launches meanwhile.
             return None;
         }
         self.accounted.compare_exchange(accounted, launched, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        // It only grows, and who closes a segment meanwhile has accounted for more.
+        // The value only grows. A thread that closes a segment meanwhile has accounted for more.
         let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
         Some(Taken { launched: launched.wrapping_sub(accounted), ns: expected_ns.saturating_sub(before_ns) })
     }

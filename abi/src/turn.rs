@@ -1,11 +1,13 @@
-//! Which of a tenant's processes has the GPU, where no daemon says so: at most one at a time, so that the GPU does not switch between them all the
-//! while. Nothing depends on it but that: two that run at once are charged rightly too.
+//! The turn: which of a tenant's processes has the GPU without a daemon. At most one has it at a
+//! time, so that the GPU does not switch between them all the time. Nothing else depends on the
+//! turn: two processes that run at once are still charged correctly.
 //!
-//! A turn ends by itself unless it is renewed, so a process that is killed or stopped keeps it for a moment only.
+//! A turn ends by itself unless it is renewed. So a process that is killed or stopped keeps it only
+//! for a moment.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A moment is kept in units of 1.024 µs, a slot in what is left of the word.
+/// A time is kept in units of 1.024 µs. The slot is in the remaining bits of the word.
 const TIME_SHIFT: u32 = 10;
 const SLOT_BITS: u32 = 10;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -16,15 +18,16 @@ const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Turn {
-    /// Who has it, and until when.
+    /// The process that has the turn, and until when.
     held: AtomicU64,
-    /// Who asks for it for longest, and until when they mean it.
+    /// The process that has asked for the longest time, and until when its wish is valid.
     wanted: AtomicU64,
-    /// Since when they do, ns (CLOCK_MONOTONIC). Written beside `wanted`: what does not fit together is put right when its owner asks again.
+    /// Since when that process has asked, ns (CLOCK_MONOTONIC). It is written separately from
+    /// `wanted`. If the two do not match, they match again once the process repeats its wish.
     since_ns: AtomicU64,
 }
 
-/// A process, by its slot in the ledger, until a time. The zero word is nobody.
+/// A process, by its slot in the ledger, until a time. The zero word is no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Claim(u64);
 
@@ -45,7 +48,7 @@ impl Claim {
 }
 
 impl Turn {
-    /// Takes the turn, or renews it. False: another process has it.
+    /// Takes the turn, or renews it. Returns false if another process has it.
     pub fn take(&self, slot: usize, now_ns: u64, until_ns: u64) -> bool {
         let claim = Claim::new(slot, until_ns);
         let taken = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
@@ -55,20 +58,21 @@ impl Turn {
         taken.is_ok()
     }
 
-    /// Whether the process with that slot had the turn last, and nobody took it since.
+    /// Whether the process with that slot had the turn last, and no other has taken it since.
     pub fn is_held_by(&self, slot: usize) -> bool {
         Claim(self.held.load(Ordering::Acquire)).is_by(slot)
     }
 
-    /// Gives the turn back, if it is still this process's.
+    /// Gives the turn back, if this process still has it.
     pub fn give(&self, slot: usize) {
-        // If it is not, another has taken it.
+        // The update fails if another process has taken the turn.
         let _ = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
             Claim(held).is_by(slot).then_some(Claim::NOBODY.0)
         });
     }
 
-    /// Asks whoever has the turn for it, until `until_ns`, unless another that has asked for longer does so too.
+    /// Asks for the turn, until `until_ns`. Does nothing if another process asks and has asked for
+    /// longer.
     pub fn want(&self, slot: usize, since_ns: u64, now_ns: u64, until_ns: u64) {
         let is_before = self.since_ns.load(Ordering::Relaxed) <= since_ns;
         if is_before && self.is_wanted_by_other(slot, now_ns) {
@@ -78,20 +82,20 @@ impl Turn {
         self.wanted.store(Claim::new(slot, until_ns).0, Ordering::Release);
     }
 
-    /// Asks no more, if it is this process that asks.
+    /// Withdraws the wish, if it is this process's.
     pub fn withdraw(&self, slot: usize) {
         let _ = self.wanted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |wanted| {
             Claim(wanted).is_by(slot).then_some(Claim::NOBODY.0)
         });
     }
 
-    /// Whether another process than this one asks for the turn.
+    /// Whether a process other than this one asks for the turn.
     pub fn is_wanted_by_other(&self, slot: usize, now_ns: u64) -> bool {
         let wanted = Claim(self.wanted.load(Ordering::Acquire));
         wanted != Claim::NOBODY && !wanted.is_by(slot) && !wanted.is_over(now_ns)
     }
 
-    /// Whether another does that has asked since before `since_ns`.
+    /// Whether another process asks for the turn and has asked since before `since_ns`.
     pub fn is_wanted_before(&self, slot: usize, since_ns: u64, now_ns: u64) -> bool {
         self.is_wanted_by_other(slot, now_ns) && self.since_ns.load(Ordering::Relaxed) < since_ns
     }
@@ -152,7 +156,7 @@ mod tests {
         );
         turn.want(1, NOW_NS - 5, NOW_NS, LATER_NS);
         assert!(turn.is_wanted_before(2, NOW_NS - 4, NOW_NS));
-        // A wish that lapsed is nobody's.
+        // An expired wish belongs to no process.
         turn.want(2, LATER_NS, LATER_NS, LATER_NS + 20_000_000);
         assert!(turn.is_wanted_before(1, LATER_NS + 1, LATER_NS));
     }

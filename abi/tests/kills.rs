@@ -1,8 +1,11 @@
-//! A session killed after every single instruction of what it does with its tenant's ledger: what it held comes back whole, and the others
-//! neither pass the limit nor are refused for it.
+//! A session is killed after every single instruction of its work with the tenant's ledger. All
+//! that it held must come back. The other sessions must neither exceed the limit nor be refused
+//! because of it.
 //!
-//! The victim is a forked child that shares the ledger's memory, walked by ptrace one instruction at a time and killed after each in turn.
-//! Instructions that change none of the slot's words are walked over without a kill: death there is death before the next that does.
+//! The victim is a forked child that shares the ledger's memory. ptrace steps it one instruction at
+//! a time, and it is killed after each in turn. Instructions that change no word of the slot are
+//! stepped over without a kill. A death after such an instruction has the same effect as a death
+//! before the next change.
 #![cfg(not(loom))]
 
 use std::ptr::{from_ref, null_mut};
@@ -10,18 +13,19 @@ use std::ptr::{from_ref, null_mut};
 use deepres_abi::ledger::{LedgerGpu, MAX_SESSIONS};
 
 const LIMIT_BYTES: u64 = 100;
-/// What the victim holds before it begins.
+/// Bytes that the victim holds before it begins.
 const BEFORE_BYTES: u64 = 20;
-/// What the other session holds all the while.
+/// Bytes that the other session holds all the time.
 const OTHER_BYTES: u64 = 10;
 const VICTIM: usize = 0;
 const OTHER: usize = 1;
 /// Far more than any of the calls takes.
 const MAX_INSTRUCTIONS: usize = 200_000;
 
-/// A ledger that a forked child shares, mapped as long as the test runs.
+/// Returns a ledger that a forked child shares. It stays mapped as long as the test runs.
 fn shared_ledger() -> &'static LedgerGpu {
-    // SAFETY: a new mapping of zeros, large enough, page-aligned and never unmapped; a ledger is atomics alone, for which zeros are valid.
+    // SAFETY: the mapping is new, zeroed, large enough, page-aligned and never unmapped. A ledger
+    // contains only atomics, for which zeros are valid.
     unsafe {
         let address = libc::mmap(
             null_mut(),
@@ -36,17 +40,17 @@ fn shared_ledger() -> &'static LedgerGpu {
     }
 }
 
-/// All bytes of the ledger, to tell whether an instruction changed it.
+/// Returns all bytes of the ledger, to find out whether an instruction changed it.
 fn image(ledger: &LedgerGpu) -> Vec<u8> {
     let start = from_ref(ledger).cast::<u8>();
-    // SAFETY: the mapping's own bytes; its only other writer is stopped.
+    // SAFETY: the bytes belong to the mapping, and their only other writer is stopped.
     unsafe { std::slice::from_raw_parts(start, size_of::<LedgerGpu>()) }.to_vec()
 }
 
-/// Waits for the child's next stop. True if it is over instead.
+/// Waits for the child's next stop. Returns true if the child has ended instead.
 fn is_over(child: i32) -> bool {
     let mut status = 0;
-    // SAFETY: our child, and room for its status.
+    // SAFETY: the child is ours, and its status has room.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     if libc::WIFEXITED(status) {
         assert_eq!(libc::WEXITSTATUS(status), 0, "the victim failed by itself");
@@ -55,18 +59,21 @@ fn is_over(child: i32) -> bool {
 }
 
 fn request(child: i32, what: libc::c_uint) {
-    // SAFETY: the child is ours and stopped; neither request reads or writes memory of ours.
+    // SAFETY: the child is ours and stopped. Neither request reads or writes memory of this
+    // process.
     let done = unsafe { libc::ptrace(what, child, null_mut::<libc::c_void>(), null_mut::<libc::c_void>()) };
     assert_eq!(done, 0, "ptrace: {}", std::io::Error::last_os_error());
 }
 
-/// Runs `act` in a child that is killed right after its change number `changes` of the ledger. False if it made no more than that.
+/// Runs `act` in a child that is killed right after its change number `changes` of the ledger.
+/// Returns false if the child made no more changes than that.
 fn killed_after(ledger: &LedgerGpu, changes: usize, act: fn(&LedgerGpu)) -> bool {
-    // SAFETY: the child only touches the ledger, stops itself and exits: nothing that a fork of a process with threads forbids.
+    // SAFETY: the child only touches the ledger, stops itself and exits. A fork of a process with
+    // threads permits all of that.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: as above.
+        // SAFETY: the child only touches the ledger, stops itself and exits.
         unsafe {
             libc::ptrace(libc::PTRACE_TRACEME, 0, null_mut::<libc::c_void>(), null_mut::<libc::c_void>());
             libc::raise(libc::SIGSTOP);
@@ -94,8 +101,9 @@ fn killed_after(ledger: &LedgerGpu, changes: usize, act: fn(&LedgerGpu)) -> bool
     panic!("the victim does not come to an end");
 }
 
-/// Kills a session before the first change that `act` makes and after each. `has_bytes` is what the driver may have given it by then: one
-/// number more than there are changes.
+/// Kills a session before the first change that `act` makes, and after each change. `has_bytes`
+/// lists the bytes that the driver may have given it by then. The list has one more element than
+/// there are changes.
 fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
     for changes in 0.. {
         let ledger = shared_ledger();
@@ -110,7 +118,8 @@ fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
         }
         let at = format!("killed after change {changes}");
 
-        // Until the controller clears its slot, nobody else gets what the driver may have given it.
+        // Until the daemon clears the slot, no other session gets bytes that the driver may have
+        // given the victim.
         let other = ledger.account(OTHER).unwrap();
         let free_bytes = LIMIT_BYTES - OTHER_BYTES - has_bytes[changes];
         assert!(other.reserve(free_bytes + 1, LIMIT_BYTES, || false).is_err(), "{at}");
@@ -121,7 +130,7 @@ fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
         assert!(
             (0..MAX_SESSIONS).all(|slot| slot == OTHER || ledger.account(slot).unwrap().held_bytes() == 0)
         );
-        // All that is left of the limit is there to be had, and not a byte more.
+        // Now the other session can have all that is left of the limit, and not a byte more.
         other.reserve(LIMIT_BYTES - OTHER_BYTES, LIMIT_BYTES, || false).expect(&at).commit();
         assert!(other.reserve(1, LIMIT_BYTES, || false).is_err(), "{at}");
     }
@@ -133,7 +142,7 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit();
     };
-    // Announced, taken, noted as the most there was.
+    // The changes: announced, taken, recorded as the peak.
     walk(reserve_and_commit, &[20, 50, 50, 50]);
 }
 
@@ -143,7 +152,7 @@ fn a_session_killed_while_it_takes_a_part_of_what_it_was_promised_leaves_nothing
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);
     };
-    // Announced, the rest no longer announced, taken, noted as the most there was.
+    // The changes: announced, the rest no longer announced, taken, recorded as the peak.
     walk(reserve_and_commit_part, &[20, 50, 30, 30, 30]);
 }
 
@@ -153,7 +162,7 @@ fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         drop(account.reserve(30, LIMIT_BYTES, || false).unwrap());
     };
-    // Announced, no longer announced.
+    // The changes: announced, no longer announced.
     walk(reserve_and_withdraw, &[20, 50, 20]);
 }
 
@@ -168,6 +177,6 @@ fn a_session_killed_while_it_is_refused_leaves_nothing_behind() {
 
 #[test]
 fn a_session_killed_while_it_gives_back_leaves_nothing_behind() {
-    // Leaving, gone.
+    // The changes: leaving, gone.
     walk(|ledger| ledger.account(VICTIM).unwrap().release(BEFORE_BYTES), &[20, 20, 0]);
 }

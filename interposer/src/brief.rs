@@ -1,7 +1,9 @@
-//! A lock that is held for some instructions at a time: taking it costs one locked operation, and giving it back none.
+//! A lock that is held for a few instructions at a time. Taking the lock costs one locked
+//! operation, and releasing the lock costs none.
 //!
-//! A mutex of the standard library needs a second one to see whether somebody sleeps on it. On the way of an allocation these operations are most of what
-//! there is to pay, and nobody waits there as long as no two threads meet in one table.
+//! A mutex of the standard library needs a second locked operation, to find out whether a thread
+//! sleeps on it. In an allocation, such operations are most of the cost. A thread waits only if two
+//! threads meet in one table.
 
 use std::cell::UnsafeCell;
 use std::hint;
@@ -11,29 +13,31 @@ use std::thread;
 
 use crate::os;
 
-/// Looks after which a waiter lets others run between two, and after which it sleeps: whoever has the lock may have been taken off its CPU.
+/// Number of polls after which a waiter yields its CPU between polls, and after which it sleeps
+/// between polls. The thread with the lock may have lost its CPU.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
 const NAP_NS: u64 = 50_000;
 
-/// See the module.
+/// A lock with its value, as the module describes it.
 #[derive(Debug, Default)]
-// Those of a table are used by different threads at a time.
+// The locks of one table are used by different threads at the same time, so each has its own cache
+// line.
 #[repr(align(64))]
 pub struct Brief<T> {
     is_taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time has the value, as with a mutex.
+// SAFETY: only one thread at a time has access to the value, as with a mutex.
 unsafe impl<T: Send> Sync for Brief<T> {}
 
-/// Having it.
+/// Access to the value. Dropping the guard releases the lock.
 #[derive(Debug)]
 pub struct Guard<'a, T>(&'a Brief<T>);
 
 impl<T> Brief<T> {
-    /// Waits for whoever has it.
+    /// Takes the lock, and waits while another thread has it.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         if !self.try_take() {
@@ -50,7 +54,8 @@ impl<T> Brief<T> {
     #[cold]
     fn wait(&self) {
         let mut looks = 0_u32;
-        // Looks first: a failed exchange takes the cache line from whoever has the lock.
+        // A plain load comes first, because a failed exchange takes the cache line from the thread
+        // with the lock.
         while self.is_taken.load(Ordering::Relaxed) || !self.try_take() {
             looks = looks.saturating_add(1);
             match looks {
@@ -67,7 +72,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: whoever has the guard has the lock.
+        // SAFETY: the guard exists only while its thread has the lock.
         unsafe { &*self.0.value.get() }
     }
 }
@@ -75,7 +80,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and this borrows the only guard there is.
+        // SAFETY: as above, and the method borrows the only guard mutably.
         unsafe { &mut *self.0.value.get() }
     }
 }

@@ -1,7 +1,7 @@
-//! Counts the stream captures that are under way. While there are none, launches pay one load for it.
+//! Counts the active stream captures. While there is none, launches pay one load for this.
 //!
-//! A captured launch does not execute: it is neither gated nor charged, and no marker of ours may get into the graph. The graph's launch
-//! is metered instead.
+//! A captured launch does not execute. So a captured launch passes no gate and is not charged, and
+//! no marker may get into the graph. The launch of the graph is metered instead.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
@@ -10,41 +10,45 @@ use crate::driver::calls::{Context, Stream};
 use crate::os::Patience;
 use crate::{os, thread};
 
-/// A capture that is under way.
+/// An active capture.
 #[derive(Debug, Clone, Copy)]
 struct Capture {
-    /// Where it was begun.
+    /// The stream on which the capture was begun.
     stream: Stream,
-    /// The context of that stream, if the driver could tell: the capture ends with it.
+    /// The context of that stream, if the driver named it. The capture ends with the context.
     context: Option<Context>,
-    /// Who began it.
+    /// The thread that began the capture.
     thread: u32,
 }
 
 impl Capture {
-    /// Whether it is the one on `stream`. A default stream is another one in each context and, if it is the per-thread one, to each thread.
+    /// Whether this is the capture on `stream`. The handle of a default stream names another stream
+    /// in each context. The handle of the per-thread stream also names another stream in each
+    /// thread.
     fn is_on(&self, stream: Stream, context: Option<Context>) -> bool {
         let is_same = self.context == context && self.thread == thread::id();
         self.stream == stream && (!stream.is_default() || is_same)
     }
 }
 
-/// How many captures are under way, and whether the process is recorded ([`crate::record`]): one word, so that a launch that nothing is in the
-/// way of loads but one.
+/// Number of active captures, and a bit that tells whether the process is recorded
+/// ([`crate::record`]). Both share a word, so that a launch usually loads only one word.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
-/// The bit of [`ACTIVE`] that says so.
+/// The bit of [`ACTIVE`] that is set while the process is recorded.
 const RECORDED: u32 = 1 << 31;
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 
-/// Shared by who records a marker, from the look whether the stream captures until it is recorded; had alone by who makes a stream capture.
+/// Held shared by a thread that records a marker, from the check whether the stream captures until
+/// the marker is recorded. Held exclusively by a thread that makes a stream capture.
 static MARKERS: RwLock<()> = RwLock::new(());
-/// How long each waits for the other at most, ns. A driver's call takes some µs; but one that finds a full queue waits for the GPU, which may wait for
-/// this thread.
+/// Longest time that a thread waits for the lock, ns. A call of the driver takes some µs. But a
+/// call that finds a full queue waits for the GPU, which may wait for this thread.
 const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
 
-/// Until when nobody waits any more, since somebody did in vain; ns of `CLOCK_MONOTONIC`.
+/// Until this time no thread waits for the lock, because one has waited in vain; ns of
+/// `CLOCK_MONOTONIC`.
 static HASTY_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-/// How long that lasts, ns.
+/// Length of that time, ns.
 const HASTY_NS: u64 = 10 * MARKERS_LIMIT_NS;
 
 fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
@@ -65,24 +69,26 @@ fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
     }
 }
 
-/// As long as the result lives, no stream begins or joins a capture. `None`: one is about to, and takes long.
+/// Prevents any stream from beginning or joining a capture while the result lives. Returns `None`
+/// if another thread is about to do so and takes long.
 pub fn marking() -> Option<RwLockReadGuard<'static, ()>> {
     patiently(|| MARKERS.try_read())
 }
 
-/// As long as the result lives, nobody records a marker: one that was meant for a stream that does not capture would become part of the graph, and a question
-/// for it would end the capture.
+/// Prevents any thread from recording a marker while the result lives. A marker that is recorded on
+/// a stream that has just begun to capture would become part of the graph. A query of that marker
+/// would then end the capture.
 pub fn joining() -> Option<RwLockWriteGuard<'static, ()>> {
     patiently(|| MARKERS.try_write())
 }
 
-/// Whether nobody records a marker at this moment.
+/// Whether no thread records a marker at this moment.
 #[cfg(test)]
 pub fn may_join() -> bool {
     MARKERS.try_write().is_ok()
 }
 
-/// Whether launches may simply go: nothing is captured or recorded.
+/// Whether launches may go at once, because nothing is captured or recorded.
 #[inline(always)]
 pub fn is_clear() -> bool {
     ACTIVE.load(Ordering::Relaxed) == 0
@@ -100,7 +106,7 @@ pub fn is_recording() -> bool {
     ACTIVE.load(Ordering::Relaxed) & RECORDED != 0
 }
 
-/// The process is recorded from now on, or no longer.
+/// Sets whether the process is recorded from now on.
 pub fn set_recording(is_recording: bool) {
     if is_recording {
         ACTIVE.fetch_or(RECORDED, Ordering::SeqCst);
@@ -113,11 +119,12 @@ fn change(change: impl FnOnce(&mut Vec<Capture>)) {
     let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
     let before = captures.len() as u32;
     change(&mut captures);
-    // A difference, which leaves the other bit as it is.
+    // Adding a difference leaves the other bit as it is.
     ACTIVE.fetch_add((captures.len() as u32).wrapping_sub(before), Ordering::SeqCst);
 }
 
-/// Has the thread's end take out what its own default stream captures then: nobody else can name that stream.
+/// Removes, at the thread's end, the capture on the thread's own default stream. No other thread
+/// can name that stream.
 struct AtEnd;
 
 impl Drop for AtEnd {
@@ -134,16 +141,17 @@ thread_local! {
     static AT_END: AtEnd = const { AtEnd };
 }
 
-/// A capture is about to begin on `stream`, which is of `context`. Counted before it does, so that no marker slips in.
+/// Notes that a capture is about to begin on `stream` of `context`. The capture is counted before
+/// it begins, so that no marker gets into it.
 pub fn begin(stream: Stream, context: Option<Context>) {
     if stream == Stream::PER_THREAD {
-        // A thread that is ending already captures no more.
+        // A thread that is already ending begins no more captures.
         let _ = AT_END.try_with(|_| ());
     }
     change(|captures| captures.push(Capture { stream, context, thread: thread::id() }));
 }
 
-/// A capture on `stream`, which is of `context`, ended, or did not begin.
+/// Notes that a capture on `stream` of `context` ended, or did not begin.
 pub fn end(stream: Stream, context: Option<Context>) {
     change(|captures| {
         if let Some(place) = captures.iter().position(|capture| capture.is_on(stream, context)) {
@@ -152,8 +160,9 @@ pub fn end(stream: Stream, context: Option<Context>) {
     });
 }
 
-/// A stream that is about to be destroyed: its capture, if it has one, goes on being counted and is nobody's until it is known how the call ended. So the next
-/// stream of the same handle cannot be taken for it.
+/// Called before a stream is destroyed. The stream's capture, if there is one, stays counted but
+/// belongs to no stream, until the result of the call is known. So the next stream with the same
+/// handle is not taken for this one.
 #[must_use]
 pub fn leave(stream: Stream) -> Leaving {
     let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,11 +170,11 @@ pub fn leave(stream: Stream) -> Leaving {
     Leaving(place.map(|place| captures.swap_remove(place)))
 }
 
-/// See [`leave`].
+/// The capture of a stream that is being destroyed.
 pub struct Leaving(Option<Capture>);
 
 impl Leaving {
-    /// The stream is gone, or it is not and captures as before.
+    /// Removes the capture if the stream is gone. Otherwise the stream captures as before.
     pub fn settle(self, is_gone: bool) {
         let Some(capture) = self.0 else { return };
         if is_gone {
@@ -176,7 +185,7 @@ impl Leaving {
     }
 }
 
-/// A context is gone, and with it every capture on its streams.
+/// Removes every capture on the streams of a destroyed context.
 pub fn forget_context(context: Context) {
     if is_active() {
         change(|captures| captures.retain(|capture| capture.context != Some(context)));

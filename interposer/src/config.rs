@@ -1,4 +1,5 @@
-//! What the environment asks for. A value that makes no sense is reported in one line and treated as absent.
+//! The wishes that the environment names. A value that makes no sense is reported in one line, and
+//! counts as absent.
 
 use std::env;
 use std::ffi::OsString;
@@ -28,39 +29,40 @@ const SIZE: &str = "DEEPRES_SIZE";
 const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
 const FOLLOW_USE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
-/// Whether the time of its copies is charged.
+/// Whether the time of the job's copies is charged.
 const CHARGE_COPIES: &str = "DEEPRES_CHARGE_COPIES";
-/// The signal by which the job wants to be told that it is to give memory back.
+/// The signal by which the job wants to be told to give memory back.
 const PRESSURE: &str = "DEEPRES_PRESSURE";
-/// Names the file that the process is recorded into, to which processes of the job append.
+/// Path of the file into which the process is recorded. All processes of the job append to it.
 const RECORD: &str = "DEEPRES_RECORD";
-/// HAMi's names, for those who come from there: for every GPU, or with `_0` and so on for one. Ours win over them.
+/// HAMi's names of the limits, for users who come from HAMi. The names apply to every GPU, or with
+/// the suffix `_0` and so on to one GPU. deepres's own variables win over them.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
-/// What is asked for on one GPU.
+/// The limits wished for on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limit {
-    /// Share, parts per million; 0: none.
+    /// Share in parts per million. 0 means no limit.
     pub share_ppm: u32,
-    /// Memory, bytes; 0: none.
+    /// Memory in bytes. 0 means no limit.
     pub memory_bytes: u64,
 }
 
-/// Variables that speak of deepres beside the socket and the limits.
+/// Variables for deepres beside the socket and the limits.
 const OTHERS: [&str; 9] =
     [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE, FOLLOW_USE, CHARGE_COPIES];
 
-/// What the environment says of the job; what it does not say is absent.
+/// Properties of the job that the environment names. Others are absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Job {
-    /// How critical it is.
+    /// Criticality of the job.
     pub criticality: Option<Criticality>,
-    /// When it has to be done, ns from its start.
+    /// Deadline, ns from the job's start.
     pub deadline_ns: Option<u64>,
-    /// GPU time that it takes, ns.
+    /// GPU time that the job takes, ns.
     pub size_ns: Option<u64>,
-    /// How soon its requests are to be answered, ns.
+    /// Latency wanted for a request, ns.
     pub slo_ns: Option<u64>,
 }
 
@@ -81,34 +83,35 @@ impl Job {
     }
 }
 
-/// Requests and addresses from the environment.
+/// Wishes and paths from the environment.
 #[derive(Debug)]
 pub struct Config {
-    /// Where the tenant socket may be, best first; never empty.
+    /// Possible places of the tenant socket, best first. Never empty.
     pub sockets: Vec<Socket>,
-    /// Whether the environment names the socket: then there is a daemon, or should be.
+    /// Whether the environment names the socket, so that a daemon should exist.
     pub is_socket_named: bool,
-    /// Where this user's files of deepres are.
+    /// Directory of this user's files of deepres.
     pub directory: PathBuf,
-    /// Whether the environment mentions deepres at all: if not, the absence of a daemon is nothing to talk about.
+    /// Whether the environment mentions deepres at all. If not, the absence of a daemon is not
+    /// worth a message.
     pub is_asked_for: bool,
     /// The tenant's name, or empty.
     pub tenant: String,
-    /// The class asked for.
+    /// The class wished for.
     pub class: Option<Class>,
-    /// What is said of the job's priority.
+    /// Properties that decide the job's priority.
     pub job: Job,
-    /// The file that the process is recorded into.
+    /// The file into which the process is recorded.
     pub record: Option<PathBuf>,
-    /// How its memory may make room for others'.
+    /// How the job's memory may make room for other tenants.
     pub oversubscribe: Option<Oversubscribe>,
-    /// Whether what of its memory it does not use may be others'.
+    /// Whether other tenants may have the memory that the job does not use.
     pub memory_follows_use: Option<bool>,
-    /// Whether the time of its copies is charged.
+    /// Whether the time of the job's copies is charged.
     pub charge_copies: Option<bool>,
-    /// The signal that says that memory is to be given back.
+    /// The signal that tells the job to give memory back.
     pub pressure: Option<i32>,
-    /// By ordinal in this process.
+    /// Limits by the GPU's ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
 
@@ -116,7 +119,8 @@ impl Config {
     /// Reads the environment.
     pub fn read() -> Self {
         let places = places();
-        // What is not UTF-8 makes no sense below either, and is named there; but for names, which may be any text.
+        // Invalid UTF-8 makes no sense below either, and is reported there. The exception is the
+        // tenant's name, which may be any text.
         let text = |value: OsString| value.to_string_lossy().into_owned();
         let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
         let (tenant, class) = (variable(TENANT), variable(CLASS));
@@ -176,17 +180,18 @@ impl Config {
         }
     }
 
-    /// Where a tenant socket would be believed now, best first: a directory in a place where anyone makes some has to be the user's own.
+    /// Returns the tenant sockets that are trusted at this moment, best first. In a place where
+    /// anyone can make directories, the socket's directory must belong to the user.
     pub fn believed_sockets(&self) -> Vec<PathBuf> {
         believed(&self.sockets)
     }
 
-    /// What is asked for on the GPU with that ordinal.
+    /// The limits wished for on the GPU with this ordinal.
     pub fn limit(&self, ordinal: usize) -> Limit {
         self.limits.get(ordinal).copied().unwrap_or_default()
     }
 
-    /// What is asked of a daemon, which knows one limit for all GPUs: the smallest.
+    /// The limits to ask of a daemon. A daemon has one limit for all GPUs, so this is the smallest.
     pub fn request(&self) -> Limit {
         let least = |of: fn(&Limit) -> u64| self.limits.iter().map(of).filter(|limit| *limit != 0).min();
         Limit {
@@ -201,7 +206,7 @@ impl Config {
     }
 }
 
-/// As [`Config::believed_sockets`], and nothing else read.
+/// As [`Config::believed_sockets`], without reading anything else.
 pub fn tenant_sockets() -> Vec<PathBuf> {
     believed(&Socket::all(&places()))
 }
@@ -210,30 +215,32 @@ fn believed(sockets: &[Socket]) -> Vec<PathBuf> {
     sockets.iter().filter(|socket| socket.is_believed()).map(|socket| socket.path.clone()).collect()
 }
 
-/// What the environment and the user say about where files are.
+/// The places of files, by the environment and the user.
 fn places() -> Places<Vec<u8>> {
-    // SAFETY: no arguments, cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     let user = unsafe { libc::getuid() };
     Places::read(user, |name| env::var_os(name).map(OsString::into_vec))
 }
 
-/// What is relative starts where the process is now, wherever it goes.
+/// Makes the path absolute. A relative path starts at the present working directory, even if the
+/// process changes it later.
 fn path(bytes: Vec<u8>) -> PathBuf {
     let path = PathBuf::from(OsString::from_vec(bytes));
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// A place where the tenant socket may be.
+/// A possible place of the tenant socket.
 #[derive(Debug)]
 pub struct Socket {
-    /// The socket's.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// The directory that it is in somewhere, and the user who has to own that; none: whoever listens is believed.
+    /// A directory above the socket, and the user who must own it. `None` means that any listener
+    /// is trusted.
     pub within: Option<(PathBuf, u32)>,
 }
 
 impl Socket {
-    /// All that there may be, best first.
+    /// All possible places, best first.
     fn all(places: &Places<Vec<u8>>) -> Vec<Self> {
         if let Some(named) = places.socket() {
             return vec![Self { path: path(named.clone()), within: None }];
@@ -255,12 +262,13 @@ impl Socket {
     }
 }
 
-/// Whether the directory belongs to the user: in a place where anyone makes directories, another may pose as their daemon.
+/// Whether the directory belongs to the user. In a place where anyone can make directories, another
+/// user could pose as the user's daemon.
 fn is_of(directory: &Path, user: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
-/// Reads a yes or no, as people write it.
+/// Reads a yes or no in the usual spellings.
 fn switch(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),
@@ -269,7 +277,7 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// The limits by ordinal, and whether any was named, readable or not.
+/// Returns the limits by ordinal, and whether any variable was set, valid or not.
 fn limits(
     variable: impl Fn(&str) -> Option<String>,
     refuse: impl Fn(fmt::Arguments<'_>),
@@ -307,7 +315,8 @@ fn limits(
     (limits, is_any_named.get())
 }
 
-/// HAMi's share: a number from 0 to 100 without a sign, where 0 is no limit. In parts per million.
+/// HAMi's share in parts per million: a number from 0 to 100 without a sign, where 0 means no
+/// limit.
 fn whole_percent(text: &str) -> Option<u64> {
     const WHOLE: u64 = 100;
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -315,14 +324,16 @@ fn whole_percent(text: &str) -> Option<u64> {
     Some(percent * u64::from(PPM) / WHOLE)
 }
 
-/// HAMi's size, `3000m`, in a grammar that ours holds, but for 0, which is no limit.
+/// HAMi's size, for example `3000m`. deepres's grammar includes HAMi's, except for 0, which means
+/// no limit.
 fn size_or_none(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
     let is_zero = !digits.is_empty() && digits.bytes().all(|byte| byte == b'0');
     if is_zero { Some(0) } else { parse_bytes(text) }
 }
 
-/// A signal by name: `SIGUSR1`, `SIGUSR2`, `SIGURG`, or `SIGRTMIN+N`. Others mean something else to programs.
+/// Returns a signal by its name: `SIGUSR1`, `SIGUSR2`, `SIGURG` or `SIGRTMIN+N`. Other signals have
+/// a meaning of their own for programs.
 fn signal_named(name: &str) -> Option<i32> {
     if let Some(number) = name.strip_prefix("SIGRTMIN+") {
         let signal = number.parse::<i32>().ok()?.checked_add(libc::SIGRTMIN())?;
@@ -341,7 +352,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// The limits on the first two GPUs, and what was refused.
+    /// Returns the limits on the first two GPUs, and the refusals.
     fn read(variables: &[(&str, &str)]) -> (Limit, Limit, Vec<String>) {
         let refused = RefCell::new(Vec::new());
         let variable = |name: &str| {

@@ -1,6 +1,8 @@
-//! How the process reaches the driver, kept for `deepres ps --coverage`: which functions it looked up, what it was given, and what went past us.
+//! Records how the process reaches the driver, for `deepres ps --coverage`: the functions that it
+//! looked up, what it was given, and the bypasses.
 //!
-//! Look-ups come before there is a session, so everything is noted here, and copied to the meter page now and then.
+//! Look-ups come before there is a session. So everything is noted here, and is copied to the meter
+//! page now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,12 +12,12 @@ use deepres_abi::meter::MeterPage;
 
 use crate::log::say;
 
-/// Between two copies to the page, ns.
+/// Time between two copies to the page, ns.
 const PUBLISH_NS: u64 = 100_000_000;
 
-/// This process's own.
+/// The coverage of this process.
 pub static OWN: Coverage = Coverage::new();
-/// When it was copied last.
+/// When the coverage was last copied.
 static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Adds one to a counter.
@@ -23,12 +25,13 @@ pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A look-up of `id` by its exported name.
+/// Notes a look-up of `id` by its exported name.
 pub fn note(id: ApiId, is_hooked: bool) {
     OWN.note(id, is_hooked);
 }
 
-/// A look-up by `cuGetProcAddress` that led to no hook: the driver's own function of this family, for that version.
+/// Notes a look-up by `cuGetProcAddress` that led to no hook, but to the driver's own function of
+/// this family and version.
 pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     match driver::resolve(family, version, per_thread).or_else(|| driver::variants(family).next_back()) {
         Some(id) => OWN.note(id, false),
@@ -36,7 +39,8 @@ pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     }
 }
 
-/// Looks which libraries go past us. Takes the dynamic linker's lock, which a thread may hold while it waits for the GPU: not for the meter thread.
+/// Looks for libraries that bypass the interposer. The call takes the dynamic linker's lock, which
+/// a thread may hold while it waits for the GPU. So the meter thread must not call this.
 pub fn look_past() {
     let (found, before) = (crate::driver::bound_past(), OWN.bound_past.load(Ordering::Relaxed));
     if found > before {
@@ -48,20 +52,20 @@ pub fn look_past() {
     }
 }
 
-/// Copies to the page what is known by `now_ns`, if it has not been for a while.
+/// Copies the coverage to the page, unless it was copied recently.
 pub fn publish(page: &MeterPage, now_ns: u64) {
     if now_ns.saturating_sub(PUBLISHED_NS.load(Ordering::Relaxed)) >= PUBLISH_NS {
         publish_now(page, now_ns);
     }
 }
 
-/// The same at once.
+/// Copies the coverage to the page at once.
 pub fn publish_now(page: &MeterPage, now_ns: u64) {
     PUBLISHED_NS.store(now_ns, Ordering::Relaxed);
     page.coverage().copy_from(&OWN);
 }
 
-/// Writes the counts, at debug level.
+/// Logs the counts at debug level.
 pub fn report() {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let hooked = ApiId::ALL.into_iter().filter(|id| OWN.is_hooked(*id)).count();

@@ -1,5 +1,7 @@
-//! Descriptors of ours. They stand in the job's table: a job may close them, as daemons and launchers close all that they did not open, and give their
-//! numbers to files of its own. So nothing is done by a number before it was looked whether it still stands for what is ours.
+//! File descriptors of the interposer, which are in the job's table. So a job may close them and
+//! give their numbers to files of its own. Daemons and launchers close all descriptors that they
+//! did not open. So each use of a number first checks that it still stands for the interposer's
+//! file.
 
 use std::io;
 use std::mem;
@@ -8,20 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::os;
 
-/// The signal that an anonymous file of ours would send if it were asked for any. The kernel gives all such files one inode: by this ours are told from the
-/// job's.
+/// Signal number that is set on anonymous files of the interposer, which never send it. The kernel
+/// gives all anonymous files the same inode. The signal number distinguishes the interposer's files
+/// from the job's.
 const MARK: i32 = 63;
-/// Sets and reads that signal (`fcntl.h`).
+/// Commands of `fcntl` that set and read this signal number (`fcntl.h`).
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
-/// More than a driver opens at its start.
+/// Number of descriptors that must be free. A driver opens fewer at its start.
 const SPARE: i32 = 64;
-/// Of what could not be looked at.
+/// Identity of a file that could not be examined.
 const UNKNOWN: u32 = 0;
-/// In a place: no descriptor.
+/// Value of a place without a descriptor.
 const NONE: u64 = u64::MAX;
 
-/// A number, and what it stood for when it was ours.
+/// A descriptor number, and the identity of the file for which it stood at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnDescriptor {
     number: RawFd,
@@ -29,75 +32,82 @@ pub struct OwnDescriptor {
 }
 
 impl OwnDescriptor {
-    /// Keeps `descriptor`, which is closed by [`Self::close`] alone from here on.
+    /// Keeps `descriptor`. From now on only [`Self::close`] closes it.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self::of(apart(descriptor).into_raw_fd())
     }
 
-    /// The same by a number that is ours at this moment.
+    /// The same for a number that belongs to the interposer at this moment.
     pub fn of(number: RawFd) -> Self {
         if let Ok(status) = status(number)
             && is_anonymous(&status)
         {
-            // Refused, it is one of all those without a mark.
-            // SAFETY: no pointers; no signal is sent but for files that have `O_ASYNC`.
+            // If the kernel refuses the call, the file looks like any other anonymous file without
+            // a mark.
+            // SAFETY: the call takes no pointers. A file sends a signal only if it has `O_ASYNC`.
             unsafe { libc::fcntl(number, F_SETSIG, MARK) };
         }
         Self { number, identity: identity(number).unwrap_or(UNKNOWN) }
     }
 
-    /// A new eventfd. `None`: there is none to be had.
+    /// Makes an eventfd. Returns `None` if the system gives none.
     pub fn eventfd() -> Option<Self> {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let number = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nothing else owns it.
         (number >= 0).then(|| Self::new(unsafe { OwnedFd::from_raw_fd(number) }))
     }
 
-    /// Its number, if that still stands for it.
+    /// Returns the number, if it still stands for the interposer's file.
     pub fn number(self) -> Option<RawFd> {
         let is_ours = match identity(self.number) {
             Ok(identity) => identity == self.identity || self.identity == UNKNOWN,
-            // A filter of the job's may let nobody look. Nothing is known against it then.
+            // A system call filter of the job may refuse every check. The number then counts as
+            // unchanged.
             Err(error) => error.raw_os_error() != Some(libc::EBADF),
         };
         is_ours.then_some(self.number)
     }
 
-    /// Its number, to ask the kernel whether anything happened to whatever that stands for: nothing else may be done by it.
+    /// Returns the number without a check. The number may only serve to ask the kernel for events
+    /// on the file.
     pub fn unchecked(self) -> RawFd {
         self.number
     }
 
-    /// Whether its number still stands for it.
+    /// Whether the number still stands for the interposer's file.
     pub fn is_ours(self) -> bool {
         self.number().is_some()
     }
 
-    /// Whether the process may open many more files than it has: one that may not needs each for itself.
+    /// Whether the process may open many more files than it has open. Otherwise the job needs every
+    /// descriptor itself.
     pub fn is_to_spare(self) -> bool {
         let Some(number) = self.number() else { return false };
-        // The lowest number that was free. One so far above is given neither beyond the process's limit nor where all up to there are in use.
-        // SAFETY: no pointers.
+        // `number` was the lowest free number. The kernel gives no number that far above it in two
+        // cases: the process's limit is lower, or all numbers up to the limit are in use.
+        // SAFETY: the call takes no pointers.
         let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE) };
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nothing else owns it.
         above >= 0 && unsafe { libc::close(above) } == 0
     }
 
-    /// Closes it, if it is ours still. Nobody may be using it.
+    /// Closes the descriptor, if it still belongs to the interposer. No thread may be using it.
     pub fn close(self) {
         if let Some(number) = self.number() {
-            // SAFETY: ours, and by the caller's word nobody uses it.
+            // SAFETY: the descriptor belongs to the interposer, and the caller guarantees that no
+            // thread uses it.
             unsafe { libc::close(number) };
         }
     }
 
-    /// Adds one to the eventfd; a full one is rung already. False: it is ours no more.
+    /// Adds one to the eventfd. A full eventfd counts as rung already. Returns false if the
+    /// descriptor no longer belongs to the interposer.
     pub fn ring(self) -> bool {
         self.number().map(|number| os::write(number, &1_u64.to_ne_bytes())).is_some()
     }
 
-    /// Empties the eventfd. False: it is ours no more.
+    /// Empties the eventfd. Returns false if the descriptor no longer belongs to the interposer.
     pub fn hush(self) -> bool {
         self.number().map(|number| os::read(number, &mut [0; size_of::<u64>()])).is_some()
     }
@@ -107,7 +117,7 @@ impl OwnDescriptor {
     }
 }
 
-/// Where a descriptor of ours is, or none. Any thread may read it at any time.
+/// A place for a descriptor, which any thread may read at any time.
 #[derive(Debug)]
 pub struct Place(AtomicU64);
 
@@ -117,22 +127,22 @@ impl Place {
         Self(AtomicU64::new(NONE))
     }
 
-    /// One that is there from the beginning.
+    /// A place that has a descriptor from the beginning.
     pub const fn new(descriptor: OwnDescriptor) -> Self {
         Self(AtomicU64::new(descriptor.packed()))
     }
 
-    /// The present one, which may be ours no more.
+    /// Returns the present descriptor, which may no longer belong to the interposer.
     pub fn get(&self) -> Option<OwnDescriptor> {
         unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Puts another there; returns the one that was.
+    /// Replaces the descriptor, and returns the previous one.
     pub fn swap(&self, new: Option<OwnDescriptor>) -> Option<OwnDescriptor> {
         unpack(self.0.swap(pack(new), Ordering::AcqRel))
     }
 
-    /// Puts `to` there, if `from` is there.
+    /// Replaces `from` by `to`, if `from` is the present descriptor.
     pub fn exchange(&self, from: Option<OwnDescriptor>, to: Option<OwnDescriptor>) -> bool {
         self.0.compare_exchange(pack(from), pack(to), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -147,25 +157,28 @@ fn unpack(packed: u64) -> Option<OwnDescriptor> {
         .then_some(OwnDescriptor { number: packed as u32 as RawFd, identity: (packed >> u32::BITS) as u32 })
 }
 
-/// A new descriptor away from the numbers of the standard streams: a job that has closed those writes there all the same, and so may whoever it starts.
-/// Before any lock is taken by it, since a process loses its locks on a file with any descriptor of that.
+/// Moves a new descriptor away from the numbers of the standard streams. A job that has closed
+/// these streams may still write to their numbers, and so may its children. The move must happen
+/// before any lock is taken on the file. A process loses its locks when it closes any descriptor of
+/// the file.
 pub fn apart(descriptor: OwnedFd) -> OwnedFd {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return descriptor;
     }
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let number =
         unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
     if number < 0 {
-        // None is to be had: where it is it works as well.
+        // No other number is to be had, and the present one works as well.
         return descriptor;
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just made, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
 fn status(number: RawFd) -> io::Result<libc::stat> {
-    // SAFETY: all zeroes is a valid stat, and the result has room; a number that is none is refused.
+    // SAFETY: all zeroes is a valid stat, and the result has room. The kernel refuses an invalid
+    // number.
     let (result, status) = unsafe {
         let mut status = mem::zeroed::<libc::stat>();
         (libc::fstat(number, &mut status), status)
@@ -173,18 +186,18 @@ fn status(number: RawFd) -> io::Result<libc::stat> {
     if result == 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
 }
 
-/// An eventfd is, as are epoll's files, timers and the like.
+/// Whether the file is anonymous, as eventfds, epoll files and timers are.
 fn is_anonymous(status: &libc::stat) -> bool {
     status.st_mode & libc::S_IFMT == 0
 }
 
-/// What tells the open file at `number` from others, in so many bits.
+/// A hash that distinguishes the open file at `number` from others.
 fn identity(number: RawFd) -> io::Result<u32> {
-    /// Spreads every bit of a word over the upper ones (the golden ratio's).
+    /// Spreads every bit of a word over the upper bits (from the golden ratio).
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let status = status(number)?;
     let mark = if is_anonymous(&status) {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::fcntl(number, F_GETSIG) }
     } else {
         0
@@ -200,15 +213,15 @@ fn identity(number: RawFd) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Closes `own` behind its back and puts another file at its number.
+    /// Puts another file at the number of `own`, without its knowledge.
     fn replace(own: OwnDescriptor, other: OwnDescriptor) {
-        // SAFETY: both are this test's alone.
+        // SAFETY: only this test uses the two descriptors.
         assert_eq!(unsafe { libc::dup2(other.unchecked(), own.unchecked()) }, own.unchecked());
     }
 
     fn count(number: RawFd) -> Option<u64> {
         let mut count = 0_u64;
-        // SAFETY: eight writable bytes.
+        // SAFETY: the buffer has eight writable bytes.
         let read = unsafe { libc::read(number, (&raw mut count).cast(), size_of::<u64>()) };
         (read > 0).then_some(count)
     }
@@ -217,13 +230,14 @@ mod tests {
     fn nothing_is_done_to_the_file_that_has_the_number_of_ours_now() {
         let own = OwnDescriptor::eventfd().unwrap();
         assert!(own.ring() && own.hush());
-        // SAFETY: no pointers; the descriptor is new. An eventfd of the job's has no mark.
+        // SAFETY: the call takes no pointers, and the descriptor is new. An eventfd of the job has
+        // no mark.
         let other = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_NONBLOCK)) };
         let number = other.into_raw_fd();
         replace(own, OwnDescriptor { number, identity: UNKNOWN });
         assert!(!own.ring() && count(number).is_none(), "nobody rings another's");
         let five = 5_u64;
-        // SAFETY: eight readable bytes.
+        // SAFETY: the buffer has eight readable bytes.
         unsafe { libc::write(number, (&raw const five).cast(), size_of::<u64>()) };
         assert!(!own.hush(), "nor reads it");
         own.close();
@@ -232,7 +246,7 @@ mod tests {
 
     #[test]
     fn files_are_told_apart_by_what_they_are() {
-        // SAFETY: a terminated name; descriptors that are new.
+        // SAFETY: the name ends with a null byte, and the descriptors are new.
         let memory = || unsafe {
             OwnDescriptor::new(OwnedFd::from_raw_fd(libc::memfd_create(c"one".as_ptr(), libc::MFD_CLOEXEC)))
         };

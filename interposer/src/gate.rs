@@ -1,7 +1,8 @@
-//! The gate, as this process meets it: [`deepres_abi::gate`] with our clock, our bell and our window.
+//! The gate of this process: [`deepres_abi::gate`] with the process's clock, bell and window.
 //!
-//! While the gate is open a launch looks at one word. Otherwise it needs a lease that has not expired and room in the lease's window.
-//! A thread never waits here while it holds a lock of ours.
+//! While the gate is open, a launch reads one word. Otherwise the launch needs a lease that has not
+//! expired, and room in the lease's window. A thread never waits here while it holds a lock of the
+//! interposer.
 
 use crate::meter::gpu::Gpu;
 use crate::os;
@@ -10,18 +11,21 @@ use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
 use deepres_abi::grant::{FailMode, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
 
-/// A launch waits for room in its own window as long as something completes now and then. Without a completion for so long it goes as
-/// debt: what is at the head of the queue may wait for what comes after.
+/// Longest time without a completion, ns, for which a launch waits for room in its own window.
+/// After that the launch goes, and is charged later. The work at the head of the queue may wait for
+/// this very launch.
 pub const STUCK_NS: u64 = 1_000_000_000;
-/// How long a waiter for a full window sleeps before it looks at the heartbeat again, ns.
+/// Longest sleep of a thread that waits for room, before it looks at the heartbeat again, ns.
 const WINDOW_NAP_NS: u64 = 1_000_000;
 
 /// A launch that passed.
 #[derive(Debug)]
 pub struct Passed {
-    /// Its estimate, if it passed under a lease: it was added to the time in flight.
+    /// The launch's estimate, if it passed under a lease. The estimate was added to the time in
+    /// flight.
     pub counted_ns: Option<u64>,
-    /// To be dropped once its segment is open. None where no meter is kept.
+    /// Marks the thread as launching. The mark is dropped once the launch's segment is open. `None`
+    /// where there is no meter.
     pub launching: Option<Launching<'static>>,
 }
 
@@ -30,13 +34,16 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     if !gpu.is_open() {
         return None;
     }
-    // Before the look: a controller that closes the gate after it sees that something comes.
+    // The mark is set before the second look. So an arbiter that closes the gate after that look
+    // sees that a launch comes.
     let launching = gpu.start_launching();
     gpu.is_open().then_some(Passed { counted_ns: None, launching })
 }
 
-/// Takes a launch through the gate, waiting if it must. `flush` is run before the first wait: whatever segment the thread has open
-/// ends there. `awaits_host`: what is queued before it may wait for what the thread does after it, so it does not wait for room. `None`: the controller is gone, and the session is to fail closed.
+/// Takes a launch through the gate, and waits if necessary. `flush` runs before the first wait and
+/// ends the thread's open segments. `awaits_host`: work queued before the launch may wait for what
+/// the thread does after it, so the launch does not wait for room. Returns `None` if the daemon is
+/// gone and the session is to fail closed.
 pub fn pass(
     gpu: &Gpu,
     session: &Session,
@@ -60,10 +67,10 @@ pub fn pass(
     Some(Passed { counted_ns, launching: Some(launching) })
 }
 
-/// Waits as [`pass`] does, and takes nothing.
+/// Waits as [`pass`] does, but takes no lease.
 pub fn await_turn(gpu: &Gpu, session: &Session, awaits_host: bool, flush: impl FnOnce()) {
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else { return };
-    // A lease of one launch is left to the launch.
+    // The lease of one launch is left for the launch itself.
     let only_launch = OnlyLaunch::default();
     let around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
     drop(wait(grant, meter, around, 0, flush));
@@ -89,13 +96,13 @@ fn wait<'m>(
     })
 }
 
-/// What a waiting thread has around it.
+/// State of a waiting thread.
 struct Around<'a> {
     gpu: &'a Gpu,
     session: &'a Session,
     awaits_host: bool,
     only_launch: &'a OnlyLaunch,
-    /// The completions when the window was first seen full, and when that was.
+    /// The count of completions at the last change that was seen, and the time of that look.
     full_since: Option<(u32, u64)>,
 }
 

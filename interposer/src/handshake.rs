@@ -1,4 +1,4 @@
-//! The handshake with the controller: what a process says, and what it gets.
+//! The handshake with the daemon: the process's hello, and the daemon's answer.
 
 use std::ffi::OsStr;
 use std::io;
@@ -22,56 +22,58 @@ use crate::os;
 use crate::pages::PageError;
 use crate::unshared::Unshared;
 
-/// How long the first handshake may take, ns. The controller answers within a millisecond, and within this hundreds that come at once; then the
-/// job goes on alone.
+/// Longest time of the first handshake, ns. The daemon answers within a millisecond, and answers
+/// hundreds of processes at once within this time. After this limit the job goes on alone.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
-/// How long a question about what NVML shows waits if the one before was in vain, ns: whoever asks is a monitor, as a rule, which asks again and again.
+/// Time limit of a question for NVML's view, if the question before was in vain, ns. The caller is
+/// mostly a monitor, which asks again and again.
 const DOUBTED_NS: u64 = 100_000_000;
-/// How long a context's making waits for what NVML says of it, ns: the controller gives up sooner.
+/// Time limit of the question for a new context's memory, ns. The daemon gives up sooner.
 const APPRAISAL_NS: u64 = 1_000_000_000;
-/// Pause before another attempt at a daemon that is just being replaced, ns.
+/// Pause before another attempt while the daemon is being replaced, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;
 const US_PER_S: u64 = 1_000_000;
 const NS_PER_US: u64 = 1_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Why there is no session.
+/// The reason for which there is no session.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Nobody listens there, the first place of those that were tried.
+    /// Nobody listens at any socket. The path is the first one that was tried.
     Absent(PathBuf, io::Error),
     /// The connection broke, or no answer came in time.
     Io(io::Error),
-    /// The answer is no frame of ours.
+    /// The answer is not a valid frame.
     Frame(FrameError),
-    /// The controller said no: a [`RefusalKind`] if it is one, and why.
+    /// The daemon refused: a [`RefusalKind`] if the number is one, and the reason.
     Refused(u32, String),
-    /// A page that came with the welcome cannot be used.
+    /// A page of the welcome cannot be used.
     Page(PageError),
-    /// The controller numbers this process's GPUs in another way than the one before.
+    /// The daemon numbers this process's GPUs differently from the one before.
     Renumbered,
-    /// Fewer descriptors came than the welcome promises.
+    /// The answer came with fewer descriptors than the welcome promises.
     Descriptors(usize),
 }
 
 impl ConnectError {
-    /// Whether the same daemon would say the same again: nothing but another one helps.
+    /// Whether the same daemon would answer the same again, so that only another daemon helps.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
             Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
-            // A daemon finishes its pages before it passes them: here the job has a file of its own at the number by which one came.
+            // A daemon finishes its pages before it passes them. So a page that is not ready means
+            // that the job has replaced a received descriptor by a file of its own.
             Self::Page(error) => !matches!(error, PageError::Layout(LayoutError::NotReady)),
             Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered => true,
         }
     }
 
-    /// Whether it may well be otherwise a little later.
+    /// Whether another attempt a little later may succeed.
     pub fn may_pass(&self) -> bool {
         !self.is_lasting() || self.is_full()
     }
 
-    /// There is no room for more.
+    /// Whether the daemon has no room for more sessions.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Full as u32)
     }
@@ -80,7 +82,7 @@ impl ConnectError {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
     }
 
-    /// The daemon ended before it answered.
+    /// Whether the daemon ended before it answered.
     fn is_end(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         matches!(self, Self::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
@@ -108,30 +110,31 @@ impl fmt::Display for ConnectError {
     }
 }
 
-/// A connection that was welcomed, and what came with it.
+/// A welcomed connection, with everything that came with the welcome.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its end is the end of the session.
+    /// The socket, whose end is the end of the session.
     pub socket: Unshared,
-    /// The answer.
+    /// The daemon's answer.
     pub welcome: Welcome,
-    /// Grant, meter, ledger and heartbeat page.
+    /// Memory of the grant, meter, ledger and heartbeat page.
     pub pages: [OwnedFd; PAGE_FDS],
-    /// One for each GPU that is managed, in the hello's order.
+    /// One bell for each managed GPU, in the hello's order.
     pub bells: Vec<OwnedFd>,
 }
 
-/// Connects for the first time: waits for the answer, for a bounded time.
+/// Connects for the first time, and waits for the answer for a bounded time.
 ///
 /// # Errors
 /// [`ConnectError`]; the job then runs without a session.
 pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-    // Why it was tried again: that there was one is not forgotten over its absence.
+    // The first error that led to another attempt. This error is returned even if a later attempt
+    // finds no daemon.
     let mut replaced = None;
     loop {
         let error = match try_shake(config, gpus, deadline_ns) {
-            // The next one may be on its way.
+            // The next daemon may be about to start.
             Err(error) if error.is_stopping() || error.is_end() => error,
             Err(error) if replaced.is_some() && !error.is_lasting() => error,
             connected => return connected,
@@ -158,7 +161,8 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
     packet.welcomed(socket, gpus.len())
 }
 
-/// Asks the controller what the tenant has of `gpus`, without a session. `is_doubted`: it did not answer the last time.
+/// Asks the daemon for the tenant's part of `gpus`, without a session. `is_doubted`: the daemon did
+/// not answer the last time.
 ///
 /// # Errors
 /// [`ConnectError`].
@@ -166,7 +170,8 @@ pub fn view(config: &Config, gpus: &[Uuid], is_doubted: bool) -> Result<View, Co
     ask(config, gpus, Role::Viewer, if is_doubted { DOUBTED_NS } else { HANDSHAKE_NS })
 }
 
-/// Asks the controller what NVML says that this process holds of `gpu`, bytes; `None` if it cannot say.
+/// Asks the daemon how many bytes NVML reports for this process on `gpu`. Returns `None` if the
+/// daemon cannot tell.
 ///
 /// # Errors
 /// [`ConnectError`].
@@ -192,7 +197,7 @@ fn ask(config: &Config, gpus: &[Uuid], role: Role, within_ns: u64) -> Result<Vie
     wire::decode::<View>(&packet.packet).map_err(ConnectError::Frame)
 }
 
-/// A handshake that nobody waits for.
+/// A handshake for which nobody waits.
 #[derive(Debug)]
 pub struct Pending {
     socket: Unshared,
@@ -200,7 +205,8 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Connects and says hello, for a process that went on without a daemon for `age_ns`.
+    /// Connects and says hello. `age_ns` is the time for which the process has gone on without a
+    /// daemon.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -218,15 +224,15 @@ impl Pending {
         Ok(Self { socket, gpus: gpus.len() })
     }
 
-    /// Becomes readable when the answer is there.
+    /// A descriptor that becomes readable when the answer is there.
     pub fn socket(&self) -> OwnDescriptor {
         self.socket.descriptor()
     }
 
-    /// The answer, if it is there.
+    /// Returns the answer, if it is there.
     ///
     /// # Errors
-    /// Itself, if there is none yet.
+    /// Returns itself, if there is no answer yet.
     pub fn finish(self) -> Result<Result<Connection, ConnectError>, Self> {
         let mut packet = Received::new();
         match now(Call { socket: &self.socket, run: &mut |number| packet.receive(number) }) {
@@ -237,12 +243,12 @@ impl Pending {
     }
 }
 
-/// A question that nobody waits for: what NVML says that this process holds of a GPU.
+/// A question for which nobody waits: how many bytes NVML reports for this process on a GPU.
 #[derive(Debug)]
 pub struct Question(Unshared);
 
 impl Question {
-    /// Asks it.
+    /// Asks the question.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -256,10 +262,10 @@ impl Question {
         Ok(Self(socket))
     }
 
-    /// The answer, bytes, if it is there; `None` if the controller cannot say.
+    /// Returns the answer in bytes, if it is there; `None` if the daemon cannot tell.
     ///
     /// # Errors
-    /// Itself, if there is none yet.
+    /// Returns itself, if there is no answer yet.
     pub fn answer(self) -> Result<Option<u64>, Self> {
         let mut packet = Received::new();
         match now(Call { socket: &self.0, run: &mut |number| packet.receive(number) }) {
@@ -270,15 +276,17 @@ impl Question {
     }
 }
 
-/// A word to the controller that this process is about to begin a session: to whoever watches the GPU's devices it is no stranger for as long as
-/// this lives.
+/// An announcement to the daemon that this process is about to begin a session. As long as this
+/// lives, the daemon does not take the process's use of the GPU for an unmanaged one.
 #[derive(Debug)]
 pub struct Arrival {
     _connection: Unshared,
 }
 
 impl Arrival {
-    /// Says it, if somebody takes it at once and the driver's start does not lack the descriptor. No answer is waited for, nor is there one but of a controller that does not know the word.
+    /// Announces the process, if a daemon accepts the packet at once and the process can spare the
+    /// descriptor. The process waits for no answer. Only a daemon that does not know the
+    /// announcement sends an answer.
     pub fn announce(sockets: &[PathBuf]) -> Option<Self> {
         if !has_descriptors_to_spare() {
             return None;
@@ -292,13 +300,15 @@ impl Arrival {
     }
 }
 
-/// Whether the process may open many more files than it has: one that may not needs each for itself.
+/// Whether the process may open many more files than it has open. Otherwise the job needs every
+/// descriptor itself.
 fn has_descriptors_to_spare() -> bool {
     let Ok(socket) = Unshared::packets(0) else { return false };
     socket.descriptor().is_to_spare()
 }
 
-/// What the process says. A deadline counts from the job's start, `age_ns` ago.
+/// Makes the hello of this process. The job started `age_ns` ago, and its deadline counts from
+/// then.
 fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();
@@ -325,7 +335,7 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> H
     hello
 }
 
-/// The process's command line with its program's folder cut off.
+/// Returns the process's command line, without the folder of its program.
 fn command_line() -> String {
     let raw = fs::read("/proc/self/cmdline").unwrap_or_default();
     let mut words = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty());
@@ -339,21 +349,21 @@ fn cvt(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// A system call on a socket, by its number.
+/// A system call on a socket, which gets the socket's number.
 struct Call<'a> {
     socket: &'a Unshared,
     run: &'a mut dyn FnMut(RawFd) -> isize,
 }
 
 impl Call<'_> {
-    /// Makes it, if the job has not closed the socket.
+    /// Makes the call, unless the job has closed the socket.
     fn make(&mut self) -> io::Result<usize> {
         let number = self.socket.descriptor().number().ok_or(io::ErrorKind::NotConnected)?;
         usize::try_from((self.run)(number)).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// Makes a call until no signal interrupts it.
+/// Makes a call, and repeats it while signals interrupt it.
 fn now(mut call: Call<'_>) -> io::Result<usize> {
     loop {
         match call.make() {
@@ -363,8 +373,9 @@ fn now(mut call: Call<'_>) -> io::Result<usize> {
     }
 }
 
-/// Makes a call until it is not interrupted by a signal, with what is left until the deadline as the socket's timeout: a process
-/// with an interval timer would otherwise begin a new one at each tick.
+/// Makes a call, and repeats it while signals interrupt it. The socket's timeout is the time left
+/// until the deadline. Otherwise, in a process with an interval timer, a new timeout would begin at
+/// each tick.
 fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     loop {
         let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
@@ -375,7 +386,7 @@ fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
             libc::timeval { tv_sec: (left_us / US_PER_S) as i64, tv_usec: (left_us % US_PER_S) as i64 };
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
             let number = call.socket.descriptor().number().ok_or(io::ErrorKind::NotConnected)?;
-            // SAFETY: the option's value is a timeval of that size.
+            // SAFETY: the option's value is a timeval of the given size.
             cvt(unsafe {
                 libc::setsockopt(
                     number,
@@ -393,7 +404,7 @@ fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     }
 }
 
-/// Connects to the first of `sockets` where somebody listens.
+/// Connects to the first of `sockets` on which somebody listens.
 fn connect_first(
     sockets: &[PathBuf],
     connect: impl Fn(&Path) -> io::Result<Unshared>,
@@ -402,7 +413,7 @@ fn connect_first(
     for path in sockets {
         match connect(path) {
             Ok(socket) => return Ok(socket),
-            // Somebody listens, and has no time: as many wait there as may.
+            // A daemon listens, but as many connections as allowed are waiting already.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(ConnectError::Io(error));
             }
@@ -431,7 +442,7 @@ fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>
     }
     let bytes = size_of::<libc::sockaddr_un>() as u32;
     let mut run = |number| {
-        // SAFETY: an initialised address of that size.
+        // SAFETY: the address is initialised and has the given size.
         let result = unsafe { libc::connect(number, (&raw const address).cast(), bytes) };
         result as isize
     };
@@ -440,17 +451,17 @@ fn connect(path: &Path, flags: i32, make: impl Fn(Call<'_>) -> io::Result<usize>
 }
 
 fn send(number: RawFd, packet: &[u8]) -> isize {
-    // SAFETY: a readable buffer of that length.
+    // SAFETY: the buffer is readable and has the given length.
     unsafe { libc::send(number, packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
 }
 
-/// Room for the control message, aligned as its header has to be.
+/// Room for the control message, aligned as its header requires.
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
 const _: () = assert!(MAX_FDS * size_of::<i32>() + 64 <= size_of::<Control>());
 
-/// A packet and the descriptors beside it.
+/// A packet and the descriptors that came with it.
 struct Received {
     packet: Vec<u8>,
     descriptors: Vec<OwnedFd>,
@@ -473,8 +484,8 @@ impl Received {
         // SAFETY: the message describes two writable buffers that outlive the call.
         let got = unsafe { libc::recvmsg(number, &mut message, libc::MSG_CMSG_CLOEXEC) };
         let Ok(bytes) = usize::try_from(got) else { return got };
-        // SAFETY: the kernel filled the control buffer; the macros walk it within the length it reported, and each descriptor in it is
-        // ours alone.
+        // SAFETY: the kernel filled the control buffer, and the macros walk it within the length
+        // that the kernel reported. Each descriptor in it is new and has no other owner.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(&message);
             while !header.is_null() {
@@ -492,7 +503,7 @@ impl Received {
         got
     }
 
-    /// Reads the answer to a hello with so many GPUs.
+    /// Reads the answer to a hello with this number of GPUs.
     fn welcomed(self, socket: Unshared, gpus: usize) -> Result<Connection, ConnectError> {
         let Self { packet, descriptors } = self;
         if packet.is_empty() {
@@ -530,7 +541,7 @@ mod tests {
     }
 
     fn listener(path: &Path, backlog: i32) -> OwnedFd {
-        // SAFETY: the address is initialised and of that size; the descriptor is new.
+        // SAFETY: the address is initialised and has the given size, and the descriptor is new.
         unsafe {
             let socket = OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0));
             let mut address = mem::zeroed::<libc::sockaddr_un>();
@@ -551,7 +562,8 @@ mod tests {
         let path = directory.path().join("tenant.sock");
         let sockets = [directory.path().join("none"), path.clone()];
         assert!(Arrival::announce(&sockets).is_none(), "nobody listens");
-        // One who accepts nobody, with room for as few as can be: more are turned away, and not kept waiting.
+        // The listener accepts no connection, and has room for as few as possible. Further
+        // connections are refused at once.
         let _listener = listener(&path, 0);
         let taken: Vec<Arrival> = std::iter::from_fn(|| Arrival::announce(&sockets)).take(100).collect();
         assert!((1..100).contains(&taken.len()), "{}", taken.len());
@@ -565,11 +577,11 @@ mod tests {
         let path = directory.path().join("tenant.sock");
         let listener = listener(&path, 1);
         let arrival = Arrival::announce(&[path]).unwrap();
-        // SAFETY: open, and borrowed for this line.
+        // SAFETY: the descriptor is open, and is borrowed for this statement only.
         let _childs = unsafe { BorrowedFd::borrow_raw(arrival._connection.descriptor().unchecked()) }
             .try_clone_to_owned()
             .unwrap();
-        // SAFETY: no pointers that matter; the descriptor is new.
+        // SAFETY: null is allowed for both pointers, and the descriptor is new.
         let accepted = unsafe {
             let accepted = libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut());
             OwnedFd::from_raw_fd(cvt(accepted).unwrap())

@@ -1,4 +1,4 @@
-//! What happens around a launch: the gate before it, the meter on both sides.
+//! The steps around a launch: the gate before it, and the meter before and after it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,11 +11,11 @@ use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
 use crate::{os, thread};
 
-/// A GPU time for a launch that nothing is known about, ns.
+/// Estimated GPU time of a launch of which nothing is known, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Whether the launch may simply go: nothing is metered here, or it was counted in its stream's open segment and the gate is open. `launch` is asked for
-/// only where it is needed.
+/// Whether the launch may go at once: nothing is metered here, or the gate is open and the launch
+/// was counted in its stream's open segment. `launch` is called only if its result is needed.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else { return true };
@@ -28,7 +28,7 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     }
 }
 
-/// After a launch that went at once and that the driver refused: it is not to be counted.
+/// Takes back the count of a launch that went at once, because the driver refused it.
 #[cold]
 #[inline(never)]
 pub fn take_back(stream: Stream, kind: Kind) {
@@ -40,12 +40,14 @@ pub fn take_back(stream: Stream, kind: Kind) {
 /// Longest sleep between two looks, ns.
 const NAP_NS: u64 = 5_000_000;
 
-/// Segments that may be queued on a stream before its launches are measured, while nobody else wants the GPU. While someone does it is none: a
-/// launch that nothing is known about may be of any length.
+/// Segments that may be queued on a stream without any measurement, while the GPU is not contended.
+/// While the GPU is contended, no segment may be queued, because a launch without an estimate may
+/// take any time.
 const UNMEASURED_AHEAD: u32 = 8;
 
-/// While the gate is open, or nothing is known yet by which a window could be kept: waits until not too much is queued ahead of this launch, which may be one of which
-/// nothing is known. Not a wait at the gate, and not counted as one.
+/// Waits until not too much is queued ahead of this launch, which may have no estimate. The wait
+/// applies while the gate is open, or while nothing was measured that could keep a window. The wait
+/// is not at the gate, and does not count as a wait there.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
@@ -58,9 +60,10 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     if !is_far_ahead() || gpu.is_stuck() || lane.is_stuck() {
         return;
     }
-    // What this thread has open could not complete otherwise.
+    // The open segments of this thread could not complete otherwise.
     thread::close_lanes(calls);
-    // Of this stream: that others get on says nothing of what it waits for.
+    // Only completions on this stream count, because those of other streams show nothing about the
+    // work that this one waits for.
     let (mut seen, mut since_ns) = (lane.completed(), os::now_ns());
     while is_far_ahead() {
         gpu.await_freed(NAP_NS, is_far_ahead);
@@ -76,7 +79,8 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     }
 }
 
-/// Waits until a launch on the stream may go, as [`enter`] will, and takes nothing: for who would otherwise wait there with something that others need.
+/// Waits until a launch on the stream may go, as [`enter`] does, but takes no lease. The function
+/// serves callers that must not wait in [`enter`] with something that others need.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -96,13 +100,13 @@ pub fn await_turn(stream: Stream) {
     }
 }
 
-/// How a launch goes on that does not go at once.
+/// The way on for a launch that does not go at once.
 pub enum Entry {
-    /// As if we were not there.
+    /// The launch goes without gate and meter.
     Untouched,
-    /// Measured: [`leave`] is owed after it.
+    /// The launch is measured. The caller must call [`leave`] after it.
     Metered(Metered),
-    /// Not at all: the controller is gone, and the session is to fail closed.
+    /// The launch does not go, because the daemon is gone and the session is to fail closed.
     Refused,
 }
 
@@ -114,7 +118,7 @@ pub struct Metered {
     begun: Begun,
 }
 
-/// Before a launch: waits at the gate if it must, and makes sure that a segment is open.
+/// Called before a launch: waits at the gate if necessary, and makes sure that a segment is open.
 #[cold]
 #[inline(never)]
 pub fn enter(stream: Stream, launch: Launch) -> Entry {
@@ -124,18 +128,18 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     if capture::is_active() && calls.may_be_capturing(stream) {
         return Entry::Untouched;
     }
-    // The first on a stream asks the driver for what it is measured by.
+    // The first launch on a stream calls the driver to set up its measurement.
     let held_up = held_up::begin();
     let Some(_relaxed) = calls.beside_captures() else { return Entry::Untouched };
     let Some(lane) = process.lane(stream) else { return Entry::Untouched };
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
-        // It would have gone at once.
+        // Without the recording, the launch would have gone at once.
         return Entry::Untouched;
     }
     let gpu = lane.gpu;
     drop(held_up);
     hold_back(calls, lane, Some(launch));
-    // Last: a daemon may have taken the process up meanwhile.
+    // The session is read last, because a daemon may have taken over the process meanwhile.
     let Some(session) = process.session() else { return Entry::Untouched };
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
@@ -157,7 +161,8 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     };
     let entry = match lane.begin(calls, launch, passed.counted_ns) {
         Some(begun) => {
-            // An open segment was said to be in flight when it was opened, and is seen open until it is closed.
+            // Only the launch that opens a segment sets `in_flight`. The meter thread sees the
+            // segment open until it is closed.
             if begun.opens {
                 gpu.set_in_flight();
                 process.wake_meter();
@@ -166,7 +171,8 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
         }
         None => {
             gpu.unqueue(passed.counted_ns.unwrap_or(0));
-            // Nobody will see it complete: the meter thread is to look, and to tell the controller.
+            // No segment covers this launch, so nobody sees it complete. The meter thread is woken
+            // to look, and to report to the arbiter.
             gpu.set_in_flight();
             process.wake_meter();
             Entry::Untouched
@@ -176,8 +182,9 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     entry
 }
 
-/// Before a copy: makes sure that a segment of copies is open. `None`: it goes unmetered. Copies have engines of their own, so they pass no gate and
-/// do not count as work that another tenant has to wait for.
+/// Called before a copy: makes sure that a segment of copies is open. Returns `None` if the copy
+/// goes unmetered. Copies have engines of their own. So copies pass no gate, and do not count as
+/// work that another tenant has to wait for.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
     let process = process::current()?;
@@ -198,7 +205,7 @@ pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     Some(Metered { process, lane, kind: copy.kind, begun })
 }
 
-/// After a launch or copy.
+/// Called after a launch or copy.
 #[cold]
 #[inline(never)]
 pub fn leave(metered: &Metered, succeeded: bool) {
@@ -215,7 +222,7 @@ pub fn leave(metered: &Metered, succeeded: bool) {
     }
 }
 
-/// The thread is about to wait for the GPU: what it launched so far is a segment.
+/// Ends the thread's open segments, because the thread is about to wait for the GPU.
 #[inline]
 pub fn flush() {
     let Some(process) = process::current() else { return };
@@ -224,22 +231,23 @@ pub fn flush() {
     thread::close_lanes(&process.calls);
 }
 
-/// When a stream was last made to wait for the host, ns; 0: none was. For a while others may wait for that one.
+/// When a stream was last made to wait for the host, ns. 0 means never. For a while, other streams
+/// may wait for that stream.
 static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
-/// That while, ns.
+/// Length of that while, ns.
 const AWAITS_HOST_NS: u64 = 2_000_000_000;
 
 fn awaits_host() -> bool {
     is_within(&AWAITED_HOST_NS, AWAITS_HOST_NS)
 }
 
-/// Whether what happened last at `at_ns` (0: never) is less than `within_ns` ago.
+/// Whether the last event at `at_ns` (0: never) is less than `within_ns` ago.
 fn is_within(at_ns: &AtomicU64, within_ns: u64) -> bool {
     let at_ns = at_ns.load(Ordering::Relaxed);
     at_ns != 0 && os::now_ns().saturating_sub(at_ns) < within_ns
 }
 
-/// The stream is about to wait for something else than its own work.
+/// Notes that the stream is about to wait for something else than its own work.
 #[inline]
 pub fn interrupt(stream: Stream) {
     let Some(process) = process::current() else { return };
@@ -255,7 +263,7 @@ pub fn interrupt(stream: Stream) {
     }
 }
 
-/// Every stream of a context is about to wait for something else than its own work.
+/// Notes that every stream of a context is about to wait for something else than its own work.
 pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     let Some(process) = process::current() else { return };
     let _uncancelled = os::uncancelled();
@@ -267,14 +275,17 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     context.interrupt(handle, &process.calls, thread::id(), awaits_host());
 }
 
-/// When a host function was last queued, ns; 0: none was.
+/// When a host function was last queued, ns. 0 means never.
 static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
-/// One that is queued at most so long before waiting for a completion is given up may be what waits, ns.
+/// Longest time, ns, between queueing a host function and giving up a wait, for which the function
+/// may be the cause.
 const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
-/// Whether one was found to wait for what is launched after it. Most compute for a moment, and are no reason to let more be queued.
+/// Whether any host function was found to wait for a later launch. Most host functions compute for
+/// a moment, and are no reason to let more work be queued.
 static FUNCTIONS_AWAIT_HOST: AtomicBool = AtomicBool::new(false);
 
-/// The stream is about to wait for a function on the host, which may itself wait for what this thread does next.
+/// Notes that the stream is about to wait for a host function, which may itself wait for what this
+/// thread does next.
 pub fn call_host(stream: Stream) {
     if FUNCTIONS_AWAIT_HOST.load(Ordering::Relaxed) {
         return await_host(stream);
@@ -283,7 +294,7 @@ pub fn call_host(stream: Stream) {
     interrupt(stream);
 }
 
-/// Waiting for a completion was given up.
+/// Notes that waiting for a completion was given up.
 #[cold]
 fn note_stuck() {
     if is_within(&HOST_FUNCTION_NS, HELD_BY_FUNCTION_NS) {
@@ -291,7 +302,8 @@ fn note_stuck() {
     }
 }
 
-/// The stream is about to wait for something that the host may do only once more has been launched.
+/// Notes that the stream is about to wait for something that the host may do only after more
+/// launches.
 pub fn await_host(stream: Stream) {
     AWAITED_HOST_NS.store(os::now_ns(), Ordering::Relaxed);
     interrupt(stream);

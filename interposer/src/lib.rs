@@ -1,11 +1,13 @@
-//! The preloaded library of deepres: stands between an unmodified process and the CUDA driver.
+//! The preloaded library of deepres, which stands between an unmodified process and the CUDA
+//! driver.
 //!
-//! [`resolve`] makes the process find our hooks instead of the driver's functions, by each of the three routes that
-//! clients take. [`hooks`] translate the driver's ABI and hold no decisions; the other modules decide and hold no pointer of
-//! the driver's. Nothing runs when the library is loaded: a process that never looks a hooked function up pays for mapping it.
+//! [`resolve`] makes the process find hooks in place of the driver's functions, by each of the
+//! three ways of looking them up. [`hooks`] translate the driver's ABI and decide nothing. The
+//! other modules decide, and hold no pointers of the driver. Nothing runs when the library is
+//! loaded. A process that never looks up a hooked function pays only for the mapping.
 //!
-//! A hook never panics and never makes a call fail that would have worked, except where a limit says so: whatever it cannot
-//! do, it forwards untouched.
+//! A hook never panics. A hook never makes a call fail that would have worked, except where a limit
+//! requires this. If a hook cannot do its work, it forwards the call unchanged.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the interposer is written for x86-64 Linux with glibc: its entry points are assembly");

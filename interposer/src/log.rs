@@ -1,4 +1,4 @@
-//! Lines for people on stderr, each written in one piece, at the level that `DEEPRES_LOG` asks for.
+//! Log lines on stderr, each written in one piece, at the level that `DEEPRES_LOG` asks for.
 
 use std::fmt;
 use std::io::Write as _;
@@ -12,22 +12,22 @@ use crate::os;
 pub enum Level {
     /// Something that was asked for is not done.
     Error = 1,
-    /// Something is not as the user may think.
+    /// The situation differs from what the user may think.
     Warn = 2,
-    /// What happens normally, once per process.
+    /// Normal events, once per process.
     Info = 3,
     /// Single decisions.
     Debug = 4,
 }
 
-/// Longest line, bytes; what is longer is cut.
+/// Longest line, bytes. Longer lines are cut.
 const LINE_BYTES: usize = 1024;
-/// No line was written yet, so the environment was not looked at.
+/// The environment was not read yet, because no line was written yet.
 const UNREAD: u8 = 0;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// A level, or levels of parts, which are the daemon's.
+/// Whether the value is a level, or a list of levels for parts, which only the daemon has.
 fn is_known(levels: &str) -> bool {
     matches!(levels, "" | "error" | "warn" | "info" | "debug" | "trace" | "off")
         || levels.contains(['=', ','])
@@ -43,7 +43,7 @@ fn threshold() -> u8 {
     let level = match levels.as_ref() {
         "error" => Level::Error,
         "info" => Level::Info,
-        // The daemon knows one level more.
+        // The daemon has one level more.
         "debug" | "trace" => Level::Debug,
         _ => Level::Warn,
     };
@@ -57,7 +57,8 @@ fn threshold() -> u8 {
     level as u8
 }
 
-/// Writes a line, if its level is wanted and stderr takes it at once. Failure to write is ignored: stderr is the job's.
+/// Writes a line, if its level is wanted and stderr accepts it at once. A failure to write is
+/// ignored, because stderr belongs to the job.
 pub fn line(level: Level, text: fmt::Arguments<'_>) {
     if level as u8 > threshold() {
         return;
@@ -66,7 +67,7 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     let mut rest = &mut buffer[..LINE_BYTES - 1];
     let _ = write!(rest, "deepres: {text}");
     let used = LINE_BYTES - 1 - rest.len();
-    // What somebody named so goes to a terminal.
+    // A line may contain a name that a user chose, and it may go to a terminal.
     buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
     let _ = os::write_gently(libc::STDERR_FILENO, &buffer[..=used]);

@@ -1,4 +1,4 @@
-//! The few system calls that several modules need, without their pointers.
+//! The few system calls that several modules need, as functions without pointers.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -6,19 +6,19 @@ use std::sync::atomic::AtomicU32;
 use std::thread;
 
 const NS_PER_S: u64 = 1_000_000_000;
-/// Looks after which a waiter sleeps between two.
+/// Polls after which a waiter sleeps between polls.
 const YIELDS: u32 = 500;
 const NAP_NS: u64 = 50_000;
 
-/// `CLOCK_MONOTONIC`, ns.
+/// Returns the time of `CLOCK_MONOTONIC`, ns.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the result has room; this clock always exists.
+    // SAFETY: the result has room, and this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     (time.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(time.tv_nsec as u64)
 }
 
-/// Waiting that ends.
+/// A bounded wait.
 #[derive(Debug, Default)]
 pub struct Patience {
     looks: u32,
@@ -26,7 +26,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Lets others go on for a moment. False once that was done for `limit_ns`.
+    /// Lets other threads go on for a moment. Returns false once `limit_ns` has passed.
     #[cold]
     pub fn goes_on(&mut self, limit_ns: u64) -> bool {
         let now_ns = now_ns();
@@ -43,21 +43,23 @@ impl Patience {
     }
 }
 
-/// Sleeps for `ns`, or until a signal comes. That of the standard library ends the process where a filter of the job's refuses the call that it makes; what locks are
-/// made of, no program can do without. Nor can a thread be cancelled in it.
+/// Sleeps for `ns`, or until a signal comes. The standard library's sleep ends the process if a
+/// system call filter of the job refuses its system call. A futex call is safe, because locks need
+/// it and no program can do without it. A thread cannot be cancelled in a futex call either.
 pub fn sleep(ns: u64) {
     let nobody = AtomicU32::new(0);
     futex_wait_private(&nobody, 0, ns);
 }
 
-/// As long as it lives this thread is not cancelled (`pthread_cancel`): around what holds something of ours and may wait, be it in the C library or in
-/// the driver. A job that cancels threads does so where it would without us.
+/// As long as this lives, the thread is not cancelled (`pthread_cancel`). The guard protects code
+/// that holds something of the interposer and may wait, in the C library or in the driver. So a job
+/// that cancels threads does so only at the points where it would without the interposer.
 #[derive(Debug)]
 pub struct Uncancelled {
     before: libc::c_int,
 }
 
-/// See [`Uncancelled`].
+/// Prevents cancellation of this thread; see [`Uncancelled`].
 pub fn uncancelled() -> Uncancelled {
     /// `PTHREAD_CANCEL_DISABLE` of glibc and of musl.
     const DISABLE: libc::c_int = 1;
@@ -70,36 +72,36 @@ impl Drop for Uncancelled {
     }
 }
 
-/// Returns what it was.
+/// Sets the cancel state of this thread, and returns the previous state.
 fn set_cancel_state(state: libc::c_int) -> libc::c_int {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
     }
     let mut before = 0;
-    // SAFETY: changes this thread alone; the result has room.
+    // SAFETY: the call changes only this thread, and the result has room.
     unsafe { pthread_setcancelstate(state, &mut before) };
     before
 }
 
-/// Writes, and is no place at which a thread is cancelled. Returns how many bytes.
+/// Writes without being a cancellation point. Returns the number of bytes written.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: as many readable bytes; the descriptor may be anything or nothing.
+    // SAFETY: the buffer is readable and has the given length. The descriptor may be anything.
     let written = unsafe { libc::syscall(libc::SYS_write, number, bytes.as_ptr(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes what can be written without waiting for anybody, and raises no signal: a pipe that nobody reads, or whose reader is gone, is not to hold up or end a job for
-/// a line of ours.
+/// Writes as much as possible without waiting, and raises no signal. A pipe that nobody reads, or
+/// whose reader is gone, must not hold up or end a job because of a log line.
 ///
 /// # Errors
-/// The kernel's; [`io::ErrorKind::WouldBlock`] if there is no room.
+/// The kernel's error; [`io::ErrorKind::WouldBlock`] if there is no room.
 pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     let mut polled = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
     let at_once = timespec(0);
-    // SAFETY: one entry and a time that outlive the call, which changes no signal mask.
+    // SAFETY: the entry and the timeout outlive the call, which changes no signal mask.
     let ready = unsafe {
         libc::syscall(libc::SYS_ppoll, &raw mut polled, 1, &raw const at_once, std::ptr::null::<u64>(), 8)
     };
@@ -110,11 +112,12 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     write(number, bytes)
 }
 
-/// As long as it lives, what a write of this thread would raise (`SIGPIPE`, and `SIGXFSZ` past `ulimit -f`) is held back; at its end it is forgotten.
+/// As long as this lives, the signals that a write of this thread may raise are blocked: `SIGPIPE`,
+/// and `SIGXFSZ` beyond `ulimit -f`. At its end, such signals are discarded.
 struct Silence {
-    /// The thread's mask, as the kernel has it.
+    /// The thread's previous signal mask, in the kernel's form.
     mask: u64,
-    /// Of those signals what had come before: it is the job's.
+    /// Those of the signals that were pending before, and so belong to the job.
     pending: u64,
 }
 
@@ -124,7 +127,7 @@ impl Silence {
 
     fn begin() -> Self {
         let (mut mask, mut pending) = (0_u64, 0_u64);
-        // SAFETY: all have room for a set of the kernel's.
+        // SAFETY: all buffers have room for a signal set of the kernel.
         unsafe {
             libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, Self::SET_BYTES);
             let signals = Self::SIGNALS;
@@ -138,7 +141,7 @@ impl Silence {
 impl Drop for Silence {
     fn drop(&mut self) {
         let mut pending = 0_u64;
-        // SAFETY: as above; no information on a signal is asked for.
+        // SAFETY: as above. No information about the signal is requested.
         unsafe {
             libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, Self::SET_BYTES);
             let ours = pending & Self::SIGNALS & !self.pending;
@@ -159,34 +162,35 @@ impl Drop for Silence {
     }
 }
 
-/// Reads, as [`write`] writes.
+/// Reads without being a cancellation point. Returns the number of bytes read.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn read(number: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: as many writable bytes.
+    // SAFETY: the buffer is writable and has the given length.
     let got = unsafe { libc::syscall(libc::SYS_read, number, bytes.as_mut_ptr(), bytes.len()) };
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// A duration as the kernel takes it.
+/// Converts a duration to the kernel's form.
 pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
-/// Sleeps while the word at `word`, shared with another process, is `seen`; at most `timeout_ns`. May return early.
+/// Sleeps while the word at `word`, which another process shares, is `seen`, at most `timeout_ns`.
+/// May return early.
 pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) {
     futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns);
 }
 
-/// Sleeps while `word` is `seen`; at most `timeout_ns`. May return early.
+/// Sleeps while `word` is `seen`, at most `timeout_ns`. May return early.
 pub fn futex_wait_private(word: &AtomicU32, seen: u32, timeout_ns: u64) {
     futex_wait(word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, timeout_ns);
 }
 
 fn futex_wait(word: *mut u32, operation: i32, seen: u32, timeout_ns: u64) {
     let timeout = timespec(timeout_ns);
-    // SAFETY: the kernel checks the address; the timeout outlives the call.
+    // SAFETY: the kernel checks the address, and the timeout outlives the call.
     unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const timeout) };
 }
 
@@ -197,23 +201,23 @@ pub fn futex_wake_private(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
 }
 
-/// Wakes every thread, of whatever process, that sleeps on the word at `word`.
+/// Wakes every thread of any process that sleeps on the word at `word`.
 pub fn futex_wake_shared(word: *mut u32) {
     // SAFETY: waking touches no memory.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// This thread's id.
+/// Returns this thread's id.
 pub fn thread_id() -> u32 {
-    // By number: the C library has had a function for it since 2.30 only.
-    // SAFETY: no arguments, cannot fail.
+    // Called by its number, because the C library has a function for it only since 2.30.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Whether this process has a thread with that id.
+/// Whether this process has a thread with this id.
 pub fn is_thread_alive(thread_id: u32) -> bool {
-    // SAFETY: signal 0 only asks.
+    // SAFETY: signal 0 only checks the thread.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
-    // A filter of the job's may refuse the question: that says nothing.
+    // A system call filter of the job may refuse the call. The thread then counts as alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

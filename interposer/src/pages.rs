@@ -1,5 +1,6 @@
-//! Shared pages at addresses that never change: a new daemon's page is mapped over that of the one before. So no thread has to be told of
-//! another address, and nobody has to find out who still looks at the old one: the kernel does both.
+//! Shared pages at addresses that never change. The page of a new daemon is mapped over the page of
+//! the old one. So no thread needs a new address, and nobody has to find out which threads still
+//! read the old page. The kernel takes care of both.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -10,9 +11,9 @@ use deepres_abi::page::{self, LayoutError, Page};
 /// Why a page cannot be used.
 #[derive(Debug)]
 pub enum PageError {
-    /// The system did not map it.
+    /// The system did not map the page.
     Map(io::Error),
-    /// It is not what we read.
+    /// The page has another layout.
     Layout(LayoutError),
 }
 
@@ -25,23 +26,23 @@ impl fmt::Display for PageError {
     }
 }
 
-/// A page, mapped for as long as this lives.
+/// A page that stays mapped as long as this lives.
 #[derive(Debug)]
 pub struct Mapped<P: Page> {
     address: *mut c_void,
     page: PhantomData<P>,
 }
 
-/// How a mapping may be used: `PROT_READ`, or that and `PROT_WRITE`.
+/// How a mapping may be used: `PROT_READ`, or `PROT_READ | PROT_WRITE`.
 pub type Protection = i32;
 
 impl<P: Page> Mapped<P> {
-    /// Maps the page in `memory` and checks what its head says.
+    /// Maps the page in `memory` and checks its head.
     ///
     /// # Errors
     /// [`PageError`].
     pub fn new(memory: &OwnedFd, protection: Protection) -> Result<Self, PageError> {
-        // SAFETY: a new mapping, wherever the kernel has room.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -56,47 +57,50 @@ impl<P: Page> Mapped<P> {
             return Err(PageError::Map(io::Error::last_os_error()));
         }
         let mapped = Self { address, page: PhantomData };
-        // SAFETY: the mapping made just now, which nobody else knows.
+        // SAFETY: the mapping was made just now, and nobody else knows it.
         unsafe { lay::<P>(address, memory, protection) }.map_err(PageError::Map)?;
-        // SAFETY: mapped just now for as long as `mapped` lives; pages mapped read-only are only read.
+        // SAFETY: the page was just mapped and stays mapped as long as `mapped` lives. Pages that
+        // are mapped read-only are only read.
         unsafe { page::view::<P>(address.cast(), size_of::<P>()) }.map_err(PageError::Layout)?;
         Ok(mapped)
     }
 
     /// The page.
     pub fn page(&self) -> &P {
-        // SAFETY: mapped and checked in `new`, until drop; atomics only, so whatever the other side writes is valid.
+        // SAFETY: `new` mapped and checked the page, which stays mapped until drop. A page holds
+        // only atomics, so any value that the other side writes is valid.
         unsafe { &*self.address.cast() }
     }
 
-    /// The page, mapped from now on for as long as the process lives.
+    /// Returns the page, which stays mapped until the process ends.
     pub fn keep(self) -> &'static P {
         let address = self.address;
         mem::forget(self);
-        // SAFETY: as in `page`, and never unmapped.
+        // SAFETY: as in `page`, and the page is never unmapped.
         unsafe { &*address.cast() }
     }
 }
 
 impl<P: Page> Drop for Mapped<P> {
     fn drop(&mut self) {
-        // SAFETY: our mapping, and by the borrow checker no reference to it exists.
+        // SAFETY: the mapping belongs to this value, and by the borrow checker no reference into it
+        // exists.
         unsafe { libc::munmap(self.address, size_of::<P>()) };
     }
 }
 
-// SAFETY: the mapping belongs to this value alone, and what is reached through it are atomics.
+// SAFETY: the mapping belongs to this value alone, and only atomics are reached through it.
 unsafe impl<P: Page> Send for Mapped<P> {}
 
-/// Maps the page in `memory` over `place`. Whoever looks at the place sees the old page or the new one, and once this returns nobody
-/// sees the old one any more.
+/// Maps the page in `memory` over `place`. A thread that reads the place meanwhile sees the old
+/// page or the new one. Once this returns, no thread sees the old page.
 ///
 /// # Safety
-/// `place` is a mapping of ours that was kept by [`Mapped::keep`], `memory` was checked by [`Mapped::new`], and `protection` allows what
-/// is done through references to the place.
+/// `place` was returned by [`Mapped::keep`], and `memory` was checked by [`Mapped::new`].
+/// `protection` allows everything that is done through references to the place.
 ///
 /// # Errors
-/// The system's. Something is mapped there all the same: the old page, the new one, or zeros.
+/// The system's error. The place stays mapped in any case: to the old page, the new one, or zeros.
 pub unsafe fn replace<P: Page>(
     place: &'static P,
     memory: &OwnedFd,
@@ -105,8 +109,8 @@ pub unsafe fn replace<P: Page>(
     let address = ptr::from_ref(place).cast_mut().cast::<c_void>();
     // SAFETY: the caller vouches for the place.
     unsafe { lay::<P>(address, memory, protection) }.inspect_err(|_| {
-        // The kernel may have taken the old mapping away before it failed.
-        // SAFETY: as above; an access finds zeros, which are a valid page, and no fault.
+        // The kernel may have removed the old mapping before it failed.
+        // SAFETY: as above. An access finds zeros, which are a valid page, and causes no fault.
         unsafe {
             libc::mmap(address, size_of::<P>(), protection, FIXED_ZEROS, -1, 0);
         }
@@ -115,10 +119,11 @@ pub unsafe fn replace<P: Page>(
 
 const FIXED_ZEROS: i32 = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Maps `memory` at `address`, and zeros behind it if it is shorter than a page `P`: what an older daemon does not know of is zero.
+/// Maps `memory` at `address`, and zeros behind it if it is shorter than a page `P`. Fields that an
+/// older daemon does not know are then zero.
 ///
 /// # Safety
-/// `address` is the start of a mapping of ours of a page's size.
+/// `address` is the start of a mapping of a page's size that belongs to the interposer.
 unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Protection) -> io::Result<()> {
     // SAFETY: all zeroes is a valid stat.
     let mut status = unsafe { mem::zeroed::<libc::stat>() };
@@ -127,11 +132,11 @@ unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Prote
         return Err(io::Error::last_os_error());
     }
     let bytes = usize::try_from(status.st_size).unwrap_or(0).min(size_of::<P>());
-    // A page that ends inside one of the kernel's ends with zeros there.
+    // The kernel fills the rest of its last page with zeros.
     let mapped_bytes = bytes.next_multiple_of(align_of::<P>());
     let flags = libc::MAP_FIXED | libc::MAP_SHARED;
     if bytes != 0 {
-        // SAFETY: within the caller's mapping, and the file is as long.
+        // SAFETY: the range lies within the caller's mapping, and the file has this length.
         let page = unsafe { libc::mmap(address, bytes, protection, flags, memory.as_raw_fd(), 0) };
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -139,7 +144,7 @@ unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Prote
     }
     if mapped_bytes < size_of::<P>() {
         let rest_bytes = size_of::<P>() - mapped_bytes;
-        // SAFETY: within the caller's mapping.
+        // SAFETY: the range lies within the caller's mapping.
         let rest =
             unsafe { libc::mmap(address.byte_add(mapped_bytes), rest_bytes, protection, FIXED_ZEROS, -1, 0) };
         if rest == libc::MAP_FAILED {
@@ -161,9 +166,10 @@ mod tests {
 
     const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-    /// Memory with a page in it, as a daemon makes it.
+    /// Memory with a page, as a daemon makes it.
     fn memory<P: Page>() -> OwnedFd {
-        // SAFETY: a terminated name; the descriptor is new, and what is mapped is unmapped again.
+        // SAFETY: the name ends with a null byte, the descriptor is new, and the mapping is removed
+        // again.
         unsafe {
             let memory = OwnedFd::from_raw_fd(libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC));
             let bytes = size_of::<P>();
@@ -180,7 +186,8 @@ mod tests {
         let (old, new) = (memory::<MeterPage>(), memory::<MeterPage>());
         let page = Mapped::<MeterPage>::new(&old, BOTH).unwrap().keep();
         page.slot(3).unwrap().waits.store(7, Ordering::Relaxed);
-        // SAFETY: kept just above, checked by the mapping made below, and mapped as before.
+        // SAFETY: the page was kept just above, the mapping below checks the memory, and the
+        // protection is the same.
         unsafe { replace(page, &new, BOTH).unwrap() };
         assert_eq!(page.slot(3).unwrap().waits.load(Ordering::Relaxed), 0);
         page.slot(3).unwrap().waits.store(9, Ordering::Relaxed);
@@ -197,7 +204,7 @@ mod tests {
             Mapped::<MeterPage>::new(&beat, BOTH),
             Err(PageError::Layout(LayoutError::Kind(_)))
         ));
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::ftruncate(beat.as_raw_fd(), 0) };
         assert!(matches!(
             Mapped::<BeatPage>::new(&beat, BOTH),
@@ -212,12 +219,12 @@ mod tests {
         const SIZE_OFFSET: i64 = 12;
         let short = memory::<MeterPage>();
         let put = |at: i64, bytes: &[u8]| {
-            // SAFETY: readable bytes of that length.
+            // SAFETY: the bytes are readable and have this length.
             let written = unsafe { libc::pwrite(short.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at) };
             assert_eq!(written, bytes.len() as isize);
         };
         put(SIZE_OFFSET, &(SHORT_BYTES as u32).to_le_bytes());
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         assert_eq!(unsafe { libc::ftruncate(short.as_raw_fd(), SHORT_BYTES as i64) }, 0);
         assert!(matches!(
             Mapped::<MeterPage>::new(&short, BOTH),

@@ -1,5 +1,5 @@
-//! What this process knows about itself once a session has begun. Before that, and in a forked child, there is nothing, and every hook
-//! forwards.
+//! The state of this process once a session has begun. Before that, and in a forked child, there is
+//! no state, and every hook forwards its call.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,64 +25,70 @@ use crate::session::Session;
 use crate::standalone::Local;
 use crate::{capture, coverage, os, record, thread};
 
-/// How long the end of the process waits for the meter thread to be out of the driver.
+/// Longest time that the end of the process waits for the meter thread to be out of the driver.
 const STOP_WAIT_NS: u64 = 20_000_000;
-/// How often it looks, ns.
+/// Time between two looks of that wait, ns.
 const STOP_LOOK_NS: u64 = 50_000;
-/// How often a thread looks whether another is done with the handshake, ns.
+/// Time between two looks of a thread that waits for another thread's handshake, ns.
 const START_LOOK_NS: u64 = 100_000;
-/// How often the meter thread looks at its connection where its sleep cannot be ended by that, ns.
+/// Time between two looks of the meter thread at its connection, where the connection cannot end
+/// its sleep, ns.
 const STEP_NS: u64 = 100_000_000;
-/// How long nobody asks the daemon what NVML says once it did not answer, ns.
+/// How long nobody asks the daemon for NVML's numbers after the daemon did not answer, ns.
 const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
-/// See the module. Lives until the process ends.
+/// The state of this process, which lives until the process ends.
 pub struct Process {
     /// The driver.
     pub calls: Calls,
-    /// By ordinal in this process.
+    /// One for each GPU, by ordinal in this process.
     pub gpus: Box<[Gpu]>,
-    /// Device memory that the process holds.
+    /// The device memory that the process holds.
     pub memory: Accounts,
     config: Config,
     uuids: Vec<Uuid>,
     /// When the process first looked for a daemon.
     began_ns: u64,
     session: Shared<Session>,
-    /// The session that there was before a daemon took the process up, if it was one without.
+    /// The session without a daemon that came before the present one, if a daemon took over such a
+    /// process.
     before: Shared<Session>,
-    /// Those of contexts that are gone are there to be used again.
+    /// All contexts. Those of destroyed contexts are kept, to be used again.
     contexts: Mutex<Vec<&'static ContextState>>,
-    /// One of them; often there is no other, and threads need not keep it for themselves.
+    /// One of the contexts. Often there is no other, and then no thread needs to remember a context
+    /// itself.
     first_context: Shared<ContextState>,
-    /// By GPU: held while its primary context is made or ended.
+    /// One for each GPU, held while its primary context is made or ended.
     primaries: [Mutex<Option<Context>>; MAX_GPUS],
-    /// The meter thread sleeps until [`Self::wake`] is rung, or on this word, where that is gone.
+    /// 1 while the meter thread sleeps. The thread sleeps until [`Self::wake`] is rung, or on this
+    /// word if that descriptor is gone.
     is_meter_asleep: AtomicU32,
     wake: Place,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
-    /// Until then nobody asks the daemon what NVML says (`CLOCK_MONOTONIC`).
+    /// Until this time nobody asks the daemon for NVML's numbers (`CLOCK_MONOTONIC`).
     unappraised_ns: AtomicU64,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether this process tried to begin a session.
+/// Whether this process has tried to begin a session.
 static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
 const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
 
-/// The process's state, if a session has begun.
+/// Returns the process's state, if a session has begun.
 #[inline(always)]
 pub fn current() -> Option<&'static Process> {
-    // SAFETY: only `start` stores here, a leaked box; `forked` takes it back without freeing it.
+    // SAFETY: only `begin` stores a pointer here, to a leaked box. `forked` and `stop` clear the
+    // pointer without freeing the box.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Says that a session is about to begin, while the result lives: the driver's own start uses the GPU, and can take seconds. `None`: there is one,
-/// or nobody to tell.
+/// Announces that a session is about to begin, as long as the result lives. The driver's own start
+/// uses the GPU, and can take seconds. Returns `None` if there is a session already, or nobody to
+/// tell.
 pub fn announce() -> Option<Arrival> {
     if is_disabled() || START.load(Ordering::Acquire) != NOT_STARTED {
         return None;
@@ -91,7 +97,8 @@ pub fn announce() -> Option<Arrival> {
     Arrival::announce(&config::tenant_sockets())
 }
 
-/// Begins a session, once, after the driver was initialised. Never fails: without a session the process goes on as without us.
+/// Begins a session once, after the driver was initialised. Never fails: without a session, the
+/// process goes on as without the interposer.
 pub fn start() {
     if is_disabled() {
         if is_behind_another() && START.swap(STARTED, Ordering::AcqRel) == NOT_STARTED {
@@ -105,7 +112,8 @@ pub fn start() {
             begin();
             START.store(STARTED, Ordering::Release);
         }
-        // Another thread shakes hands, which takes bounded time: what this one does next is to be metered too.
+        // Another thread is in the handshake, which takes a bounded time. This thread waits, so
+        // that its next calls are metered too.
         Err(STARTING) => {
             while START.load(Ordering::Acquire) == STARTING {
                 os::sleep(START_LOOK_NS);
@@ -183,15 +191,17 @@ fn begin() {
     }
 }
 
-/// What the process does where no daemon took it up: its session without one, if it has any, and the places of its GPUs there.
+/// Begins a session without a daemon, where none answered, if the process needs one. Returns the
+/// session and the places of its GPUs in it.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<(Session, [u8; MAX_GPUS])> {
     let is_absent = matches!(error, ConnectError::Absent(..));
     if is_absent && !config.is_asked_for {
-        // Nobody spoke of deepres, and none is there.
+        // The environment does not mention deepres, and there is no daemon.
         return None;
     }
     let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
-    // A daemon that hangs, has no room, or is about to come back; but nobody waits for one where limits are to be kept without.
+    // The process waits for a daemon that hangs, has no room, or is about to come back. A process
+    // that keeps limits by itself does not wait for an absent daemon.
     let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
     match (keeps_limits, is_waiting) {
         (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
@@ -209,7 +219,8 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
     Some((Session::local(local, is_waiting), index))
 }
 
-/// In a forked child: no session, no thread; the driver does not work here either.
+/// Clears the state in a forked child. The child has no session and no meter thread, and the driver
+/// does not work in it either.
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
@@ -217,20 +228,20 @@ extern "C" fn forked() {
     record::forget();
     thread::reset();
     alone::forget();
-    // SAFETY: was stored by `begin` and is never freed.
+    // SAFETY: `begin` stored the pointer, and the state is never freed.
     let Some(process) = (unsafe { process.as_ref() }) else { return };
     for session in process.session().into_iter().chain(process.before.get()) {
-        // SAFETY: this is the child's only thread, and it has just let go of the process state.
+        // SAFETY: this is the child's only thread, and it has just cleared the process state.
         unsafe { session.close() };
     }
-    // This is the child's only thread.
+    // No other thread uses the descriptor, because this is the child's only thread.
     if let Some(wake) = process.wake.get() {
         wake.close();
     }
 }
 
-/// At the end of the process, before the driver's own end: the meter thread must be out of it.
-/// The process ends. What it does until it is over goes past us.
+/// Ends the metering at the end of the process, before the driver's own end. Waits until the meter
+/// thread is out of the driver. Later calls of the process bypass the interposer.
 pub extern "C" fn stop() {
     let Some(process) = current() else { return };
     coverage::look_past();
@@ -244,7 +255,7 @@ pub extern "C" fn stop() {
     while !process.is_stopped.load(Ordering::Acquire) && os::now_ns() < until_ns {
         os::sleep(STOP_LOOK_NS);
     }
-    // What is launched from here on would wait for completions that nobody sees any more.
+    // A later launch would wait for completions that nobody sees any more.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
     record::end();
     let sessions = process.session().into_iter().chain(process.before.get());
@@ -252,13 +263,13 @@ pub extern "C" fn stop() {
 }
 
 impl Process {
-    /// The session; it may be gone.
+    /// Returns the session, whose connection may have ended.
     #[inline(always)]
     pub fn session(&self) -> Option<&'static Session> {
         self.session.get()
     }
 
-    /// The signal by which the job wants to be told that it is to give memory back.
+    /// The signal by which the job wants to be told to give memory back.
     pub fn pressure_signal(&self) -> Option<i32> {
         self.config.pressure
     }
@@ -268,7 +279,8 @@ impl Process {
         self.uuids.iter().position(|own| own == uuid)
     }
 
-    /// What NVML says that this process holds on the GPU `ordinal`, by the daemon's word. `None`: nobody can say.
+    /// Asks the daemon how many bytes NVML reports for this process on the GPU `ordinal`. Returns
+    /// `None` if nobody can tell.
     pub fn appraise(&self, ordinal: usize) -> Option<u64> {
         let uuid = *self.uuids.get(ordinal)?;
         if self.session()?.standalone().is_some()
@@ -284,19 +296,21 @@ impl Process {
         answer.ok().flatten()
     }
 
-    /// As [`Self::appraise`], for who does not wait. `None`: nobody can be asked.
+    /// Asks as [`Self::appraise`] does, for callers that do not wait. Returns `None` if nobody can
+    /// be asked.
     pub fn question(&self, ordinal: usize) -> Option<Question> {
         let uuid = *self.uuids.get(ordinal)?;
         self.session().filter(|session| session.standalone().is_none())?;
         Question::ask(&self.config, uuid).ok()
     }
 
-    /// The daemon answers: whoever makes a context may wait for that again.
+    /// Notes that the daemon answers again, so that a thread that makes a context may wait for its
+    /// answer.
     pub fn believe_appraisals(&self) {
         self.unappraised_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Asks the daemon for another session.
+    /// Asks the daemon for a new session.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -306,10 +320,11 @@ impl Process {
         Pending::begin(&self.config, &self.uuids, sessions, age_ns)
     }
 
-    /// Goes on with a daemon that came back: moves what is held to its ledger, and goes by its gates.
+    /// Goes on with a daemon that came back: moves the held memory to its ledger, and obeys its
+    /// gates.
     ///
     /// # Errors
-    /// [`ConnectError`], if its pages cannot be used.
+    /// [`ConnectError`], if the daemon's pages cannot be used.
     pub fn renew(&self, connection: Connection) -> Result<(), ConnectError> {
         let Some(session) = self.session() else { return Ok(()) };
         if session.standalone().is_some() {
@@ -318,14 +333,15 @@ impl Process {
         let is_renumbered = |(gpu, index): (&Gpu, &u8)| {
             *index != UNMANAGED && gpu.index().is_some_and(|before| before != usize::from(*index))
         };
-        // Whoever is launching counts in the slot of the old number.
+        // A thread that is launching counts in the slot of the old number, so the numbers must stay
+        // the same.
         if self.gpus.iter().zip(&connection.welcome.gpu_index).any(is_renumbered) {
             return Err(ConnectError::Renumbered);
         }
         let index = session.renew(connection, &self.gpus)?;
         session.attach(&self.gpus, &index, None);
         if self.wake.get().is_none() {
-            // What took it away is over.
+            // The reason that took the descriptor away may be over.
             self.wake.swap(OwnDescriptor::eventfd());
         }
         self.memory.move_to(session, &self.gpus);
@@ -333,7 +349,7 @@ impl Process {
         Ok(())
     }
 
-    /// Goes over to the daemon that has taken up the process, which had a session without one.
+    /// Goes over to a daemon that takes over the process, which had a session without a daemon.
     fn join(&self, alone: &'static Session, connection: Connection) -> Result<(), ConnectError> {
         let index = connection.welcome.gpu_index;
         let session = Session::new(connection, self.gpus.len(), Some(alone))?;
@@ -341,13 +357,13 @@ impl Process {
         self.before.set(Some(alone));
         alone.hand_over(session, &self.session, &self.gpus, &index);
         self.memory.move_to(session, &self.gpus);
-        // As loud as what was said when it began.
+        // This is as loud as the message at the beginning.
         say!(Warn, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
     }
 
-    /// Work was on a GPU from `start_ns` to `end_ns`: what other processes of the tenant say too counts once. Without a daemon the process charges
-    /// its tenant itself.
+    /// Notes that work was on a GPU from `start_ns` to `end_ns`. Time that other processes of the
+    /// tenant report too is charged once. Without a daemon, the process charges its tenant itself.
     pub fn cover(&self, gpu: &Gpu, start_ns: i64, end_ns: i64) {
         let Some((session, index)) = self.session().zip(gpu.index()) else { return };
         let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
@@ -361,14 +377,15 @@ impl Process {
         }
     }
 
-    /// As [`Self::cover`], for GPU time of which it is not known when it was.
+    /// As [`Self::cover`], for GPU time whose place in time is unknown.
     pub fn charge(&self, gpu: &Gpu, used_ns: u64) {
         if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
             local.charge(index, used_ns);
         }
     }
 
-    /// Without a daemon the meter thread is the arbiter: its turn. Returns when the next one is due at the latest.
+    /// Without a daemon, takes the arbiter's turn, in the meter thread. Returns when the next turn
+    /// is due at the latest.
     pub fn turn(&self, now_ns: u64) -> Option<u64> {
         self.session().and_then(Session::standalone)?.turn(now_ns)
     }
@@ -378,34 +395,37 @@ impl Process {
         self.is_stopping.load(Ordering::SeqCst)
     }
 
-    /// The meter thread is out of the driver for good.
+    /// Notes that the meter thread is out of the driver for good.
     pub fn set_stopped(&self) {
         self.is_stopped.store(true, Ordering::Release);
     }
 
-    /// Whether someone waits for what this process has in flight, or it for room.
+    /// Whether another tenant waits for this process's work in flight, or this process waits at a
+    /// gate.
     pub fn is_contended(&self) -> bool {
         self.gpus.iter().any(|gpu| !gpu.is_open())
     }
 
-    /// That GPU's primary context as it was retained last. While the result lives, no other thread makes or ends it. `None`: there is no such GPU.
+    /// Returns the primary context of a GPU as it was last retained. While the result lives, no
+    /// other thread makes or ends that context. Returns `None` if there is no such GPU.
     pub fn primary(&self, ordinal: usize) -> Option<MutexGuard<'_, Option<Context>>> {
         Some(self.primaries.get(ordinal)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The contexts that are in use.
+    /// Returns the contexts that are not destroyed.
     pub fn contexts(&self) -> Vec<&'static ContextState> {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.iter().copied().filter(|context| !context.is_dead()).collect()
     }
 
-    /// Whether something that was to die with a context (0: with none) died with it.
+    /// Whether a context is gone, and with it everything in it. False for 0, which means no
+    /// context.
     pub fn is_gone(&self, context: usize) -> bool {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         context != 0 && !contexts.iter().any(|known| known.is_alive_as(Context(context)))
     }
 
-    /// What is known of a context; it becomes known if it is on a GPU that is managed.
+    /// Returns the state of a context. The state is created if the context is on a managed GPU.
     pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
         let find = |contexts: &[&'static ContextState]| {
             contexts.iter().copied().find(|context| context.is_alive_as(handle))
@@ -413,7 +433,8 @@ impl Process {
         if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
         }
-        // Where the driver does not say: the one that it was made for, as long as it is there.
+        // If the driver does not name the device, it is the device for which the context was made,
+        // as long as the context exists.
         let made_for = || self.memory.device_of_context(handle);
         let ordinal = self.calls.device_of(handle).or_else(made_for)?;
         let gpu = self.gpus.get(ordinal)?;
@@ -436,7 +457,7 @@ impl Process {
         Some(context)
     }
 
-    /// The context current to this thread.
+    /// Returns the state of the context that is current to this thread.
     #[inline]
     pub fn current_context(&'static self) -> Option<&'static ContextState> {
         let handle = self.calls.current_context()?;
@@ -444,12 +465,13 @@ impl Process {
         first.or_else(|| self.other_context(handle))
     }
 
-    /// The context current to this thread where the driver does not say: the one that was current last, or another that there is.
+    /// Returns the context that is probably current to this thread, where the driver does not name
+    /// it: the one that was last current, or else any other context.
     #[cold]
     pub fn likely_context(&'static self) -> Option<&'static ContextState> {
         match self.calls.ask_current_context() {
             Ok(handle) => self.context(handle?),
-            // Nothing can be had in it.
+            // The context cannot be used any more.
             Err(CUDA_ERROR_CONTEXT_IS_DESTROYED) => None,
             Err(_) => thread::last_context()
                 .or_else(|| self.contexts().pop())
@@ -457,7 +479,7 @@ impl Process {
         }
     }
 
-    /// A context that may not be the first.
+    /// Returns the state of a current context that is not [`Self::first_context`].
     #[inline(never)]
     fn other_context(&'static self, handle: Context) -> Option<&'static ContextState> {
         thread::context(handle).or_else(|| {
@@ -467,7 +489,8 @@ impl Process {
         })
     }
 
-    /// The calling thread's lane on `stream`. `None`: its GPU is not managed, or the driver cannot say where it belongs.
+    /// Returns the calling thread's lane on `stream`. Returns `None` if the stream's GPU is not
+    /// managed, or the driver cannot name the stream's context.
     pub fn lane(&'static self, stream: Stream) -> Option<&'static Lane> {
         if let Some(lane) = thread::lane(&self.calls, stream) {
             return Some(lane);
@@ -480,7 +503,8 @@ impl Process {
         Some(lane)
     }
 
-    /// Ends every open segment on `stream`, whoever launched: the stream is about to be destroyed (`forever`) or captured.
+    /// Ends every open segment on `stream`, of all threads, because the stream is about to be
+    /// destroyed (`forever`) or captured.
     pub fn close_stream(&self, stream: Stream, forever: bool) {
         let _uncancelled = os::uncancelled();
         for context in self.contexts() {
@@ -501,8 +525,8 @@ impl Process {
         }
     }
 
-    /// Runs `destroy`, which may destroy `handle`, while nobody touches anything of that context. If it did, the context and what
-    /// it held are forgotten.
+    /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses that
+    /// context. If the context was destroyed, the context and the memory in it are forgotten.
     pub fn destroy_context<T>(
         &self,
         handle: Context,
@@ -516,7 +540,8 @@ impl Process {
         result
     }
 
-    /// The same for a context whose memory is another's. Returns whether it is gone.
+    /// As [`Self::destroy_context`], for a context whose memory belongs to another context. Returns
+    /// the result, and whether the context is gone.
     pub fn end_context<T>(
         &self,
         handle: Context,
@@ -527,17 +552,18 @@ impl Process {
         let contexts = self.contexts();
         let known = contexts.iter().find(|context| context.handle() == handle);
         let mut inner = known.map(|context| context.lock());
-        // Meanwhile another thread may have destroyed it.
+        // Another thread may have destroyed the context meanwhile.
         let known = known.filter(|context| context.is_alive_as(handle));
         inner = inner.filter(|_| known.is_some());
         let lanes = inner.iter().flat_map(|inner| &inner.lanes);
-        // A per-thread stream is another one to each thread; what is open there is dropped.
+        // The handle of the per-thread stream names another stream in each thread. The open
+        // segments on these streams are dropped.
         for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
             lane.close(&self.calls);
             lane.await_closed();
         }
         if let (Some(context), Some(inner)) = (known, inner.as_ref()) {
-            // Where another thread captures, a question would end that.
+            // Without the relaxed capture mode, a query would end another thread's capture.
             if let Some(_relaxed) = self.calls.relaxed() {
                 self.calls.in_context(handle, || {
                     context.charge_complete(&self.calls, inner);
@@ -548,7 +574,7 @@ impl Process {
         let result = destroy();
         let is_gone = is_destroyed(&result);
         if is_gone {
-            // Whoever looks its lane up again waits for the lock.
+            // Threads look their lanes up again from now on, and such a look-up waits for the lock.
             thread::forget_lanes();
             if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
                 context.kill(inner);
@@ -559,7 +585,7 @@ impl Process {
         (result, is_gone)
     }
 
-    /// After a segment was opened: the meter thread has something to look at.
+    /// Wakes the meter thread if it sleeps, because a segment was opened.
     #[inline]
     pub fn wake_meter(&self) {
         if self.is_meter_asleep.load(Ordering::SeqCst) != 0 {
@@ -576,7 +602,8 @@ impl Process {
         }
     }
 
-    /// Looks whether the job has closed what the meter thread waits by. Returns whether it has closed `socket`, and with it the connection.
+    /// Checks whether the job has closed the descriptors on which the meter thread waits. Returns
+    /// whether the job has closed `socket`, and with it the connection.
     pub fn look_at_descriptors(&self, socket: Option<OwnDescriptor>) -> bool {
         if !self.wake.get().is_some_and(OwnDescriptor::is_ours) {
             self.wake.swap(None);
@@ -584,12 +611,12 @@ impl Process {
         socket.is_some_and(|socket| !socket.is_ours())
     }
 
-    /// Whether anything that was launched or copied on the GPU `ordinal` may be under way.
+    /// Whether any launch or copy on the GPU `ordinal` may be under way.
     pub fn may_have_work(&self, ordinal: usize) -> bool {
         self.contexts().iter().any(|context| context.ordinal == ordinal && context.may_have_work())
     }
 
-    /// The meter thread is about to sleep. False: something is open after all.
+    /// Prepares a deep sleep of the meter thread. Returns false if work may be under way after all.
     pub fn prepare_sleep(&self) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
         let is_busy = self.memory.pools.is_release_due()
@@ -600,12 +627,13 @@ impl Process {
         !is_busy
     }
 
-    /// The meter thread is awake.
+    /// Notes that the meter thread is awake.
     pub fn finish_sleep(&self) {
         self.is_meter_asleep.store(0, Ordering::SeqCst);
     }
 
-    /// The meter thread's sleep, a deep one if others know of it. Returns whether `socket`, if there is one, has ended.
+    /// Lets the meter thread sleep. `is_deep`: other threads know of the sleep and wake the thread.
+    /// Returns whether `socket`, if there is one, has ended.
     pub fn sleep(&self, socket: Option<OwnDescriptor>, mut sleep_ns: u64, is_deep: bool) -> bool {
         let wake = self.wake.get();
         if wake.is_none() {
@@ -627,7 +655,8 @@ impl Process {
         // SAFETY: the array and the timeout outlive the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as u64, &timeout, ptr::null()) };
         if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            // A filter of the job's: from here on without.
+            // A system call filter of the job may refuse `ppoll`. From now on the thread sleeps
+            // without the descriptor.
             self.wake.swap(None);
         }
         if ready <= 0 {
@@ -636,7 +665,8 @@ impl Process {
         if polled[1].revents != 0 && !wake.is_some_and(OwnDescriptor::hush) {
             self.wake.swap(None);
         }
-        // The controller never sends after its welcome: anything at all is the end. So it is if the number is another's now: ours was closed.
+        // The daemon sends nothing after its welcome, so any event means the end. The same holds if
+        // the number belongs to another file now, because the connection was closed then.
         polled[0].revents != 0
     }
 }

@@ -1,5 +1,6 @@
-//! The session: the pages that the process shares with the controller, and whether there is one. It lives as long as the process: a
-//! daemon that came back renews it, and what was counted before is counted on.
+//! The session: the pages that the process shares with the daemon, and whether the daemon is there.
+//! The session lives as long as the process. A daemon that came back renews it, and all counters go
+//! on.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
@@ -22,55 +23,58 @@ use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
 use crate::unshared::Unshared;
 
-/// A controller that names no limit is believed to beat this often, ns.
+/// Longest time between two heartbeats of a daemon that names no limit, ns.
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
-/// How late the end of a time without a controller is noticed by those whose launches fail, ns.
+/// Longest delay after which processes that fail closed notice that the daemon is back, ns.
 const GUARD_NAP_NS: u64 = 10_000_000;
-/// Within so long a daemon gives back what a dead process held, ns.
+/// Longest time in which a daemon gives back what a dead process held, ns.
 const BURIAL_NS: u64 = 100_000_000;
 
 const READ: Protection = libc::PROT_READ;
 const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-/// See the module. Its pages never move, so any thread may look at them at any time.
+/// A session, whose pages never move. So any thread may read them at any time.
 #[derive(Debug)]
 pub struct Session {
     grant: &'static GrantPage,
     meter: &'static MeterPage,
     beat: &'static BeatPage,
-    /// To look at; what is held changes through `ledgers`.
+    /// The ledger, only to read. Changes to the held memory go through `ledgers`.
     ledger: &'static LedgerPage,
-    /// Of a process that began alone the same before and after.
+    /// The ledgers through which memory is charged. A process that began without a daemon keeps the
+    /// same value when a daemon takes over.
     ledgers: &'static Ledgers,
-    /// The ledger that its first daemon gave, and the slot there.
+    /// The ledger that the session's first daemon gave, and the session's slot in it.
     first_ledger: (&'static LedgerPage, usize),
-    /// What gates say while there is no controller and launches are to fail.
+    /// Gates that apply while the daemon is gone and launches are to fail.
     shut: [GrantSlot; MAX_GPUS],
     socket: Place,
-    /// The memory of the meter page.
+    /// Memory of the meter page.
     meter_memory: Place,
-    /// That of the ledger. Locks on it say who of the tenant lives; they end when any descriptor of it is closed.
+    /// Memory of the ledger. Locks on it show which of the tenant's sessions live. A process loses
+    /// its locks when it closes any descriptor of this memory.
     ledger_memory: Place,
-    /// By the GPU's ordinal in this process.
+    /// One for each GPU, by ordinal in this process.
     bells: [Place; MAX_GPUS],
     connected_ns: AtomicU64,
     is_gone: AtomicBool,
-    /// Daemons that the process had a session with.
+    /// Daemons with which the process has had a session.
     sessions: AtomicU32,
-    /// What takes the daemon's place, if there is none: then there are no descriptors either.
+    /// The stand-in for the daemon, if the session has none. The session then has no descriptors.
     local: Option<Local>,
-    /// There is none yet that takes the process up: one is asked again and again.
+    /// Whether the process keeps looking for a daemon that takes it over.
     is_waiting: bool,
 }
 
 impl Session {
-    /// The process's first session with a daemon, which follows on `alone`, if there was one without.
+    /// Begins the process's first session with a daemon. `alone` is the session without a daemon
+    /// that came before, if any.
     ///
     /// # Errors
     /// [`ConnectError`], if a page cannot be used.
     pub fn new(connection: Connection, gpus: usize, alone: Option<&Self>) -> Result<Self, ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
-        // All or none: what is kept stays mapped.
+        // All pages are mapped before any is kept, because a kept page stays mapped.
         let (grant_page, meter_page) = (map::<GrantPage>(&grant, READ)?, map::<MeterPage>(&meter, BOTH)?);
         let (beat_page, view) = (map::<BeatPage>(&beat, READ)?, map::<LedgerPage>(&ledger, READ)?);
         let own = map::<LedgerPage>(&ledger, BOTH)?.keep();
@@ -100,7 +104,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A session without a daemon; `is_waiting`: until one takes the process up.
+    /// Makes a session without a daemon. `is_waiting`: a daemon may take the process over later.
     pub fn local(local: Local, is_waiting: bool) -> Self {
         Self {
             grant: local.grant,
@@ -122,18 +126,20 @@ impl Session {
         }
     }
 
-    /// What takes the daemon's place, if there is none.
+    /// The stand-in for the daemon, in a session without one.
     pub fn standalone(&self) -> Option<&Local> {
         self.local.as_ref()
     }
 
-    /// Sees to it that what dead processes of the tenant held is given back on a GPU, by the controller's index. Returns whether it was anything.
+    /// Makes sure that memory of the tenant's dead processes is given back on a GPU. `index` is the
+    /// daemon's index of the GPU. Returns whether there was any.
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
         self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
     }
 
-    /// The daemon does it as soon as it sees the end of a connection, which the process's end may precede.
+    /// Waits until the daemon has given the memory back. The daemon does so as soon as it sees the
+    /// end of a connection, which may come later than the process's end.
     fn await_burial(&self, index: usize) -> bool {
         let Some(gpu) = self.ledger.gpu(index) else { return false };
         let own = self.ledger().slot;
@@ -146,7 +152,8 @@ impl Session {
         true
     }
 
-    /// Lets the tenant's other processes see on a GPU that this one lives.
+    /// Locks the session's slot, so that the tenant's other processes see on a GPU that this
+    /// process lives.
     fn lock_slot(&self, index: usize) {
         let slot = self.ledger().slot;
         if self.slot_lock(slot, libc::F_SETLK).is_some() {
@@ -154,7 +161,7 @@ impl Session {
         }
     }
 
-    /// Whether somebody else holds the lock of a slot.
+    /// Whether another process holds the lock of a slot.
     fn is_locked(&self, slot: usize) -> bool {
         self.slot_lock(slot, libc::F_GETLK).is_none_or(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
     }
@@ -168,14 +175,15 @@ impl Session {
             l_pid: 0,
         };
         let memory = self.ledger_memory.get()?.number()?;
-        // SAFETY: a complete description of the lock, which outlives the call.
+        // SAFETY: the description of the lock is complete and outlives the call.
         (unsafe { libc::fcntl(memory, command, &raw mut lock) } == 0).then_some(lock)
     }
 
-    /// Takes up a new connection, which [`Self::attach`] has to follow. The meter thread's to call.
+    /// Takes over a new connection. Called by the meter thread. The caller calls [`Self::attach`]
+    /// after it.
     ///
     /// # Errors
-    /// [`ConnectError`], if a page cannot be used; the session is as gone as before.
+    /// [`ConnectError`], if a page cannot be used. The session then stays without a daemon.
     pub fn renew(&self, connection: Connection, gpus: &[Gpu]) -> Result<[u8; MAX_GPUS], ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
         let fresh = Mapped::<MeterPage>::new(&meter, BOTH).map_err(ConnectError::Page)?;
@@ -186,17 +194,19 @@ impl Session {
         ] {
             checked.map_err(ConnectError::Page)?;
         }
-        // Before the gates, whose waiters it counts.
+        // The meter page comes before the grant page, because it counts the waiters of the gates.
         let carries = welcome.head().minor() >= MINOR_CARRIES;
         self.carry(&fresh, &meter, gpus, carries.then_some(&welcome.gpu_index))?;
         gpus.iter().for_each(Gpu::forget_only_launch);
-        // SAFETY: kept in `new`, the memory checked above, and mapped as in `new`.
+        // SAFETY: `new` kept the pages and mapped them with the same protection, and the memory was
+        // checked above.
         unsafe {
             put(self.grant, &grant, READ)?;
             put(self.ledger, &ledger, READ)?;
             put(self.beat, &beat, READ)?;
         }
-        // Last of what can fail: a slot of a connection that is given up is another session's soon.
+        // This is the last step that can fail. If the connection is given up, its slot soon belongs
+        // to another session.
         self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
         exchange(&self.ledger_memory, ledger);
         drop(self.exchange_socket(Some(socket)));
@@ -205,12 +215,13 @@ impl Session {
         Ok(welcome.gpu_index)
     }
 
-    /// A daemon has taken up the process, which had this session without one: `next`, by whose `index` the GPUs go from here on. [`Accounts::move_to`]
-    /// has to follow. The pages stay mapped, and whoever is about to use them changes nothing of the other session's.
+    /// Hands the process over from this session, which is without a daemon, to `next`. `index`
+    /// gives the GPUs' new numbers. The caller calls [`Accounts::move_to`] after it. The old pages
+    /// stay mapped, so a thread that is about to use them changes nothing of the new session.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn hand_over(&self, next: &'static Self, place: &Shared<Self>, gpus: &[Gpu], index: &[u8; MAX_GPUS]) {
-        // Times stay behind: nobody was to be charged for them.
+        // Times stay behind, because nobody was to be charged for them.
         let held = |gpu: usize| {
             let meter = self.meter.slot(gpu).map(MeterSlot::read).unwrap_or_default();
             Reading { held_bytes: meter.held_bytes, ..Reading::default() }
@@ -230,7 +241,7 @@ impl Session {
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
         place.set(Some(next));
-        // What came between.
+        // Changes that came in between are carried over here.
         for (old, new, before) in moved {
             new.grow(&held(old), &before);
         }
@@ -239,8 +250,9 @@ impl Session {
         }
     }
 
-    /// Puts the meter page in `memory`, mapped as `fresh` too, in the place of the one there is, and brings what that counted into it;
-    /// `index` are the controller's new numbers of the GPUs, or nothing is to be brought.
+    /// Puts the meter page in `memory` in place of the present one, and carries the present page's
+    /// counters over. `fresh` is a second mapping of `memory`. `index` gives the daemon's new
+    /// numbers of the GPUs. With `None`, no counters are carried over.
     fn carry(
         &self,
         fresh: &Mapped<MeterPage>,
@@ -248,7 +260,9 @@ impl Session {
         gpus: &[Gpu],
         index: Option<&[u8; MAX_GPUS]>,
     ) -> Result<(), ConnectError> {
-        // What a job has closed is still mapped. In a page that is mapped in one place only nobody can look once another has taken that.
+        // The old page is mapped a second time, because nobody can read it once its only mapping
+        // was replaced. If the job has closed the page's descriptor, the page is still mapped, but
+        // cannot be mapped again.
         let old = self.meter_memory.get().and_then(OwnDescriptor::number).map(again).transpose()?;
         let old = old.as_ref();
         let slots = |gpu: &Gpu, index: u8| {
@@ -264,9 +278,11 @@ impl Session {
         for ((_, now), reading) in both.iter().zip(&read) {
             now.grow(reading, &Reading::default());
         }
-        // SAFETY: kept in `new`, the memory checked by the mapping `fresh`, and mapped as in `new`.
+        // SAFETY: `new` kept the page and mapped it with the same protection, and the mapping
+        // `fresh` checked the memory.
         unsafe { put(self.meter, memory, BOTH)? };
-        // From here on nobody counts in the old page any more: what came between is all there.
+        // From here on no thread counts in the old page any more, so it holds everything that came
+        // in between.
         for ((before, now), reading) in both.iter().zip(&read).filter(|_| old.is_some()) {
             now.grow(&before.read(), reading);
         }
@@ -281,25 +297,28 @@ impl Session {
         self.socket.swap(new.map(Unshared::into_descriptor)).map(Unshared::from_descriptor)
     }
 
-    /// Ends it before anybody has used it.
+    /// Ends the session before anybody has used it.
     pub fn end(&self) {
         drop(self.exchange_socket(None));
-        // SAFETY: by the caller's word nobody uses it.
+        // SAFETY: the caller guarantees that nobody uses the session.
         unsafe { self.close() };
     }
 
-    /// Takes the bells of the GPUs that are managed. A bell keeps its number, by which any thread may be about to ring it.
+    /// Takes the bells of the managed GPUs. A bell keeps its descriptor number, because any thread
+    /// may be about to ring it.
     fn take_bells(&self, bells: Vec<OwnedFd>, index: &[u8]) {
         let taken: Vec<i32> = bells.iter().map(|bell| bell.as_raw_fd()).collect();
         let mut bells = bells.into_iter();
         for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
             let Some(bell) = bells.next() else { return };
-            // Where the job closed the old bell, a new one may have its number, and looks like it.
+            // If the job closed the old bell, a new bell may have got the same number, and would
+            // look like the old one.
             let old = place.get().filter(|old| !taken.contains(&old.unchecked()));
             let bell = match old.and_then(OwnDescriptor::number) {
                 None => OwnDescriptor::new(bell),
                 Some(number) => {
-                    // SAFETY: both are open and ours; the old bell is closed by it, at once.
+                    // SAFETY: both descriptors are open and belong to the interposer. The call
+                    // closes the old bell in the same step.
                     unsafe { libc::dup3(bell.as_raw_fd(), number, libc::O_CLOEXEC) };
                     OwnDescriptor::of(number)
                 }
@@ -308,8 +327,8 @@ impl Session {
         }
     }
 
-    /// Hands each GPU its slots, by the controller's `index` of each. The session is there from here on. Without a daemon the bell is
-    /// `wake`, that of the meter thread.
+    /// Gives each GPU its slots, by the daemon's `index` of each. The session is in use from now
+    /// on. Without a daemon, `wake` serves as the bell, which wakes the meter thread.
     pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
         for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
             let slots = (*index != UNMANAGED)
@@ -327,8 +346,8 @@ impl Session {
         self.is_gone.store(false, Ordering::Release);
     }
 
-    /// Lets no launch pass on GPUs whose controller is gone, if launches are to fail then, and lets them go by its word where it is not.
-    /// Returns after how long to look again, ns.
+    /// Lets no launch pass on GPUs whose arbiter is gone, if launches are to fail then. On the
+    /// other GPUs, the arbiter's grant applies. Returns the time until the next check, ns.
     pub fn guard(&'static self, gpus: &[Gpu], now_ns: u64) -> u64 {
         if self.fail_mode() == FailMode::Open {
             return u64::MAX;
@@ -344,12 +363,12 @@ impl Session {
             if shut.gate().state != state {
                 shut.set_gate(state, LeaseTerms::default());
             }
-            // Who waits at the gate that was shut finds it open.
+            // Once the arbiter is back, threads that wait at the shut gate find that gate open.
             gpu.set_grant(if is_gone { shut } else { grant });
             let next_ns = if is_gone {
                 GUARD_NAP_NS
             } else {
-                // Not before that can be seen to be so.
+                // An earlier check could not find the arbiter gone.
                 self.believed_until_ns(index).saturating_sub(now_ns).saturating_add(1)
             };
             again_ns = again_ns.min(next_ns);
@@ -357,65 +376,65 @@ impl Session {
         again_ns
     }
 
-    /// The tenant's ledger, for one call that changes what is held.
+    /// Returns the tenant's ledger, for one call that changes the held memory.
     #[inline]
     pub fn ledger(&self) -> Ledger {
         self.ledgers.present()
     }
 
-    /// Which ledger the present one is, among those of this process.
+    /// The number of the present ledger among the ledgers of this process.
     #[inline]
     pub fn ledger_generation(&self) -> u32 {
         self.ledgers.generation()
     }
 
-    /// Whether the ledger of that generation is there still.
+    /// Whether the ledger of that generation still exists.
     #[inline]
     pub fn has_ledger(&self, generation: u32) -> bool {
         self.ledgers.has(generation)
     }
 
-    /// What the tenant holds on a GPU, by the controller's index, bytes.
+    /// Bytes that the tenant holds on a GPU. `index` is the daemon's index of the GPU.
     pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
         Some(self.ledger.gpu(index)?.held_bytes())
     }
 
-    /// Daemons that the process had a session with until now.
+    /// Daemons with which the process has had a session so far.
     pub fn sessions(&self) -> u32 {
         self.sessions.load(Ordering::Relaxed)
     }
 
-    /// What the session says of itself.
+    /// The session's meter page.
     pub fn meter(&self) -> &'static MeterPage {
         self.meter
     }
 
-    /// The socket, whose end is the end of the session, if it has one.
+    /// The socket, if the session has one. The end of the connection is the end of the session.
     pub fn socket(&self) -> Option<OwnDescriptor> {
         self.socket.get()
     }
 
-    /// The controller's number of this session.
+    /// The daemon's number of this session.
     pub fn id(&self) -> u64 {
         self.grant.session_id()
     }
 
-    /// The connection ended.
+    /// Notes that the connection ended.
     pub fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Release);
     }
 
-    /// Whether it did.
+    /// Whether the connection ended.
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Whether a daemon is to be found: the connection ended, or there was none.
+    /// Whether the process looks for a daemon: the connection ended, or there was none.
     pub fn seeks_daemon(&self) -> bool {
         self.is_waiting || self.is_gone()
     }
 
-    /// After how long without a heartbeat the controller counts as gone, ns.
+    /// Age of the heartbeat, ns, from which on the daemon counts as gone.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         match self.grant.heartbeat_limit_ns() {
             0 => HEARTBEAT_LIMIT_NS,
@@ -423,18 +442,19 @@ impl Session {
         }
     }
 
-    /// Whether nobody will open a gate any more: the connection ended, or the arbiter's heart stopped.
+    /// Whether nobody will open a gate any more, because the connection ended or the arbiter's
+    /// heartbeat stopped.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
         self.is_gone() || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
-    /// How long the arbiter counts as there if its heart does not beat again.
+    /// Until when the arbiter counts as alive if no further heartbeat comes.
     fn believed_until_ns(&self, index: usize) -> u64 {
         let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
         last_ns.saturating_add(self.heartbeat_limit_ns())
     }
 
-    /// What waiters do then.
+    /// Whether launches pass or fail while the daemon is gone.
     pub fn fail_mode(&self) -> FailMode {
         self.grant.fail_mode()
     }
@@ -442,7 +462,7 @@ impl Session {
     /// Closes every descriptor but the connection, which a forked child does not have.
     ///
     /// # Safety
-    /// Nobody in this process uses the session from here on.
+    /// No thread of this process uses the session from now on.
     pub unsafe fn close(&self) {
         for descriptor in self.bells.iter().chain([&self.meter_memory, &self.ledger_memory]) {
             if let Some(descriptor) = descriptor.get() {
@@ -450,22 +470,22 @@ impl Session {
             }
         }
         if let Some(local) = &self.local {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees this.
             unsafe { local.close() };
         }
     }
 }
 
-/// The new descriptor takes the place of the one there is, which is closed.
+/// Puts the new descriptor in place of the present one, and closes the present one.
 fn exchange(place: &Place, new: OwnedFd) {
     if let Some(old) = place.swap(Some(OwnDescriptor::new(new))) {
         old.close();
     }
 }
 
-/// Maps the meter page at `number` once more.
+/// Maps the meter page at the descriptor `number` a second time.
 fn again(number: i32) -> Result<Mapped<MeterPage>, ConnectError> {
-    // SAFETY: the memory of the page there is, only looked at here.
+    // SAFETY: `number` is the descriptor of the present page's memory, and is only read here.
     let memory = unsafe { BorrowedFd::borrow_raw(number) };
     map(&memory.try_clone_to_owned().map_err(ConnectError::Io)?, BOTH)
 }
@@ -481,7 +501,7 @@ unsafe fn put<P: Page>(
     memory: &OwnedFd,
     protection: Protection,
 ) -> Result<(), ConnectError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     unsafe { replace(place, memory, protection) }
         .map_err(|error: io::Error| ConnectError::Page(PageError::Map(error)))
 }

@@ -1,6 +1,8 @@
-//! What each thread keeps for itself: the lanes it launches on, so that a launch finds its own without a lock.
+//! State that each thread keeps for itself: the lanes on which it launches, so that a launch finds
+//! its lane without a lock.
 //!
-//! Plain cells without destructors: nothing runs at a thread's end, and a thread that never launches never touches them.
+//! The state is plain cells without destructors. Nothing runs at the end of a thread, and a thread
+//! that never launches does not touch the cells.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,13 +13,15 @@ use crate::meter::context::ContextState;
 use crate::meter::lane::Lane;
 use crate::os;
 
-/// Streams that a thread launches on by turns without a look-up.
+/// Streams on which a thread can launch in turn without a look-up.
 const PLACES: usize = 64;
-/// Places that a stream may have, which have little to do with each other: whoever has to make place finds another at its next launch (cuckoo hashing,
-/// where the streams themselves move on).
+/// Places that a stream may have. The places of two streams are nearly independent, so a stream
+/// that loses its place finds another one at its next launch. In cuckoo hashing, which resembles
+/// this, entries are moved instead.
 const PROBES: usize = 4;
 
-/// Changes whenever a stream or context dies: lanes that threads remember may then be another's.
+/// Changes whenever a stream or context dies, because a lane that a thread remembers may then serve
+/// another stream.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every thread look its lanes up again.
@@ -28,7 +32,7 @@ pub fn forget_lanes() {
 #[derive(Clone, Copy)]
 struct Place {
     stream: usize,
-    /// Of a default stream; else 0.
+    /// Context of a default stream, else 0.
     context: usize,
     lane: Option<&'static Lane>,
 }
@@ -40,10 +44,10 @@ impl Place {
 struct Thread {
     id: Cell<u32>,
     generation: Cell<u32>,
-    /// The context that was current when last asked.
+    /// The context that was current at the last look.
     context: Cell<Option<&'static ContextState>>,
     places: [Cell<Place>; PLACES],
-    /// Which of a stream's places is given to another, by chance.
+    /// State of the random choice of the place that another stream takes.
     drawn: Cell<u64>,
 }
 
@@ -60,8 +64,9 @@ fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
     (1..=PROBES as u32).map(move |probe| (spread >> (u64::BITS - probe * PLACES.ilog2())) as usize % PLACES)
 }
 
-/// The lane that this thread used last on `stream`. A default stream is another one in each context, so the driver is asked
-/// which is current.
+/// Returns the lane that this thread last used on `stream`. The handle of a default stream names
+/// another stream in each context. So for such a handle, the driver is asked for the current
+/// context.
 #[inline(always)]
 pub fn lane(calls: &Calls, stream: Stream) -> Option<&'static Lane> {
     THREAD.with(|thread| {
@@ -77,7 +82,7 @@ pub fn lane(calls: &Calls, stream: Stream) -> Option<&'static Lane> {
     })
 }
 
-/// Remembers the lane for `stream`. A lane that has to make place ends its segment.
+/// Remembers the lane for `stream`. A lane that loses its place ends its segment.
 pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static Lane) {
     THREAD.with(|thread| {
         let generation = GENERATION.load(Ordering::Acquire);
@@ -88,12 +93,14 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
         }
         let context = if stream.is_default() { context.0 } else { 0 };
         let next = Place { stream: stream.0, context, lane: Some(lane) };
-        // Its own; else one that is free; else one of them makes place, by chance: whoever is not used any more is gone soon.
+        // The choice is the stream's own place, else a free one, else a random one of its places. A
+        // stream that is no longer used soon loses its place in this way.
         let places = || places_of(stream).map(|place| &thread.places[place]);
         let own = places().find(|place| place.get().stream == stream.0);
         let free = || places().find(|place| place.get().lane.is_none());
         let other = || {
-            // Not in any order: those that make place for each other would do so for ever.
+            // The choice is random, because in any fixed order two streams could displace each
+            // other for ever.
             thread.drawn.set(mixed(thread.drawn.get()).wrapping_add(1));
             places().nth((thread.drawn.get() >> u32::BITS) as usize % PROBES)
         };
@@ -105,12 +112,13 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
     });
 }
 
-/// What is known of `handle`, if this thread asked for it last.
+/// Returns the state of `handle`, if this thread last asked for that context.
 pub fn context(handle: Context) -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
 }
 
-/// What was current to this thread when that was last asked for, if it is there still.
+/// Returns the state of the context that was current to this thread at the last look, if the
+/// context still exists.
 pub fn last_context() -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| !context.is_dead())
 }
@@ -120,7 +128,7 @@ pub fn remember_context(context: &'static ContextState) {
     THREAD.with(|thread| thread.context.set(Some(context)));
 }
 
-/// Ends the open segments of this thread: it is about to wait.
+/// Ends the open segments of this thread, because the thread is about to wait.
 pub fn close_lanes(calls: &Calls) {
     THREAD.with(|thread| {
         for place in &thread.places {
@@ -131,14 +139,14 @@ pub fn close_lanes(calls: &Calls) {
 
 fn close(calls: &Calls, thread: &Thread, place: Place) {
     let Some(lane) = place.lane else { return };
-    // After a stream or context died the lane may be somebody else's.
+    // After a stream or context died, the lane may belong to another thread or stream.
     let is_own = lane.owner() == thread.id.get() && lane.stream() == Some(Stream(place.stream));
     if is_own && lane.is_open() && !lane.context.is_dead() {
         lane.close(calls);
     }
 }
 
-/// This thread's id.
+/// Returns this thread's id.
 pub fn id() -> u32 {
     THREAD.with(|thread| {
         if thread.id.get() == 0 {
@@ -148,7 +156,7 @@ pub fn id() -> u32 {
     })
 }
 
-/// In a forked child: another thread, with nothing launched.
+/// Clears the state, in a forked child: the child's thread has another id and has launched nothing.
 pub fn reset() {
     THREAD.with(|thread| {
         thread.id.set(0);
@@ -174,7 +182,8 @@ mod tests {
         let calls = fake::calls();
         let gpu: &'static Gpu = Box::leak(Box::default());
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(CONTEXT, gpu, 0)));
-        // As an allocator places them; those of an earlier time are never used again.
+        // The distances are those that an allocator leaves between streams. Streams of an earlier
+        // round are never used again.
         for apart_bytes in [0x40, 0x200, 0x1000] {
             let streams = |first: usize| (0..STREAMS).map(move |number| Stream(first + number * apart_bytes));
             let mut missed = 0;

@@ -1,8 +1,10 @@
-//! Connections that no forked child keeps: the daemon sees a session's end by its connection's, which would live as long as the child.
+//! Connections that a forked child does not keep. The daemon sees the end of a session by the end
+//! of its connection, and a copy in a child would keep the connection alive.
 //!
-//! A thread may fork at any moment, so each socket is noted from the call that makes it to the one that closes it, and no fork is let in between
-//! a socket's birth and its note, nor between the end of both. Both sides wait for each other for a bounded time only: whoever forks in a
-//! signal handler may have interrupted the other.
+//! A thread may fork at any moment. So each socket is noted from the call that makes it to the call
+//! that closes it. No fork may come between the making of a socket and its note, or between the
+//! ends of the two. Both sides wait for each other only for a bounded time, because a signal
+//! handler may fork after it interrupted the other side.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -12,45 +14,51 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::os::Patience;
 
-/// How long one waits for the other at most, ns. A socket is made in a microsecond, a fork of a large process takes some milliseconds.
+/// Longest time that one side waits for the other, ns. Making a socket takes a microsecond, and a
+/// fork of a large process takes some milliseconds.
 const APART_NS: u64 = 100_000_000;
-/// More than connect at once: one is the session's, one a hello's, and the rest are threads that ask what their tenant has.
+/// Most sockets at a time, more than connect at once. One socket is the session's and one a
+/// hello's. The rest are for threads that ask for their tenant's part.
 const MOST: usize = 64;
 
-/// The sockets there are.
+/// The existing sockets.
 static NOTED: [Place; MOST] = [const { Place::none() }; MOST];
-/// Threads between a socket's birth and its note, or between that's end and the socket's.
+/// Threads between the making of a socket and its note, or between the end of the note and the end
+/// of the socket.
 static MAKING: AtomicU32 = AtomicU32::new(0);
-/// Threads that are forking.
+/// Threads that are in a fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Whether the C library tells of forks. Set by whoever has seen to it.
+/// Whether the fork handlers are registered with the C library. A thread sets the flag after its
+/// registration.
 static IS_LISTENING: AtomicBool = AtomicBool::new(false);
 
-/// A socket of ours that a forked child does not have.
+/// A socket of the interposer that a forked child does not have.
 #[derive(Debug)]
 pub struct Unshared(OwnDescriptor);
 
 impl Unshared {
-    /// Makes a Unix socket of packets, closed by exec too, with `flags` of socket(2).
+    /// Makes a Unix socket for packets, with `flags` of socket(2). Exec closes the socket too.
     ///
     /// # Errors
-    /// The system's, or that too many threads connect at once.
+    /// The system's error, also if too many threads connect at once.
     pub fn packets(flags: i32) -> io::Result<Self> {
         if !IS_LISTENING.load(Ordering::Acquire) {
-            // The C library lets nobody in here while another thread forks. Threads that come at once are all let in: being told twice does no harm, and a
-            // socket made before the other was let in would be left to a child.
-            // SAFETY: plain functions of this library, which is never unloaded.
+            // The C library makes this call wait while another thread forks. Threads that come at
+            // the same time all register the handlers, and running the handlers twice does no harm.
+            // If a thread skipped the call, it could make its socket before the other thread's
+            // registration. A child could then keep the socket.
+            // SAFETY: the handlers are plain functions of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
             IS_LISTENING.store(true, Ordering::Release);
         }
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
         let _apart = Making::begin();
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
         if socket < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nothing else owns it.
         let socket = OwnDescriptor::new(unsafe { OwnedFd::from_raw_fd(socket) });
         if !NOTED.iter().any(|note| note.exchange(None, Some(socket))) {
             socket.close();
@@ -59,17 +67,19 @@ impl Unshared {
         Ok(Self(socket))
     }
 
-    /// Its descriptor.
+    /// Returns the socket's descriptor.
     pub fn descriptor(&self) -> OwnDescriptor {
         self.0
     }
 
-    /// The same. It stays noted until [`Self::from_descriptor`] has it again.
+    /// Returns the descriptor and gives up this value. The socket stays noted until
+    /// [`Self::from_descriptor`] takes it back.
     pub fn into_descriptor(self) -> OwnDescriptor {
         ManuallyDrop::new(self).0
     }
 
-    /// Takes back what [`Self::into_descriptor`] gave, and nobody else has now.
+    /// Takes back a descriptor that [`Self::into_descriptor`] returned, and that nobody else has
+    /// now.
     pub fn from_descriptor(descriptor: OwnDescriptor) -> Self {
         Self(descriptor)
     }
@@ -78,12 +88,14 @@ impl Unshared {
 impl Drop for Unshared {
     fn drop(&mut self) {
         let _apart = Making::begin();
-        // In a child it is noted no more, and closed.
+        // In a child, the socket is closed and no longer noted.
         if !NOTED.iter().any(|note| note.exchange(Some(self.0), None)) {
             return;
         }
         let Some(number) = self.0.number() else { return };
-        // SAFETY: our own, and nobody's from here on. A child that was made in another way than by fork may have it still: it ends for that, too.
+        // SAFETY: the socket belongs to the interposer, and nobody uses it any more. A child that
+        // was not made by fork may still have a copy, so the shutdown ends the connection for the
+        // child too.
         unsafe {
             libc::shutdown(number, libc::SHUT_RDWR);
             libc::close(number);
@@ -91,7 +103,7 @@ impl Drop for Unshared {
     }
 }
 
-/// While it lives no other thread forks.
+/// While this lives, no other thread forks.
 struct Making;
 
 impl Making {
@@ -117,7 +129,8 @@ impl Drop for Making {
     }
 }
 
-/// A child begins at zero, and may return into what its parent was doing.
+/// Counts down, but not below zero. A child begins at zero, and may return into code that its
+/// parent had begun.
 fn count_down(count: &AtomicU32) {
     let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
 }
@@ -132,10 +145,10 @@ extern "C" fn after_fork() {
     count_down(&FORKING);
 }
 
-/// The child's only thread, before anything else runs in it.
+/// Runs in the child's only thread, before anything else runs in the child.
 extern "C" fn in_child() {
     FORKING.store(0, Ordering::SeqCst);
     MAKING.store(0, Ordering::SeqCst);
-    // What nobody uses here.
+    // The child does not use these sockets.
     NOTED.iter().filter_map(|note| note.swap(None)).for_each(OwnDescriptor::close);
 }

@@ -1,4 +1,4 @@
-//! A client under the library, before a controller that is moved by hand.
+//! A client under the library, with a controller that the test moves by hand.
 
 mod support;
 
@@ -14,12 +14,12 @@ use zerocopy::IntoBytes as _;
 
 use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, say, until};
 
-/// Launches of a client that launches.
+/// Launches of a launching client.
 const LAUNCHES: u64 = 10_000;
 /// Limit of the memory tests.
 const LIMIT_BYTES: u64 = 64 << 20;
 
-/// What the clients do; in the test process itself, nothing.
+/// The clients' actions. In the test process itself this does nothing.
 #[test]
 #[ignore = "does nothing by itself: the other tests start it as their client"]
 fn client_process() {
@@ -33,7 +33,7 @@ fn client_process() {
     let alloc_managed: pfn::cuMemAllocManaged = driver.function(c"cuMemAllocManaged");
     let free: pfn::cuMemFree_v2 = driver.function(c"cuMemFree_v2");
     let info: pfn::cuMemGetInfo_v2 = driver.function(c"cuMemGetInfo_v2");
-    // SAFETY: the driver's documented use; results have room.
+    // SAFETY: the driver's documented use. Results have room.
     let begin = || unsafe {
         assert_eq!(init(0), CUDA_SUCCESS);
         let mut context = null_mut();
@@ -41,7 +41,7 @@ fn client_process() {
         assert_eq!(set_current(context), CUDA_SUCCESS);
         context as usize
     };
-    // SAFETY: the stub driver looks at none of the arguments.
+    // SAFETY: the stub driver reads none of the arguments.
     let launch = || unsafe { launch(null_mut(), 1, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()) };
     let context = begin();
     say("ready");
@@ -64,30 +64,30 @@ fn client_process() {
         "hold" => {
             let hold = |bytes| {
                 let mut at = 0;
-                // SAFETY: the driver's documented use; the result has room.
+                // SAFETY: the driver's documented use. The result has room.
                 assert_eq!(unsafe { alloc(&mut at, bytes) }, CUDA_SUCCESS);
                 at
             };
             let hold_managed = |bytes| {
                 let mut at = 0;
-                // SAFETY: as above.
+                // SAFETY: the driver's documented use. The result has room.
                 assert_eq!(unsafe { alloc_managed(&mut at, bytes, 0) }, CUDA_SUCCESS);
                 at
             };
-            // Of both kinds: one that is counted as what it is, and one that is told as the rest.
+            // Managed memory is counted by its kind, and linear memory as the rest.
             let (kept, freed) = (hold_managed(2 << 20), hold(6 << 20));
             say("held");
             await_go();
-            // SAFETY: allocated above.
+            // SAFETY: the memory was allocated above.
             assert_eq!(unsafe { free(freed) }, CUDA_SUCCESS);
             say("freed");
             await_go();
-            // SAFETY: as above.
+            // SAFETY: the memory was allocated above.
             assert_eq!(unsafe { free(kept) }, CUDA_SUCCESS);
             say("freed");
             await_go();
         }
-        // Launches until the result is another than the time before, and says what it is.
+        // Launches until the result differs from the one before, and prints it.
         "launch until" => {
             let mut last = None;
             loop {
@@ -108,7 +108,7 @@ fn client_process() {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let code = launch();
-                // SAFETY: ends the child without running what belongs to the parent.
+                // SAFETY: ends the child without running exit handlers of the parent.
                 unsafe { libc::_exit(code as i32) };
             }
             let mut status = 0;
@@ -124,25 +124,25 @@ fn client_process() {
                 let threads: Vec<_> = (0..8)
                     .map(|_| {
                         scope.spawn(|| {
-                            // SAFETY: the driver's documented use; results have room.
+                            // SAFETY: the driver's documented use. Results have room.
                             unsafe { set_current(context as *mut _) };
                             let mut held = Vec::new();
                             let mut failures = 0;
                             for round in 0..20_000_usize {
                                 let mut at = 0;
-                                // SAFETY: as above.
+                                // SAFETY: the driver's documented use. Results have room.
                                 match unsafe { alloc(&mut at, (1 + round % 30) << 20) } {
                                     CUDA_SUCCESS => held.push(at),
                                     CUDA_ERROR_OUT_OF_MEMORY => failures += 1,
                                     other => panic!("{other}"),
                                 }
                                 if held.len() > round % 4 {
-                                    // SAFETY: as above.
+                                    // SAFETY: the memory was allocated above.
                                     held.drain(..)
                                         .for_each(|at| assert_eq!(unsafe { free(at) }, CUDA_SUCCESS));
                                 }
                             }
-                            // SAFETY: as above.
+                            // SAFETY: the memory was allocated above.
                             held.drain(..).for_each(|at| assert_eq!(unsafe { free(at) }, CUDA_SUCCESS));
                             failures
                         })
@@ -155,7 +155,7 @@ fn client_process() {
         }
         "memory" => {
             let mut at = 0;
-            // SAFETY: the driver's documented use; results have room.
+            // SAFETY: the driver's documented use. Results have room.
             unsafe {
                 say(alloc(&mut at, LIMIT_BYTES as usize));
                 let (mut unused, mut free_bytes, mut total_bytes) = (0, 0, 0);
@@ -203,7 +203,7 @@ fn a_closed_gate_holds_a_launch_back_rings_and_lets_it_go_when_it_opens() {
     let controller = Controller::new();
     let (mut client, _connection) = start(&controller, "launch once");
     controller.set_gate(GateState::Closed, LeaseTerms::default());
-    // The heart beats for an hour: nothing but the gate decides.
+    // The heartbeat is set an hour ahead, so only the gate decides.
     client.go();
     let meter = controller.meter();
     until("it waits", || meter.read().waiters == 1);
@@ -300,7 +300,7 @@ fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
     client.go();
     assert_eq!(client.answer(), "launched");
     until("all is complete", || !controller.meter().read().in_flight);
-    // It launches on while nobody is there.
+    // The client launches on while there is no controller.
     drop(connection);
     client.go();
     assert_eq!(client.answer(), "launched");
@@ -368,7 +368,8 @@ fn what_is_held_counts_once_with_a_controller_that_lost_the_session_and_lives() 
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
     let (mut client, connection) = start(&controller, "hold");
-    // It emptied the account when the connection ended; what comes now is allocated without a session.
+    // The controller emptied the account when the connection ended. Memory is now allocated without
+    // a session.
     drop(connection);
     client.go();
     assert_eq!(client.answer(), "held");
@@ -435,7 +436,7 @@ fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
     let (mut client, connection) = start(&controller, "launch on");
     client.go();
     assert_eq!(client.answer(), "launched");
-    // An upgrade under a running job.
+    // The daemon is upgraded under a running job.
     controller.restart();
     drop(connection);
     let newer = Refusal::new(RefusalKind::Version, "in whatever way another version says it");
@@ -444,14 +445,14 @@ fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
         client.go();
         assert_eq!(client.answer(), "launched");
     }
-    // Its meter thread reads the answer in its own time.
+    // The client's meter thread reads the answer at its own pace.
     std::thread::sleep(Duration::from_millis(500));
     let errors = client.end();
     assert_eq!(errors.lines().count(), 1, "{errors}");
     for part in [&format!("version {}", MAJOR + 1), "same deepres release", "unmetered"] {
         assert!(errors.contains(part), "{errors}");
     }
-    // And one that starts under it.
+    // A client that starts under the upgraded daemon gets the same refusal.
     let mut client = controller.client("launch once");
     controller.refuse_with(&of_version(newer.as_bytes(), MAJOR + 1, 0, 0));
     assert_eq!(client.answer(), "ready");
@@ -493,7 +494,7 @@ fn an_open_gate_is_none_without_a_controller_if_launches_are_to_fail_then() {
     let (mut client, connection) = start(&controller, "launch until");
     client.go();
     assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    // Its heart stops, while the gate is open.
+    // The heartbeat stops while the gate is open.
     controller.beat.beat(controller.gpu(), now_ns());
     client.go();
     assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
@@ -535,7 +536,8 @@ fn racing_threads_never_pass_the_memory_limit_and_give_everything_back() {
         let racing = scope.spawn(|| client.answer());
         let mut most = 0;
         while !racing.is_finished() {
-            // A sum over moments would count what one thread gave back and another took twice.
+            // A sum over several moments would count bytes twice that one thread gave back and
+            // another took.
             most = most.max(ledger.staying_at_one_moment().unwrap_or(0));
         }
         (racing.join().unwrap(), most)

@@ -1,4 +1,5 @@
-//! Whether a forked child has a connection, whenever it is forked. In a process of its own: what sockets it has is what is looked at.
+//! No forked child inherits a connection, whenever it is forked. The test has a process of its own,
+//! because it looks at all sockets of the process.
 
 #[path = "../src/descriptor.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
@@ -16,11 +17,11 @@ use unshared::Unshared;
 
 const FORKS: usize = 300;
 
-/// How many sockets of packets this process has. For a forked child.
+/// Returns how many packet sockets this process has. A forked child calls this.
 fn sockets() -> i32 {
     let is_one = |number: &i32| {
         let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);
-        // SAFETY: an answer of that size; a number that is no socket is refused.
+        // SAFETY: the answer has that size. The kernel refuses a number that is no socket.
         let result = unsafe {
             let kind = (&raw mut kind).cast();
             libc::getsockopt(*number, libc::SOL_SOCKET, libc::SO_TYPE, kind, &raw mut bytes)
@@ -44,7 +45,7 @@ fn no_child_has_a_connection_whenever_it_is_forked() {
             });
         }
         let left = (0..FORKS).map(|_| {
-            // SAFETY: the child makes system calls and ends.
+            // SAFETY: the child only makes system calls and ends.
             unsafe {
                 let child = libc::fork();
                 if child == 0 {

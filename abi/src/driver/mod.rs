@@ -1,8 +1,9 @@
-//! NVIDIA's driver API: one table of every exported function, and what follows from it.
+//! NVIDIA's driver API: one table of every exported function, and the types and look-ups that
+//! follow from it.
 //!
-//! `for_each_driver_function!` hands the table to another macro. From it come here the enumeration [`ApiId`],
-//! the function pointer types in [`pfn`], and the two ways by which clients look a function up:
-//! [`by_symbol`] (`dlsym`) and [`resolve`] (`cuGetProcAddress`).
+//! `for_each_driver_function!` passes the table to another macro. This module makes from it the
+//! enumeration [`ApiId`], the function pointer types in [`pfn`], and the two ways in which clients
+//! look a function up: [`by_symbol`] (`dlsym`) and [`resolve`] (`cuGetProcAddress`).
 
 #[expect(
     missing_docs,
@@ -20,18 +21,18 @@ pub mod types;
 
 pub use self::result::CUresult;
 
-/// Which default stream a function means by stream 0.
+/// The default stream that stream 0 means to a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// The function has one form for both.
     Any,
-    /// The legacy default stream; a per-thread form exists beside this one.
+    /// The legacy default stream. A per-thread form of the function exists too.
     Legacy,
     /// The calling thread's default stream (`_ptds`, `_ptsz`).
     PerThread,
 }
 
-/// What the table knows of one function.
+/// The table's data about one function.
 struct Row {
     symbol: &'static str,
     family: &'static str,
@@ -41,8 +42,9 @@ struct Row {
 
 macro_rules! expand {
     ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
-        /// One exported function of the driver, in one variant. Ids follow the order of the symbols and hold
-        /// for one version of the table: they may be shared between processes of one deepres build only.
+        /// One exported function of the driver, in one variant. Ids follow the order of the
+        /// symbols, and are valid for one version of the table. Only processes of one deepres build
+        /// may share them.
         #[expect(non_camel_case_types, reason = "variants are symbols")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u16)]
@@ -55,7 +57,7 @@ macro_rules! expand {
             pub const ALL: [ApiId; 0 $(+ { let _ = $id; 1 })*] = [$(ApiId::$symbol,)*];
         }
 
-        /// Indexed by id.
+        /// Rows by id.
         static ROWS: [Row; ApiId::COUNT] = [
             $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
         ];
@@ -63,9 +65,10 @@ macro_rules! expand {
 }
 crate::for_each_driver_function!(expand);
 
-/// Tells tables apart: two builds of deepres mean the same function by an [`ApiId`] if their hashes are equal.
+/// A hash of the table. Two builds of deepres mean the same function by an [`ApiId`] if their
+/// hashes are equal.
 pub const TABLE_HASH: u64 = {
-    // FNV-1a over the symbols, each with an end.
+    // FNV-1a over the symbols, each followed by an end mark.
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let (mut hash, mut row) = (OFFSET, 0);
@@ -83,40 +86,40 @@ pub const TABLE_HASH: u64 = {
 };
 
 impl ApiId {
-    /// How many functions there are; every id is smaller.
+    /// Number of functions. Every id is smaller.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// The function with this id.
+    /// Returns the function with this id.
     #[must_use]
     pub fn from_index(id: usize) -> Option<Self> {
         Self::ALL.get(id).copied()
     }
 
-    /// The exported name, for instance `cuMemcpyHtoDAsync_v2_ptsz`.
+    /// Returns the exported name, for instance `cuMemcpyHtoDAsync_v2_ptsz`.
     #[must_use]
     pub fn symbol(self) -> &'static str {
         self.row().symbol
     }
 
-    /// The name given to `cuGetProcAddress`, for instance `cuMemcpyHtoDAsync`.
+    /// Returns the name for `cuGetProcAddress`, for instance `cuMemcpyHtoDAsync`.
     #[must_use]
     pub fn family(self) -> &'static str {
         self.row().family
     }
 
-    /// The version of CUDA that introduced this variant: 1000 × major + 10 × minor.
+    /// Returns the version of CUDA that introduced this variant: 1000 × major + 10 × minor.
     #[must_use]
     pub fn since(self) -> u32 {
         self.row().since
     }
 
-    /// Which default stream it means by stream 0.
+    /// Returns the default stream that stream 0 means to this function.
     #[must_use]
     pub fn stream_kind(self) -> StreamKind {
         self.row().stream
     }
 
-    /// The errors that its reference names, in the order of their codes.
+    /// Returns the errors that the function's reference names, in the order of their codes.
     #[must_use]
     pub fn documented_errors(self) -> &'static [CUresult] {
         let found = errors::ERRORS.binary_search_by(|(family, _)| (*family).cmp(self.family()));
@@ -128,7 +131,7 @@ impl ApiId {
     }
 }
 
-/// The function exported under `symbol` (without a terminating NUL).
+/// Returns the function exported under `symbol` (without a terminating NUL).
 #[must_use]
 pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
     if !symbol.starts_with(b"cu") {
@@ -138,12 +141,14 @@ pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
     ApiId::from_index(found)
 }
 
-/// What `cuGetProcAddress` answers for `family` (without a terminating NUL): the newest variant that is no
-/// newer than `version`.
+/// Returns the answer of `cuGetProcAddress` for `family` (without a terminating NUL): the newest
+/// variant that is no newer than `version`.
 ///
-/// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`) that is the newest per-thread variant,
-/// or the legacy one where there is none. `None` means a name that is not a family's, or no variant that old;
-/// [`is_family`] tells them apart.
+/// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`) it is the newest per-thread
+/// variant, or the legacy one if there is none.
+///
+/// `None` means that the name is no family, or that no variant is that old. [`is_family`] tells
+/// them apart.
 #[must_use]
 pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     let variants = variants(family);
@@ -154,13 +159,13 @@ pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     if per_thread { newest(|stream| stream == StreamKind::PerThread).or_else(legacy) } else { legacy() }
 }
 
-/// Whether `name` is one that `cuGetProcAddress` knows in some version.
+/// Whether `name` is a name that `cuGetProcAddress` knows in some version.
 #[must_use]
 pub fn is_family(name: &[u8]) -> bool {
     variants(name).len() != 0
 }
 
-/// All variants of `family`: the per-thread ones last, each kind oldest first.
+/// Returns all variants of `family`: the per-thread ones last, each kind oldest first.
 #[must_use]
 pub fn variants(family: &[u8]) -> impl DoubleEndedIterator<Item = ApiId> + ExactSizeIterator + Clone {
     let family_of = |id: &u16| ROWS[usize::from(*id)].family.as_bytes();

@@ -1,7 +1,8 @@
-//! The gate between a controller and the threads of two tenants.
+//! The gate between a daemon and the threads of two tenants.
 //!
-//! The controller here is a small one, with the rules that the arbiter keeps: it acts on what meters say, sets gates, looks again until nothing
-//! changes, and then sleeps on one bell. Sleeps have no end but a wake-up: a lost one is a deadlock, which loom reports.
+//! The daemon here is a small one with the rules of the arbiter. It acts on the meters, sets gates,
+//! and looks again until nothing changes. Then it sleeps on one bell. Sleeps end only by a wake-up.
+//! So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, OnlyLaunch, Process};
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
@@ -11,10 +12,10 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 const TENANTS: usize = 2;
-/// A lease that lasts.
+/// A lease that does not expire.
 const TERMS: LeaseTerms = LeaseTerms { epoch: 0, expires_ns: u64::MAX, window_ns: u64::MAX, spin_ns: 0 };
 
-/// Something to sleep on: a futex's queue, an eventfd.
+/// An object to sleep on, such as a futex's queue or an eventfd.
 #[derive(Default)]
 struct Sleepers {
     lock: Mutex<bool>,
@@ -22,7 +23,8 @@ struct Sleepers {
 }
 
 impl Sleepers {
-    /// As a futex: asleep only if `holds` at the moment of falling asleep.
+    /// Waits as on a futex: the thread sleeps only if `holds` returns true at the moment of falling
+    /// asleep.
     fn wait_while(&self, holds: impl Fn() -> bool) {
         let guard = self.lock.lock().unwrap();
         if holds() {
@@ -30,13 +32,13 @@ impl Sleepers {
         }
     }
 
-    /// Wakes everyone who sleeps.
+    /// Wakes all sleepers.
     fn wake(&self) {
         drop(self.lock.lock().unwrap());
         self.woken.notify_all();
     }
 
-    /// As an eventfd: several rings are one, and none is lost.
+    /// Rings as on an eventfd: several rings are one, and none is lost.
     fn ring(&self) {
         *self.lock.lock().unwrap() = true;
         self.woken.notify_all();
@@ -61,8 +63,10 @@ struct Tenant {
 struct World {
     tenants: [Tenant; TENANTS],
     bell: Sleepers,
-    /// Truth: who has work on the GPU, who is done, what time it is, when the controller was last alive. Relaxed, so that it orders
-    /// nothing else; known to the model checker, so that it tries every order of what depends on it.
+    /// The truth: the number of tenants with work on the GPU, the number that are done, the time,
+    /// and the daemon's last heartbeat. The accesses are relaxed, so that they order nothing else.
+    /// They are loom's atomics, so that the model checker tries every order of what depends on
+    /// them.
     running: AtomicUsize,
     done: AtomicUsize,
     now_ns: AtomicU64,
@@ -109,7 +113,7 @@ impl World {
         }
     }
 
-    /// One launch and its end, as the interposer does it.
+    /// One launch and its end, as the interposer does them.
     fn launch(&self, tenant: usize) {
         let Tenant { slot, meter, .. } = &self.tenants[tenant];
         let mut process = Thread { world: self, tenant };
@@ -124,7 +128,8 @@ impl World {
         self.settle(tenant);
     }
 
-    /// The tenant's process has nothing more to do. It stays, and tells nobody: only when both are done the controller is to stop.
+    /// The tenant's process has nothing more to do. It stays and tells nobody. Only when both are
+    /// done does the controller stop.
     fn finish(&self) {
         if self.done.fetch_add(1, Relaxed) + 1 == TENANTS {
             self.bell.ring();
@@ -132,7 +137,7 @@ impl World {
     }
 }
 
-/// A thread of a tenant's.
+/// A thread of a tenant.
 struct Thread<'w> {
     world: &'w World,
     tenant: usize,
@@ -163,10 +168,11 @@ impl Process for Thread<'_> {
 
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
         if limit_ns == EXPIRED_NAP_NS {
-            // A renewal does not change the word: this sleep alone is short by design.
+            // A renewal does not change the word. Only this sleep is short by design.
             return thread::yield_now();
         }
-        // Without an end while the controller lives: nobody is to need it. Then it ends as time goes by.
+        // While the controller lives, this sleep has no time limit, because no thread should need
+        // one. Once the controller is gone, time ends the sleep.
         let futex = &self.world.tenants[self.tenant].futex;
         futex.wait_while(|| slot.gate_word() == word && !self.is_controller_gone(self.now_ns()));
     }
@@ -176,19 +182,20 @@ impl Process for Thread<'_> {
     }
 }
 
-/// How the controller goes about it.
+/// The controller's way of handing off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Habit {
-    /// Whoever waits first gets the GPU at once.
+    /// A waiting tenant gets the GPU at once.
     Preempt,
-    /// The holder keeps it as long as it has something to do.
+    /// The holder keeps the GPU as long as it has something to do.
     AwaitIdle,
 }
 
-/// Grants and withdraws until every tenant is done.
+/// Grants and withdraws leases until every tenant is done.
 fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
     let mut draining = false;
-    // Once: two that are both kept from launching would be preempted for ever.
+    // It preempts only once. Otherwise two tenants that are both kept from launching would be
+    // preempted for ever.
     let mut preempts = habit == Habit::Preempt;
     let mut states = world.tenants.each_ref().map(|tenant| tenant.slot.gate().state);
     loop {
@@ -220,7 +227,7 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
                 (Some(held), Some(_)) => {
                     let yields = std::mem::take(&mut preempts) || !seen[held].wants();
                     draining = yields;
-                    // As long as it keeps the GPU, it is to say when it is done.
+                    // While the holder keeps the GPU, it must say when it is done.
                     set(held, if yields { GateState::Closed } else { GateState::Leased })
                 }
             };
@@ -235,10 +242,12 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
     }
 }
 
-/// Both tenants launch once, under a controller of this habit that begins with tenant 0 at a gate in `state`.
+/// Lets both tenants launch once, under a controller of this habit. It begins with tenant 0 at a
+/// gate in `state`.
 fn two_tenants(state: GateState, habit: Habit) {
     let mut model = loom::model::Builder::new();
-    // Each switch away from a thread that could go on; those at waits are not counted, and not bounded.
+    // The bound counts switches away from a thread that could go on. Switches at waits are not
+    // counted and not bounded.
     model.preemption_bound = Some(2);
     // A meter has many words, and the controller reads all of them.
     model.max_branches = 20_000;
@@ -339,7 +348,7 @@ fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
             let world = Arc::clone(&world);
             thread::spawn(move || world.launch(0))
         };
-        // It rings when it finds the lease over.
+        // The tenant rings when it finds that the lease is over.
         world.bell.heard();
         world.tenants[0].slot.renew(TERMS);
         world.tenants[0].futex.wake();
@@ -365,13 +374,13 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
                 (epoch, only.take(slot, epoch))
             })
         });
-        // The next lease, while they look at the first.
+        // The next lease comes while the threads look at the first.
         slot.set_gate(GateState::Leased, once);
         let seen = threads.map(|thread| thread.join().unwrap());
         let of = |epoch| seen.iter().filter(|(of, goes)| *of == epoch && *goes).count();
         let last = slot.gate().epoch;
         assert!(of(first) <= 1 && of(last) <= 1, "a lease was used twice: {seen:?}");
-        // The last lease is used up, or is there to be used, once.
+        // The last lease is used once, or can still be used once.
         assert_eq!(only.take(slot, last), of(last) == 0);
         assert!(!only.take(slot, last) && !only.take(slot, first));
     });
@@ -379,7 +388,8 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
 
 #[test]
 fn waiters_outlive_a_controller_that_dies_at_any_step() {
-    // Before it opens a gate; after it, before it wakes anyone; after that.
+    // The controller dies before it opens a gate, after that but before it wakes anyone, or after
+    // the wake-up.
     for steps in 0..=2 {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(4);
@@ -404,7 +414,7 @@ fn waiters_outlive_a_controller_that_dies_at_any_step() {
             if steps > 1 {
                 world.tenants[0].futex.wake();
             }
-            // It is dead. Time goes by, and with it the naps of those who sleep.
+            // The controller is dead. Time passes, and with it the naps of the sleepers end.
             world.now_ns.store(1_000, Relaxed);
             world.tenants[0].futex.wake();
             waiter.join().unwrap();

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-/// Whoever waits for others gives up after so many looks.
+/// A request that waits for others gives up after so many looks.
 const TRIES: u32 = 2;
 
 fn ledger(sessions: usize) -> Arc<LedgerGpu> {
@@ -28,7 +28,7 @@ fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<()
     account.reserve(bytes, limit_bytes, goes_on).map(|reservation| reservation.commit())
 }
 
-/// Whoever holds the slots asks for six bytes in each, both at once, of a tenant that may hold ten.
+/// The owners of the two slots ask for six bytes each, both at once. The tenant may hold ten.
 fn race_for_the_last_bytes(mine: usize, theirs: usize) {
     loom::model(move || {
         let gpu = ledger(mine.max(theirs) + 1);
@@ -61,7 +61,7 @@ fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_wi
         let newcomer = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || {
-                // What the controller does for it.
+                // The daemon does this for a newcomer.
                 gpu.shrink(1..2);
                 gpu.open(1).unwrap();
                 take(&gpu, 1, 6, 10).is_ok()
@@ -111,7 +111,8 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || take(&gpu, 1, 5, 10).is_ok())
         };
-        // Never less than six: the driver took more, which nobody was asked for, and it was given back at once.
+        // Never less than six bytes are held. The driver took two more without being asked, and
+        // they are given back at once.
         let account = gpu.account(0).unwrap();
         account.charge(2);
         account.release(2);
@@ -121,7 +122,7 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
 
 #[test]
 fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
-    // Five are held at every moment of a tenant that may hold ten.
+    // The tenant may hold ten bytes, and holds five at every moment.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -143,7 +144,7 @@ fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
         };
         let is_refused = account.reserve(5, 10, goes_on).map(drop).is_err();
         mover.join().unwrap();
-        // It may run out of tries, but nothing tells it that ten are held.
+        // The request may run out of tries, but nothing may tell it that ten bytes are held.
         assert!(!is_refused || tries > 1);
         take(&gpu, 1, 5, 10).unwrap();
     });
@@ -159,7 +160,7 @@ fn what_is_leaving_is_given_to_nobody_before_it_is_released() {
             let (gpu, free) = (Arc::clone(&gpu), Arc::clone(&free));
             thread::spawn(move || {
                 let leaving = gpu.account(0).unwrap().leave(6);
-                // The driver frees here.
+                // The driver frees the bytes here.
                 free.fetch_add(6, Ordering::SeqCst);
                 leaving.finish();
             })
@@ -200,13 +201,13 @@ fn the_memory_of_a_dead_session_comes_back_whole_and_once() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 4, 10).unwrap();
-        // It died in the middle of a request.
+        // The session died in the middle of a request.
         std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || false).unwrap());
         let controller = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || assert_eq!(gpu.clear(0), Some(4)))
         };
-        // Fits beside nothing of the dead one's.
+        // This fits beside none of the dead session's bytes.
         let early = take(&gpu, 1, 10, 10).is_ok();
         controller.join().unwrap();
         if !early {
@@ -276,7 +277,8 @@ fn what_leaves_one_session_and_is_another_ones_is_counted_once_though_others_sta
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || gpu.staying_at_one_moment())
         };
-        // Three come back to the driver, which does not take three others back that it was told to.
+        // The driver frees three bytes of one session. It does not free three bytes of the other,
+        // although it was told to.
         let [from, to] = [0, 1].map(|slot| gpu.account(slot).unwrap());
         let leaving = to.leave(3);
         from.release(3);

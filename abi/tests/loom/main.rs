@@ -1,8 +1,10 @@
-//! Every interleaving of the lock-free parts, by the model checker: `RUSTFLAGS="--cfg loom" cargo test -p deepres-abi --release --test loom`.
+//! Every interleaving of the lock-free parts, by the model checker: `RUSTFLAGS="--cfg loom" cargo
+//! test -p deepres-abi --release --test loom`.
 //!
-//! What runs here is what ships: the crate behind its atomics facade. Only what is outside it (a futex, an eventfd, a clock) is
-//! modelled, as loom's own mutexes and condition variables. loom takes a `SeqCst` access for an `AcqRel` one, mostly, which allows
-//! more than the machine does; so what holds here holds there.
+//! The checked code is the shipped code: the crate behind its facade of atomics. Only things
+//! outside the crate (a futex, an eventfd, a clock) are modelled, as loom's own mutexes and
+//! condition variables. loom mostly treats a `SeqCst` access as an `AcqRel` one, which allows more
+//! than the machine does. So a property that holds here holds on the machine.
 #![cfg(loom)]
 
 mod gate;

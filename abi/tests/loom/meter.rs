@@ -1,10 +1,10 @@
-//! What a session says of when its work was on the GPU.
+//! A session's report of when its work was on the GPU.
 
 use deepres_abi::meter::{INTERVALS, Intervals};
 use loom::sync::Arc;
 use loom::thread;
 
-/// The end of the interval that begins then.
+/// Returns the end of the interval that begins at `start_ns`.
 fn end_of(start_ns: u64) -> u64 {
     start_ns + 100
 }
@@ -14,7 +14,8 @@ fn no_interval_is_told_twice_in_a_wrong_order_or_mixed_with_another() {
     const ADDED: u64 = INTERVALS as u64 + 1;
     loom::model(|| {
         let intervals = Arc::new(Intervals::default());
-        // The checker remembers the last access to each word alone, and a writer reads before it writes: it finds more with the reader as the other thread.
+        // The checker remembers only the last access to each word, and a writer reads before it
+        // writes. So it finds more if the reader is the other thread.
         let reader = {
             let intervals = Arc::clone(&intervals);
             thread::spawn(move || {

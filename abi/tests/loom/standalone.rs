@@ -1,4 +1,4 @@
-//! What the processes of a tenant share without a daemon: GPU time, and turns.
+//! State that a tenant's processes share without a daemon: GPU time and turns.
 
 use deepres_abi::allowance::{Allowance, BURST_NS, TICK_NS};
 use deepres_abi::turn::Turn;

@@ -5,26 +5,27 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 
-/// Launches of a segment.
+/// Number of launches in a segment.
 const LENGTH: u32 = 2;
 const PREEMPTIONS: usize = 3;
 
-/// A lane's tally, what was accounted for of it, and whether its owner is inside the driver.
+/// A lane's tally, the launches that were accounted for, and whether its owner is in the driver.
 #[derive(Default)]
 struct Lane {
     tally: Tally,
     launched: AtomicU64,
     ns: AtomicU64,
     is_inside: AtomicBool,
-    /// A segment was dropped, maybe under a launch.
+    /// Whether a segment was dropped, perhaps during a launch.
     is_dropped: AtomicBool,
-    /// What was settled, by the bits of [`ns_of`].
+    /// Times of settled launches, as the bits of [`ns_of`].
     late_ns: AtomicU64,
-    /// What was launched with nobody allowed to close the segment meanwhile; the owner's alone.
+    /// Times of the launches during which no thread was allowed to close the segment. Only the
+    /// owner writes it.
     in_time_ns: AtomicU64,
 }
 
-/// What the launch of that number is known to take: a bit of its own.
+/// Returns the known time of the launch with that number: a bit of its own.
 fn ns_of(number: u64) -> u64 {
     1 << number
 }
@@ -63,7 +64,7 @@ impl Lane {
         self.tally.closed();
     }
 
-    /// Makes the launch of that number.
+    /// Makes the launch with that number.
     fn launch(&self, number: u64) {
         if let Some(launched) = self.tally.next(1) {
             self.tally.put(launched, ns_of(number));
@@ -93,7 +94,8 @@ impl Lane {
     }
 }
 
-/// An owner that launches so often beside another thread; once both are done and the rest is closed, each launch was accounted for once.
+/// Lets an owner launch `launches` times beside another thread. Once both are done and the rest is
+/// closed, each launch must have been accounted for once.
 fn each_launch_is_accounted_for_once(launches: u64, other: impl Fn(&Lane) + Copy + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);

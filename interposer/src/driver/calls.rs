@@ -1,4 +1,5 @@
-//! The driver functions that deepres itself calls, and handles as plain numbers, so that logic holds no pointer of the driver's.
+//! The driver functions that deepres itself calls. Handles are plain numbers here, so that the
+//! logic holds no pointer of the driver.
 
 use std::ffi::c_void;
 
@@ -14,9 +15,11 @@ use super::{own_address, real};
 use crate::capture;
 
 const NS_PER_MS: f64 = 1e6;
-/// How often the driver is asked to swap a thread's capture mode: one that was not put back would be the job's from there on.
+/// Attempts to swap a thread's capture mode. A mode that is not restored would stay in force for
+/// the job.
 const EXCHANGES: u32 = 3;
-/// How often the driver is asked which GPUs there are, without which the process has no session.
+/// Number of attempts of a call that must not fail, such as the question which GPUs exist. Without
+/// that answer the process has no session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.
@@ -32,7 +35,7 @@ impl Event {
     pub const NONE: Self = Self(0);
 }
 
-/// A stream of the driver; the default streams by their explicit handles.
+/// A stream of the driver. The default streams have their explicit handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
@@ -42,7 +45,8 @@ impl Stream {
     /// The calling thread's default stream in the current context.
     pub const PER_THREAD: Self = Self(2);
 
-    /// The stream that `handle` means to a function of the legacy or of the per-thread kind.
+    /// Returns the stream that `handle` denotes for a function of the legacy or of the per-thread
+    /// kind.
     #[inline(always)]
     pub fn new(handle: CUstream, per_thread: bool) -> Self {
         match handle as usize {
@@ -52,7 +56,7 @@ impl Stream {
         }
     }
 
-    /// Whether it stands for another stream in each context.
+    /// Whether the handle denotes a different stream in each context.
     #[inline(always)]
     pub fn is_default(self) -> bool {
         self.0 <= Self::PER_THREAD.0
@@ -65,18 +69,19 @@ impl Stream {
 
 const _: () = {
     assert!(size_of::<CUstream>() == size_of::<usize>());
-    // `Stream::LEGACY` and `PER_THREAD` are the header's handles; pointers cannot be compared here.
+    // `Stream::LEGACY` and `PER_THREAD` have the values of the header's handles. Pointers cannot be
+    // compared in a constant.
     let _: (CUstream, CUstream) = (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD);
 };
 
-/// How far an event is.
+/// Progress of an event or a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// What came before it is complete.
+    /// All earlier work is complete.
     Done,
-    /// It is not.
+    /// Earlier work is not complete.
     Pending,
-    /// The driver cannot say: the context is broken or gone.
+    /// The driver cannot say, because the context is broken or gone.
     Lost,
 }
 
@@ -92,17 +97,17 @@ impl Progress {
 
 macro_rules! calls {
     ($($field:ident: $symbol:ident,)+) => {
-        /// The functions, found once at the start of a session.
+        /// The functions, looked up once at the start of a session.
         pub struct Calls {
             $($field: pfn::$symbol,)+
             uuid_v2: Option<pfn::cuDeviceGetUuid_v2>,
         }
 
         impl Calls {
-            /// Finds them.
+            /// Looks the functions up.
             ///
             /// # Errors
-            /// The name of one that the driver lacks.
+            /// The name of a function that the driver lacks.
             pub fn find() -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: real!($symbol by own_address).ok_or(stringify!($symbol))?,)+
@@ -135,15 +140,15 @@ calls! {
 }
 
 impl Calls {
-    /// The context current to this thread.
+    /// Returns the context that is current in this thread.
     pub fn current_context(&self) -> Option<Context> {
         self.ask_current_context().ok().flatten()
     }
 
-    /// The same, if the driver says whether there is any.
+    /// Returns the current context, or `None` if there is none.
     ///
     /// # Errors
-    /// What the driver answers instead.
+    /// The driver's error code if it does not answer.
     #[inline]
     pub fn ask_current_context(&self) -> Result<Option<Context>, u32> {
         let mut context = std::ptr::null_mut();
@@ -154,13 +159,13 @@ impl Calls {
         }
     }
 
-    /// Makes `context` current to this thread.
+    /// Makes `context` current in this thread.
     pub fn set_current(&self, context: Context) -> bool {
         // SAFETY: the driver checks the handle.
         unsafe { (self.set_current)(context.0 as *mut c_void) == CUDA_SUCCESS }
     }
 
-    /// Runs `work` with `context` current, and leaves the thread's current context as it was.
+    /// Runs `work` with `context` current, and restores the thread's current context.
     pub fn in_context<T>(&self, context: Context, work: impl FnOnce() -> Option<T>) -> Option<T> {
         let before = self.current_context();
         if before == Some(context) {
@@ -172,16 +177,17 @@ impl Calls {
         }
         let result = work();
         let mut popped = std::ptr::null_mut();
-        // SAFETY: the result has room; what was pushed above is popped.
+        // SAFETY: the result has room, and the context that was pushed above is popped.
         let mut pop = || unsafe { (self.pop_current)(&mut popped) } == CUDA_SUCCESS;
         if !(0..ATTEMPTS).any(|_| pop()) {
-            // It stays below, but the thread goes on where it was.
+            // The pushed context stays on the stack below, but the thread's current context is
+            // restored.
             self.set_current(before.unwrap_or(Context(0)));
         }
         result
     }
 
-    /// The ordinal of the device that `context` is on.
+    /// Returns the ordinal of `context`'s device.
     pub fn device_of(&self, context: Context) -> Option<usize> {
         self.in_context(context, || {
             let mut device = 0;
@@ -191,23 +197,24 @@ impl Calls {
         })
     }
 
-    /// The context that `stream` belongs to.
+    /// Returns the context of `stream`.
     pub fn context_of(&self, stream: Stream) -> Option<Context> {
         if stream.is_default() {
             return self.current_context();
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: a stream that the process is using; the result has room.
+        // SAFETY: the process is using the stream, and the result has room.
         let result = unsafe { (self.stream_context)(stream.handle(), &mut context) };
         (result == CUDA_SUCCESS && !context.is_null()).then_some(Context(context as usize))
     }
 
-    /// UUIDs of the devices in the process's order, at most `out.len()` of them. Returns how many.
+    /// Writes the UUIDs of the devices in the process's order, at most `out.len()` of them. Returns
+    /// their number.
     pub fn uuids(&self, out: &mut [Uuid]) -> usize {
         let mut count = 0;
         // SAFETY: the result has room.
         let is_known = (0..ATTEMPTS).any(|_| unsafe { (self.device_count)(&mut count) } == CUDA_SUCCESS);
-        // Else there are as many as have one.
+        // If the count is unknown, the first device without a UUID ends the list.
         let count = if is_known { usize::try_from(count).unwrap_or(0).min(out.len()) } else { out.len() };
         for (ordinal, out) in out.iter_mut().take(count).enumerate() {
             match self.uuid(ordinal as i32) {
@@ -227,42 +234,46 @@ impl Calls {
         (0..ATTEMPTS).any(|_| is_told()).then_some(uuid.bytes)
     }
 
-    /// Whether work on `stream` may be part of a capture: the driver says so, or declines to say.
+    /// Whether work on `stream` may be part of a capture. It may if the driver says so, or does not
+    /// say.
     pub fn may_be_capturing(&self, stream: Stream) -> bool {
         self.is_capturing(stream) != Some(false)
     }
 
-    /// Whether work on `stream` is part of a capture. `None`: the driver declines to say.
+    /// Whether work on `stream` is part of a capture. `None` if the driver does not say.
     pub fn is_capturing(&self, stream: Stream) -> Option<bool> {
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a stream that the process is using; the result has room.
+        // SAFETY: the process is using the stream, and the result has room.
         let result = unsafe { (self.stream_is_capturing)(stream.handle(), &mut status) };
         (result == CUDA_SUCCESS).then_some(status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Swaps this thread's capture mode with `mode`.
     fn exchange(&self, mode: &mut u32) -> bool {
-        // SAFETY: the argument is read and written by the call only.
+        // SAFETY: only this call reads and writes the argument.
         (0..EXCHANGES).any(|_| unsafe { (self.exchange_capture_mode)(mode) } == CUDA_SUCCESS)
     }
 
-    /// Lets this thread make any call while captures are active elsewhere, from now on. Returns whether it worked.
+    /// Permits this thread to make any call while captures are active elsewhere, from now on.
+    /// Returns whether that succeeded.
     pub fn relax_this_thread(&self) -> bool {
         self.exchange(&mut { CU_STREAM_CAPTURE_MODE_RELAXED })
     }
 
-    /// As [`Self::relax_this_thread`], until the result is dropped. `None`: it did not work, and a call of ours could end somebody's capture.
+    /// Does what [`Self::relax_this_thread`] does, until the result is dropped. Returns `None` if
+    /// it failed. In that case a call of deepres could invalidate a capture of the job.
     pub fn relaxed(&self) -> Option<Relaxed<'_>> {
         let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
     }
 
-    /// The same where somebody captures; where nobody does, nothing is in the way of calls.
+    /// Does what [`Self::relaxed`] does if any capture is active. Otherwise no change of mode is
+    /// needed.
     pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
         if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }
 
-    /// A new event with timing, in the current context.
+    /// Creates an event with timing in the current context.
     pub fn create_event(&self) -> Option<Event> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the result has room.
@@ -272,38 +283,39 @@ impl Calls {
 
     /// Records `event` on `stream`.
     pub fn record(&self, event: Event, stream: Stream) -> bool {
-        // SAFETY: the event is ours and its context alive; the driver checks the stream.
+        // SAFETY: the event belongs to deepres, and its context is alive. The driver checks the
+        // stream.
         unsafe { (self.event_record)(event.0 as *mut c_void, stream.handle()) == CUDA_SUCCESS }
     }
 
-    /// How far `event` is.
+    /// Returns the progress of `event`.
     pub fn query(&self, event: Event) -> Progress {
-        // SAFETY: the event is ours and its context alive.
+        // SAFETY: the event belongs to deepres, and its context is alive.
         Progress::of(unsafe { (self.event_query)(event.0 as *mut c_void) })
     }
 
-    /// How far everything on `stream` is.
+    /// Returns the progress of all work on `stream`.
     pub fn query_stream(&self, stream: Stream) -> Progress {
-        // SAFETY: a stream that the process is using.
+        // SAFETY: the process is using the stream.
         Progress::of(unsafe { (self.stream_query)(stream.handle()) })
     }
 
-    /// From one completed event to another, ns; negative if `to` was first.
+    /// Returns the time between two completed events, ns. It is negative if `to` was first.
     pub fn elapsed_ns(&self, from: Event, to: Event) -> Option<i64> {
         let mut elapsed_ms = 0.0;
-        // SAFETY: both events are ours and their context alive; the result has room.
+        // SAFETY: both events belong to deepres, their context is alive, and the result has room.
         let result =
             unsafe { (self.event_elapsed)(&mut elapsed_ms, from.0 as *mut c_void, to.0 as *mut c_void) };
         (result == CUDA_SUCCESS).then(|| (f64::from(elapsed_ms) * NS_PER_MS).round() as i64)
     }
 
-    /// The primary context of a device, if it is active. Asking does not make it so.
+    /// Returns the primary context of a device if it is active. The question does not activate it.
     pub fn primary_context(&self, device: i32) -> Option<Context> {
         if self.is_primary_active(device) != Some(true) {
             return None;
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: the result has room; the reference is given back at once.
+        // SAFETY: the result has room, and the reference is given back at once.
         unsafe {
             if (self.primary_retain)(&mut context, device) != CUDA_SUCCESS {
                 return None;
@@ -313,7 +325,7 @@ impl Calls {
         (!context.is_null()).then_some(Context(context as usize))
     }
 
-    /// Whether a device's primary context is active. `None`: the driver does not say.
+    /// Whether a device's primary context is active. `None` if the driver does not say.
     pub fn is_primary_active(&self, device: i32) -> Option<bool> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both results have room.
@@ -322,7 +334,7 @@ impl Calls {
     }
 }
 
-/// While it lives, the thread's capture mode is relaxed, if it has to be.
+/// Restores the thread's capture mode when it is dropped, if the mode was changed.
 pub struct Relaxed<'a> {
     calls: &'a Calls,
     previous: Option<u32>,

@@ -1,4 +1,4 @@
-//! What deepres asks the driver about code.
+//! Driver calls of deepres about code.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,13 +14,14 @@ use deepres_abi::driver::types::{
 
 use super::real;
 
-/// What [`is_eager`] found: a driver does not change it.
+/// The loading mode that [`is_eager`] found. A driver does not change it.
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const LAZY: u8 = 1;
 const EAGER: u8 = 2;
 
-/// Whether the driver loads kernels with their modules, and libraries into all contexts at once. One that cannot say knows no other way.
+/// Whether the driver loads kernels with their modules, and libraries into all contexts at once. A
+/// driver that lacks the question always does so.
 pub fn is_eager() -> bool {
     let known = MODE.load(Ordering::Relaxed);
     if known != UNKNOWN {
@@ -34,7 +35,7 @@ pub fn is_eager() -> bool {
     !is_lazy
 }
 
-/// A GPU's compute capability, ten times major plus minor.
+/// Returns a GPU's compute capability: ten times the major number plus the minor number.
 pub fn capability(ordinal: usize) -> Option<u32> {
     let (get, device) = real!(cuDeviceGetAttribute).zip(i32::try_from(ordinal).ok())?;
     let ask = |attribute| {
@@ -47,7 +48,7 @@ pub fn capability(ordinal: usize) -> Option<u32> {
     Some(major * 10 + ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
-/// What the current context's GPU has to give, whoever asks, bytes.
+/// Returns the free memory of the current context's GPU, bytes, regardless of the tenant's limit.
 pub fn free_bytes() -> Option<u64> {
     let get = real!(cuMemGetInfo_v2)?;
     let (mut free, mut total) = (0, 0);
@@ -56,38 +57,41 @@ pub fn free_bytes() -> Option<u64> {
     (result == CUDA_SUCCESS).then_some(free as u64)
 }
 
-/// Options of the driver's compiler as a job passes them, its buffers for what the compiler has to say among them.
+/// Options for the driver's compiler as the job passes them. They include buffers for the
+/// compiler's messages.
 #[derive(Clone, Copy)]
 pub struct JitOptions {
-    /// How many.
+    /// Number of options.
     pub count: u32,
-    /// Which.
+    /// The options.
     pub options: *mut CUjit_option,
-    /// Their values, some of which the driver writes.
+    /// Their values. The driver writes some of them.
     pub values: *mut *mut c_void,
 }
 
 impl JitOptions {
-    /// None.
+    /// No options.
     pub const NONE: Self = Self { count: 0, options: null_mut(), values: null_mut() };
 }
 
-/// The code with which the driver refuses PTX that has errors; `None`: it takes it, or does not say. Its linker is asked, which compiles as loading does and takes no
-/// memory of the GPU.
+/// Returns the error code with which the driver refuses erroneous PTX. Returns `None` if the driver
+/// accepts it or does not say. The driver's linker is asked, because it compiles as a load does,
+/// and takes no GPU memory.
 ///
 /// # Safety
-/// `jit` is what the API says of them.
+/// `jit` meets the requirements of the driver API.
 pub unsafe fn refusal_of_ptx(mut text: Vec<u8>, jit: JitOptions) -> Option<CUresult> {
     let create = real!(cuLinkCreate_v2)?;
     let (add, destroy) = real!(cuLinkAddData_v2).zip(real!(cuLinkDestroy))?;
     let mut state = null_mut();
-    // SAFETY: the caller's promise, and the result has room.
+    // SAFETY: the caller promises valid options, and the result has room.
     if unsafe { create(jit.count, jit.options, jit.values, &mut state) } != CUDA_SUCCESS {
         return None;
     }
     text.push(0);
     let JitOptions { count, options, values } = JitOptions::NONE;
-    // SAFETY: the linker was made just now, and all of the text is there, with its NUL.
+    // SAFETY: the linker state was just created, and the buffer contains the whole text with its
+    // NUL.
     let result = unsafe {
         let (data, name) = (text.as_mut_ptr().cast(), c"image".as_ptr());
         let result = add(state, CU_JIT_INPUT_PTX, data, text.len(), name, count, options, values);

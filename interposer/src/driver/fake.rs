@@ -1,4 +1,5 @@
-//! A driver for tests of the logic: one context, streams that do one thing after another, and a clock that tests move.
+//! A driver for tests of the logic. It has one context, streams that run their work in order, and a
+//! clock that tests move.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,39 +11,39 @@ use deepres_abi::driver::types::CUuuid;
 
 use super::calls::{Calls, Stream};
 
-/// The one context there is.
+/// The only context.
 const CONTEXT: usize = 0x1000;
 const NS_PER_MS: f64 = 1e6;
 
 #[derive(Default)]
 struct State {
     now_ns: u64,
-    /// When each stream is through.
+    /// When each stream finishes its work.
     streams: HashMap<usize, u64>,
     /// When each event is reached.
     events: Vec<u64>,
-    /// What happens while one is recorded.
+    /// Function that is called while an event is recorded.
     during_record: Option<fn()>,
-    /// No thread's capture mode is swapped.
+    /// Whether every swap of a capture mode fails.
     refuses_exchange: bool,
 }
 
 thread_local! {
-    /// Each test has its own.
+    /// Each test has its own state.
     static STATE: RefCell<State> = RefCell::default();
 }
 
-/// Has `meanwhile` called whenever an event is being recorded.
+/// Makes the driver call `meanwhile` whenever an event is being recorded.
 pub fn during_record(meanwhile: fn()) {
     STATE.with_borrow_mut(|state| state.during_record = Some(meanwhile));
 }
 
-/// From here on no thread's capture mode is swapped.
+/// Makes every later swap of a capture mode fail.
 pub fn refuse_exchange() {
     STATE.with_borrow_mut(|state| state.refuses_exchange = true);
 }
 
-/// The calls, led to the functions below.
+/// Returns calls that lead to the functions below.
 pub fn calls() -> Calls {
     macro_rules! lead {
         ($($symbol:ident => $function:ident;)+) => {
@@ -87,7 +88,7 @@ pub fn pass(ns: u64) {
     STATE.with_borrow_mut(|state| state.now_ns += ns);
 }
 
-/// Lets time pass until everything is through.
+/// Lets time pass until all streams have finished.
 pub fn finish() {
     STATE.with_borrow_mut(|state| {
         let last_ns = state.streams.values().copied().max().unwrap_or(0);
@@ -110,7 +111,7 @@ unsafe extern "C" fn get_current(context: *mut *mut c_void) -> u32 {
 }
 
 unsafe extern "C" fn get_context(_: *mut c_void, context: *mut *mut c_void) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: `Calls` passes room for a handle.
     unsafe { get_current(context) }
 }
 

@@ -1,4 +1,5 @@
-//! What deepres asks the driver about managed memory: to have some, to bring it to a GPU and to the host, and what there is room for.
+//! Driver calls of deepres about managed memory: allocation, moves to a GPU or to the host, and the
+//! available room.
 
 use std::ptr::null_mut;
 
@@ -12,7 +13,7 @@ use deepres_abi::driver::types::{
 use super::calls::Stream;
 use super::real;
 
-/// Where memory is to be.
+/// A place for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
     /// On the GPU of that ordinal.
@@ -37,7 +38,8 @@ impl Location {
     }
 }
 
-/// Whether managed memory moves to a GPU and back by pages, so that there can be more of it than the GPU has. `None`: the driver does not say.
+/// Whether managed memory moves to a GPU and back by pages, so that there can be more of it than
+/// the GPU has. `None` if the driver does not say.
 pub fn migrates(ordinal: usize) -> Option<bool> {
     let (get, device) = real!(cuDeviceGetAttribute).zip(i32::try_from(ordinal).ok())?;
     let mut value = 0;
@@ -46,7 +48,7 @@ pub fn migrates(ordinal: usize) -> Option<bool> {
     (result == CUDA_SUCCESS).then_some(value != 0)
 }
 
-/// All memory of a GPU, bytes, by the driver itself.
+/// Returns the size of a GPU's memory, bytes, as the driver itself reports it.
 pub fn total_bytes(ordinal: usize) -> Option<u64> {
     let (get, device) = real!(cuDeviceTotalMem_v2).zip(i32::try_from(ordinal).ok())?;
     let mut bytes = 0;
@@ -55,7 +57,7 @@ pub fn total_bytes(ordinal: usize) -> Option<u64> {
     (result == CUDA_SUCCESS).then_some(bytes as u64)
 }
 
-/// What is free on the GPU of the current context, bytes, by the driver itself.
+/// Returns the free memory on the current context's GPU, bytes, as the driver itself reports it.
 pub fn free_bytes() -> Option<u64> {
     let get = real!(cuMemGetInfo_v2)?;
     let (mut free, mut total) = (0, 0);
@@ -64,7 +66,8 @@ pub fn free_bytes() -> Option<u64> {
     (result == CUDA_SUCCESS).then_some(free as u64)
 }
 
-/// Managed memory of the current context, which any stream may use. Returns the driver's result, and where it is.
+/// Allocates managed memory in the current context, which any stream may use. Returns the driver's
+/// result and the address.
 pub fn allocate(bytes: u64) -> Option<(u32, Option<u64>)> {
     let allocate = real!(cuMemAllocManaged)?;
     let mut address = 0;
@@ -73,7 +76,8 @@ pub fn allocate(bytes: u64) -> Option<(u32, Option<u64>)> {
     Some((result, (result == CUDA_SUCCESS).then_some(address)))
 }
 
-/// Waits for all that is on `stream`, and frees what is at `address`: managed memory is not freed in a stream's order.
+/// Waits for all work on `stream`, and frees the memory at `address`. The wait is needed because
+/// managed memory cannot be freed in stream order.
 pub fn free_behind(stream: Stream, address: u64) -> Option<u32> {
     let (wait, free) = real!(cuStreamSynchronize).zip(real!(cuMemFree_v2))?;
     // SAFETY: the driver checks the stream.
@@ -82,7 +86,7 @@ pub fn free_behind(stream: Stream, address: u64) -> Option<u32> {
     Some(if waited == CUDA_SUCCESS { unsafe { free(address) } } else { waited })
 }
 
-/// A new stream of the current context that waits for no other.
+/// Creates a stream of the current context that waits for no other.
 pub fn stream() -> Option<Stream> {
     let create = real!(cuStreamCreate)?;
     let mut stream = null_mut();
@@ -91,32 +95,33 @@ pub fn stream() -> Option<Stream> {
     (result == CUDA_SUCCESS && !stream.is_null()).then_some(Stream(stream as usize))
 }
 
-/// Says whether memory belongs on a GPU.
+/// Tells the driver whether memory's preferred location is a GPU.
 pub fn prefer(address: u64, bytes: u64, ordinal: usize, is_preferred: bool) {
     let advice = match is_preferred {
         true => CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
         false => CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
     };
     let gpu = Location::Gpu(ordinal);
-    // Nothing depends on advice: the driver may as well refuse it.
+    // Nothing depends on the advice, so the driver may refuse it.
     if let Some(advise) = real!(cuMemAdvise_v2) {
         // SAFETY: the driver checks the range.
         unsafe { advise(address, bytes as usize, advice, gpu.described()) };
     } else if let Some(advise) = real!(cuMemAdvise) {
-        // SAFETY: as above.
+        // SAFETY: the driver checks the range.
         unsafe { advise(address, bytes as usize, advice, gpu.device()) };
     }
 }
 
-/// Has memory brought to `location` in the order of `stream`. Returns whether the driver does so.
+/// Moves memory to `location` in the order of `stream`. Returns whether the driver accepted the
+/// call.
 pub fn prefetch(address: u64, bytes: u64, location: Location, stream: Stream) -> bool {
     let (bytes, stream) = (bytes as usize, stream.0 as *mut _);
-    // The second came with CUDA 12.2; the first stays for programs built before.
+    // `cuMemPrefetchAsync_v2` came with CUDA 12.2. The first version remains for older drivers.
     if let Some(prefetch) = real!(cuMemPrefetchAsync_v2) {
-        // SAFETY: the stream is ours; the driver checks the range.
+        // SAFETY: the stream belongs to deepres, and the driver checks the range.
         unsafe { prefetch(address, bytes, location.described(), 0, stream) == CUDA_SUCCESS }
     } else if let Some(prefetch) = real!(cuMemPrefetchAsync) {
-        // SAFETY: as above.
+        // SAFETY: the stream belongs to deepres, and the driver checks the range.
         unsafe { prefetch(address, bytes, location.device(), stream) == CUDA_SUCCESS }
     } else {
         false

@@ -1,4 +1,5 @@
-//! What deepres asks the driver about pools and the memory of graphs. A driver that lacks a function has no such memory.
+//! Driver calls of deepres about pools and the memory of graphs. A driver that lacks these
+//! functions has no such memory.
 
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
@@ -20,7 +21,7 @@ use deepres_abi::driver::types::{
 use super::calls::{Calls, Context};
 use super::real;
 
-/// A free may answer with the error of something that ran before.
+/// Attempts at a driver call. A free may report the error of earlier asynchronous work.
 const ATTEMPTS: u32 = 3;
 
 /// A pool of the driver.
@@ -31,25 +32,26 @@ pub struct PoolHandle(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ExecHandle(pub usize);
 
-/// What a pool, or a device's graphs, have of the GPU's memory.
+/// GPU memory of a pool, or of a device's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stock {
-    /// All of it, bytes.
+    /// All reserved memory, bytes.
     pub reserved_bytes: u64,
-    /// What is in use of it.
+    /// The part in use, bytes.
     pub used_bytes: u64,
 }
 
 impl Stock {
-    /// What is not in use, bytes.
+    /// Returns the part that is not in use, bytes.
     pub fn spare_bytes(self) -> u64 {
         self.reserved_bytes.saturating_sub(self.used_bytes)
     }
 }
 
-/// The ordinal of the device whose memory is at that location, if it is any's.
+/// Returns the ordinal of the device whose memory is at that location. Returns `None` if it is not
+/// a device's memory.
 pub fn ordinal_at(location: CUmemLocation) -> Option<usize> {
-    /// The low byte names the device where the next one names a part of it.
+    /// For a locality domain, the low byte names the device and the next byte a part of it.
     const LOCALITY_DEVICE_MASK: i32 = 0xff;
     let device = match location.r#type {
         CU_MEM_LOCATION_TYPE_DEVICE => location.id,
@@ -60,14 +62,14 @@ pub fn ordinal_at(location: CUmemLocation) -> Option<usize> {
 }
 
 impl PoolHandle {
-    /// For one that the driver does not name.
+    /// Stand-in for a pool that the driver does not name.
     pub const UNKNOWN: Self = Self(0);
 
     fn handle(self) -> CUmemoryPool {
         self.0 as CUmemoryPool
     }
 
-    /// The pool that `cuMemAllocAsync` takes from on a device.
+    /// Returns the pool from which `cuMemAllocAsync` allocates on a device.
     pub fn current(ordinal: usize) -> Option<Self> {
         let (get, device) = real!(cuDeviceGetMemPool).zip(i32::try_from(ordinal).ok())?;
         let mut pool = null_mut();
@@ -76,11 +78,11 @@ impl PoolHandle {
         (result == CUDA_SUCCESS && !pool.is_null()).then_some(Self(pool as usize))
     }
 
-    /// A device's own pool.
+    /// Returns a device's default pool.
     pub fn default_of(ordinal: usize) -> Option<Self> {
         let (get, device) = real!(cuDeviceGetDefaultMemPool).zip(i32::try_from(ordinal).ok())?;
         let mut pool = null_mut();
-        // SAFETY: as above.
+        // SAFETY: the result has room, and the driver checks the ordinal.
         let result = unsafe { get(&mut pool, device) };
         (result == CUDA_SUCCESS && !pool.is_null()).then_some(Self(pool as usize))
     }
@@ -88,17 +90,18 @@ impl PoolHandle {
     fn attribute(self, attribute: u32) -> Option<u64> {
         let get = real!(cuMemPoolGetAttribute).filter(|_| self != Self::UNKNOWN)?;
         let mut value = 0_u64;
-        // SAFETY: a pool that the process uses, which the driver checks; room for the widest attribute there is.
+        // SAFETY: the process uses this pool, and the driver checks it. The result has room for the
+        // widest attribute.
         let is_told = || unsafe { get(self.handle(), attribute, (&raw mut value).cast()) } == CUDA_SUCCESS;
         ask(is_told).then_some(value)
     }
 
-    /// Whether the driver says anything of it: of a handle that is none it does not.
+    /// Whether the driver reports on this pool. It does not if the handle is invalid.
     pub fn is_told_of(self) -> bool {
         self.stock().is_some()
     }
 
-    /// What it has now.
+    /// Returns the present memory of the pool.
     pub fn stock(self) -> Option<Stock> {
         Some(Stock {
             reserved_bytes: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
@@ -106,9 +109,11 @@ impl PoolHandle {
         })
     }
 
-    /// Of which device's memory it is, among `devices` of them; of `likely`'s where nobody can say. `None`: of none.
+    /// Returns the ordinal of the pool's device, among `devices` of them. Returns `likely` if the
+    /// device cannot be found out, and `None` if the memory is no device's.
     pub fn ordinal(self, devices: usize, likely: usize) -> Option<usize> {
-        // Later drivers say; before, a pool that was not created here is a device's own.
+        // Newer drivers report the location. With older ones, a pool that the process did not
+        // create is a device's default pool.
         match self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE) {
             Some(kind) => {
                 let Some(id) = self.attribute(CU_MEMPOOL_ATTR_LOCATION_ID) else { return Some(likely) };
@@ -117,7 +122,7 @@ impl PoolHandle {
                     let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
                     kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
                 };
-                // Managed memory counts wherever its pages are.
+                // Managed memory is charged wherever its pages are.
                 ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }
             None => {
@@ -127,32 +132,34 @@ impl PoolHandle {
         }
     }
 
-    /// Makes it give back what it does not use. Returns whether it did.
+    /// Makes the pool return unused memory. Returns whether it did.
     pub fn trim(self) -> bool {
         let trim = real!(cuMemPoolTrimTo).filter(|_| self != Self::UNKNOWN);
-        // SAFETY: a pool that the process uses, which the driver checks.
+        // SAFETY: the process uses this pool, and the driver checks it.
         trim.is_some_and(|trim| unsafe { trim(self.handle(), 0) } == CUDA_SUCCESS)
     }
 }
 
-/// Whether one of some attempts at a question succeeds: one that fails may count for the limit.
+/// Whether one of several attempts succeeds. Attempts are repeated because a failed question may
+/// distort the accounts.
 fn ask(mut is_told: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS).any(|_| is_told())
 }
 
-/// Frees what the driver gave in a context and the process is not to have. It waits for the GPU.
+/// Frees an allocation that the driver made in a context and the job is not to have. The free waits
+/// for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
     let Some(_relaxed) = calls.beside_captures() else { return };
-    // SAFETY: an allocation that nobody was told of.
+    // SAFETY: the address is an allocation that no caller was told of.
     let freed = || (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS);
     if calls.in_context(context, freed).is_none() {
-        // The context could not be made current, which for most addresses it need not be.
+        // The context could not be made current. Most addresses can be freed without it.
         freed();
     }
 }
 
-/// What a device's graphs have now.
+/// Returns the present memory of a device's graphs.
 pub fn graphs_stock(ordinal: usize) -> Option<Stock> {
     let (get, device) = real!(cuDeviceGetGraphMemAttribute).zip(i32::try_from(ordinal).ok())?;
     let ask = |attribute| {
@@ -167,7 +174,7 @@ pub fn graphs_stock(ordinal: usize) -> Option<Stock> {
     })
 }
 
-/// Makes a device's graphs give back what they do not use.
+/// Makes a device's graphs return unused memory.
 pub fn trim_graphs(ordinal: usize) {
     if let Some((trim, device)) = real!(cuDeviceGraphMemTrim).zip(i32::try_from(ordinal).ok()) {
         // SAFETY: the driver checks the ordinal.
@@ -175,18 +182,19 @@ pub fn trim_graphs(ordinal: usize) {
     }
 }
 
-/// What a node of a graph does with memory.
+/// A graph node's effect on memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryNode {
-    /// It allocates: device, address, and bytes.
+    /// The node allocates: device, address and bytes.
     Allocates(i32, u64, u64),
-    /// It frees what is at an address.
+    /// The node frees the memory at an address.
     Frees(u64),
 }
 
-/// The bodies of conditional nodes as the driver named them when the nodes were added, by node: drivers before 13.2 do not tell later.
+/// Bodies of conditional nodes, by node, as the driver named them when the nodes were added.
+/// Drivers before 13.2 do not tell them later.
 static BODIES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
-/// Whether there ever were any.
+/// Whether `BODIES` ever had an entry.
 static HAS_BODIES: AtomicBool = AtomicBool::new(false);
 
 fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
@@ -197,22 +205,24 @@ fn listed(conditional: &CUDA_CONDITIONAL_NODE_PARAMS) -> Vec<usize> {
     if conditional.phGraph_out.is_null() {
         return Vec::new();
     }
-    // SAFETY: the driver answers with a list of that many graphs, which lives as long as the node.
+    // SAFETY: the driver returned a list of that many graphs, which lives as long as the node.
     unsafe { slice::from_raw_parts(conditional.phGraph_out.cast::<usize>(), conditional.size as usize) }
         .to_vec()
 }
 
-/// A node was added of which the driver wrote these parameters. Not to be called in a forked child, which may have got the lock as it was.
+/// Records a conditional node that was added, with the parameters that the driver wrote. It must
+/// not be called in a forked child, because the child may have inherited a locked mutex.
 pub fn conditional_added(node: CUgraphNode, conditional: &CUDA_CONDITIONAL_NODE_PARAMS) {
     HAS_BODIES.store(true, Ordering::Relaxed);
     bodies().insert(node as usize, listed(conditional));
 }
 
-/// Bodies of conditional nodes of a graph that may be gone.
+/// Removed entries for the conditional nodes of a graph that is about to be destroyed.
 #[derive(Debug, Default)]
 pub struct Bodies(Vec<(usize, Vec<usize>)>);
 
-/// Takes out what is remembered of the conditional nodes in a graph, which is about to be destroyed: their handles may be given to others.
+/// Removes the entries for the conditional nodes in a graph that is about to be destroyed. The
+/// driver may give their handles to other nodes.
 pub fn take_bodies_in(graph: CUgraph) -> Bodies {
     if !HAS_BODIES.load(Ordering::Relaxed) {
         return Bodies::default();
@@ -227,7 +237,7 @@ pub fn take_bodies_in(graph: CUgraph) -> Bodies {
     Bodies(taken.into_iter().filter_map(|node| Some((node, bodies.remove(&node)?))).collect())
 }
 
-/// The same of a node that is about to be destroyed, with all that is inside of it.
+/// Removes the entries for a node that is about to be destroyed, and for all nodes inside it.
 pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
     if !HAS_BODIES.load(Ordering::Relaxed) {
         return Bodies::default();
@@ -237,7 +247,8 @@ pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
         return Bodies::default();
     };
     let (mut kind, mut child) = (0, null_mut());
-    // SAFETY: a node that the process is about to destroy, which the driver checks; the result has room.
+    // SAFETY: the process is about to destroy this node, and the driver checks it. The result has
+    // room.
     if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
         return Bodies::default();
     }
@@ -247,7 +258,7 @@ pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
             taken.0.extend(take_bodies_in(body as CUgraph).0);
         }
         taken.0.extend(bodies().remove(&(node as usize)).map(|bodies| (node as usize, bodies)));
-    // SAFETY: as above.
+    // SAFETY: the node still exists, and the result has room.
     } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
         taken = take_bodies_in(child);
     }
@@ -255,7 +266,7 @@ pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
 }
 
 impl Bodies {
-    /// The graph is there still.
+    /// Restores the entries, because the graph was not destroyed.
     pub fn put_back(self) {
         if !self.0.is_empty() {
             bodies().extend(self.0);
@@ -263,22 +274,23 @@ impl Bodies {
     }
 }
 
-/// The graphs that a conditional node may run.
+/// Returns the graphs that a conditional node may run.
 fn bodies_of(node: CUgraphNode) -> Vec<usize> {
     if let Some(params_of) = real!(cuGraphNodeGetParams) {
-        // SAFETY: all zeroes is a valid value of this plain structure.
+        // SAFETY: all zeroes are a valid value of this plain structure.
         let mut params = unsafe { std::mem::zeroed::<CUgraphNodeParams>() };
-        // SAFETY: a node that its graph has; the result has room.
+        // SAFETY: the node belongs to its graph, and the result has room.
         let result = unsafe { params_of(node, &mut params) };
         if result == CUDA_SUCCESS && params.r#type == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-            // SAFETY: its kind says that this member of the union was written.
+            // SAFETY: the node's type says that the driver wrote this member of the union.
             return listed(unsafe { &params.params.conditional });
         }
     }
     bodies().get(&(node as usize)).cloned().unwrap_or_default()
 }
 
-/// Calls `each` with everything that a graph does with memory, however deep inside of it; true: at each launch, false: on a condition.
+/// Calls `each` with every memory node of a graph, at any depth. The flag is true if every launch
+/// runs the node, and false if it depends on a condition.
 pub fn memory_nodes_of(graph: CUgraph, each: &mut dyn FnMut(MemoryNode, bool)) {
     let Some((allocation_of, freed_by)) =
         real!(cuGraphMemAllocNodeGetParams).zip(real!(cuGraphMemFreeNodeGetParams))
@@ -287,16 +299,16 @@ pub fn memory_nodes_of(graph: CUgraph, each: &mut dyn FnMut(MemoryNode, bool)) {
     };
     walk(graph, &mut |node, kind, is_certain| {
         if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-            // SAFETY: all zeroes is a valid value of this plain structure.
+            // SAFETY: all zeroes are a valid value of this plain structure.
             let mut params = unsafe { std::mem::zeroed::<CUDA_MEM_ALLOC_NODE_PARAMS>() };
-            // SAFETY: a node of that kind; the result has room.
+            // SAFETY: the node is of that kind, and the result has room.
             if unsafe { allocation_of(node, &mut params) } == CUDA_SUCCESS {
                 let (device, bytes) = (params.poolProps.location.id, params.bytesize as u64);
                 each(MemoryNode::Allocates(device, params.dptr, bytes), is_certain);
             }
         } else if kind == CU_GRAPH_NODE_TYPE_MEM_FREE {
             let mut address = 0;
-            // SAFETY: as above.
+            // SAFETY: the node is of that kind, and the result has room.
             if unsafe { freed_by(node, &mut address) } == CUDA_SUCCESS {
                 each(MemoryNode::Frees(address), is_certain);
             }
@@ -307,12 +319,12 @@ pub fn memory_nodes_of(graph: CUgraph, each: &mut dyn FnMut(MemoryNode, bool)) {
 fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     let nodes_of = real!(cuGraphGetNodes)?;
     let mut count = 0;
-    // SAFETY: a graph that the process has just used; without a list only the count is written.
+    // SAFETY: the process has just used the graph. Without a list only the count is written.
     if unsafe { nodes_of(graph, null_mut(), &mut count) } != CUDA_SUCCESS {
         return None;
     }
     let mut nodes: Vec<CUgraphNode> = vec![null_mut(); count];
-    // SAFETY: room for as many as there were; at most so many are written.
+    // SAFETY: the list has room for `count` nodes, and the driver writes at most that many.
     if unsafe { nodes_of(graph, nodes.as_mut_ptr(), &mut count) } != CUDA_SUCCESS {
         return None;
     }
@@ -320,8 +332,9 @@ fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     Some(nodes)
 }
 
-/// Calls `each` with the nodes of a graph and of all that are inside of it, their kinds, and whether every launch runs them. There is no depth at which it stops: what is left to
-/// look into is kept on the heap.
+/// Calls `each` with the nodes of a graph and of all graphs inside it. The arguments are the node,
+/// its kind, and whether every launch runs it. Any depth is supported, because the graphs still to
+/// visit are kept on the heap.
 fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32, bool)) {
     let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
     else {
@@ -331,14 +344,14 @@ fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32, bool)) {
     while let Some((graph, is_certain)) = left.pop() {
         for node in nodes_of(graph as CUgraph).unwrap_or_default() {
             let mut kind = 0;
-            // SAFETY: a node of the graph; the result has room.
+            // SAFETY: the node belongs to the graph, and the result has room.
             if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
                 continue;
             }
             each(node, kind, is_certain);
             if kind == CU_GRAPH_NODE_TYPE_GRAPH {
                 let mut child = null_mut();
-                // SAFETY: as above.
+                // SAFETY: the node has a child graph, and the result has room.
                 if unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
                     left.push((child as usize, is_certain));
                 }
@@ -355,7 +368,8 @@ mod tests {
     use deepres_abi::driver::ApiId;
     use deepres_abi::driver::types::{CUgraphNodeType, CUresult};
 
-    /// A conditional node, and one inside of its body; a node with a child graph that has a conditional one.
+    /// A conditional node with a conditional node in its body, and a node whose child graph has a
+    /// conditional node.
     const OUTER: usize = 0x10;
     const BODY: usize = 0x20;
     const INNER: usize = 0x30;

@@ -1,4 +1,4 @@
-//! The addresses of the real driver's functions, found once each and remembered.
+//! The addresses of the real driver's functions. Each is looked up once and remembered.
 
 pub mod calls;
 pub mod code;
@@ -14,56 +14,61 @@ use deepres_abi::driver::ApiId;
 
 use crate::resolve::{self, elf};
 
-/// Longest symbol of the table with its terminating NUL, rounded up.
+/// Size of the longest symbol of the table with its terminating NUL, rounded up.
 const SYMBOL_BYTES: usize = 128;
-/// What the driver library calls itself, up to its version.
+/// Beginning of the driver library's soname, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
-/// What the libraries that come with it call themselves: that for management, for one, looks the driver's version up in it.
+/// Beginning of the sonames of libraries that come with the driver. Among them, the management
+/// library looks the driver's version up in the driver.
 const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
-/// By [`ApiId`]; 0: not known yet.
+/// Addresses by [`ApiId`]. 0 if not known yet.
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
-/// Some address inside the libcuda that the first known function came from; 0: none yet.
+/// An address inside the libcuda that the first known function came from. 0 if none is known yet.
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
-/// Some address inside the libcuda that the functions above forward to, where they are not a driver's but those of a library that stands for one
-/// (TensorFlow's looks each function up when it is called first); 0: none known.
+/// An address inside the driver's libcuda, if the functions in `REAL` belong to a library that only
+/// forwards to it. TensorFlow has such a library, which looks each function up at its first call. 0
+/// if none is known.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
-/// By [`ApiId`]: whether the library that forwards has been told where the driver has the function.
+/// By [`ApiId`]: whether the forwarding library was given the driver's address of the function.
 static TOLD: [AtomicBool; ApiId::COUNT] = [const { AtomicBool::new(false) }; ApiId::COUNT];
 
-/// The real function, typed, or `None` where no driver has it: `real!(cuInit)`; with `by` another way to its address than [`address`].
+/// Returns the real function with its type, or `None` if no driver has it: `real!(cuInit)`. With
+/// `by`, another function than [`address`] looks it up.
 macro_rules! real {
     ($symbol:ident) => {
         $crate::driver::real!($symbol by $crate::driver::address)
     };
     ($symbol:ident by $find:path) => {{
         let address = $find(deepres_abi::driver::ApiId::$symbol);
-        // SAFETY: `address` is 0 or where the driver has `$symbol`, whose type the table gives; an `Option` of a function
-        // pointer is null for `None`.
+        // SAFETY: `address` is 0 or the driver's address of `$symbol`, whose type the table gives.
+        // An `Option` of a function pointer is null for `None`.
         unsafe { core::mem::transmute::<usize, Option<deepres_abi::driver::pfn::$symbol>>(address) }
     }};
 }
 pub(crate) use real;
 
-/// Where the real function is, or 0 if no loaded driver has it.
+/// Returns the address of the real function, or 0 if no loaded driver has it.
 #[inline(always)]
 pub fn address(id: ApiId) -> usize {
     let known = REAL[id as usize].load(Ordering::Acquire);
     if known != 0 { known } else { find(id) }
 }
 
-/// Where the driver itself has the function, for calls of our own: what forwards to it is only told of what the process calls.
+/// Returns the driver's own address of the function, for calls of deepres. A forwarding library is
+/// bypassed, because it only sees calls of the process.
 pub fn own_address(id: ApiId) -> usize {
     behind_symbol(id).unwrap_or_else(|| address(id))
 }
 
-/// The address if it is known already.
+/// Returns the address if it is already known.
 pub fn known(id: ApiId) -> Option<usize> {
     Some(REAL[id as usize].load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Takes `found` for the real function unless another is known, or it is another copy's of the driver. Returns whether `found` is the one that hooks
-/// will call.
+/// Records `found` as the real function. Does nothing if another one is known, or if `found`
+/// belongs to another copy of the driver. Returns whether `found` is the function that hooks will
+/// call.
 pub fn remember(id: ApiId, found: usize) -> bool {
     if INSTANCE.load(Ordering::Acquire) == 0 {
         adopt(found);
@@ -77,7 +82,8 @@ pub fn remember(id: ApiId, found: usize) -> bool {
     }
 }
 
-/// Makes the library of `found` the one that hooks call: but if the program is bound to a driver, that driver, whatever is asked for first.
+/// Chooses the library whose functions hooks call. If the program is linked to a driver, that
+/// driver is chosen. Otherwise the library of `found` is chosen.
 #[cold]
 fn adopt(found: usize) {
     let mut buffer = [0_u8; SYMBOL_BYTES];
@@ -86,12 +92,14 @@ fn adopt(found: usize) {
         .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
-    // Also for who comes second: a look-up of ours that fails leaves an error behind, which the next one that succeeds takes away.
+    // This call is made even if another thread was first. A failed look-up leaves an error in
+    // `dlerror`, and the successful look-up here clears it.
     resolve::keep(bound);
 }
 
-/// Whether `found` is of the driver that hooks call, or of a library that stands for it. A second copy of the driver knows nothing of what the first
-/// was asked for: its functions may not be called in the place of the first one's.
+/// Whether `found` belongs to the driver that hooks call, or to a library that forwards to it. A
+/// second copy of the driver shares no state with the first. So its functions may not be called in
+/// place of the first one's.
 fn is_of_instance(found: usize) -> bool {
     let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return true };
     if called.contains(found) {
@@ -103,18 +111,21 @@ fn is_of_instance(found: usize) -> bool {
     behind().is_none_or(|driver| driver.contains(found) || !is_in_driver(found))
 }
 
-/// What a function that a look-up found has to do with the one that the hook calls.
+/// Relation between a function that a look-up found and the function that the hook calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// It is that one, or a library that forwards to it is what the hook calls: the hook goes for it.
+    /// The hook may stand in for the function: the hook calls that function, or a library that
+    /// forwards to it.
     Hooked,
-    /// The asker is the library that the hook calls, and wants what it forwards to. The hook would lead it in a circle.
+    /// The caller is the library that the hook calls, and it asks for the function that it forwards
+    /// to. With the hook instead, the two would call each other for ever.
     Behind,
-    /// It belongs to another copy of the driver.
+    /// The function belongs to another copy of the driver.
     Elsewhere,
 }
 
-/// Places `found`, which a look-up from `caller` found. If no other is known, it is from now on the function that the hook calls.
+/// Classifies `found`, which a look-up from `caller` found. If no other function is known, hooks
+/// call `found` from now on.
 pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
     look_behind(found);
     if remember(id, found) {
@@ -130,12 +141,12 @@ pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
     if behind().is_some_and(|driver| driver.contains(found)) { tell(id, found) } else { Found::Elsewhere }
 }
 
-/// Places `found`, which `cuGetProcAddress` answered to whoever asked.
+/// Classifies `found`, which `cuGetProcAddress` returned to a caller.
 pub fn place_answer(id: ApiId, found: usize) -> Found {
     look_behind(found);
     match (known(id), behind_symbol(id)) {
         (Some(called), Some(driver)) if driver == found && called != found => tell(id, found),
-        // What forwards has not been called: the driver itself will be.
+        // The forwarding library was not called yet, so hooks will call the driver itself.
         (None, Some(driver)) if driver != found => Found::Elsewhere,
         (None, Some(_)) => {
             remember(id, found);
@@ -146,15 +157,21 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
     }
 }
 
-/// `found` is the driver's, and somebody asks for it while the hook calls what forwards to it. It may be that library, which asks in the midst of a call of the
-/// hook's (through another that wraps `dlsym`, or by `cuGetProcAddress`): so the first is given the driver's. Whoever comes later gets the hook; as that may again
-/// be that library, the hook calls the driver itself from now on, or the two would call each other for ever.
+/// Handles a look-up of the driver's function `found` while the hook calls a forwarding library.
+///
+/// The look-up may come from that library, in the middle of a call that the hook made. It does if
+/// the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first look-up is given
+/// the driver's function.
+///
+/// Later look-ups are given the hook. They too may come from the forwarding library, and then hook
+/// and library would call each other for ever. So the hook calls the driver itself from now on.
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
     if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }
 }
 
-/// Knows the driver by `found`, a function of its, if what is called so far only stands for one.
+/// Records `found` as an address in the driver, if the functions called so far belong to a library
+/// that only forwards.
 fn look_behind(found: usize) {
     let instance = INSTANCE.load(Ordering::Acquire);
     if instance == 0 || BEHIND.load(Ordering::Acquire) != 0 || is_in_driver(instance) || !is_in_driver(found)
@@ -169,20 +186,25 @@ fn is_in_driver(address: usize) -> bool {
     elf::Object::containing(address).is_some_and(|object| is_driver(&object))
 }
 
-/// The driver behind a library that forwards to it.
+/// Returns the driver behind a forwarding library.
 fn behind() -> Option<elf::Object> {
     let behind = BEHIND.load(Ordering::Acquire);
     if behind == 0 { None } else { elf::Object::containing(behind) }
 }
 
-/// Where that driver has the function.
+/// Returns that driver's address of the function.
 fn behind_symbol(id: ApiId) -> Option<usize> {
     let driver = behind()?;
     driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)
 }
 
-/// In the libcuda in use; else where the dynamic linker would have bound the caller without us; else in a libcuda that some
-/// library brought for itself alone (a Python extension linked to it and loaded with `RTLD_LOCAL`), or what stands for one.
+/// Looks the function up. The places are tried in this order:
+///
+/// - the libcuda in use;
+/// - the definition that the dynamic linker would have bound without the interposer;
+/// - any loaded libcuda, even one that a library loaded only for itself, such as a Python extension
+///   with `RTLD_LOCAL`;
+/// - the next loaded library that defines the symbol, such as one that forwards.
 #[cold]
 fn find(id: ApiId) -> usize {
     let mut buffer = [0_u8; SYMBOL_BYTES];
@@ -205,13 +227,14 @@ fn find(id: ApiId) -> usize {
     }
 }
 
-/// Where a loaded driver library has `symbol`, whoever may see it.
+/// Returns the address of `symbol` in a loaded driver library, in whatever scope that library is.
 pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
 }
 
-/// How many libraries go past us: they are bound to the driver's functions where ours should be, or look them up by the C library's own `dlsym`. What is
-/// bound at its first call counts once it was.
+/// Returns the number of loaded libraries that bypass the interposer. They are bound to the
+/// driver's functions instead of the hooks, or look them up by the C library's own `dlsym`. A
+/// function with lazy binding counts after its first call.
 pub fn bound_past() -> u64 {
     let lookups = resolve::c_lookups();
     let used = lookups.iter().position(|address| *address == 0).unwrap_or(lookups.len());
@@ -227,7 +250,7 @@ pub fn bound_past() -> u64 {
     count
 }
 
-/// Whether it is linked to the driver and bound to one of its functions where ours should be.
+/// Whether the object is linked to the driver and bound to one of its functions instead of a hook.
 fn is_bound_to_driver(object: &elf::Object) -> bool {
     let is_bound = |name: &CStr, bound| {
         let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
@@ -237,13 +260,15 @@ fn is_bound_to_driver(object: &elf::Object) -> bool {
     object.needs(SONAME_START) && object.imports(is_bound).is_some()
 }
 
-/// Whether it is bound to one of `lookups` where ours should be, and names the driver: it opens that by itself, as whoever has libcudart inside does. Of the many
-/// that look up something else nothing is to be told.
+/// Whether the object is bound to one of `lookups` instead of a hook, and contains the driver's
+/// name. Such an object opens the driver itself, as one with a static libcudart does. Objects that
+/// only look up other libraries are not counted.
 fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
     object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
-/// Whether `address` is of a driver of this process's. As [`is_in_driver`], among objects that were listed.
+/// Whether `address` belongs to a driver in this process. Unlike [`is_in_driver`], this searches
+/// the listed objects.
 fn loaded_in_driver(address: usize) -> bool {
     let is_there = |object: &elf::Object| object.contains(address).then(|| is_driver(object));
     elf::find(is_there).or_else(|| elf::find_elsewhere(is_there)).unwrap_or(false)
@@ -253,7 +278,7 @@ fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }
 
-/// Whether it is the driver, or came with it.
+/// Whether the object is the driver, or came with it.
 fn is_part_of_driver(object: &elf::Object) -> bool {
     is_driver(object) || object.soname().unwrap_or_default().to_bytes().starts_with(BESIDE_DRIVER)
 }

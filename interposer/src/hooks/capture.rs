@@ -12,7 +12,8 @@ use crate::driver::calls::Stream;
 use crate::driver::real;
 use crate::{os, process};
 
-/// Ends the stream's segments, then begins the capture. Counted before, so that no marker slips in between.
+/// Ends the stream's segments, then begins the capture. The capture is counted before the call, so
+/// that no marker gets in between.
 fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     process.close_stream(stream, false);
@@ -28,7 +29,8 @@ fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Ends a capture; it is over whenever the driver says afterwards that the stream is not capturing, whatever the result.
+/// Ends a capture. The capture counts as ended if the call succeeded, or if the driver then says
+/// that the stream is not capturing.
 fn end(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if let Some(process) = process::current()
@@ -45,7 +47,7 @@ macro_rules! capture {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($stream: CUstream $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             $phase(Stream::new($stream, $per_thread), || unsafe { real($stream $(, $argument)*) })
         }
     )+};

@@ -1,4 +1,4 @@
-//! Hooks of what loads code, which takes memory.
+//! Hooks of the calls that load code, which takes memory.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,7 +18,7 @@ use crate::image::Source;
 use crate::memory::Name;
 use crate::process::{self, Process};
 
-/// What a call loads from.
+/// The source from which a call loads.
 enum From {
     Memory(*const c_void),
     File(*const c_char),
@@ -30,7 +30,7 @@ impl From {
             Self::Memory(image) => Source::memory(image as usize),
             Self::File(name) if name.is_null() => None,
             Self::File(name) => {
-                // SAFETY: by the API's contract a text with its NUL.
+                // SAFETY: by the API's contract, this is a text that ends with a null byte.
                 let name = unsafe { CStr::from_ptr(name) };
                 Source::file(Path::new(OsStr::from_bytes(name.to_bytes())))
             }
@@ -38,13 +38,14 @@ impl From {
     }
 }
 
-/// Whether anything loaded may count: there is a session.
+/// The process, if it has a session, so that loaded code may count.
 fn counted() -> Option<&'static Process> {
     process::current().filter(|process| process.session().is_some())
 }
 
-/// The answer to a load that was answered `result`. One that was refused for lack of room before the driver was asked, of PTX that has errors besides, gets the code with
-/// which the driver refuses that.
+/// Returns the final result of a load that had `result` so far. deepres may have refused the load
+/// for lack of room before the driver was asked. If the load is also PTX with errors, the caller
+/// gets the code with which the driver refuses that PTX.
 fn corrected(
     process: &'static Process,
     result: CUresult,
@@ -58,7 +59,7 @@ fn corrected(
     let refusal = || {
         let text = source?.ptx(code::capability(process.current_context()?.ordinal)?)?;
         let _relaxed = process.calls.beside_captures()?;
-        // SAFETY: the caller's options, as they came.
+        // SAFETY: the options are the caller's, unchanged.
         unsafe { code::refusal_of_ptx(text, jit) }
     };
     refusal().unwrap_or(result)
@@ -80,15 +81,15 @@ fn load_module(
     let load = || {
         is_asked = true;
         let result = load();
-        // SAFETY: not null, and the driver wrote the handle if it reports success.
+        // SAFETY: `module` is not null, and the driver wrote the handle if it reports success.
         (result, (result == CUDA_SUCCESS).then(|| unsafe { *module } as usize))
     };
     let unload = |handle: usize| {
         if let Some(unload) = real!(cuModuleUnload) {
-            // SAFETY: a module that nobody was told of.
+            // SAFETY: the module is new, and its handle was given to nobody.
             unsafe { unload(handle as CUmodule) };
         }
-        // SAFETY: the driver wrote its handle there.
+        // SAFETY: the driver wrote the handle there.
         unsafe { clear(module) };
     };
     let source = from.source();
@@ -108,7 +109,7 @@ fn load_library(
     let load = || {
         is_asked = true;
         let result = load();
-        // SAFETY: not null, and the driver wrote the handle if it reports success.
+        // SAFETY: `library` is not null, and the driver wrote the handle if it reports success.
         (result, (result == CUDA_SUCCESS).then(|| unsafe { *library } as usize))
     };
     let source = from.source();
@@ -128,7 +129,7 @@ macro_rules! loads {
             let jit = [$(JitOptions { count: $count, options: $options, values: $values })?];
             let jit = jit.into_iter().next().unwrap_or(JitOptions::NONE);
             $way(ApiId::$symbol, $what, From::$place($from), jit, || {
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the arguments are the caller's, unchanged.
                 unsafe { real($what, $from $(, $argument)*) }
             })
         }
@@ -156,7 +157,7 @@ loads! {
 pub unsafe extern "C" fn unload_module(module: CUmodule) -> CUresult {
     let Some(real) = real!(cuModuleUnload) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let call = || unsafe { real(module) };
     match process::current() {
         Some(process) => process.memory.free(process, Name::Module(module as u64), call),
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn unload_module(module: CUmodule) -> CUresult {
 pub unsafe extern "C" fn unload_library(library: CUlibrary) -> CUresult {
     let Some(real) = real!(cuLibraryUnload) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let call = || unsafe { real(library) };
     match process::current() {
         Some(process) => process.memory.unload_library(process, library as usize, call),

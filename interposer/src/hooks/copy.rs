@@ -1,6 +1,8 @@
-//! Hooks of copies, sets and prefetches: timed apart from kernels, and not gated.
+//! Hooks of copies, memory sets and prefetches. Copies are timed apart from kernels, and pass no
+//! gate.
 //!
-//! Each says on which stream it goes and how many bytes it moves: copies by the same call of as many bytes take the same time.
+//! Each hook names its stream and the number of bytes that it moves. Copies by the same call of the
+//! same number of bytes take the same time.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -18,20 +20,22 @@ use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
 use crate::record;
 
-/// For a copy that is described in a form not known here.
+/// Size of a copy whose description has an unknown form.
 pub const UNKNOWN_BYTES: u64 = 0;
 
-/// Of numbers that may be any: the driver refuses those that are too large.
+/// The product of the numbers, or the greatest `u64`. The numbers may be arbitrary, because the
+/// driver refuses those that are too large.
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
-/// What the `count` pieces of a batch are together.
+/// Bytes of all `count` pieces of a batch.
 fn sum(sizes: *const usize, count: usize) -> u64 {
     if sizes.is_null() || !sizes.is_aligned() {
         return UNKNOWN_BYTES;
     }
-    // SAFETY: by the API's contract a list of so many, for the driver to read.
+    // SAFETY: by the API's contract, the caller passes a list of this length for the driver to
+    // read.
     let sizes = (0..count).map(|place| unsafe { sizes.add(place).read() } as u64);
     sizes.fold(0, u64::saturating_add)
 }
@@ -60,11 +64,11 @@ shapes! {
 }
 
 fn bytes_of<S: Shape>(copy: *const S) -> u64 {
-    // SAFETY: null, or what the caller passes for the driver to read.
+    // SAFETY: the pointer is null, or the caller passes it for the driver to read.
     unsafe { copy.as_ref() }.map_or(UNKNOWN_BYTES, Shape::bytes)
 }
 
-/// Times what `call` moves on `stream`.
+/// Times the copy that `call` makes on `stream`.
 pub fn measured(
     api: ApiId,
     kind: Kind,
@@ -74,7 +78,8 @@ pub fn measured(
 ) -> CUresult {
     record::copy(api, stream, bytes);
     let _held_up = held_up::begin();
-    // Far from every function's address, which kernels' keys begin with.
+    // The key differs from those of kernels, because an API's number is far from every function's
+    // address.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);
     match launch::enter_copy(stream, Launch { key, kind }) {
         Some(metered) => {
@@ -92,7 +97,7 @@ macro_rules! copies {
         #[expect(non_snake_case, reason = "named as the function that it stands for")]
         pub unsafe extern "C" fn $symbol($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             measured(ApiId::$symbol, Kind::$kind, $stream, $bytes, || unsafe { real($($argument),*) })
         }
     )+};

@@ -1,7 +1,9 @@
-//! Functions that put work on the GPU or bring memory, and that deepres does not account for: each call is counted and goes on.
+//! Functions that put work on the GPU or bring memory, and that deepres does not account for. Each
+//! call is counted and passed on.
 //!
-//! The list is `deepres_abi::for_each_unaccounted_function!`. A call costs one increment and a jump; its arguments stay where the caller put them,
-//! so a hook here needs to know nothing of its function.
+//! The list is `deepres_abi::for_each_unaccounted_function!`. A call costs one increment and one
+//! jump. The arguments stay where the caller put them, so a hook here needs to know nothing about
+//! its function.
 
 use std::arch::naked_asm;
 
@@ -12,14 +14,14 @@ use super::{MISSING, Table};
 use crate::coverage::OWN;
 use crate::driver::{self, REAL};
 
-/// Where the real function is; for the first call of a client that did not look it up.
+/// Address of the real function, for the first call of a program that did not look the function up.
 extern "C" fn find(id: u32) -> usize {
     ApiId::from_index(id as usize).map_or(0, driver::address)
 }
 
 macro_rules! counted {
     ($($class:ident $symbol:ident;)+) => {
-        /// The hooks, by their functions.
+        /// The hooks, by the functions that they stand for.
         pub const TABLE: Table = {
             let mut table = Table([std::ptr::null(); ApiId::COUNT]);
             $(table.0[ApiId::$symbol as usize] = exports::$symbol as *const ();)+
@@ -43,7 +45,8 @@ macro_rules! counted {
                     "jz 2f",
                     "jmp rax",
                     "2:",
-                    // Not looked up yet: the six registers of arguments wait on the stack.
+                    // The function was not looked up yet. The six argument registers are saved on
+                    // the stack.
                     "push rdi",
                     "push rsi",
                     "push rdx",

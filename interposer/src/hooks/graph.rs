@@ -1,4 +1,5 @@
-//! Hooks of what changes and ends executable graphs: what is known of a graph's launches holds until then.
+//! Hooks of the calls that change executable graphs. Estimates of a graph's launches are valid
+//! until then.
 
 use deepres_abi::driver::types::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext,
@@ -10,7 +11,8 @@ use super::MISSING;
 use crate::driver::real;
 use crate::meter::graphs;
 
-/// Hook of `cuGraphConditionalHandleCreate`, which comes before every conditional node.
+/// Hook of `cuGraphConditionalHandleCreate`, which a program calls before it makes a conditional
+/// node.
 pub unsafe extern "C" fn create_condition(
     handle: *mut CUgraphConditionalHandle,
     graph: CUgraph,
@@ -20,7 +22,7 @@ pub unsafe extern "C" fn create_condition(
 ) -> CUresult {
     let Some(real) = real!(cuGraphConditionalHandleCreate) else { return MISSING };
     graphs::vary();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     unsafe { real(handle, graph, context, value, flags) }
 }
 
@@ -29,9 +31,10 @@ macro_rules! changes {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($graph: CUgraphExec $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real($graph $(, $argument)*) };
-            // Also where it failed: what is forgotten in vain is measured again.
+            // The graph is noted as changed even if the call failed. An estimate that is forgotten
+            // in vain is measured again.
             graphs::changed($graph as usize);
             result
         }

@@ -1,4 +1,5 @@
-//! Hooks of how graphs come to be: which of them allocate memory, how much their launches may need, and what an upload takes of it before.
+//! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, how much
+//! the launches may need, and how much an upload takes in advance.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -24,7 +25,7 @@ macro_rules! instantiate {
         #[doc = concat!("Hook of `", stringify!($symbol), "`: what the launches may need is known from here on.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(exec, graph $(, $argument)*) };
             // SAFETY: the driver wrote the handle if it reports success.
             unsafe { note(result, exec, graph, $flags) };
@@ -39,15 +40,15 @@ instantiate! {
     instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64), flags;
 }
 
-/// `graph` may have been made executable.
+/// Notes that `graph` was made executable, if the call succeeded.
 ///
 /// # Safety
-/// `exec` is null or, if `result` is a success, what the driver wrote.
+/// `exec` is null, or the driver wrote there if `result` is a success.
 unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph, flags: u64) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
         && let Some(process) = process::current()
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees this.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
         let frees_first = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
@@ -55,7 +56,7 @@ unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph, flags
     }
 }
 
-/// Takes memory for graphs by `call`, where some of the process's allocate any.
+/// Takes memory for graphs by `call`, where some graphs of the process allocate memory.
 fn taking(api: ApiId, taker: Taker, mut call: impl FnMut() -> CUresult) -> CUresult {
     match process::current().filter(|_| graphs::is_used()) {
         Some(process) => process.memory.take_for_graph(process, api, taker, call),
@@ -72,12 +73,13 @@ macro_rules! instantiate_with_params {
             params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: null, or what the caller passes as parameters for the driver to read.
+            // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to
+            // read.
             let flags = unsafe { params.as_ref() }.map_or(0, |params| params.flags);
             let mut is_asked = false;
             let mut call = || {
                 is_asked = true;
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the arguments are the caller's, unchanged.
                 let result = unsafe { real(exec, graph, params) };
                 // SAFETY: the driver wrote the handle if it reports success.
                 unsafe { note(result, exec, graph, flags) };
@@ -87,7 +89,8 @@ macro_rules! instantiate_with_params {
                 return call();
             }
             let result = taking(ApiId::$symbol, Taker::Graph(graph), call);
-            // SAFETY: null, or what the caller passes as parameters for the driver to write.
+            // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to
+            // write.
             if let (false, Some(params)) = (is_asked, unsafe { params.as_mut() }) {
                 params.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
             }
@@ -105,7 +108,7 @@ macro_rules! upload {
             let Some(real) = real!($symbol) else { return MISSING };
             let on = Stream::new(stream, $per_thread);
             taking(ApiId::$symbol, Taker::Upload(ExecHandle(exec as usize)), || {
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the arguments are the caller's, unchanged.
                 measured(ApiId::$symbol, Kind::Copy, on, UNKNOWN_BYTES, || unsafe { real(exec, stream) })
             })
         }
@@ -118,16 +121,18 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
     let Some(real) = real!(cuGraphExecDestroy) else { return MISSING };
     let process = process::current().filter(|_| graphs::is_used());
-    // Before: the driver may give the handle to another graph as soon as it is free.
+    // This comes before the call, because the driver may give the handle to another graph as soon
+    // as it is free.
     let forgotten = process.and_then(|process| process.memory.graphs.forget(ExecHandle(exec as usize)));
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let result = unsafe { real(exec) };
     if result != CUDA_SUCCESS
         && let Some((process, needs)) = process.zip(forgotten)
     {
         process.memory.graphs.put_back(ExecHandle(exec as usize), needs);
     }
-    // Also where it failed: what is forgotten in vain is measured again.
+    // The graph is noted as changed even if the call failed. An estimate that is forgotten in vain
+    // is measured again.
     meter::graphs::changed(exec as usize);
     if graphs::is_used() {
         memory::refresh();
@@ -139,7 +144,7 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
 pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
     let Some(real) = real!(cuGraphDestroy) else { return MISSING };
     let bodies = process::current().map(|_| take_bodies_in(graph)).unwrap_or_default();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let result = unsafe { real(graph) };
     if result != CUDA_SUCCESS {
         bodies.put_back();
@@ -154,7 +159,7 @@ pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
 pub unsafe extern "C" fn destroy_node(node: CUgraphNode) -> CUresult {
     let Some(real) = real!(cuGraphDestroyNode) else { return MISSING };
     let bodies = process::current().map(|_| take_bodies_of(node)).unwrap_or_default();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let result = unsafe { real(node) };
     if result != CUDA_SUCCESS {
         bodies.put_back();
@@ -172,7 +177,7 @@ pub unsafe extern "C" fn add_allocation(
 ) -> CUresult {
     let Some(real) = real!(cuGraphAddMemAllocNode) else { return MISSING };
     graphs::note();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(node, graph, dependencies, count, params) };
     // SAFETY: the driver wrote the address if it reports success.
     if let Some(params) = unsafe { params.as_ref() }.filter(|_| result == CUDA_SUCCESS) {
@@ -187,27 +192,27 @@ fn allocation_added(params: &CUDA_MEM_ALLOC_NODE_PARAMS) {
     }
 }
 
-/// A node of any kind was added.
+/// Notes that a node of any kind was added.
 ///
 /// # Safety
-/// Either is null, or what the driver wrote.
+/// Each pointer is null, or the driver wrote there.
 unsafe fn added(node: *const CUgraphNode, params: *const CUgraphNodeParams) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let Some((node, params)) = unsafe { node.as_ref() }.zip(unsafe { params.as_ref() }) else { return };
     match params.r#type {
-        // SAFETY: its kind says that this member of the union was written.
+        // SAFETY: the node's type says that this member of the union was written.
         CU_GRAPH_NODE_TYPE_MEM_ALLOC => allocation_added(unsafe { &params.params.alloc }),
         CU_GRAPH_NODE_TYPE_CONDITIONAL if process::current().is_some() => {
-            // SAFETY: the same.
+            // SAFETY: the node's type says that this member of the union was written.
             conditional_added(*node, unsafe { &params.params.conditional })
         }
         _ => {}
     }
 }
 
-/// Whether a node of these parameters allocates, or may.
+/// Whether a node with these parameters allocates memory, or may do so.
 fn may_allocate(params: *const CUgraphNodeParams) -> bool {
-    // SAFETY: null, or what the caller passes as parameters for the driver to read.
+    // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to read.
     let kind = unsafe { params.as_ref() }.map(|params| params.r#type);
     matches!(kind, Some(CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_GRAPH))
 }
@@ -220,7 +225,7 @@ macro_rules! add {
             if may_allocate(params) {
                 graphs::note();
             }
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real($node $(, $argument)*, params) };
             if result == CUDA_SUCCESS {
                 // SAFETY: the driver reports success.

@@ -18,7 +18,7 @@ use crate::meter::{estimates, graphs};
 use crate::process;
 use crate::record;
 
-/// Takes a launch that does not go at once through gate and meter.
+/// Takes a launch that may not go at once through gate and meter.
 #[cold]
 #[inline(never)]
 fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -> CUresult {
@@ -33,7 +33,7 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
-/// A launch that goes at once, and was counted.
+/// Makes a launch that goes at once and was counted.
 #[inline(always)]
 fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
@@ -43,7 +43,7 @@ fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUres
     result
 }
 
-/// A kernel's launch; those of one key take the same time.
+/// A kernel launch. Launches with the same key take the same time.
 #[inline(always)]
 fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
     let (grid, block) = (grid.map(u64::from), block.map(u64::from));
@@ -51,7 +51,8 @@ fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes
     Launch { key, kind: Kind::Kernel }
 }
 
-/// The same for a kernel that does not go at once; here it is recorded, if anything is.
+/// A kernel launch that does not go at once. The launch is recorded here, if the process is
+/// recorded.
 fn recorded(
     api: ApiId,
     on: Stream,
@@ -66,7 +67,8 @@ fn recorded(
 
 macro_rules! kernel {
     ($name:ident, $slow:ident, $symbol:ident, $per_thread:literal) => {
-        /// Hook of a variant of `cuLaunchKernel`. What is not taken at once is on a way of its own, out of the other's.
+        /// Hook of a variant of `cuLaunchKernel`. A launch that does not go at once continues in a
+        /// function of its own, which keeps this function short.
         pub unsafe extern "C" fn $name(
             f: CUfunction,
             grid_x: u32,
@@ -85,7 +87,7 @@ macro_rules! kernel {
             let on = Stream::new(stream, $per_thread);
             let goes_at_once = launch::goes_at_once(on, launch);
             let way = if goes_at_once { real } else { $slow };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe {
                 way(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params, extra)
             };
@@ -112,7 +114,7 @@ macro_rules! kernel {
             let Some(real) = real!($symbol) else { return MISSING };
             let on = Stream::new(stream, $per_thread);
             let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             metered(on, recorded(ApiId::$symbol, on, f, grid, block, shared_bytes), &mut || unsafe {
                 real(
                     f,
@@ -150,7 +152,7 @@ macro_rules! cooperative {
             params: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let mut call = || unsafe {
                 real(f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params)
             };
@@ -176,9 +178,10 @@ macro_rules! kernel_ex {
             extra: *mut *mut c_void,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let mut call = || unsafe { real(config, f, params, extra) };
-            // SAFETY: null, or what the caller passes as a configuration for the driver to read.
+            // SAFETY: the pointer is null, or the caller passes it as a configuration for the
+            // driver to read.
             let Some(config) = (unsafe { config.as_ref() }) else { return call() };
             let on = Stream::new(config.hStream, $per_thread);
             let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
@@ -194,14 +197,16 @@ macro_rules! kernel_ex {
 kernel_ex!(kernel_ex, cuLaunchKernelEx, false);
 kernel_ex!(kernel_ex_ptsz, cuLaunchKernelEx_ptsz, true);
 
-/// Launches a graph by `call` where some allocate memory. What is captured takes none.
+/// Launches a graph by `call`, where some graphs of the process allocate memory. A captured launch
+/// takes no memory.
 #[cold]
 fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut() -> CUresult) -> CUresult {
     let is_captured = |calls: &Calls| capture::is_active() && calls.may_be_capturing(on);
     match process::current().filter(|process| !is_captured(&process.calls)) {
         Some(process) => {
             let taker = Taker::Launch(ExecHandle(graph as usize));
-            // What it takes of memory keeps others' graphs waiting.
+            // The wait at the gate comes first, because memory that this launch has taken would
+            // keep other graphs waiting.
             launch::await_turn(on);
             process.memory.take_for_graph(process, api, taker, call)
         }
@@ -214,20 +219,21 @@ macro_rules! graph {
         /// Hook of a variant of `cuGraphLaunch`.
         pub unsafe extern "C" fn $name(graph: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let mut call = || unsafe { real(graph, stream) };
             let on = Stream::new(stream, $per_thread);
             let mut pass = || {
                 let launch = || graphs::launch(graph as usize);
                 if launch::goes_at_once(on, launch) {
-                    // Which kind of graph goes so does not vary.
+                    // Only graphs without conditional nodes go at once.
                     return at_once(on, Kind::Graph, &mut call);
                 }
-                // Told from kernels by its API.
+                // The API tells the record that this is a graph and not a kernel.
                 record::launch(ApiId::$symbol, on, graph as CUfunction, [0; 3], [0; 3], 0);
                 metered(on, launch(), &mut call)
             };
-            // Memory first: who waits for it is not on the way to the GPU.
+            // Memory comes before the gate, because a launch that waits for memory is not on its
+            // way to the GPU.
             if allocations::is_used() { allocating(ApiId::$symbol, graph, on, pass) } else { pass() }
         }
     };
@@ -240,7 +246,7 @@ macro_rules! oldest {
         #[doc = concat!("Hook of `", stringify!($symbol), "`. The function keeps the block's shape to itself.")]
         pub unsafe extern "C" fn $name(function: CUfunction $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let mut call = || unsafe { real(function $(, $argument)*) };
             let on = Stream::new($stream, false);
             let launch = || kernel_of(function, $grid, [0; 3], 0);
@@ -258,24 +264,26 @@ oldest! {
     oldest_grid_async: cuLaunchGridAsync(width: i32, height: i32, stream: CUstream) => [width as u32, height as u32, 1], on stream;
 }
 
-/// Hook of `cuLaunchCooperativeKernelMultiDevice`: one launch on each device, or none.
+/// Hook of `cuLaunchCooperativeKernelMultiDevice`, which makes one launch on each device, or none.
 pub unsafe extern "C" fn cooperative_multi(
     list: *mut CUDA_LAUNCH_PARAMS,
     count: u32,
     flags: u32,
 ) -> CUresult {
     let Some(real) = real!(cuLaunchCooperativeKernelMultiDevice) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let mut call = || unsafe { real(list, count, flags) };
-    // More than there are devices is refused by the driver before it reads the list.
+    // If the count exceeds the number of devices, the driver refuses the call before it reads the
+    // list.
     let devices = process::current().map_or(0, |process| process.gpus.len());
     if list.is_null() || count as usize > devices {
         return call();
     }
-    // SAFETY: as many as there are devices is what the caller passes for the driver to read.
+    // SAFETY: the caller passes a list of this length, at most one for each device, for the driver
+    // to read.
     let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
     if has_a_stream_twice(list) {
-        // The driver refuses it; a lane takes in one launch at a time.
+        // The driver refuses such a list, and a lane can hold one launch at a time.
         return call();
     }
     on_each(list, &mut call)
@@ -285,14 +293,16 @@ fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
     list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
 
-/// Passes each launch's gate and meter, then launches them together.
+/// Takes each launch through its gate and meter, then makes all of them together.
 fn on_each(list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
     let Some((one, rest)) = list.split_first() else { return call() };
     let on = Stream::new(one.hStream, false);
     let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
     let launch = || kernel_of(one.function, grid, block, one.sharedMemBytes);
-    // Only the last: beside one that waits at a gate yet, a launch that is counted and not under way could be taken for one that is through.
+    // Only the last launch may go at once. An earlier one would be counted, but not be under way
+    // while the next one waits at its gate. The meter thread could then take the earlier launch for
+    // complete.
     if rest.is_empty() && launch::goes_at_once(on, launch) {
         return at_once(on, Kind::Kernel, || on_each(rest, call));
     }

@@ -1,4 +1,4 @@
-//! Hooks of what begins and ends: the driver, contexts, streams.
+//! Hooks of the calls that begin and end the driver, contexts and streams.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -12,11 +12,11 @@ use crate::held_up;
 use crate::meter::context::ContextState;
 use crate::{os, process};
 
-/// Hook of `cuInit`: a session is announced before it, and begins once it succeeded.
+/// Hook of `cuInit`. The session is announced before the call, and begins after it if it succeeded.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     let Some(real) = real!(cuInit) else { return MISSING };
     let _arrival = process::announce();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let result = unsafe { real(flags) };
     if result == CUDA_SUCCESS {
         process::start();
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     result
 }
 
-/// Makes a context by `call`, which writes its handle to `context`.
+/// Makes a context by `call`, which writes the context's handle to `context`.
 fn make_context(
     api: ApiId,
     context: *mut CUcontext,
@@ -36,53 +36,56 @@ fn make_context(
     };
     let end = |made: Context| {
         if let Some(destroy) = real!(cuCtxDestroy_v2) {
-            // SAFETY: a context that nobody was told of.
+            // SAFETY: the context is new, and its handle was given to nobody.
             unsafe { destroy(made.0 as CUcontext) };
         }
-        // SAFETY: the driver wrote its handle there.
+        // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };
     };
-    // SAFETY: what the driver wrote if it reports success.
+    // SAFETY: the driver wrote to `context` if it reports success.
     let make = || unsafe { made(call(), context) };
     process.memory.make_context(process, (api, ordinal), || false, make, end)
 }
 
-/// A result, and the context that came of it.
+/// Returns the result, and the context that the call made.
 ///
 /// # Safety
 /// `context` is null, or the driver wrote there if `result` is a success.
 unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };
     (result, handle.map(|handle| Context(*handle as usize)))
 }
 
-/// Hook of `cuDevicePrimaryCtxRetain`: the first to retain a primary context makes it.
+/// Hook of `cuDevicePrimaryCtxRetain`. The first call makes the primary context.
 pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevice) -> CUresult {
     let Some(real) = real!(cuDevicePrimaryCtxRetain) else { return MISSING };
-    // SAFETY: the caller's arguments.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(context, device) };
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    // Whoever ends it is through with it, or asks afterwards whether it is there. Whoever makes it may be refused it yet, and ends it again.
+    // The lock orders this call with those that end the primary context, which check afterwards
+    // whether it is still active. The lock also covers the end of a new context to which deepres
+    // refuses memory.
     let _uncancelled = os::uncancelled();
     let mut primary = process.primary(ordinal);
     let last = primary.as_deref().copied().flatten();
-    // Where the driver does not say, it is there as long as the one is that was retained last.
+    // Where the driver does not say, the primary context is active as long as the context that was
+    // last retained exists.
     let is_there = || {
         let is_active = process.calls.is_primary_active(device);
         is_active.unwrap_or_else(|| last.is_some_and(|last| process.memory.has_context(last)))
     };
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
-            // SAFETY: the reference that was just taken.
+            // SAFETY: the reference was taken just now.
             unsafe { release(device) };
         }
         // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };
     };
-    // SAFETY: what the driver wrote if it reports success.
+    // SAFETY: the driver wrote to `context` if it reports success.
     let make = || unsafe { made(call(), context) };
     let request = (ApiId::cuDevicePrimaryCtxRetain, ordinal);
     let result = process.memory.make_context(process, request, is_there, make, end);
@@ -104,7 +107,7 @@ macro_rules! makes_context {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             make_context(ApiId::$symbol, context, device, || {
-                // SAFETY: the caller's arguments.
+                // SAFETY: the arguments are the caller's, unchanged.
                 unsafe { real(context, $($argument,)* device $($(, $last)+)?) }
             })
         }
@@ -131,10 +134,10 @@ fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUres
     }
 }
 
-/// Hook of `cuCtxAttach`: the current context has one user more, and ends with its last.
+/// Hook of `cuCtxAttach`: the current context gets one more user, and ends with its last user.
 pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> CUresult {
     let Some(real) = real!(cuCtxAttach) else { return MISSING };
-    // SAFETY: the caller's arguments.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(context, flags) };
     match process::current().and_then(|process| process.current_context()) {
         Some(context) => context.attach(call, |result| *result == CUDA_SUCCESS),
@@ -142,7 +145,7 @@ pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> 
     }
 }
 
-/// The context that a green one is.
+/// The context of a green context.
 pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
     let (convert, mut context) = (real!(cuCtxFromGreenCtx)?, std::ptr::null_mut());
     // SAFETY: the result has room, and the driver checks the handle.
@@ -150,10 +153,11 @@ pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
     (result == CUDA_SUCCESS).then_some(Context(context as usize))
 }
 
-/// Hook of `cuGreenCtxDestroy`: what of the GPU it was given goes, and with it the captures and events of its context. Memory stays with the primary context.
+/// Hook of `cuGreenCtxDestroy`. The green context's part of the GPU goes, with the captures and
+/// events of its context. Memory stays with the primary context.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     let Some(real) = real!(cuGreenCtxDestroy) else { return MISSING };
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let call = || unsafe { real(green) };
     match process::current().and_then(|process| Some((process, context_of_green(green)?))) {
         Some((process, context)) => process.end_context(context, call, |result| *result == CUDA_SUCCESS).0,
@@ -161,7 +165,7 @@ pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     }
 }
 
-/// A context that was attached to lives on until as many users have left.
+/// Removes a user of a context. A context that was attached to lives until all its users have left.
 fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     let handle = Context(context as usize);
@@ -171,10 +175,12 @@ fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresul
     })
 }
 
-/// A primary context ends when it is reset, or released by its last user.
+/// Releases or resets a primary context. The context ends when it is reset, or released by its last
+/// user.
 fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
-    // To name the context it is retained for a moment: were it another thread's last release meanwhile, ours would end it.
+    // To find its handle, the context is retained for a moment. Without the lock, another thread's
+    // release might come in between, and then the interposer's own release would end the context.
     let _uncancelled = os::uncancelled();
     let primary = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
     let last = || match process.calls.is_primary_active(device) {
@@ -190,7 +196,8 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
 fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     let stream = Stream::new(stream, false);
     let Some(process) = process::current().filter(|_| !stream.is_default()) else { return call() };
-    // Before the call: afterwards another thread's new stream may have the handle. Should the stream live on, launches make new lanes.
+    // The lanes are closed before the call, because another thread's new stream may have the handle
+    // afterwards. If the stream lives on, launches make new lanes.
     process.close_stream(stream, true);
     let leaving = capture::leave(stream);
     let result = call();
@@ -204,7 +211,7 @@ macro_rules! forward {
         pub unsafe extern "C" fn $name($argument: $type) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let _held_up = held_up::begin();
-            // SAFETY: the caller's argument.
+            // SAFETY: the argument is the caller's.
             let $call = || unsafe { real($argument) };
             $body
         }

@@ -1,4 +1,4 @@
-//! Hooks of the driver's own look-ups.
+//! Hooks of the driver's own look-up functions.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -20,9 +20,9 @@ pub unsafe extern "C" fn get_proc_address(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuGetProcAddress) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(symbol, pfn, version, flags) };
-    // SAFETY: as above.
+    // SAFETY: these are the arguments of the call that returned `result`.
     unsafe { substitute(result, symbol, pfn, version, flags) };
     result
 }
@@ -36,14 +36,14 @@ pub unsafe extern "C" fn get_proc_address_v2(
     status: *mut CUdriverProcAddressQueryResult,
 ) -> CUresult {
     let Some(real) = real!(cuGetProcAddress_v2) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(symbol, pfn, version, flags, status) };
-    // SAFETY: as above.
+    // SAFETY: these are the arguments of the call that returned `result`.
     unsafe { substitute(result, symbol, pfn, version, flags) };
     result
 }
 
-/// Puts our hook in the place of the address that the driver wrote, if we hook it.
+/// Replaces the address that the driver wrote by the address of the hook, if the function has one.
 ///
 /// # Safety
 /// The arguments are those of a call that returned `result`.
@@ -57,7 +57,8 @@ unsafe fn substitute(
     if result != CUDA_SUCCESS || symbol.is_null() || pfn.is_null() || is_disabled() {
         return;
     }
-    // SAFETY: the driver took both and reported success, so it has read the name and written the address.
+    // SAFETY: the driver accepted both and reported success, so it has read the name and written
+    // the address.
     let (family, found) = unsafe { (CStr::from_ptr(symbol), *pfn as usize) };
     if found == 0 {
         return;
@@ -69,10 +70,11 @@ unsafe fn substitute(
     unsafe { *pfn = hook as *mut c_void };
 }
 
-/// Hook of `cuGetExportTable`: counted, since what a client does by a private table we do not see.
+/// Hook of `cuGetExportTable`. The call is counted, because deepres does not see what the program
+/// does through a private table.
 pub unsafe extern "C" fn get_export_table(table: *mut *const c_void, id: *const CUuuid) -> CUresult {
     let Some(real) = real!(cuGetExportTable) else { return MISSING };
     coverage::count(&coverage::OWN.export_tables);
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     unsafe { real(table, id) }
 }

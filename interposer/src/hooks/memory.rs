@@ -1,4 +1,4 @@
-//! Hooks of device memory: what is allocated, freed, and seen.
+//! Hooks of the calls that allocate and free device memory, and that report it.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -32,21 +32,23 @@ use crate::process::{self, Process};
 use crate::record;
 use crate::thread;
 
-/// The process and the context that a call is charged to: the current one.
+/// The process, and the context that a call is charged to: the current one, or the likely one if
+/// none is current.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
     let process = process::current()?;
     let context = process.current_context();
     Some((process, if context.is_some() { context } else { process.likely_context() }?))
 }
 
-/// The same for the context of a stream.
+/// The process, and the context that a call on `stream` is charged to.
 fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
     if stream.is_default() {
         return current();
     }
     let process = process::current()?;
     let said = || process.calls.context_of(stream).and_then(|handle| process.context(handle));
-    // Where the driver does not say: as it was when something was launched there, or the current one, as mostly.
+    // If the driver does not name the context: the context of the thread's lane on the stream, or
+    // the current context, which is mostly right.
     let likely = || thread::lane(&process.calls, stream).map(|lane| lane.context);
     Some((process, said().or_else(likely).or_else(|| Some(current()?.1))?))
 }
@@ -55,13 +57,15 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
     Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
 }
 
-/// Whether the driver refuses a request for what it asks, with a code of its own, whatever room there is.
+/// Whether the driver refuses such a request with an error code of its own, however much room there
+/// is.
 fn is_plainly_wrong<T>(result: *const T, bytes: u64) -> bool {
     result.is_null() || bytes == 0
 }
 
-/// The answer to a request that was answered `result`. One that was refused for lack of room before the driver was asked, and that `is_wrong` besides, gets the
-/// driver's own answer by `call`; should the driver take it for right, `undo` gives back what it gave.
+/// Returns the final result of a request that had `result` so far. deepres may have refused the
+/// request for lack of room before the driver was asked. If the request `is_wrong` as well, `call`
+/// gets the driver's own result. If the driver accepts the request, `undo` frees what it gave.
 fn corrected(
     result: CUresult,
     is_asked: bool,
@@ -81,14 +85,14 @@ fn corrected(
     }
 }
 
-/// Gives back by `free` what the driver wrote to `place`, and takes it away there.
+/// Frees by `free` what the driver wrote to `place`, and clears `place`.
 ///
 /// # Safety
-/// The driver reported success, what it wrote is what `free` takes, and all zeroes is a value of `T`.
+/// The driver reported success, wrote a value that `free` takes, and all zeroes is a value of `T`.
 unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
-        // SAFETY: given just now, and nobody else knows of it; it was written there.
+        // SAFETY: the driver gave the value just now and wrote it there, and nobody else has it.
         unsafe {
             free(given);
             clear(place);
@@ -96,22 +100,24 @@ unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T)
     }
 }
 
-/// The answer to a request that was answered `result`, and to which the driver gave something before if it `was_given`. If that was taken back, since there is no room for
-/// it after all, no dead address stays at `place`.
+/// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
+/// between. If deepres freed that object for lack of room, `place` is cleared, so that no dead
+/// address stays there.
 ///
 /// # Safety
-/// If it `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
+/// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
 #[inline(always)]
 unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) -> CUresult {
     if result == CUDA_ERROR_OUT_OF_MEMORY && was_given {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees this.
         unsafe { clear(place) };
     }
     result
 }
 
-/// Charges `bytes` to the GPU of the current context around `call`, which returns the result, what was named, and what it counts for in the
-/// end. Nothing is charged, nor refused, if it `takes_nothing`.
+/// Charges `bytes` to the GPU of the current context around `call`. `call` returns the driver's
+/// result, the name of the allocation, and the bytes that it counts for in the end. If the call
+/// `takes_nothing`, nothing is charged or refused.
 fn on_current_gpu(
     api: ApiId,
     kind: MemoryKind,
@@ -125,7 +131,8 @@ fn on_current_gpu(
     process.memory.allocate(process, request_on(context, api, kind, bytes), call)
 }
 
-/// The same for linear memory, of which `call` says where it is and how much, and which it writes to `place`.
+/// The same for linear memory. `call` writes the address to `place`, and returns the address and
+/// the number of bytes.
 #[inline(always)]
 fn linear_on_current_gpu<T: Into<u64> + Copy>(
     api: ApiId,
@@ -144,11 +151,12 @@ fn linear_on_current_gpu<T: Into<u64> + Copy>(
         was_given |= answer.0 == CUDA_SUCCESS;
         answer
     });
-    // SAFETY: an address, which the driver wrote if it reported success.
+    // SAFETY: the value is an address, which the driver wrote if it reported success.
     unsafe { answered(result, was_given, place) }
 }
 
-/// The same for an allocation from a pool, or from that of the stream's device. What is captured takes no memory: the graph will.
+/// The same for an allocation from a pool, or from the pool of the stream's device. A captured
+/// allocation takes no memory, because the graph will take it.
 fn from_pool(
     api: ApiId,
     pool: Option<CUmemoryPool>,
@@ -171,7 +179,8 @@ fn from_pool(
         // SAFETY: the driver wrote the address if it reports success.
         (result, if result == CUDA_SUCCESS { unsafe { written(place) } } else { None })
     };
-    // Where the driver does not say it counts: a capture makes no pool grow.
+    // If the driver does not say whether the stream captures, the allocation is charged, because a
+    // capture would not make the pool grow.
     if is_captured == Some(Some(true)) {
         let (result, address) = call();
         if let Some(address) = address {
@@ -182,7 +191,7 @@ fn from_pool(
     let request = request_on(context, api, MemoryKind::Pool, bytes);
     let pool = pool.map(|pool| PoolHandle(pool as usize));
     let result = process.memory.allocate_from_pool(process, request, pool, call);
-    // SAFETY: an address, which the driver wrote if it reported success.
+    // SAFETY: the value is an address, which the driver wrote if it reported success.
     unsafe { answered(result, was_given, place) }
 }
 
@@ -195,31 +204,33 @@ fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
     }
 }
 
-/// What the driver wrote through `pointer`, after a success.
+/// The value that the driver wrote through `pointer`, after a success.
 ///
 /// # Safety
 /// The driver wrote there, or `pointer` is null.
 unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     unsafe { pointer.as_ref() }.copied()
 }
 
-/// Managed memory in the place of the device's, written to `pointer`: the driver's answer, where it is, and how much.
+/// Allocates managed memory in place of device memory, and writes its address to `pointer`. Returns
+/// the driver's result, the address and the number of bytes.
 ///
 /// # Safety
 /// `pointer` may be written through.
 unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> (CUresult, Option<(u64, u64)>) {
     let Some((result, address)) = managed::allocate(bytes) else { return (MISSING, None) };
-    // An address that the caller has no room for is none to it (programs of CUDA 3.1 and before).
+    // A caller whose type is too narrow for the address cannot use it (programs of CUDA 3.1 and
+    // before).
     match address.and_then(|address| Some((address, T::try_from(address).ok()?))) {
         Some((address, narrow)) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees this.
             unsafe { pointer.write(narrow) };
             (result, Some((address, bytes)))
         }
         None => {
             if let (Some(address), Some(free)) = (address, real!(cuMemFree_v2)) {
-                // SAFETY: an allocation that nobody was told of.
+                // SAFETY: the allocation is new, and its address was given to nobody.
                 unsafe { free(address) };
             }
             (result, None)
@@ -235,10 +246,10 @@ macro_rules! linear {
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
             let answer = |way| {
                 if way == Way::Beyond {
-                    // SAFETY: where the caller wants the address; not null.
+                    // SAFETY: the caller wants the address at `pointer`, which is not null.
                     return unsafe { beyond($bytes as u64, $pointer) };
                 }
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the arguments are the caller's, unchanged.
                 let result = unsafe { real($pointer, $bytes) };
                 // SAFETY: the driver wrote the address if it reports success.
                 let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
@@ -260,7 +271,7 @@ pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, 
     let charged = charge::managed(bytes as u64);
     let is_attached = matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
     let is_wrong = is_plainly_wrong(pointer, bytes as u64);
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(pointer, bytes, flags) };
     let mut is_asked = false;
     let result = on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
@@ -272,7 +283,7 @@ pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, 
     });
     let undo = || {
         let free = real!(cuMemFree_v2);
-        // SAFETY: an address that the driver wrote.
+        // SAFETY: the driver wrote the address.
         unsafe { give_back(pointer, free) };
     };
     corrected(result, is_asked, || !is_attached, call, undo)
@@ -291,7 +302,7 @@ macro_rules! pooled {
             let pool = [$($pool)?].into_iter().next();
             let mut is_asked = false;
             let on = Stream::new(stream, $per_thread);
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let call = || unsafe { real(pointer, bytes $(, $pool)?, stream) };
             let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
                 is_asked = true;
@@ -299,7 +310,7 @@ macro_rules! pooled {
             });
             let undo = || {
                 let free = real!(cuMemFree_v2);
-                // SAFETY: an address that the driver wrote.
+                // SAFETY: the driver wrote the address.
                 unsafe { give_back(pointer, free) };
             };
             let is_wrong = || !is_told_of(on) || pool.is_some_and(|pool| !PoolHandle(pool as usize).is_told_of());
@@ -308,7 +319,8 @@ macro_rules! pooled {
     )+};
 }
 
-/// Whether the driver says whose stream it is: of one that is none it does not.
+/// Whether the driver names the context of the stream. For an invalid stream, the driver names
+/// none.
 fn is_told_of(stream: Stream) -> bool {
     stream.is_default()
         || process::current().is_some_and(|process| process.calls.context_of(stream).is_some())
@@ -321,12 +333,13 @@ pooled! {
     alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pool: CUmemoryPool), true;
 }
 
-/// Hook of `cuMemPoolCreate`: the pool is of the device's memory that its properties say.
+/// Hook of `cuMemPoolCreate`. The pool's properties tell which device's memory it holds.
 pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> CUresult {
     let Some(real) = real!(cuMemPoolCreate) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(pool, properties) };
-    // SAFETY: null, or what the caller passes as properties for the driver to read; the driver wrote the handle if it reports success.
+    // SAFETY: `properties` is null, or the caller passes it for the driver to read. The driver
+    // wrote the handle if it reports success.
     if let (CUDA_SUCCESS, Some(process), Some(properties), Some(pool)) = unsafe {
         (
             result,
@@ -341,13 +354,14 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     result
 }
 
-/// On which device a pool counts of that location and type of memory.
+/// The device to which a pool of this location and type of memory is charged.
 fn ordinal_of_pool(
     process: &'static Process,
     location: CUmemLocation,
     kind: CUmemAllocationType,
 ) -> Option<usize> {
-    // Managed memory counts wherever its pages are: without a device of its own, on that which is current; the first, where none is.
+    // Managed memory may lie anywhere. A managed pool without a device is charged to the current
+    // device, or to the first one if none is current.
     let is_managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     let current = || process.current_context().map_or(0, |context| context.ordinal);
     ordinal_at(location).or_else(|| is_managed.then(current))
@@ -362,11 +376,11 @@ macro_rules! gets_pool {
             kind: CUmemAllocationType,
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(pool, location, kind) };
             if result == CUDA_SUCCESS
                 && let Some(process) = process::current()
-                // SAFETY: null, or what the driver has read and written.
+                // SAFETY: each pointer is null, or the driver has read or written there.
                 && let (Some(location), Some(pool)) = unsafe { (written(location), written(pool)) }
             {
                 let ordinal = || ordinal_of_pool(process, location, kind);
@@ -382,7 +396,8 @@ gets_pool! {
     present_pool: cuMemGetMemPool;
 }
 
-/// Hook of `cuMemPoolImportFromShareableHandle`: its memory counts where it was exported.
+/// Hook of `cuMemPoolImportFromShareableHandle`. The process that exported the pool is charged for
+/// its memory.
 pub unsafe extern "C" fn import_pool(
     pool: *mut CUmemoryPool,
     handle: *mut c_void,
@@ -390,7 +405,7 @@ pub unsafe extern "C" fn import_pool(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemPoolImportFromShareableHandle) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(pool, handle, kind, flags) };
     if result == CUDA_SUCCESS
         && let Some(process) = process::current()
@@ -406,7 +421,7 @@ pub unsafe extern "C" fn import_pool(
 pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
     let Some(real) = real!(cuMemPoolDestroy) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let call = || unsafe { real(pool) };
     match process::current() {
         Some(process) => process.memory.pools.destroy(process, PoolHandle(pool as usize), call),
@@ -418,7 +433,7 @@ pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
 pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult {
     let Some(real) = real!(cuMemPoolTrimTo) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(pool, keep) };
     match process::current() {
         Some(process) => process.memory.pools.trim_one(process, (PoolHandle(pool as usize), keep == 0), call),
@@ -426,17 +441,18 @@ pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult 
     }
 }
 
-/// Hook of `cuDeviceGraphMemTrim`: afterwards there may be less.
+/// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let result = unsafe { real(device) };
     refresh();
     result
 }
 
-/// The process has waited for the GPU, or had the driver give something back.
+/// Brings the accounts up to date, after the process waited for the GPU or made the driver give
+/// memory back.
 pub fn refresh() {
     if let Some(process) = process::current() {
         process.memory.refresh(process);
@@ -457,7 +473,7 @@ macro_rules! pitch {
             let expected = charge::pitched(width as u64, height as u64);
             let is_element = matches!(element, 4 | 8 | 16);
             let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let call = || unsafe { real(pointer, pitch, width, height, element) };
             let mut is_asked = false;
             let result = linear_on_current_gpu(
@@ -470,10 +486,12 @@ macro_rules! pitch {
                     is_asked = true;
                     if way == Way::Beyond {
                         let row = <$size>::try_from(charge::pitch(width as u64)).ok();
-                        // SAFETY: where the caller wants the address and the pitch; neither is null.
+                        // SAFETY: the caller wants the address and the pitch there, and neither
+                        // pointer is null.
                         return match (row, unsafe { pitch.as_mut() }) {
                             (Some(row), Some(pitch)) if is_element => {
-                                // SAFETY: as above.
+                                // SAFETY: the caller wants the address at `pointer`, which is not
+                                // null.
                                 let answer = unsafe { beyond(expected, pointer) };
                                 if answer.0 == CUDA_SUCCESS {
                                     *pitch = row;
@@ -495,7 +513,7 @@ macro_rules! pitch {
             );
             let undo = || {
                 let free = real!($free);
-                // SAFETY: an address that the driver wrote.
+                // SAFETY: the driver wrote the address.
                 unsafe { give_back(pointer, free) };
             };
             corrected(result, is_asked, || !is_element, call, undo)
@@ -505,7 +523,7 @@ macro_rules! pitch {
 pitch!(alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, u32, cuMemFree);
 pitch!(alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, usize, cuMemFree_v2);
 
-/// Hook of `cuMemCreate`. The device is in the properties: no context need be current.
+/// Hook of `cuMemCreate`. The properties name the device, so no context need be current.
 pub unsafe extern "C" fn create(
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
@@ -514,9 +532,9 @@ pub unsafe extern "C" fn create(
 ) -> CUresult {
     let Some(real) = real!(cuMemCreate) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(handle, bytes, properties, flags) };
-    // SAFETY: null, or what the caller passes as properties for the driver to read.
+    // SAFETY: the pointer is null, or the caller passes it as properties for the driver to read.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
     let Some((process, ordinal)) = process::current().zip(location.and_then(ordinal_at)) else {
         return call();
@@ -535,24 +553,24 @@ pub unsafe extern "C" fn create(
         let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
         (result, handle.map(|handle| (Name::Handle(handle), charged)))
     });
-    // SAFETY: not null, as above.
+    // SAFETY: `properties` is not null, because its location was read above.
     let is_wrong = || flags != 0 || !unsafe { comes_in(properties, bytes) };
     let undo = || {
         let free = real!(cuMemRelease);
-        // SAFETY: a handle that the driver wrote.
+        // SAFETY: the driver wrote the handle.
         unsafe { give_back(handle, free) };
     };
     corrected(result, is_asked, is_wrong, call, undo)
 }
 
-/// Whether the driver makes physical memory of these properties, and in pieces of so many bytes.
+/// Whether the driver makes physical memory with these properties in pieces of `bytes`.
 ///
 /// # Safety
-/// What the caller of `cuMemCreate` passes as properties for the driver to read.
+/// The caller of `cuMemCreate` passes `properties` for the driver to read.
 unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool {
     let Some(granularity_of) = real!(cuMemGetAllocationGranularity) else { return true };
     let mut piece_bytes = 0;
-    // SAFETY: the caller's promise; the result has room.
+    // SAFETY: the caller guarantees this for `properties`, and the result has room.
     let result = unsafe { granularity_of(&mut piece_bytes, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
     result == CUDA_SUCCESS && (piece_bytes == 0 || bytes.is_multiple_of(piece_bytes))
 }
@@ -561,7 +579,7 @@ unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool
 pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresult {
     let Some(real) = real!(cuMemRelease) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's argument.
+    // SAFETY: the argument is the caller's.
     let call = || unsafe { real(handle) };
     match process::current() {
         Some(process) => process.memory.release_handle(process, handle, call),
@@ -579,7 +597,7 @@ pub unsafe extern "C" fn map(
 ) -> CUresult {
     let Some(real) = real!(cuMemMap) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(address, bytes, offset, handle, flags) };
     match process::current() {
         Some(process) => process.memory.map(process, address, bytes as u64, handle, call),
@@ -591,7 +609,7 @@ pub unsafe extern "C" fn map(
 pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
     let Some(real) = real!(cuMemUnmap) else { return MISSING };
     let _held_up = held_up::begin();
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(address, bytes) };
     match process::current() {
         Some(process) => process.memory.unmap(process, address, bytes as u64, call),
@@ -603,7 +621,7 @@ pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
 pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
     let Some(real) = real!(cuMemRetainAllocationHandle) else { return MISSING };
     let call = || {
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the arguments are the caller's, unchanged.
         let result = unsafe { real(handle, address) };
         // SAFETY: the driver wrote the handle if it reports success.
         (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
@@ -614,7 +632,8 @@ pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, addre
     }
 }
 
-/// Hook of `cuMemExportToShareableHandle`: whoever exports pays until its memory is gone.
+/// Hook of `cuMemExportToShareableHandle`. The process that exports memory is charged for it until
+/// the memory is gone.
 pub unsafe extern "C" fn export(
     place: *mut c_void,
     handle: CUmemGenericAllocationHandle,
@@ -622,7 +641,7 @@ pub unsafe extern "C" fn export(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemExportToShareableHandle) else { return MISSING };
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(place, handle, kind, flags) };
     if result == CUDA_SUCCESS
         && !place.is_null()
@@ -634,7 +653,8 @@ pub unsafe extern "C" fn export(
     result
 }
 
-/// Hook of `cuMemImportFromShareableHandle`: others' memory counts where it was exported, and the process's own here.
+/// Hook of `cuMemImportFromShareableHandle`. Memory of another process is charged to that process,
+/// and memory that this process exported itself is charged here.
 pub unsafe extern "C" fn import(
     handle: *mut CUmemGenericAllocationHandle,
     from: *mut c_void,
@@ -642,12 +662,12 @@ pub unsafe extern "C" fn import(
 ) -> CUresult {
     let Some(real) = real!(cuMemImportFromShareableHandle) else { return MISSING };
     let call = || {
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the arguments are the caller's, unchanged.
         let result = unsafe { real(handle, from, kind) };
         // SAFETY: the driver wrote the handle if it reports success.
         (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
     };
-    // SAFETY: what the caller passes for the driver to read.
+    // SAFETY: the caller passes this for the driver to read.
     let origin = unsafe { Identity::of_shared(kind, from) };
     let own = process::current().zip(origin);
     if let Some((process, origin)) = own.filter(|(process, origin)| process.memory.has_exported(origin)) {
@@ -662,7 +682,7 @@ macro_rules! frees {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: $written $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             free(Name::$class($what as u64), || unsafe { real($what $(, $argument)*) })
         }
     )+};
@@ -679,7 +699,7 @@ macro_rules! array_ends {
         pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let _held_up = held_up::begin();
-            // SAFETY: the caller's argument.
+            // SAFETY: the argument is the caller's.
             let call = || unsafe { real(array) };
             match process::current() {
                 Some(process) => process.memory.destroy_array(process, array as u64, call),
@@ -694,7 +714,7 @@ array_ends! {
     destroy_mipmapped: cuMipmappedArrayDestroy(CUmipmappedArray);
 }
 
-/// `CUarrayMapInfo`; which part of the array is meant, a union, as its words.
+/// `CUarrayMapInfo`. The union that describes the part of the array is given as words.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MapInfo {
@@ -714,17 +734,17 @@ struct MapInfo {
 impl MapInfo {
     fn part(&self) -> Part {
         let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
-        // What has no length there is one of.
+        // A length of 0 counts as 1.
         let reach = |from: u64, length: u64| (from, from.saturating_add(length.max(1)));
         let [first, second, third, fourth] = self.part;
         if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
-            // A layer, and bytes.
+            // The words are a layer, an offset in bytes and a size in bytes.
             return Part {
                 place: [self.part_kind, 0, first as u32],
                 ranges: [reach(second, third), reach(0, 1), reach(0, 1)],
             };
         }
-        // A level and a layer, and three offsets before three extents.
+        // The words are a level and a layer, then three offsets, then three extents.
         let place = [self.part_kind, low(first) as u32, high(first) as u32];
         let ranges = [
             reach(low(second), high(third)),
@@ -746,7 +766,7 @@ impl MapInfo {
 
 fn map_array(list: *const c_void, count: u32, stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some((process, context)) = of(stream).filter(|_| !list.is_null()) else { return call() };
-    // SAFETY: by the API's contract a list of so many.
+    // SAFETY: by the API's contract, this is a list of `count` entries.
     let list = unsafe { std::slice::from_raw_parts(list.cast::<MapInfo>(), count as usize) };
     let operations: Vec<Operation> = list.iter().filter_map(MapInfo::operation).collect();
     process.memory.map_tiles(process, context.handle().0, &operations, call)
@@ -757,7 +777,7 @@ macro_rules! maps_array {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(list: *mut c_void, count: u32, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             map_array(list, count, Stream::new(stream, $per_thread), || unsafe { real(list, count, stream) })
         }
     )+};
@@ -768,7 +788,8 @@ maps_array! {
     map_array_async_ptsz: cuMemMapArrayAsync_ptsz, true;
 }
 
-/// Whether what is freed in the order of `stream` is managed memory that the job takes for the device's. A capture has nothing to do with either.
+/// Whether memory that is freed in the order of `stream` is managed memory that the job takes for
+/// device memory. False during a capture, which concerns neither.
 fn is_beyond(address: u64, stream: Stream) -> bool {
     process::current().is_some_and(|process| {
         process.memory.beyond.has(address)
@@ -787,7 +808,7 @@ macro_rules! frees_on_streams {
                 if let Some(result) = is_beyond.then(|| managed::free_behind(on, address)).flatten() {
                     return result;
                 }
-                // SAFETY: the caller's arguments, as they came.
+                // SAFETY: the arguments are the caller's, unchanged.
                 unsafe { real(address, stream) }
             })
         }
@@ -799,16 +820,18 @@ frees_on_streams! {
     free_async_ptsz: cuMemFreeAsync_ptsz, true;
 }
 
-/// The most that an element of an array has.
+/// Most bits of one element of an array.
 const MOST_TEXEL_BITS: u64 = 128;
 
-/// A driver tells the longest extents of arrays as numbers of this type, so longer ones it has none of.
+/// Longest extent of an array in any dimension. Drivers report their greatest extents as numbers of
+/// this type, so none accepts a longer one.
 const MOST_EXTENT: u64 = i32::MAX as u64;
 
-/// Bits of one element of an array, all channels together; 0: the driver makes no such arrays.
+/// Bits of one element of an array, all channels together. 0 means that the driver makes no such
+/// arrays.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    // Those of video formats are not elements of their own, and may be three.
+    // Video formats have planes instead of channels, and may have three of them.
     let planes = if channels > 4 { 0 } else { u64::from(channels) };
     let channels = if planes == 3 { 0 } else { planes };
     match format {
@@ -823,7 +846,7 @@ fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
         f::CU_AD_FORMAT_UNORM_INT8X4 | f::CU_AD_FORMAT_SNORM_INT8X4 => 32,
         f::CU_AD_FORMAT_UNORM_INT16X2 | f::CU_AD_FORMAT_SNORM_INT16X2 => 32,
         f::CU_AD_FORMAT_UNORM_INT16X4 | f::CU_AD_FORMAT_SNORM_INT16X4 => 64,
-        // Blocks of 16 elements, in 8 or 16 bytes.
+        // Blocks of 16 elements take 8 or 16 bytes.
         f::CU_AD_FORMAT_BC1_UNORM..=f::CU_AD_FORMAT_BC1_UNORM_SRGB
         | f::CU_AD_FORMAT_BC4_UNORM..=f::CU_AD_FORMAT_BC4_SNORM => 4,
         f::CU_AD_FORMAT_BC2_UNORM..=f::CU_AD_FORMAT_BC3_UNORM_SRGB
@@ -834,7 +857,7 @@ fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     }
 }
 
-/// The descriptors of every version, as shapes.
+/// A descriptor of any version, as a shape.
 trait Describe {
     fn shape(&self) -> Shape;
 }
@@ -874,15 +897,17 @@ macro_rules! arrays {
             $(, $levels: $type)?
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let call = || unsafe { real(handle, descriptor $(, $levels)?) };
-            // SAFETY: null, or what the caller passes as a descriptor for the driver to read.
+            // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
+            // to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
             let is_wrong = shape.texel_bits == 0 || shape.exceeds(MOST_EXTENT);
             let texel_bits = if shape.texel_bits == 0 { MOST_TEXEL_BITS } else { shape.texel_bits };
             let shape = Shape { texel_bits, ..shape };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
-            // What has no memory until some is mapped into it counts as what that is.
+            // An array without memory of its own is not charged here. Memory that is mapped into
+            // the array is charged by itself.
             let takes_nothing = handle.is_null() || shape.width == 0 || shape.is_unbacked;
             let mut is_asked = false;
             let result = on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
@@ -894,7 +919,7 @@ macro_rules! arrays {
             });
             let undo = || {
                 let free = real!($destroy);
-                // SAFETY: a handle that the driver wrote.
+                // SAFETY: the driver wrote the handle.
                 unsafe { give_back(handle, free) };
             };
             corrected(result, is_asked, || is_wrong, call, undo)
@@ -910,7 +935,8 @@ arrays! {
     create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, cuMipmappedArrayDestroy, levels: u32;
 }
 
-/// The tenant's limit on a GPU of this process and what it holds there, if it has a limit.
+/// The tenant's limit on a GPU of this process, and the bytes that the tenant holds there. `None`
+/// if the tenant has no limit.
 fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
     let gpu = process.gpus.get(ordinal)?;
     let limit_bytes = gpu.grant()?.memory_limit();
@@ -922,11 +948,11 @@ fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
 
 macro_rules! info {
     ($name:ident, $symbol:ident, $size:ty) => {
-        /// Hook of a variant of `cuMemGetInfo`: the tenant sees its own part.
+        /// Hook of a variant of `cuMemGetInfo`. The tenant sees its own part.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let _held_up = held_up::begin();
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(free, total) };
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
             let Some(context) = process.current_context() else { return result };
@@ -946,17 +972,18 @@ info!(info_v2, cuMemGetInfo_v2, usize);
 
 macro_rules! total {
     ($name:ident, $symbol:ident, $size:ty) => {
-        /// Hook of a variant of `cuDeviceTotalMem`: a GPU is as large as the tenant's part of it.
+        /// Hook of a variant of `cuDeviceTotalMem`. The tenant sees the GPU with the size of its
+        /// own part.
         pub unsafe extern "C" fn $name(bytes: *mut $size, device: CUdevice) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(bytes, device) };
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };
             let ordinal = usize::try_from(device).ok();
             let Some((limit_bytes, _)) = ordinal.and_then(|ordinal| limit(process, ordinal)) else {
                 return result;
             };
-            // SAFETY: the driver wrote it if it reports success.
+            // SAFETY: the driver wrote there if it reports success.
             if let Some(bytes) = unsafe { bytes.as_mut() } {
                 *bytes = (*bytes).min(<$size>::try_from(limit_bytes).unwrap_or(<$size>::MAX));
             }
@@ -986,11 +1013,11 @@ mod tests {
             false,
             || true,
             || {
-                // SAFETY: a variable of this function's.
+                // SAFETY: the pointer names a variable of this function.
                 unsafe { written.write(7) };
                 CUDA_SUCCESS
             },
-            // SAFETY: what was written just now.
+            // SAFETY: the value was written just now.
             || unsafe { give_back(written, Some(free)) },
         );
         assert_eq!((result, place), (CUDA_ERROR_OUT_OF_MEMORY, 0));

@@ -1,7 +1,8 @@
-//! The functions that the process calls instead of the driver's: one for each hooked symbol, listed here alone.
+//! The functions that the process calls instead of the driver's functions. There is one for each
+//! hooked symbol, and all are listed here.
 //!
-//! A hook translates: it reads what the ABI hands it, asks a logic module, and calls the real function with the arguments as
-//! they came. Result codes pass through as they are, unknown ones too.
+//! A hook translates: it reads its C arguments, asks a logic module, and calls the real function
+//! with the same arguments. Every result code passes through unchanged, unknown codes included.
 
 mod capture;
 mod code;
@@ -18,34 +19,37 @@ mod wait;
 
 use deepres_abi::driver::{ApiId, pfn};
 
-/// What a hook returns for a function that no loaded driver has: nobody but us defines it, and there is nothing to call.
+/// Result of a hook whose real function no loaded driver has. Only this library defines the symbol
+/// then, so there is nothing to call.
 const MISSING: u32 = deepres_abi::driver::result::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 
-/// The caller is refused what the driver wrote to `place`, and has taken back: no dead handle stays there.
+/// Clears the handle that the driver wrote to `place`, because the interposer gave the object back
+/// and refuses the call. So the caller keeps no dead handle.
 ///
 /// # Safety
 /// The driver wrote there, and all zeroes is a value of `T`.
 #[cold]
 unsafe fn clear<T: Copy>(place: *mut T) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees both.
     unsafe { place.write(std::mem::zeroed()) };
 }
 
-/// Where each function's hook is, by [`ApiId`]; null for what is not hooked.
+/// Addresses of the hooks, by [`ApiId`]; null for functions without a hook.
 struct Table([*const (); ApiId::COUNT]);
 
-// SAFETY: the pointers are functions' addresses and never written through.
+// SAFETY: the pointers are addresses of functions, and nothing is written through them.
 unsafe impl Sync for Table {}
 
-/// Where the hook of `id` is, if it is hooked.
+/// Address of the hook of `id`, if there is one.
 #[inline]
 pub fn address(id: ApiId) -> Option<usize> {
     let function = HOOKS.0[id as usize];
     (!function.is_null()).then_some(function as usize)
 }
 
-/// Lists the hooks: `symbol => function`. The function must have the symbol's type in the driver's table. Each is exported
-/// under its symbol as a jump, so that code of ours that takes a hook's address never gets another library's export.
+/// Lists the hooks as `symbol => function`. The function must have the symbol's type in the
+/// driver's table. Each hook is exported under its symbol as a jump. So code of this library that
+/// takes a hook's address never gets the export of another library.
 macro_rules! hooks {
     ($($symbol:ident => $($hook:ident)::+;)+) => {
         static HOOKS: Table = {

@@ -1,4 +1,4 @@
-//! Hooks of NVML: a tenant that asks how a GPU is sees its own part of it.
+//! Hooks of NVML. A tenant that asks for the state of a GPU sees its own part of the GPU.
 
 use std::ffi::CStr;
 
@@ -11,16 +11,16 @@ use crate::nvml::{self, Function, OwnProcesses};
 
 /// A hooked function of NVML.
 pub struct Hook {
-    /// Its name and the real one.
+    /// The name, and the real function.
     pub function: Function,
     hook: *const (),
 }
 
-// SAFETY: the pointer is a function's address and never written through.
+// SAFETY: the pointer is the address of a function, and nothing is written through it.
 unsafe impl Sync for Hook {}
 
 impl Hook {
-    /// Where the hook is.
+    /// Address of the hook.
     pub fn address(&self) -> usize {
         self.hook as usize
     }
@@ -31,10 +31,10 @@ pub fn by_symbol(symbol: &CStr) -> Option<&'static Hook> {
     ALL.iter().find(|hook| hook.function.name == symbol)
 }
 
-/// What a hook answers, after NVML or instead of it.
+/// The answer of a hook, after NVML's own or in its place.
 macro_rules! answer {
     (after $real:ident($device:ident $(, $argument:ident)*) |$part:ident| $body:block) => {{
-        // SAFETY: the caller's arguments, as they came.
+        // SAFETY: the arguments are the caller's, unchanged.
         let result = unsafe { $real($device $(, $argument)*) };
         if result == SUCCESS
             && let Some($part) = nvml::part($device)
@@ -49,20 +49,22 @@ macro_rules! answer {
                 let $ask = $real;
                 $body
             }
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             None => unsafe { $real($device $(, $argument)*) },
         }
     };
     (list $real:ident($device:ident, $count:ident, $list:ident)) => {
         answer!(instead $real($device, $count, $list) |own, real| {
-            // SAFETY: the caller's, by NVML's protocol.
+            // SAFETY: the arguments are the caller's, as NVML's protocol requires.
             unsafe { answer_list(&own, $count, $list, |count, list| real($device, count, list)) }
         })
     };
 }
 
-/// Defines hooks: `name = symbol(arguments) after |part| what to change of a successful answer`, `instead |own, real| the answer` where the tenant's processes
-/// are known, or `list` where that is a list of processes. In the body the arguments are the caller's.
+/// Defines hooks as `name = symbol(arguments)` and a way to answer. `after |part|` changes a
+/// successful answer. `instead |own, real|` gives the answer where the tenant's processes are
+/// known. `list` does the same for a list of processes. In the body, the arguments are the
+/// caller's.
 macro_rules! hooks {
     ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*)
         $way:ident $(|$($known:ident),+| $body:block)?)+) => {
@@ -107,18 +109,19 @@ macro_rules! hooks {
     };
 }
 
-/// Answers for a list by NVML's protocol with the tenant's own alone: `count` says for how many there is room at `list`, and is told how many there are. Which
-/// are the others' is not to be seen in either. `ask` is NVML.
+/// Answers for a list by NVML's protocol, with the tenant's own processes alone. `count` is the
+/// room at `list`, and receives the number of entries. Neither the count nor the list shows
+/// anything about other tenants' processes. `ask` calls NVML.
 ///
 /// # Safety
-/// `count` and `list` are null, or as the protocol wants them.
+/// `count` and `list` are null, or as the protocol requires.
 unsafe fn answer_list<T: OfProcess>(
     own: &OwnProcesses,
     count: *mut u32,
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     let Some(count) = (unsafe { count.as_mut() }) else { return ask(count, list) };
     let found = match own.list(|count, list| ask(count, list)) {
         Ok(found) => found,
@@ -129,34 +132,35 @@ unsafe fn answer_list<T: OfProcess>(
         return INSUFFICIENT_SIZE;
     }
     if list.is_null() && !found.is_empty() {
-        // Its own word for that.
+        // NVML has an error of its own for this, so it gives the answer.
         return ask(&mut room, list);
     }
     if !found.is_empty() {
-        // SAFETY: room for as many, by the caller's word.
+        // SAFETY: the caller says that the list has room for this many entries.
         unsafe { list.copy_from_nonoverlapping(found.as_ptr(), found.len()) };
     }
     SUCCESS
 }
 
-/// The same for samples of what processes did lately: that nobody did anything is an error of NVML's.
+/// Answers as [`answer_list`] does, for samples of what processes did recently. If there is no
+/// sample, NVML's answer is an error.
 ///
 /// # Safety
-/// As above.
+/// As for [`answer_list`].
 unsafe fn answer_samples<T: OfProcess>(
     own: &OwnProcesses,
     count: *mut u32,
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     match unsafe { (answer_list(own, count, list, ask), count.as_ref()) } {
         (SUCCESS, Some(0)) => NOT_FOUND,
         (result, _) => result,
     }
 }
 
-/// How busy the whole GPU is, by NVML's word.
+/// Utilization of the whole GPU, in percent, as NVML reports it.
 fn whole_percent(device: Device) -> Option<u32> {
     type Rates = unsafe extern "C" fn(Device, *mut Utilization) -> Return;
     let real = ALL[Id::utilization as usize].function.real();
@@ -166,13 +170,13 @@ fn whole_percent(device: Device) -> Option<u32> {
     // SAFETY: NVML's function of that name has this type.
     let real = unsafe { std::mem::transmute::<usize, Rates>(real) };
     let mut rates = Utilization { gpu: 0, memory: 0 };
-    // SAFETY: the caller's device, and a place of our own.
+    // SAFETY: the device is the caller's, and the result has room.
     (unsafe { real(device, &mut rates) } == SUCCESS).then_some(rates.gpu)
 }
 
 hooks! {
     memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) after |part| {
-        // SAFETY: NVML wrote it.
+        // SAFETY: NVML wrote to it.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
@@ -181,36 +185,37 @@ hooks! {
     }
 
     memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) after |part| {
-        // SAFETY: NVML wrote it.
+        // SAFETY: NVML wrote to it.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
-            // What others hold of the tenant's part is what it cannot have: the sum is the total.
+            // Memory that others hold of the tenant's part is not available to the tenant. Such
+            // memory counts as reserved, so that the sum is the total.
             let reserved = total.saturating_sub(free).saturating_sub(used);
             *memory = MemoryV2 { version: memory.version, total, reserved, free, used };
         }
     }
 
     utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) after |part| {
-        // SAFETY: NVML wrote it.
+        // SAFETY: NVML wrote to it.
         if let Some(rates) = unsafe { rates.as_mut() } {
             let own = part.busy_of(rates.gpu);
-            // Of the memory's time nobody knows whose it was: it goes by the GPU's.
+            // Nobody knows which tenant used the memory's time, so it is divided as the GPU's time.
             *rates = Utilization { gpu: own.percent(), memory: own.of(u64::from(rates.memory)) as u32 };
         }
     }
 
     samples = nvmlDeviceGetSamples(device: Device, kind: u32, since: u64, value_kind: *mut u32, count: *mut u32, list: *mut Sample) after |part| {
-        // SAFETY: null, or written by NVML.
+        // SAFETY: each pointer is null, or NVML wrote there.
         let written = unsafe { (count.as_ref(), value_kind.as_ref()) };
         if [GPU_UTILIZATION_SAMPLES, MEMORY_UTILIZATION_SAMPLES].contains(&kind)
-            // Without a list it has told only for how many there has to be room.
+            // Without a list, NVML only tells for how many entries room is needed.
             && !list.is_null()
             && let (Some(count), Some(value_kind)) = written
             && let Some(whole) = whole_percent(device)
         {
             let own = part.busy_of(whole);
-            // SAFETY: NVML wrote so many.
+            // SAFETY: NVML wrote this many samples.
             let samples = unsafe { std::slice::from_raw_parts_mut(list, *count as usize) };
             samples.iter_mut().for_each(|sample| sample.scale(*value_kind, |value| own.of(value)));
         }
@@ -237,50 +242,52 @@ hooks! {
     accounting_processes = nvmlDeviceGetAccountingPids(device: Device, count: *mut u32, list: *mut u32) list
 
     process_utilization = nvmlDeviceGetProcessUtilization(device: Device, list: *mut ProcessSample, count: *mut u32, since: u64) instead |own, real| {
-        // SAFETY: the caller's, by NVML's protocol.
+        // SAFETY: the arguments are the caller's, as NVML's protocol requires.
         unsafe { answer_samples(&own, count, list, |count, list| real(device, list, count, since)) }
     }
 
     process_details = nvmlDeviceGetRunningProcessDetailList(device: Device, details: *mut DetailList) instead |own, real| {
-        // SAFETY: null, or what its caller has filled in.
+        // SAFETY: the pointer is null, or the caller has filled the struct in.
         match unsafe { details.as_mut() } {
             Some(details) if details.version == DETAIL_LIST_V1 => {
                 let asked = *details;
                 let ask = |count: *mut u32, list| {
-                    // SAFETY: the number of those for which there is room, which it is to say of the list.
+                    // SAFETY: `answer_list` passes the count that belongs to the list.
                     let count = unsafe { &mut *count };
                     let mut here = DetailList { count: *count, list, ..asked };
-                    // SAFETY: the caller's list with other room.
+                    // SAFETY: this is the caller's struct with another list, and room for `count`
+                    // entries.
                     let result = unsafe { real(device, &mut here) };
                     *count = here.count;
                     result
                 };
-                // SAFETY: the caller's, by NVML's protocol.
+                // SAFETY: the arguments are the caller's, as NVML's protocol requires.
                 unsafe { answer_list(&own, &mut details.count, details.list, ask) }
             }
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             _ => unsafe { real(device, details) },
         }
     }
 
     processes_utilization = nvmlDeviceGetProcessesUtilizationInfo(device: Device, info: *mut UtilizationList) instead |own, real| {
-        // SAFETY: null, or what its caller has filled in.
+        // SAFETY: the pointer is null, or the caller has filled the struct in.
         match unsafe { info.as_mut() } {
             Some(info) if info.version == UTILIZATION_LIST_V1 => {
                 let asked = *info;
                 let ask = |count: *mut u32, list| {
-                    // SAFETY: the number of those for which there is room, which it is to say of the list.
+                    // SAFETY: `answer_samples` passes the count that belongs to the list.
                     let count = unsafe { &mut *count };
                     let mut here = UtilizationList { count: *count, list, ..asked };
-                    // SAFETY: the caller's list with other room.
+                    // SAFETY: this is the caller's struct with another list, and room for `count`
+                    // entries.
                     let result = unsafe { real(device, &mut here) };
                     *count = here.count;
                     result
                 };
-                // SAFETY: the caller's, by NVML's protocol.
+                // SAFETY: the arguments are the caller's, as NVML's protocol requires.
                 unsafe { answer_samples(&own, &mut info.count, info.list, ask) }
             }
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             _ => unsafe { real(device, info) },
         }
     }

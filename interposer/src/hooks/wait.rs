@@ -1,5 +1,5 @@
-//! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something else. What was launched so far ends there, and is
-//! timed to its end: waiting is not computing.
+//! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something
+//! else. The hooks end the open segments, so that the time of the wait is not taken for computing.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::{
@@ -22,7 +22,7 @@ macro_rules! wait {
             let Some(real) = real!($symbol) else { return MISSING };
             let _held_up = held_up::begin();
             launch::flush();
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             let result = record::wait(ApiId::$symbol, || unsafe { real($($argument),*) });
             memory::refresh();
             result
@@ -44,7 +44,7 @@ macro_rules! interrupt {
         pub unsafe extern "C" fn $name($stream: CUstream $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             $interrupt(Stream::new($stream, $per_thread));
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             unsafe { real($stream $(, $argument)*) }
         }
     )+};
@@ -56,9 +56,9 @@ macro_rules! wait_event {
         pub unsafe extern "C" fn $name(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             launch::interrupt(Stream::new(stream, $per_thread));
-            // The event may be of a stream that captures: then this one joins it.
+            // If the event belongs to a stream that captures, this stream joins the capture.
             let _joining = capture::is_active().then(|| (os::uncancelled(), capture::joining()));
-            // SAFETY: the caller's arguments, as they came.
+            // SAFETY: the arguments are the caller's, unchanged.
             unsafe { real(stream, event, flags) }
         }
     )+};
@@ -73,15 +73,15 @@ wait_event! {
 pub unsafe extern "C" fn context_wait_event(context: CUcontext, event: CUevent) -> CUresult {
     let Some(real) = real!(cuCtxWaitEvent) else { return MISSING };
     launch::interrupt_context(|| Some(Context(context as usize)));
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     unsafe { real(context, event) }
 }
 
-/// Hook of `cuGreenCtxWaitEvent`: the same.
+/// Hook of `cuGreenCtxWaitEvent`: every stream of the green context waits.
 pub unsafe extern "C" fn green_wait_event(green: CUgreenCtx, event: CUevent) -> CUresult {
     let Some(real) = real!(cuGreenCtxWaitEvent) else { return MISSING };
     launch::interrupt_context(|| life::context_of_green(green));
-    // SAFETY: the caller's arguments, as they came.
+    // SAFETY: the arguments are the caller's, unchanged.
     unsafe { real(green, event) }
 }
 
@@ -95,7 +95,7 @@ interrupt! {
     callback_ptsz: cuStreamAddCallback_ptsz, true, (stream, callback: CUstreamCallback, data: *mut c_void, flags: u32);
 }
 
-// What they wait for mostly comes from the host: perhaps from the thread that goes on here.
+// The host mostly ends these waits, perhaps the thread that makes the call.
 interrupt! {
     launch::await_host;
     stream_wait_32_v1: cuStreamWaitValue32, false, (stream, at: CUdeviceptr, value: u32, flags: u32);

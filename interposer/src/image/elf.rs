@@ -1,4 +1,4 @@
-//! Cubins: ELF files of 64 bits. What they take stands in their sections' headers.
+//! Cubins: 64-bit ELF files. The section headers tell how much memory a cubin needs.
 
 use super::{Need, Part, u16_at, u32_at, u64_at};
 
@@ -7,10 +7,10 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 const EM_CUDA: u16 = 190;
 const HEADER_BYTES: usize = 64;
 const SECTION_BYTES: usize = 64;
-/// Longer tables of names are not read.
+/// Limit for the table of names. Longer tables are not read.
 const MOST_NAME_BYTES: u64 = 64 << 20;
 
-/// What a cubin takes; `None` if it is none.
+/// Returns a cubin's need, or `None` if the file is no cubin.
 pub fn need(file: &Part<'_>) -> Option<Need> {
     let header = file.array::<HEADER_BYTES>(0)?;
     if u16_at(&header, 18)? != EM_CUDA || usize::from(u16_at(&header, 58)?) != SECTION_BYTES {

@@ -1,8 +1,8 @@
-//! Code as a job hands it to the driver, as far as it says what memory it will take: cubins, fat binaries of them, PTX, and the wrapper nvcc puts round
-//! fat binaries.
+//! Code images as a job passes them to the driver, and how much GPU memory they say that they need.
+//! Images are cubins, fat binaries, PTX, and the wrapper that nvcc puts around fat binaries.
 //!
-//! Images are read as files, those in memory too: what their headers say need not be true, and a read behind the end of a mapping is to fail. Objects that are
-//! compressed are not looked into.
+//! Images are read as files, even images in memory. Their headers may be wrong, and a read behind
+//! the end of a mapping must fail instead of crashing. Compressed objects are not read.
 
 mod elf;
 mod ptx;
@@ -16,60 +16,63 @@ use crate::os::{self, Uncancelled};
 
 /// First word of a fat binary.
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
-/// First word of what nvcc puts round one (`__fatBinC_Wrapper_t`), and where in it the pointer to the fat binary is.
+/// First word of nvcc's wrapper (`__fatBinC_Wrapper_t`), and the offset of its pointer to the fat
+/// binary.
 const WRAPPER_MAGIC: u32 = 0x4662_43B1;
 const WRAPPER_DATA_OFFSET: u64 = 8;
-/// Header of a fat binary, and of an object in it, as far as they are read here.
+/// Sizes of the headers of a fat binary and of an object in it, as far as they are read here.
 const FATBIN_HEADER_BYTES: usize = 16;
 const ENTRY_HEADER_BYTES: usize = 64;
 const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
-/// Bits of an object's flags that say that it is compressed: by LZ4, by zstd.
+/// Flags of an object that is compressed by LZ4 or by zstd.
 const COMPRESSED: u64 = 0x2000 | 0x8000;
-/// More objects than any fat binary has.
+/// Limit for the number of objects. No fat binary has more.
 const MOST_ENTRIES: u32 = 1 << 16;
-/// Longer texts are not read.
+/// Limit for the length of a text. Longer texts are not read.
 const MOST_TEXT_BYTES: usize = 64 << 20;
-/// Text whose length nobody says is read so much at a time.
+/// Number of bytes that are read at a time from a text of unknown length.
 const TEXT_CHUNK_BYTES: usize = 64 << 10;
 
-/// What an image takes of a GPU's memory, bytes.
+/// GPU memory that an image needs, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Need {
-    /// Its global and constant variables.
+    /// Global and constant variables.
     pub data_bytes: u64,
-    /// Its kernels' instructions, if they are compiled.
+    /// Instructions of the kernels, if they are compiled.
     pub text_bytes: u64,
 }
 
-/// Where an image is.
+/// The place of an image.
 pub struct Source {
     file: File,
     at: u64,
     is_memory: bool,
-    // Last: it is closed before.
+    // Declared last, so that it is dropped after the file is closed.
     _uncancelled: Uncancelled,
 }
 
 impl Source {
-    /// In this process's memory. `None`: it cannot be read.
+    /// Returns the image at an address of this process. Returns `None` if the memory cannot be
+    /// read.
     pub fn memory(address: usize) -> Option<Self> {
         let uncancelled = os::uncancelled();
-        // A process that hides its memory from others may not open its own either.
+        // A process that hides its memory from others may be unable to open its own memory file.
         let file = File::open("/proc/self/mem").ok().filter(|_| address != 0)?;
         Some(Self { file, at: address as u64, is_memory: true, _uncancelled: uncancelled })
     }
 
-    /// A file. `None`: there is no plain file of that name.
+    /// Returns the image in a file. Returns `None` if there is no regular file of that name.
     pub fn file(path: &Path) -> Option<Self> {
         let uncancelled = os::uncancelled();
-        // Whatever else it is, opening it must not wait.
+        // If the path is no regular file, opening it must not block.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let is_plain = file.metadata().is_ok_and(|file| file.is_file());
         is_plain.then_some(Self { file, at: 0, is_memory: false, _uncancelled: uncancelled })
     }
 
-    /// What the image takes on a GPU of that compute capability, ten times major plus minor. `None`: it does not say.
+    /// Returns the image's need on a GPU of that compute capability (ten times major plus minor).
+    /// Returns `None` if the image does not say.
     pub fn need(&self, capability: u32) -> Option<Need> {
         match self.object(capability)? {
             Object::Cubin(cubin) => elf::need(&cubin),
@@ -77,7 +80,7 @@ impl Source {
         }
     }
 
-    /// The text, if what the driver takes of the image on such a GPU is PTX.
+    /// Returns the text, if the driver would use PTX of the image on such a GPU.
     pub fn ptx(&self, capability: u32) -> Option<Vec<u8>> {
         match self.object(capability)? {
             Object::Text(text) => ptx::need(&text).map(|_| text),
@@ -85,7 +88,8 @@ impl Source {
         }
     }
 
-    /// What the driver takes of it. `None`: nothing, or it is compressed.
+    /// Returns the object of the image that the driver would use. Returns `None` if there is none,
+    /// or if a fat binary's object is compressed.
     fn object(&self, capability: u32) -> Option<Object<'_>> {
         let whole = Part { source: self, at: self.at };
         match u32::from_le_bytes(whole.array(0)?) {
@@ -100,20 +104,21 @@ impl Source {
     }
 }
 
-/// One piece of code.
+/// An object in an image.
 enum Object<'a> {
     Cubin(Part<'a>),
     Text(Vec<u8>),
 }
 
-/// A part of an image: what lies from some place of its source on.
+/// A part of an image: everything from a place of its source on.
 pub struct Part<'a> {
     source: &'a Source,
     at: u64,
 }
 
 impl Part<'_> {
-    /// Reads what begins `at` bytes behind its beginning, as far as it goes. Returns how much.
+    /// Reads the bytes from offset `at`, until the end of the source at most. Returns the number of
+    /// bytes read.
     fn read(&self, at: u64, to: &mut [u8]) -> Option<usize> {
         let at = self.at.checked_add(at)?;
         let mut done = 0;
@@ -141,7 +146,7 @@ impl Part<'_> {
         (self.read(at, &mut read)? == N).then_some(read)
     }
 
-    /// Text, up to `bytes` or its NUL.
+    /// Reads text, up to `bytes` bytes or up to its NUL.
     fn text(&self, bytes: Option<usize>) -> Option<Vec<u8>> {
         let most = bytes.unwrap_or(MOST_TEXT_BYTES).min(MOST_TEXT_BYTES);
         let mut text = Vec::new();
@@ -175,7 +180,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     word(bytes, at).map(u64::from_le_bytes)
 }
 
-/// The object that the driver chooses: code for exactly the GPU, then for an older one of its family, then PTX.
+/// Returns the object of a fat binary that the driver chooses. It prefers code for exactly this
+/// GPU, then code for an older GPU of the family, then PTX.
 fn fatbin<'a>(file: &Part<'a>, capability: u32) -> Option<Object<'a>> {
     let header = file.array::<FATBIN_HEADER_BYTES>(0)?;
     let header_bytes = u64::from(u16_at(&header, 6)?);
@@ -223,7 +229,7 @@ mod tests {
     use std::path::PathBuf;
 
     fn images() -> PathBuf {
-        // The fuzz targets are made of this file, too.
+        // The fuzz targets compile this file too, so the folder is searched in all parents.
         let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
         let mut images = folders.map(|folder| folder.join("tests/simgpu/cuda/tests/images"));
         images.find(|images| images.is_dir()).unwrap()
@@ -237,7 +243,7 @@ mod tests {
         Source::memory(bytes.as_ptr() as usize)?.need(90)
     }
 
-    /// A fat binary of one object that is not compressed.
+    /// Returns a fat binary with one uncompressed object.
     fn fatbin_of(kind: u16, architecture: u32, object: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; FATBIN_HEADER_BYTES + ENTRY_HEADER_BYTES];
         bytes[..4].copy_from_slice(&FATBIN_MAGIC.to_le_bytes());
@@ -256,7 +262,7 @@ mod tests {
     fn a_cubin_says_what_it_takes_in_a_file_in_memory_and_in_a_fat_binary() {
         let cubin = std::fs::read(images().join("kernels.cubin")).unwrap();
         let need = of_file("kernels.cubin").unwrap();
-        // Three variables: of 4, 64 and 4 bytes.
+        // The cubin has three variables, of 4, 64 and 4 bytes.
         assert!((72..256).contains(&need.data_bytes) && need.text_bytes > 0, "{need:?}");
         assert_eq!(of_memory(&cubin), Some(need));
         let fat = fatbin_of(KIND_ELF, 90, &cubin);
@@ -304,7 +310,7 @@ mod tests {
             changed[at] ^= 0xff;
             let _ = of_memory(&changed);
         }
-        // Anything anywhere, in what is behind the headers too.
+        // Random bytes change anywhere, also behind the headers.
         let mut random = 1_u64;
         let mut next = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

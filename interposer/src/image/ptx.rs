@@ -1,15 +1,16 @@
-//! PTX: what its variables take stands in their declarations. What its instructions take once they are compiled nobody knows before.
+//! PTX. The declarations of variables tell how much memory they need. The size of the instructions
+//! is unknown until they are compiled.
 
 use super::Need;
 
-/// The words and marks of a text, without comments.
+/// The words and punctuation of a text, without comments.
 struct Tokens<'a>(&'a [u8]);
 
 fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// Where `mark` begins in `text`.
+/// Returns the position of `mark` in `text`.
 fn find(text: &[u8], mark: &[u8]) -> Option<usize> {
     text.windows(mark.len()).position(|window| window == mark)
 }
@@ -41,7 +42,7 @@ impl<'a> Iterator for Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Skips to behind the `close` that belongs to an `open` which is behind us already.
+    /// Skips the tokens up to the `close` that matches an `open` which was already read.
     fn pass(&mut self, open: &[u8], close: &[u8]) {
         let mut depth = 1_u32;
         while depth != 0 {
@@ -74,7 +75,8 @@ fn number(word: &[u8]) -> Option<u64> {
     }
 }
 
-/// Lays a declaration behind `end`, from after its state space to its semicolon. Returns where it ends.
+/// Places the variables of a declaration behind `end`. Reads from after the state space to the
+/// semicolon. Returns the new end.
 fn declared(tokens: &mut Tokens<'_>, mut end: u64) -> Option<u64> {
     let (mut element_bytes, mut elements, mut align_bytes, mut vector) = (0_u64, 1_u64, 0, 1);
     loop {
@@ -86,7 +88,7 @@ fn declared(tokens: &mut Tokens<'_>, mut end: u64) -> Option<u64> {
             b"{" => tokens.pass(b"{", b"}"),
             b"[" => {
                 let extent = tokens.next()?;
-                // One that the linker knows.
+                // An extent that is left open is known only to the linker, and counts 0.
                 elements = if extent == b"]" { 0 } else { elements.checked_mul(number(extent)?)? };
                 if extent != b"]" {
                     tokens.next()?;
@@ -109,7 +111,7 @@ fn declared(tokens: &mut Tokens<'_>, mut end: u64) -> Option<u64> {
     }
 }
 
-/// What a text takes; `None` if it is no PTX.
+/// Returns the need of a text, or `None` if it is no PTX.
 pub fn need(text: &[u8]) -> Option<Need> {
     let mut tokens = Tokens(text);
     if tokens.next()? != b".version" {
@@ -121,7 +123,7 @@ pub fn need(text: &[u8]) -> Option<Need> {
         match token {
             b".extern" => is_elsewhere = true,
             b";" => is_elsewhere = false,
-            // Parameters and bodies.
+            // Skips parameters and bodies.
             b"(" => tokens.pass(b"(", b")"),
             b"{" => {
                 tokens.pass(b"{", b"}");

@@ -1,7 +1,11 @@
-//! Memory beyond the limit, for a tenant that asked for that (`--oversubscribe managed`): managed memory, which is on the GPU while the tenant has a lease.
+//! Memory beyond the limit, for a tenant with `--oversubscribe managed`. It is managed memory, and
+//! it is on the GPU while the tenant has a lease.
 //!
-//! Such an allocation is in no ledger. It is counted here, and shown beside what the tenant holds; together the two stay below what the GPU has. The
-//! meter thread brings it to the GPU and lets it go ([`crate::meter::mover`]), by pieces: what was brought of an allocation is its beginning.
+//! Such an allocation is in no ledger. This module counts it, and the meter page shows it beside
+//! the memory that the tenant holds. Both together stay below the size of the GPU.
+//!
+//! The meter thread moves the memory to the GPU and back in parts ([`crate::meter::mover`]). The
+//! part of an allocation that is on the GPU is always its beginning.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -21,59 +25,62 @@ use crate::os::{self, Patience};
 use crate::process::Process;
 use crate::session::Session;
 
-/// Where a call for linear memory is to take it from.
+/// Source of the memory for a request for linear memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The device, as it was asked.
+    /// Device memory, as the job asked.
     Device,
     /// Managed memory instead.
     Beyond,
 }
 
-/// What is known of whether a GPU can have more managed memory than it has room for.
+/// States of [`OnGpu::ability`]: whether the GPU can have more managed memory than it has room for.
 const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// Of the host's memory, what is left to others, in parts of the whole: one of so many.
+/// The host's total memory divided by this stays reserved for other programs.
 const HOST_RESERVE_PARTS: u64 = 16;
 
-/// How long a request waits for others of the tenant that the host may promise the same to, ns: a call of the driver's.
+/// How long a request waits while other processes of the tenant hold reservations of host memory,
+/// ns. It is the time of one driver call.
 const PATIENCE_NS: u64 = 100_000_000;
 
-/// One allocation.
+/// An allocation beyond the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Its length, bytes.
+    /// Length of the allocation, bytes.
     pub bytes: u64,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// The context that it dies with.
+    /// The context whose end frees the allocation.
     pub context: usize,
-    /// Whether it is moved: the job itself sees to what it asked for as managed memory.
+    /// Whether the meter thread moves the allocation. It does not if the job itself asked for
+    /// managed memory, because then the job places it.
     moves: bool,
-    /// The driver was told that it belongs on the GPU.
+    /// Whether the driver was told that the allocation's preferred location is the GPU.
     is_preferred: bool,
-    /// So much of its beginning was brought to the GPU, bytes.
+    /// Length of the beginning that was moved to the GPU, bytes.
     brought_bytes: u64,
-    /// The most that this ever was since the driver last moved it as it was told: what is not on the GPU of that any more is on the host.
+    /// The maximum of `brought_bytes` since the allocation was made or found immovable. The part
+    /// between `brought_bytes` and this maximum is in the host's memory.
     most_brought_bytes: u64,
 }
 
-/// Something to move.
+/// A part of an allocation that is to be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Of the allocation that begins here.
+    /// Address of the whole allocation.
     pub base: u64,
-    /// The part that begins here …
+    /// Address of the part.
     pub address: u64,
-    /// … and is so long.
+    /// Length of the part, bytes.
     pub bytes: u64,
-    /// All of the allocation, bytes.
+    /// Length of the whole allocation, bytes.
     pub whole_bytes: u64,
-    /// Its context.
+    /// The allocation's context.
     pub context: usize,
-    /// The driver is to be told that it belongs on the GPU first.
+    /// Whether the driver must first be told that the allocation's preferred location is the GPU.
     pub is_first: bool,
 }
 
@@ -84,22 +91,24 @@ struct OnGpu {
     ability: AtomicU8,
 }
 
-/// See the module.
+/// All allocations beyond the limit of this process. See the module.
 #[derive(Default)]
 pub struct Beyond {
-    /// The job asked for it.
+    /// Whether the job asked for oversubscription.
     is_wanted: AtomicBool,
-    /// Whether there ever was any: until then a free pays one load for it.
+    /// Whether there ever was such an allocation. Until then a free costs only one load of this
+    /// field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
     pieces: Brief<BTreeMap<u64, Piece>>,
-    /// What the host has promised for it and not given yet, bytes.
+    /// Host memory that is reserved for these allocations and not used yet, bytes.
     promised_bytes: AtomicU64,
-    /// Held while the tenant's ledger is told of that.
+    /// Held while `promised_bytes` is copied to the tenant's ledger.
     telling: Brief<()>,
 }
 
-/// Bytes that are counted already, for an allocation that is being made.
+/// Bytes that are already counted for an allocation in progress. Dropping the value takes them off
+/// again.
 struct Counted<'a>(&'a OnGpu, u64);
 
 impl Drop for Counted<'_> {
@@ -109,17 +118,17 @@ impl Drop for Counted<'_> {
 }
 
 impl Beyond {
-    /// The job asks for it.
+    /// Notes that the job asked for oversubscription.
     pub fn want(&self) {
         self.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the job asked for it.
+    /// Whether the job asked for oversubscription.
     pub fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
 
-    /// Whether there is, or was, any.
+    /// Whether there is, or ever was, an allocation beyond the limit.
     #[inline(always)]
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
@@ -129,18 +138,18 @@ impl Beyond {
         self.gpus.get(ordinal)
     }
 
-    /// All that there is on a GPU, and what of it was brought there, bytes.
+    /// Returns all bytes beyond the limit on a GPU, and how many of them were moved to it.
     pub fn amounts(&self, ordinal: usize) -> (u64, u64) {
         let load = |amount: &AtomicU64| amount.load(Ordering::Relaxed);
         self.gpu(ordinal).map_or((0, 0), |gpu| (load(&gpu.held_bytes), load(&gpu.brought_bytes)))
     }
 
-    /// Whether `address` is the beginning of such an allocation.
+    /// Whether `address` is the beginning of an allocation beyond the limit.
     pub fn has(&self, address: u64) -> bool {
         self.is_used() && self.pieces.lock().contains_key(&address)
     }
 
-    /// Whether a GPU can have it. Says why not, once.
+    /// Whether a GPU supports memory beyond the limit. Warns once if it does not.
     fn is_able(&self, ordinal: usize) -> bool {
         let Some(gpu) = self.gpu(ordinal) else { return false };
         match gpu.ability.load(Ordering::Relaxed) {
@@ -160,7 +169,8 @@ impl Beyond {
         }
     }
 
-    /// Counts `bytes` more, if there may be so many beside what the tenant holds.
+    /// Counts `bytes` more. Returns `None` if the sum with the tenant's held memory would exceed
+    /// the size of the GPU.
     fn count(&self, ordinal: usize, tenant_bytes: u64, bytes: u64) -> Option<Counted<'_>> {
         let gpu = self.gpu(ordinal)?;
         let total_bytes = managed::total_bytes(ordinal)?;
@@ -172,7 +182,9 @@ impl Beyond {
         Some(Counted(gpu, bytes))
     }
 
-    /// Has the host promise `bytes`, which the driver may put there, if all processes of the tenant together may have so many. `None`: they may not.
+    /// Reserves `bytes` of the host's memory, because the driver may move them there. Returns
+    /// `None` if the processes of the tenant together may not have so many. The inner promise is
+    /// `None` if the reservation is in no ledger.
     fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
         let host = {
             let _uncancelled = os::uncancelled();
@@ -187,7 +199,7 @@ impl Beyond {
         account.reserve(bytes, room_bytes, || patience.goes_on(PATIENCE_NS)).ok().map(Some)
     }
 
-    /// Says in the tenant's ledger what the host has promised this process.
+    /// Writes the amount of reserved host memory of this process into the tenant's ledger.
     fn tell_of_host(&self, session: &Session) {
         let Some(account) = session.ledger().host() else { return };
         let _one_at_a_time = self.telling.lock();
@@ -200,12 +212,13 @@ impl Beyond {
     }
 
     fn enter(&self, address: u64, piece: Piece, counted: Counted<'_>) {
-        // It is counted from here on for as long as it is in the table.
+        // From here on the entry in the table stands for these counted bytes.
         std::mem::forget(counted);
         self.is_used.store(true, Ordering::Relaxed);
         self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
         let replaced = self.pieces.lock().insert(address, piece);
-        // The driver gives an address out again only once it is free: that free went past us.
+        // The driver gives an address out again only once it is free. A replaced entry means that
+        // its free bypassed the interposer.
         if let Some(gone) = replaced {
             self.uncount(&gone);
         }
@@ -218,12 +231,14 @@ impl Beyond {
         self.promised_bytes.fetch_sub(piece.promised_bytes(), Ordering::Relaxed);
     }
 
-    /// Frees what is at `address` by `free`, if it is such an allocation; else returns `free`. It is forgotten before: once the driver has freed it, it may
-    /// give the same address to another thread.
+    /// Frees the allocation at `address` by `free`. Returns `free` if the address is unknown here.
+    /// The entry is removed before `free` runs, because the driver may afterwards give the same
+    /// address to another thread.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let Some(piece) = self.pieces.lock().remove(&address) else { return Err(free) };
         let result = free();
-        // Asked under the lock: else the context could go, and what it had be forgotten, before this is there again.
+        // `is_gone` is asked under the lock. Otherwise the context could end, and its entries be
+        // removed, before this entry is in the table again.
         let mut pieces = self.pieces.lock();
         if result == CUDA_SUCCESS || process.is_gone(piece.context) {
             self.uncount(&piece);
@@ -237,7 +252,7 @@ impl Beyond {
         Ok(result)
     }
 
-    /// Forgets what died with a context.
+    /// Removes the allocations that ended with a context.
     pub fn forget_context(&self, context: usize) {
         if !self.is_used() {
             return;
@@ -248,7 +263,7 @@ impl Beyond {
         }
     }
 
-    /// The next part that is to be brought to a GPU, of `most_bytes` at most.
+    /// Returns the next part to move to a GPU, of at most `most_bytes`.
     pub fn next_to_bring(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
         let pieces = self.pieces.lock();
         let mut waiting = pieces.iter().filter(|(_, piece)| {
@@ -259,7 +274,7 @@ impl Beyond {
         (bytes > 0).then(|| piece.part(*base, piece.brought_bytes, bytes))
     }
 
-    /// The next part that is to leave a GPU, of `most_bytes` at most.
+    /// Returns the next part to move off a GPU, of at most `most_bytes`.
     pub fn next_to_let_go(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
         let pieces = self.pieces.lock();
         let mut there =
@@ -269,7 +284,9 @@ impl Beyond {
         Some(piece.part(*base, piece.brought_bytes - bytes, bytes))
     }
 
-    /// What the driver is to be told belongs on a GPU, of what was brought there, or belongs there no longer.
+    /// Sets the preferred location of the allocations on a GPU, and returns those that changed. The
+    /// caller tells the driver about them. Allocations with no part on the GPU are only ever set to
+    /// false.
     pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
         let mut pieces = self.pieces.lock();
         let others = pieces.iter_mut().filter(|(_, piece)| {
@@ -284,7 +301,8 @@ impl Beyond {
             .collect()
     }
 
-    /// What is to be moved of the allocation at `base` is on the GPU from here on (`is_there`), or no longer. Nothing, if it is not the same any more.
+    /// Records that the part `done` is now on the GPU (`is_there`) or no longer there. Does nothing
+    /// if the allocation is not the same any more.
     pub fn moved(&self, done: &Move, is_there: bool) {
         let offset_bytes = done.address - done.base;
         let brought_bytes = if is_there { offset_bytes } else { offset_bytes + done.bytes };
@@ -301,18 +319,20 @@ impl Beyond {
         });
     }
 
-    /// The driver does not move it.
+    /// Records that the driver refused to move the part `tried`. The meter thread no longer moves
+    /// this allocation.
     pub fn stays(&self, tried: &Move) {
         let offset_bytes = tried.address - tried.base;
         self.change(tried, &[offset_bytes, offset_bytes + tried.bytes], |piece, gpu| {
             (piece.moves, piece.is_preferred) = (false, false);
             gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
-            // Nobody knows any more where it is.
+            // The location of the memory is now unknown.
             (piece.brought_bytes, piece.most_brought_bytes) = (0, 0);
         });
     }
 
-    /// Changes the allocation that `part` is of, if it is that one still: so much of it was `brought_bytes` before.
+    /// Changes the allocation that `part` belongs to, if it is still the same allocation. It is the
+    /// same if its length and context agree and its `brought_bytes` is among the given values.
     fn change(&self, part: &Move, brought_bytes: &[u64], change: impl FnOnce(&mut Piece, &OnGpu)) {
         let mut pieces = self.pieces.lock();
         let Some(piece) = pieces.get_mut(&part.base) else { return };
@@ -327,7 +347,8 @@ impl Beyond {
         }
     }
 
-    /// Says on the session's page how much there is, and in the tenant's ledger what the host has promised.
+    /// Writes the amounts beyond the limit to the meter page, and the reserved host memory to the
+    /// tenant's ledger.
     pub fn publish(&self, session: &Session, gpus: &[Gpu]) {
         if !self.is_used() {
             return;
@@ -343,7 +364,8 @@ impl Beyond {
 }
 
 impl Piece {
-    /// What the host has to have for it: all of it, but for what it has already.
+    /// Returns the host memory that must stay reserved: the whole length, less the part that is
+    /// already in the host's memory.
     fn promised_bytes(&self) -> u64 {
         self.bytes - (self.most_brought_bytes - self.brought_bytes)
     }
@@ -361,8 +383,11 @@ impl Piece {
 }
 
 impl Accounts {
-    /// Allocates what the limit, or the GPU, has no room for by `allocate`, which says how the driver answered, with where it is and how long. `None`: nothing is
-    /// given beyond the limit here. `moves`: the job takes it for memory of the device.
+    /// Allocates memory beyond the limit by `allocate`, for a request that exceeds the limit or the
+    /// GPU. `allocate` returns the driver's result, the address and the length.
+    ///
+    /// Returns `None` if this request may not be served beyond the limit. `moves`: whether the
+    /// meter thread moves the memory, because the job takes it for device memory.
     #[cold]
     pub(super) fn allocate_beyond(
         &self,
@@ -383,7 +408,8 @@ impl Accounts {
         let (result, named) = allocate();
         let Some((address, _)) = named.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
-            // That it has none either is nothing that the job could not be told by the refusal.
+            // If the driver has no managed memory either, the caller's ordinary refusal tells the
+            // job the same.
             return (result != CUDA_ERROR_OUT_OF_MEMORY).then_some(result);
         };
         let Request { ordinal, context, .. } = *request;
@@ -398,9 +424,10 @@ impl Accounts {
         };
         beyond.enter(address, piece, counted);
         beyond.publish(site.session, &process.gpus);
-        // Only now: for a moment it counts twice rather than not at all.
+        // The promise is withdrawn only now: the amount counts twice for a moment, rather than not
+        // at all.
         site.withdraw(promise);
-        // It is to be brought to the GPU, which nothing else tells the thread that does that.
+        // The meter thread is to move the new memory to the GPU, and nothing else wakes it.
         process.wake_meter();
         Some(result)
     }
@@ -426,7 +453,8 @@ impl Host {
         Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
     }
 
-    /// What it can promise in all: what was given is taken once it is used.
+    /// Returns the amount that the host can give in all. Memory that was given is no longer
+    /// "available" once it is used.
     fn room_bytes(&self) -> u64 {
         self.available_bytes.saturating_sub(self.total_bytes / HOST_RESERVE_PARTS)
     }

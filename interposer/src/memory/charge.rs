@@ -1,58 +1,63 @@
-//! The charging rule: what an allocation counts for. Every account goes by it, so it stands here alone.
+//! The charging rule: how much memory an allocation counts for. All accounts use it, so it has its
+//! own module.
 //!
-//! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from shared blocks, in units of [`UNIT_BYTES`],
-//! and larger ones from blocks of their own. What counts is the blocks.
+//! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from
+//! shared blocks, in units of [`UNIT_BYTES`]. A larger request gets blocks of its own. Whole blocks
+//! are charged.
 
-/// What the driver takes from the device at a time.
+/// Size of a block, the amount that the driver takes from the device at a time.
 pub const BLOCK_BYTES: u64 = 2 << 20;
-/// What a small allocation is rounded to inside a shared block.
+/// Unit to which the driver rounds a small allocation inside a shared block.
 pub const UNIT_BYTES: u64 = 512;
 /// Requests larger than this get blocks of their own.
 pub const SHARED_MAX_BYTES: u64 = BLOCK_BYTES / 2;
-/// Rows of pitched memory begin at multiples of this, at least.
+/// Smallest alignment of the rows of pitched memory.
 pub const PITCH_BYTES: u64 = 512;
 
-/// Memory in blocks of its own, or in blocks that are all its owner's.
+/// Returns the charge of memory in blocks of its own, or in blocks that all belong to one owner.
 pub fn blocks(bytes: u64) -> u64 {
     round_up(bytes, BLOCK_BYTES)
 }
 
-/// What is left of a limit: so much can be allocated at once.
+/// Returns the part of a limit that is left, in whole blocks. So much can be allocated at once.
 pub fn left(limit_bytes: u64, held_bytes: u64) -> u64 {
     let left_bytes = limit_bytes.saturating_sub(held_bytes);
     left_bytes - left_bytes % BLOCK_BYTES
 }
 
-/// Managed memory, which is the host's until the GPU uses it.
+/// Returns the charge of managed memory, which is in the host's memory until the GPU uses it.
 pub fn managed(bytes: u64) -> u64 {
     let unit = if bytes <= SHARED_MAX_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
     round_up(bytes, unit)
 }
 
-/// How far apart rows of `width` bytes are, where deepres says so.
+/// Returns the distance between rows of `width` bytes where deepres chooses it.
 pub fn pitch(width: u64) -> u64 {
     round_up(width, PITCH_BYTES)
 }
 
-/// Code, with its variables: small modules share blocks with what else is small.
+/// Returns the charge of code with its variables. Small modules share blocks with other small
+/// allocations.
 pub fn code(bytes: u64) -> u64 {
     managed(bytes)
 }
 
-/// Rows of `width` bytes before the driver has said how far apart it will put them: so much is asked for.
+/// Returns the amount to reserve for rows of `width` bytes, before the driver has said how far
+/// apart they will be.
 pub fn pitched(width: u64, rows: u64) -> u64 {
     pitch(width).saturating_mul(rows)
 }
 
-/// An array: its rows, each beginning where pitched memory's would, in blocks of its own, since nobody says where it lies. (What the tiling of a given GPU
-/// adds is not known without it.)
+/// Returns the charge of an array. Each row begins at a multiple of the pitch, as in pitched
+/// memory. The array counts for blocks of its own, because no call tells its address. Padding by
+/// the GPU's tiling is unknown and is not included.
 pub fn array(shape: Shape, levels: u32) -> u64 {
     let mut bytes = 0_u64;
     let halved = |extent: u64, level: u32| (extent.checked_shr(level).unwrap_or(0)).max(1);
-    // The driver makes no more levels than there is something to halve.
+    // The driver makes no further levels once every extent is 1.
     let longest = shape.width.max(shape.height).max(if shape.is_layered { 0 } else { shape.depth });
     for level in 0..levels.clamp(1, longest.max(1).ilog2() + 1) {
-        // Layers are not halved from level to level; depth is.
+        // The depth is halved from level to level, the number of layers is not.
         let depth = if shape.is_layered { shape.depth.max(1) } else { halved(shape.depth, level) };
         let row_bits = halved(shape.width, level).saturating_mul(shape.texel_bits);
         let pitch = round_up(row_bits.div_ceil(u64::from(u8::BITS)), PITCH_BYTES);
@@ -62,25 +67,25 @@ pub fn array(shape: Shape, levels: u32) -> u64 {
     blocks(bytes)
 }
 
-/// What an array consists of. An extent of 0 is a dimension that the array lacks.
+/// Dimensions of an array. An extent of 0 is a dimension that the array lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Elements in a row.
     pub width: u64,
     /// Rows.
     pub height: u64,
-    /// Slices, or layers.
+    /// Slices or layers.
     pub depth: u64,
-    /// Whether they are layers, as the faces of a cube are.
+    /// Whether `depth` counts layers, such as the faces of a cube map.
     pub is_layered: bool,
-    /// Whether it has no memory until some is mapped into it.
+    /// Whether the array has no memory until some is mapped into it.
     pub is_unbacked: bool,
     /// Bits of an element, all channels together.
     pub texel_bits: u64,
 }
 
 impl Shape {
-    /// Whether it is longer in any direction.
+    /// Whether any extent is larger than `extent`.
     pub fn exceeds(&self, extent: u64) -> bool {
         [self.width, self.height, self.depth].into_iter().any(|own| own > extent)
     }

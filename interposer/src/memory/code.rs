@@ -1,8 +1,10 @@
-//! Code that is loaded: what its variables take, and its instructions where the driver loads those at once.
+//! A module belongs to the context that was current at its load, until its unload. A library counts
+//! in every context of the process while it is loaded. With lazy loading, the default since CUDA
+//! 12.2, the driver takes that memory only when the library is first used in a context. No call
+//! tells of that moment.
 //!
-//! A module is in the context that was current, from its load to its unload. A library counts in every context that the process has while it is loaded: if
-//! libraries are loaded lazily, which is the default since CUDA 12.2, the driver takes the memory when the library is first used there, of which nobody is told.
-//! What an image takes it says itself ([`crate::image`]). If it does not, because it is compressed, it shows afterwards by NVML's word.
+//! The image says how much memory it needs ([`crate::image`]). A compressed image does not say so,
+//! and then NVML shows the amount after the load.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,36 +24,36 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// More than any image takes.
+/// Upper bound of an image's need, bytes. No image takes more.
 const MOST_BYTES: u64 = 1 << 48;
 
-/// A library that is loaded.
+/// A loaded library.
 struct Library {
-    /// What it counts for in each context, bytes.
+    /// Charge of the library in each context, bytes.
     bytes: u64,
-    /// What is charged for it, by context.
+    /// The charges by context.
     held: BTreeMap<usize, Held>,
 }
 
-/// The libraries that count for something, by handle.
+/// The libraries that have a charge, by handle.
 #[derive(Default)]
 pub struct Libraries(Mutex<BTreeMap<usize, Library>>);
 
-/// What the libraries count for in a context that is about to be made, bytes by library.
+/// Charges of the libraries in a context that is about to be made, bytes by library.
 pub type Wanted = BTreeMap<usize, u64>;
 
-/// Takes `bytes` out of what is promised.
+/// Splits `bytes` off the promise.
 fn part(promise: &mut Promise, bytes: u64) -> Promise {
     promise.as_mut().map(|promise| promise.split_off(bytes))
 }
 
 fn counts_for(need: Need) -> u64 {
     let text_bytes = if need.text_bytes != 0 && code::is_eager() { need.text_bytes } else { 0 };
-    // More no GPU has; sums of it do not overflow.
+    // No GPU has more memory, and sums of this bound do not overflow.
     charge::code(need.data_bytes.saturating_add(text_bytes).min(MOST_BYTES))
 }
 
-/// What the GPU of the current context has to give. In a capture, too.
+/// Returns the free memory of the current context's GPU. It also works during a stream capture.
 fn free_bytes(process: &Process) -> Option<u64> {
     let _relaxed = process.calls.beside_captures()?;
     code::free_bytes()
@@ -66,17 +68,19 @@ impl Libraries {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all of them count for in one context, bytes.
+    /// Returns the charge of all libraries in one context, bytes.
     pub fn bytes(&self) -> u64 {
         self.lock().values().map(|library| library.bytes).sum()
     }
 
-    /// What they count for in a context that is about to be made.
+    /// Returns the charges of the libraries in a context that is about to be made.
     pub fn wanted(&self) -> Wanted {
         self.lock().iter().map(|(handle, library)| (*handle, library.bytes)).collect()
     }
 
-    /// The context was made: what was `wanted`, for which `promise` is, is held, for those that are there still; and for those that came meanwhile, too.
+    /// Charges the libraries in a context that was made. `promise` reserves the sum of `wanted`.
+    /// Libraries that were unloaded meanwhile are left out. Libraries that were loaded meanwhile
+    /// are charged too.
     pub fn enter_context(
         &self,
         site: &Site<'_>,
@@ -91,7 +95,7 @@ impl Libraries {
         site.withdraw(promise);
     }
 
-    /// Gives back what died with a context.
+    /// Gives back the charges that ended with a context.
     pub fn forget_context(&self, process: &Process, context: usize) {
         for library in self.lock().values_mut() {
             if let Some(held) = library.held.remove(&context) {
@@ -100,7 +104,7 @@ impl Libraries {
         }
     }
 
-    /// Moves what is held to a new ledger of the session's.
+    /// Moves all charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for library in self.lock().values_mut() {
             library.held.values_mut().for_each(|held| held.follow_on(session, gpus));
@@ -109,8 +113,8 @@ impl Libraries {
 }
 
 impl Accounts {
-    /// Loads a module into the current `context` by `load`, which returns the result and the handle, if there is room for it. `unload` takes one back
-    /// that is refused after all.
+    /// Loads a module into the current `context` by `load`, if there is room for it. `load` returns
+    /// the result and the handle. `unload` unloads a module that is refused afterwards.
     pub fn load_module(
         &self,
         process: &Process,
@@ -131,8 +135,11 @@ impl Accounts {
         }
     }
 
-    /// The same for one that does not say what it takes: what NVML says that the process has beyond its account, before and afterwards. Meanwhile nobody else
-    /// makes a context on that GPU or loads such a module there, which would be taken for this one.
+    /// Loads a module whose image does not say how much memory it needs. The charge is the growth
+    /// of the memory that NVML reports beyond the process's account.
+    ///
+    /// Meanwhile no other thread makes a context on that GPU or loads such a module there, because
+    /// its memory would be taken for this module's.
     fn load_unknown(
         &self,
         process: &Process,
@@ -171,7 +178,8 @@ impl Accounts {
         }
     }
 
-    /// Loads a library by `load`, which returns the result and the handle, if there is room for it in all contexts of the process.
+    /// Loads a library by `load`, if there is room for it in all contexts of the process. `load`
+    /// returns the result and the handle.
     pub fn load_library(
         &self,
         process: &Process,
@@ -182,7 +190,8 @@ impl Accounts {
         let contexts = self.contexts.there();
         let ordinal = contexts.first().map_or(0, |(_, ordinal)| *ordinal);
         let Some(bytes) = need(source, ordinal).filter(|bytes| *bytes != 0) else { return load().0 };
-        // Of each GPU all at once: a request of its own for each context would wait for the one before.
+        // One request for each GPU: with a request for each context, the second would wait for the
+        // first.
         let mut wanted: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (context, ordinal) in contexts {
             wanted.entry(ordinal).or_default().push(context);
@@ -203,7 +212,7 @@ impl Accounts {
         }
         let (result, library) = load();
         let Some(handle) = library.filter(|_| result == CUDA_SUCCESS) else {
-            // Which GPU it was the driver does not say.
+            // The driver does not say which GPU was full.
             let first = promised.first().map(|(ordinal, _, site, _)| (*ordinal, *site));
             promised.into_iter().for_each(|(_, _, site, promise)| site.withdraw(promise));
             return first.map_or(result, |(ordinal, site)| {
@@ -211,7 +220,8 @@ impl Accounts {
                 self.answered(&site, &request, result)
             });
         };
-        // Before anything is locked: whoever makes a context waits for what is promised.
+        // The promises are settled before any lock is taken, because a thread that makes a context
+        // waits for promised memory.
         let mut held: BTreeMap<usize, Held> = BTreeMap::new();
         for (ordinal, contexts, site, mut promise) in promised {
             let held_in = |context| {
@@ -221,7 +231,8 @@ impl Accounts {
             held.extend(contexts.into_iter().map(held_in));
             site.withdraw(promise);
         }
-        // Whoever makes or ends a context waits: it is there with all libraries, or gone with none.
+        // Threads that make or end a context wait for these locks. So a context in the list has all
+        // libraries, and an ended context has none.
         let there = self.contexts.lock();
         let mut libraries = self.libraries.lock();
         let is_there = |context: usize| there.iter().any(|(known, _)| *known == context);
@@ -236,7 +247,8 @@ impl Accounts {
                 held.insert(context, Held::new(MemoryKind::Code, ordinal, &site, bytes, None));
             }
         }
-        // The driver gives a handle out again only once it is free: that unload went past us.
+        // The driver gives a handle out again only once it is free. A replaced entry means that its
+        // unload bypassed the interposer.
         let replaced = libraries.insert(handle, Library { bytes, held });
         for held in replaced.into_iter().flat_map(|library| library.held.into_values()) {
             held.give_back(process, None);
@@ -244,7 +256,8 @@ impl Accounts {
         result
     }
 
-    /// Unloads a library by `unload`. It is forgotten before: once the driver has unloaded it, it may give the same handle to another thread.
+    /// Unloads a library by `unload`. The entry is removed before `unload` runs, because the driver
+    /// may afterwards give the same handle to another thread.
     pub fn unload_library(&self, process: &Process, handle: usize, unload: impl FnOnce() -> u32) -> u32 {
         let library = self.libraries.lock().remove(&handle);
         let result = unload();

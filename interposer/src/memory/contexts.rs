@@ -1,8 +1,10 @@
-//! What the driver takes for contexts. No call of the driver's tells: it is what NVML says of the process, less its account, once the context was made
-//! beyond before.
+//! Memory that the driver takes for contexts. No driver call tells the amount. It is the growth,
+//! while the context was made, of the memory that NVML reports beyond the process's account.
 //!
-//! The first context of a process on a GPU is measured, and the first one beside others; later ones take what those took, which must then be free under the
-//! limit before the driver is asked. Of one that is measured it shows afterwards: if it passes the limit, it is ended again and refused.
+//! The first context of a process on a GPU is measured, and the first one beside others. Later
+//! contexts are charged with the measured amounts, which must be free under the limit before the
+//! driver is asked. A measured context is known only afterwards: if it exceeds the limit, it is
+//! ended again and refused.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -19,35 +21,36 @@ use crate::driver::calls::Context;
 use crate::driver::code::is_eager;
 use crate::process::Process;
 
-/// How often NVML is asked for a figure between two equal looks at the account, before the last one is taken.
+/// How often NVML is asked until the account is equal before and after the question. After so many
+/// tries the last figure is taken.
 const LOOKS: u32 = 4;
-/// In [`Contexts::taken_bytes`]: not measured.
+/// Value of [`OnGpu::taken_bytes`] while the amount is not measured.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Those of one GPU.
+/// The state of one GPU.
 struct OnGpu {
-    /// Held while one is being made: what it takes is not to be mistaken for another's.
+    /// Held while a context is being made, so that its memory is not taken for another's.
     turn: Mutex<()>,
-    /// What the first context on the GPU took, and the first beside others.
+    /// Memory of the first context on the GPU, and of the first context beside others, bytes.
     taken_bytes: [AtomicU64; 2],
 }
 
-/// Contexts that NVML has not told of yet.
+/// Contexts that NVML has not reported yet.
 #[derive(Debug, Default)]
 struct LateOnes {
-    /// With their GPUs' ordinals.
+    /// The contexts with the ordinals of their GPUs.
     contexts: Vec<(usize, usize)>,
-    /// How often one came or went.
+    /// Number of changes of the list.
     changes: u64,
 }
 
-/// See the module.
+/// The contexts of the process. See the module.
 pub struct Contexts {
-    /// Those there are, with their GPUs' ordinals.
+    /// Existing contexts, with the ordinals of their GPUs.
     there: Mutex<Vec<(usize, usize)>>,
-    /// Of those the ones that NVML has not told of.
+    /// Existing contexts that NVML has not reported yet.
     late: Mutex<LateOnes>,
-    /// Whether there are such.
+    /// Whether `late` contains any context.
     is_any_late: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
 }
@@ -65,12 +68,13 @@ impl Default for Contexts {
 }
 
 impl Contexts {
-    /// While the result lives nobody else on that GPU makes a context, nor has measured what it loads. `None`: there is no such GPU.
+    /// Returns a guard for a GPU, or `None` if there is no such GPU. While the guard lives, no
+    /// other thread makes a context there or measures a module that it loads.
     pub fn turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
         Some(self.gpus.get(ordinal)?.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The same, if nobody has it now.
+    /// Does what [`Self::turn`] does, but returns `None` if another thread holds the guard.
     pub fn try_turn(&self, ordinal: usize) -> Option<MutexGuard<'_, ()>> {
         match self.gpus.get(ordinal)?.turn.try_lock() {
             Ok(turn) => Some(turn),
@@ -83,7 +87,7 @@ impl Contexts {
         self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// NVML has not told of one yet.
+    /// Adds a context that NVML has not reported yet.
     fn note_late(&self, context: usize, ordinal: usize) {
         let mut late = self.lock_late();
         late.contexts.push((context, ordinal));
@@ -91,7 +95,8 @@ impl Contexts {
         self.is_any_late.store(true, Ordering::Release);
     }
 
-    /// A GPU with contexts that NVML has not told of yet, and a number that changes with them.
+    /// Returns a GPU with contexts that NVML has not reported yet, and a number that changes with
+    /// the list.
     pub fn late(&self) -> Option<(usize, u64)> {
         if !self.is_any_late.load(Ordering::Acquire) {
             return None;
@@ -100,7 +105,8 @@ impl Contexts {
         late.contexts.first().map(|(_, ordinal)| (*ordinal, late.changes))
     }
 
-    /// NVML does not tell of those on that GPU: others have their turn.
+    /// Moves the first late context to the end of the list, because NVML does not report it. The
+    /// next call of [`Self::late`] may return another GPU.
     pub fn defer_late(&self) {
         let mut late = self.lock_late();
         if !late.contexts.is_empty() {
@@ -108,7 +114,8 @@ impl Contexts {
         }
     }
 
-    /// NVML tells of those on a GPU, if they are the same as at that number of [`Self::late`].
+    /// Removes and returns the late contexts of a GPU that NVML now reports. Returns `None` if the
+    /// list has changed since [`Self::late`] returned `changes`.
     pub fn take_late(&self, ordinal: usize, changes: u64) -> Option<Vec<usize>> {
         if self.lock_late().changes != changes {
             return None;
@@ -127,17 +134,18 @@ impl Contexts {
         ended
     }
 
-    /// The contexts there are, with their GPUs' ordinals; while the result lives there come no others.
+    /// Returns the existing contexts with the ordinals of their GPUs. While the guard lives, no
+    /// context is added.
     pub fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
         self.there.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same at one moment.
+    /// Returns a copy of the existing contexts, as of one moment.
     pub fn there(&self) -> Vec<(usize, usize)> {
         self.lock().clone()
     }
 
-    /// One has ended.
+    /// Removes a context that has ended.
     pub fn forget(&self, context: usize) {
         self.lock().retain(|(known, _)| *known != context);
         self.end_late(|late, _| late == context);
@@ -145,8 +153,11 @@ impl Contexts {
 }
 
 impl Accounts {
-    /// Makes a context on the GPU `ordinal` by `make`, unless `is_there` one already, and charges what the driver takes for it. `make` returns the result and
-    /// the handle; `end` takes a context back that is refused.
+    /// Makes a context on the GPU `ordinal` by `make`, and charges the memory that the driver takes
+    /// for it. If the context `is_there` already, only runs `make`.
+    ///
+    /// `make` returns the result and the handle. `end` destroys a context that is refused
+    /// afterwards.
     pub fn make_context(
         &self,
         process: &Process,
@@ -165,7 +176,8 @@ impl Accounts {
         let taken = &gpu.taken_bytes[usize::from(!is_first)];
         let known_bytes = Some(taken.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN);
         let mut bytes = known_bytes.unwrap_or(0);
-        // With the context come the libraries. One promise for all: a second one would wait for the first, which is in its way.
+        // The libraries are loaded into the new context too. One promise covers all, because a
+        // second one would wait for the first.
         let libraries = self.libraries.wanted();
         let library_bytes = libraries.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         let mut request = Request {
@@ -180,7 +192,7 @@ impl Accounts {
             Err(refused) => return self.refuse(&site, &request, Why::Limit(refused)),
         };
         let own_bytes = promise.as_ref().map_or(0, Reservation::bytes);
-        // A process without contexts there is none of NVML's.
+        // NVML reports nothing for a process without contexts.
         let before = match known_bytes {
             Some(_) => None,
             None if is_first => Some((0, true)),
@@ -208,9 +220,11 @@ impl Accounts {
         }
         request.bytes = bytes;
         request.context = made.0;
-        // Whoever loads a library finds the context with all those before it, or waits.
+        // A thread that loads a library finds this context with all earlier libraries, or waits for
+        // the lock.
         let mut there = self.contexts.lock();
-        // One of that handle whose end went past us is gone.
+        // An old entry with the same handle means that the end of that context bypassed the
+        // interposer.
         there.retain(|(known, _)| *known != made.0);
         there.push((made.0, ordinal));
         let of_libraries = promise.as_mut().map(|promise| promise.split_off(library_bytes));
@@ -224,23 +238,24 @@ impl Accounts {
         result
     }
 
-    /// Whether a context is there that was made with our knowledge.
+    /// Whether a context exists that the interposer saw being made.
     pub fn has_context(&self, context: Context) -> bool {
         self.device_of_context(context).is_some()
     }
 
-    /// The ordinal of the GPU on which that context was made, if it was with our knowledge.
+    /// Returns the ordinal of the context's GPU, if the interposer saw the context being made.
     pub fn device_of_context(&self, context: Context) -> Option<usize> {
         let there = self.contexts.lock();
         there.iter().find(|(known, _)| *known == context.0).map(|(_, ordinal)| *ordinal)
     }
 
-    /// Of those that are there the one that was made last.
+    /// Returns the existing context that was made last.
     pub fn last_context(&self) -> Option<Context> {
         self.contexts.lock().last().map(|(context, _)| Context(*context))
     }
 
-    /// Promises what `request` asks for, if that is anything: nothing fits under any limit.
+    /// Reserves the amount of `request`, unless the amount is 0. Even 0 bytes are refused if the
+    /// tenant is above its limit.
     fn promise_any(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
         if request.bytes == 0 { Ok(None) } else { self.promise(process, site, request) }
     }
@@ -253,7 +268,8 @@ impl Accounts {
         self.enter(process, site, request, (name, request.bytes), promise);
     }
 
-    /// What a context has taken that was just made, bytes; remembered as what such a context takes, if the figures are steady. `None`: NVML does not tell.
+    /// Returns the memory that a new context has taken, bytes. If the figures are steady, stores it
+    /// as the amount of such contexts. Returns `None` if NVML does not report the process.
     fn taken_since(
         &self,
         process: &Process,
@@ -263,7 +279,7 @@ impl Accounts {
         taken: &AtomicU64,
     ) -> Option<u64> {
         let (after_bytes, is_steady) = self.beyond_account(process, site, ordinal, own_bytes)?;
-        // What is loaded at once came with the context, and counts for itself.
+        // Code that the driver loads at once came with the context, and is charged separately.
         let library_bytes = self.libraries.bytes();
         let code_bytes = if library_bytes != 0 && is_eager() { library_bytes } else { 0 };
         let bytes = after_bytes.saturating_sub(before_bytes).max(0).unsigned_abs().saturating_sub(code_bytes);
@@ -273,8 +289,11 @@ impl Accounts {
         Some(bytes)
     }
 
-    /// What NVML says that the process holds beyond its account; less than nothing where that counts what is not the GPU's at the moment. And whether the
-    /// account stood still meanwhile, but for the caller's own promise of `own_bytes`.
+    /// Returns the memory that NVML reports for the process, less the process's account. The
+    /// difference is negative if the account counts memory that is not on the GPU at the moment.
+    ///
+    /// The second value is true if the account did not change meanwhile, apart from the caller's
+    /// own promise of `own_bytes`.
     pub(super) fn beyond_account(
         &self,
         process: &Process,

@@ -1,8 +1,12 @@
-//! Physical memory that the process exported and imported again itself: its own still, once the handle that it was charged by is released.
+//! Physical memory that the process exports and imports again itself. Such memory remains the
+//! process's own, even after the handle that it was charged under is released.
 //!
-//! What is exported lives until its last handle, here or elsewhere, and its last mapping are gone. What others import is theirs to know of; what the process itself
-//! imports is told by a mark on the descriptor, or by the words of a fabric handle. A released piece that something imported may be is kept on the account until
-//! that is released too. Where a mark stands for several pieces, all of them are kept.
+//! Exported memory lives until its last handle, in any process, and its last mapping are gone.
+//! Imports by other processes are accounted by those processes. The process recognises its own
+//! memory at an import by a mark on the descriptor, or by the words of a fabric handle.
+//!
+//! If a released piece may still be held by an import, its charge is kept until the import is
+//! released too. If several pieces have the same mark, all of them are kept.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,35 +26,37 @@ use crate::os;
 use crate::process::Process;
 use crate::session::Session;
 
-/// Sets and reads the signal of a descriptor (`fcntl.h`), which it sends to its owner where somebody asked for any: the mark of an exported one. Copies of a
-/// descriptor, in other processes too, have it as well.
+/// `fcntl` commands that set and read a descriptor's signal. The kernel sends that signal to the
+/// descriptor's owner, if asynchronous I/O is enabled. deepres uses the number as the mark of an
+/// exported descriptor. Copies of the descriptor share it, in other processes too.
 const F_SETSIG: c_int = 10;
 const F_GETSIG: c_int = 11;
-/// Signals that there are.
+/// Number of signals, and thus of different marks.
 const MARKS: u32 = 64;
-/// Words of a fabric handle, which is 64 bytes.
+/// Number of words in a fabric handle of 64 bytes.
 const FABRIC_WORDS: usize = 8;
 
-/// By what exported memory is known again.
+/// The property by which exported memory is recognised at an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// A descriptor: its file, and the mark that it has. Where every piece has a file of its own that alone tells them apart; NVIDIA's driver hands out
-    /// descriptors of one device.
+    /// A descriptor: its file and its mark. If each piece has a file of its own, the file alone
+    /// identifies the piece. NVIDIA's driver however hands out descriptors of one device.
     Descriptor {
         /// Device and inode.
         file: (u64, u64),
-        /// Its signal.
+        /// The descriptor's signal.
         mark: c_int,
     },
-    /// What a fabric handle says.
+    /// The contents of a fabric handle.
     Fabric([u64; FABRIC_WORDS]),
 }
 
 impl Identity {
-    /// That of what the driver has just exported to `place`, as the piece `number`.
+    /// Returns the identity of the handle that the driver has just exported to `place`. `number` is
+    /// the number of the exported piece.
     ///
     /// # Safety
-    /// The driver wrote there what a handle of that kind is.
+    /// The driver has written a handle of that kind to `place`.
     unsafe fn of_exported(
         kind: CUmemAllocationHandleType,
         place: *const c_void,
@@ -58,10 +64,11 @@ impl Identity {
     ) -> Option<Self> {
         match kind {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that the driver wrote a descriptor to `place`.
                 let descriptor = unsafe { place.cast::<c_int>().read_unaligned() };
                 let mark = (number % MARKS) as c_int + 1;
-                // SAFETY: no pointers. No signal is sent but for files that have `O_ASYNC`.
+                // SAFETY: the calls take no pointers. A signal is only sent for files that have
+                // `O_ASYNC`.
                 unsafe {
                     libc::fcntl(descriptor, libc::F_SETOWN, libc::getpid());
                     libc::fcntl(descriptor, F_SETSIG, mark);
@@ -69,36 +76,37 @@ impl Identity {
                 Self::of_own(descriptor)
             }
             CU_MEM_HANDLE_TYPE_FABRIC => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that the driver wrote a fabric handle to `place`.
                 Some(Self::Fabric(unsafe { place.cast::<[u64; FABRIC_WORDS]>().read_unaligned() }))
             }
             _ => None,
         }
     }
 
-    /// That of a handle which is to be imported. `None`: this process did not export it.
+    /// Returns the identity of a handle that is to be imported. Returns `None` if this process did
+    /// not export it.
     ///
     /// # Safety
-    /// `from` is what the caller passes to the driver as a handle of that kind.
+    /// `from` is the value that the caller passes to the driver as a handle of that kind.
     pub unsafe fn of_shared(kind: CUmemAllocationHandleType, from: *const c_void) -> Option<Self> {
         match kind {
-            // Passed as the pointer itself.
+            // The descriptor is passed as the pointer value itself.
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR => Self::of_own(c_int::try_from(from as usize).ok()?),
             CU_MEM_HANDLE_TYPE_FABRIC if !from.is_null() => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `from` points to a fabric handle.
                 Some(Self::Fabric(unsafe { from.cast::<[u64; FABRIC_WORDS]>().read_unaligned() }))
             }
             _ => None,
         }
     }
 
-    /// That of a descriptor which this process exported, as far as the kernel tells.
+    /// Returns the identity of a descriptor that this process exported, as far as the kernel tells.
     fn of_own(descriptor: c_int) -> Option<Self> {
-        // SAFETY: all zeroes is a valid value of this plain structure.
+        // SAFETY: all zeroes are a valid value of this plain structure.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the result has room; a number that is no descriptor is answered with an error.
+        // SAFETY: the result has room. The kernel answers an error if the number is no descriptor.
         let is_told = unsafe { libc::fstat(descriptor, &mut status) } == 0;
-        // SAFETY: no pointers.
+        // SAFETY: the calls take no pointers.
         let (owner, mark, own) = unsafe {
             (libc::fcntl(descriptor, libc::F_GETOWN), libc::fcntl(descriptor, F_GETSIG), libc::getpid())
         };
@@ -106,10 +114,11 @@ impl Identity {
     }
 }
 
-/// What was exported.
+/// Exported memory.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
-    /// The same as in the entry of its handle, as long as there is one, and in whatever it is known by besides.
+    /// Number of the piece. It is the same in the entry of the handle while that exists, and in all
+    /// identities of the piece.
     number: u32,
     identity: Identity,
     handle: u64,
@@ -117,7 +126,7 @@ struct Piece {
     ordinal: usize,
 }
 
-/// What was imported, and may be these pieces.
+/// An imported handle, with the numbers of the pieces that it may be.
 #[derive(Debug)]
 struct Import {
     handle: u64,
@@ -126,11 +135,11 @@ struct Import {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of the last one.
+    /// Number of the last piece.
     last: u32,
     pieces: Vec<Piece>,
     imports: Vec<Import>,
-    /// What something imported keeps, by the number of the piece.
+    /// Charges that an import keeps, by the number of the piece.
     kept: Vec<(u32, Held)>,
 }
 
@@ -152,26 +161,27 @@ impl State {
         Some(self.imports.swap_remove(place))
     }
 
-    /// What nothing imported keeps any more.
+    /// Removes and returns the charges that no import keeps any more.
     fn take_unkept(&mut self) -> Vec<(u32, Held)> {
         self.kept.extract_if(.., |(number, _)| !is_imported(&self.imports, *number)).collect()
     }
 
     fn next(&mut self) -> u32 {
-        // 0 is what was not exported.
+        // 0 means "not exported".
         self.last = self.last.checked_add(1).unwrap_or(1);
         self.last
     }
 }
 
-/// See the module.
+/// Exports and imports of the process. See the module.
 #[derive(Debug, Default)]
 pub struct Exports {
-    /// Whether anything of the process's own was ever imported: until then a release is a release.
+    /// Whether the process ever imported memory of its own. Until then a release needs no special
+    /// treatment.
     is_used: AtomicBool,
-    /// Held while the driver imports or releases, once [`Self::is_used`].
+    /// Held while the driver imports or releases, once [`Self::is_used`] returns true.
     turn: Mutex<()>,
-    /// Held for some instructions at a time.
+    /// Held for a few instructions at a time.
     state: Mutex<State>,
 }
 
@@ -180,31 +190,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Exports {
-    /// Whether releases may leave memory to something imported.
+    /// Whether an import may keep memory after its handle is released.
     #[inline]
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Acquire)
     }
 
-    /// Waits for the driver's answer to whoever imports or releases.
+    /// Waits until no other thread imports or releases memory in the driver.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
         lock(&self.turn)
     }
 
-    /// Moves what is kept to a new ledger of the session's.
+    /// Moves the kept charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         lock(&self.state).kept.iter_mut().for_each(|(_, held)| held.follow_on(session, gpus));
     }
 }
 
 impl Accounts {
-    /// The driver exported the memory of `handle` as `kind`, to `place`.
+    /// Records that the driver exported the memory of `handle` as `kind`, to `place`.
     ///
     /// # Safety
-    /// The driver wrote there what a handle of that kind is.
+    /// The driver has written a handle of that kind to `place`.
     pub unsafe fn exported(&self, handle: u64, kind: CUmemAllocationHandleType, place: *const c_void) {
         let number = lock(&self.exports.state).next();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised that `place` holds a handle of that kind.
         let identity = unsafe { Identity::of_exported(kind, place, number) };
         if let Some(identity) = identity {
             self.note_export(number, handle, identity);
@@ -214,7 +224,7 @@ impl Accounts {
     fn note_export(&self, number: u32, handle: u64, identity: Identity) {
         let name = Name::Handle(handle);
         let mut state = lock(&self.exports.state);
-        // Something imported is what it was when it was exported first.
+        // If `handle` was imported, the export concerns the pieces that were exported first.
         if let Some(import) = state.imports.iter().find(|import| import.handle == handle) {
             let of = |number: &u32| state.largest(|piece| piece.number == *number);
             let pieces: Vec<Piece> = import.of.iter().filter_map(of).collect();
@@ -224,7 +234,7 @@ impl Accounts {
         let piece = {
             let mut shard = self.shard(name);
             let Some(entry) = shard.get_mut(name.mixed()) else { return };
-            // What was exported before keeps its number.
+            // Memory that was exported before keeps its number.
             if entry.exported == 0 {
                 entry.exported = number;
             }
@@ -235,7 +245,8 @@ impl Accounts {
     }
 
     fn note_piece(&self, state: &mut State, mut new: Piece) {
-        // Of pieces that are gone and known by the same, which nobody may have any more, the largest is enough to know of.
+        // Of pieces that are gone and have the same identity, only the largest size is kept.
+        // Possibly no process has any of these pieces any more.
         state.pieces.retain(|piece| {
             let is_here = self.is_there(piece) || is_imported(&state.imports, piece.number);
             let is_same = piece.identity == new.identity && (piece.number == new.number || !is_here);
@@ -249,26 +260,28 @@ impl Accounts {
         state.pieces.push(new);
     }
 
-    /// Whether the handle of a piece is not released, or its memory mapped by it.
+    /// Whether the piece's handle is not yet released, or its memory is still mapped.
     fn is_there(&self, piece: &Piece) -> bool {
         let name = Name::Handle(piece.handle);
         self.shard(name).get_mut(name.mixed()).is_some_and(|entry| entry.exported == piece.number)
     }
 
-    /// Whether the process has exported something that is known by this.
+    /// Whether the process has exported memory with this identity.
     pub fn has_exported(&self, identity: &Identity) -> bool {
         lock(&self.exports.state).pieces.iter().any(|piece| piece.identity == *identity)
     }
 
-    /// Has the driver import what the process exported itself, by `import`, which returns the handle too. What the process still has by another handle or mapping counts
-    /// already; what only a descriptor kept counts from here on.
+    /// Imports memory that the process itself exported, by `import`, which also returns the handle.
+    /// Memory that the process still has by another handle or a mapping is already charged. Memory
+    /// that only a descriptor kept alive is charged again from here on.
     pub fn import(
         &self,
         process: &Process,
         identity: &Identity,
         mut import: impl FnMut() -> (u32, Option<u64>),
     ) -> u32 {
-        // Before anything is looked at: what is released from here on waits for the driver's answer.
+        // The flag is set before the state is read. Releases from here on wait for the driver's
+        // answer to this import.
         self.exports.is_used.store(true, Ordering::Release);
         let _uncancelled = os::uncancelled();
         let turn = self.exports.turn();
@@ -284,7 +297,8 @@ impl Accounts {
         result
     }
 
-    /// The pieces known by `identity` that the process has by a handle, by a mapping, or by something imported.
+    /// Returns the numbers of the pieces with `identity` that the process has by a handle, a
+    /// mapping or an import.
     fn here(&self, identity: &Identity) -> Vec<u32> {
         let state = lock(&self.exports.state);
         let is_here = |piece: &&Piece| {
@@ -294,18 +308,18 @@ impl Accounts {
     }
 
     fn imported(&self, handle: u64, of: Vec<u32>) {
-        // Another use of a handle that there is.
+        // The driver returned a known handle, which now has another use.
         if self.retain_handle(handle) {
             return;
         }
         lock(&self.exports.state).imports.push(Import { handle, of });
         let name = Name::Handle(handle);
-        // What it is charged is the piece's.
+        // The charge stays with the piece.
         let held = Held::nothing(MemoryKind::Physical, 0);
         self.shard(name).insert(name.mixed(), Entry { held, context: 0, uses: 1, exported: 0 });
     }
 
-    /// Nothing is left here of what the process exported: it is charged anew, as any other.
+    /// Imports memory that the process no longer has. It is charged like a new allocation.
     fn import_anew(
         &self,
         process: &Process,
@@ -328,7 +342,8 @@ impl Accounts {
         result
     }
 
-    /// Takes the last use of `handle` away while `free` runs, where its memory may be something's that was imported, or it may be such a thing.
+    /// Takes the last use of `handle` away while `free` runs. The handle may be an import, or an
+    /// import may keep its memory.
     #[cold]
     pub(super) fn release_shared(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
         let name = Name::Handle(handle);
@@ -354,7 +369,7 @@ impl Accounts {
         result
     }
 
-    /// The same for something imported: what nothing else keeps goes with it.
+    /// Releases an import by `free`, and gives back the charges that no other import keeps.
     fn release_import(&self, process: &Process, import: Import, free: impl FnOnce() -> u32) -> u32 {
         let name = Name::Handle(import.handle);
         let entry = self.shard(name).remove(name.mixed());
@@ -383,7 +398,8 @@ impl Accounts {
     }
 }
 
-/// Whoever moved all to a new ledger meanwhile did not find it.
+/// Moves a charge to the current ledger. A thread that moved all charges meanwhile did not find
+/// this one.
 fn follow(process: &Process, held: &mut Held) {
     if let Some(session) = process.session() {
         held.follow_on(session, &process.gpus);
@@ -397,36 +413,36 @@ mod tests {
     use super::*;
 
     fn eventfd() -> OwnedFd {
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         let number = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
         assert!(number >= 0);
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just created, and nothing else owns it.
         unsafe { OwnedFd::from_raw_fd(number) }
     }
 
     fn exported(descriptor: &OwnedFd, number: u32) -> Option<Identity> {
         let written = descriptor.as_raw_fd();
         let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        // SAFETY: a descriptor.
+        // SAFETY: `written` is a descriptor.
         unsafe { Identity::of_exported(kind, (&raw const written).cast(), number) }
     }
 
     fn shared(descriptor: &OwnedFd) -> Option<Identity> {
         let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        // SAFETY: a descriptor, as the driver takes it.
+        // SAFETY: the argument is a descriptor in the form that the driver takes.
         unsafe { Identity::of_shared(kind, descriptor.as_raw_fd() as usize as *const c_void) }
     }
 
     #[test]
     fn descriptors_of_one_device_are_told_apart_by_their_marks_and_those_of_others_are_nobodys() {
-        // All eventfds are of one inode, as all that NVIDIA's driver hands out are of one device.
+        // All eventfds have one inode, just as all descriptors of NVIDIA's driver have one device.
         let (one, other, foreign) = (eventfd(), eventfd(), eventfd());
         let identities = [(&one, 1), (&other, 2)].map(|(descriptor, number)| exported(descriptor, number));
         assert!(identities[0].is_some() && identities[0] != identities[1], "{identities:?}");
         let copy = one.try_clone().expect("a copy");
         assert_eq!([shared(&copy), shared(&other)], identities);
         assert_eq!(shared(&foreign), None, "nobody exported it");
-        // SAFETY: no pointers.
+        // SAFETY: the call takes no pointers.
         unsafe { libc::fcntl(foreign.as_raw_fd(), libc::F_SETOWN, libc::getppid()) };
         assert_eq!(shared(&foreign), None, "another process exported it");
     }
@@ -434,16 +450,16 @@ mod tests {
     #[test]
     fn a_fabric_handle_is_known_by_all_of_its_words() {
         let (kind, mut words) = (CU_MEM_HANDLE_TYPE_FABRIC, [7_u64; FABRIC_WORDS]);
-        // SAFETY: as many bytes as such a handle has.
+        // SAFETY: `words` has the size of a fabric handle.
         let exported = unsafe { Identity::of_exported(kind, (&raw const words).cast(), 1) };
-        // SAFETY: as above.
+        // SAFETY: `words` has the size of a fabric handle.
         let same = unsafe { Identity::of_shared(kind, (&raw const words).cast()) };
         words[FABRIC_WORDS - 1] += 1;
-        // SAFETY: as above.
+        // SAFETY: `words` has the size of a fabric handle.
         let other = unsafe { Identity::of_shared(kind, (&raw const words).cast()) };
         assert_eq!(exported, same);
         assert_ne!(exported, other);
-        // SAFETY: what no driver takes.
+        // SAFETY: a null pointer is rejected without being read.
         assert_eq!(unsafe { Identity::of_shared(kind, std::ptr::null()) }, None);
     }
 }

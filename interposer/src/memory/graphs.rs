@@ -1,8 +1,13 @@
-//! Memory that graphs allocate as they run: what a device's graphs have reserved counts, from the first upload or launch on and until it is trimmed.
+//! Memory that graphs allocate as they run. The reserved memory of a device's graphs is charged,
+//! from the first upload or launch until it is trimmed.
 //!
-//! What either may need at most is known when its graph is made executable ([`super::needs`]). So much is promised before, less what the driver has to spare
-//! and what the graph itself left allocated; afterwards the driver says what there is. Who counts on what is there has a [`Claim`] meanwhile: nobody else does, and
-//! whatever is freed or trimmed counts as held until the claim ends.
+//! The most that an upload or launch may need is known when the graph is made executable
+//! ([`super::needs`]). That amount is reserved beforehand. The driver's spare memory and the memory
+//! that the graph itself left allocated are subtracted. Afterwards the driver reports the actual
+//! amount.
+//!
+//! A launch that relies on spare memory holds a [`Claim`] meanwhile, and then no other launch
+//! relies on it. Memory that is freed or trimmed counts as held until the claim ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,35 +29,38 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// How long a launch that would be refused waits for another of the process that counts on what there is to spare.
+/// How long a launch that would be refused waits for another launch's claim on the spare memory,
+/// ns.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Whether a graph of the process ever had such a node. While none had, launches pay one load for it.
+/// Whether a graph of the process ever had an allocation or free node. Until then a launch costs
+/// only one load of this flag.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// A graph of the process has such a node.
+/// Notes that a graph of the process has an allocation or free node.
 pub fn note() {
     IS_USED.store(true, Ordering::Release);
 }
 
-/// Whether any has.
+/// Whether a graph of the process ever had an allocation or free node.
 #[inline(always)]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// What takes the memory.
+/// The call that needs the memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Taker {
     /// A launch.
     Launch(ExecHandle),
     /// An upload.
     Upload(ExecHandle),
-    /// A graph that is uploaded as it is made executable.
+    /// An upload of a graph while it is made executable.
     Graph(CUgraph),
 }
 
-/// Devices, as bits, what whose graphs have to spare one taker may count on.
+/// The right of one launch or upload to rely on the spare memory of devices' graphs. `devices` has
+/// a bit for each device.
 struct Claim<'g> {
     claims: &'g AtomicU64,
     devices: u64,
@@ -64,37 +72,38 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// What was promised on a device.
+/// The reservation on a device: its ordinal, the site and the promise.
 type Promised<'p> = (usize, Site<'p>, Promise);
-/// A device without room for what graphs allocate there.
+/// A device without room for the memory of a graph.
 pub struct Full<'p> {
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// What was asked for, bytes.
+    /// The amount that was asked for, bytes.
     pub bytes: u64,
-    /// Where it would be charged.
+    /// The place where it would be charged.
     pub site: Site<'p>,
-    /// Why there is none.
+    /// The reason why there is no room.
     pub(super) why: Why,
 }
 
-/// What a launch that is under way changes of what is allocated.
+/// The changes that a launch in progress makes to `Graphs::live`.
 struct Marks {
-    /// Addresses at which nothing was.
+    /// Addresses that the launch allocates and that were free before.
     begun: Vec<u64>,
-    /// Addresses at which something was that it frees.
+    /// Addresses that the launch frees and that were allocated before.
     freed: Vec<u64>,
 }
 
-/// See the module.
+/// The memory of all graphs of the process. See the module.
 #[derive(Default)]
 pub struct Graphs {
     needs: Mutex<Plain<ExecHandle, Needs>>,
-    /// By device. Nobody who has it waits for anybody.
+    /// Charges by device. A thread that holds this lock waits for no other thread.
     held: Mutex<Vec<Held>>,
-    /// Devices that there is a [`Claim`] on.
+    /// Devices with a [`Claim`], as bits.
     claims: AtomicU64,
-    /// Addresses at which launches left something allocated that nobody has freed since. False: the launch is under way.
+    /// Addresses at which launches left memory allocated that is not freed since. The value is
+    /// false while the launch is in progress.
     live: Mutex<Plain<u64, bool>>,
 }
 
@@ -113,43 +122,46 @@ fn bit(ordinal: usize) -> u64 {
 }
 
 impl Graphs {
-    /// `graph` was made executable; `frees_first`: its launches free what the last one left allocated.
+    /// Records that `graph` was made executable. `frees_first`: whether its launches free the
+    /// memory that the previous launch left allocated.
     pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle, frees_first: bool) {
         let needs = needs_of(graph, frees_first);
         let mut all = lock(&self.needs);
-        // The driver may have given the handle of one that is gone.
+        // The driver may have reused the handle of a destroyed graph.
         all.remove(&exec);
         if !needs.is_empty() {
             all.insert(exec, needs);
         }
     }
 
-    /// `exec` is about to go. Returns what is to be told to [`Self::put_back`] if it stays.
+    /// Removes `exec` before it is destroyed. If it is not destroyed, the caller gives the result
+    /// to [`Self::put_back`].
     pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
         lock(&self.needs).remove(&exec)
     }
 
-    /// It stays.
+    /// Restores `exec`, because it was not destroyed.
     pub fn put_back(&self, exec: ExecHandle, needs: Needs) {
         lock(&self.needs).entry(exec).or_insert(needs);
     }
 
-    /// A new node allocates at `address`: what was there is gone.
+    /// Records that a new node allocates at `address`. Any earlier memory there is gone.
     pub fn added(&self, address: u64) {
         lock(&self.live).remove(&address);
     }
 
-    /// What is at `address` is about to be freed. Returns what is to be told to [`Self::cancel_free`] if it is not, if a graph left it there.
+    /// Removes `address` before it is freed. Returns a value if a graph left memory there. If the
+    /// free fails, the caller gives the value to [`Self::cancel_free`].
     pub fn begin_free(&self, address: u64) -> Option<bool> {
         if is_used() { lock(&self.live).remove(&address) } else { None }
     }
 
-    /// It was not.
+    /// Restores `address`, because it was not freed.
     pub fn cancel_free(&self, address: u64, is_there: bool) {
         lock(&self.live).insert(address, is_there);
     }
 
-    /// A context is gone: nothing is known of what graphs left allocated any more.
+    /// Forgets all memory that graphs left allocated, because a context has ended.
     pub fn forget_live(&self) {
         if is_used() {
             lock(&self.live).clear();
@@ -173,7 +185,7 @@ impl Graphs {
     fn end_launch(&self, marks: Marks, is_launched: bool) {
         let mut live = lock(&self.live);
         for address in marks.begun {
-            // Somebody may have freed it already.
+            // Another thread may have freed the address already.
             if is_launched {
                 live.entry(address).and_modify(|is_there| *is_there = true);
             } else if live.get(&address) == Some(&false) {
@@ -206,7 +218,8 @@ impl Graphs {
         self.claims.load(Ordering::SeqCst) & bit(ordinal) != 0
     }
 
-    /// What a device's graphs have, for who has a claim on it. What is not counted as held yet is another's, which is about to use it.
+    /// Returns the memory of a device's graphs, for the holder of a claim. Reserved memory that is
+    /// not charged yet belongs to another launch and is left out.
     fn claimed_stock(&self, claim: Option<&Claim<'_>>, ordinal: usize) -> Option<Stock> {
         claim.filter(|claim| claim.devices & bit(ordinal) != 0)?;
         let mut held = lock(&self.held);
@@ -215,13 +228,16 @@ impl Graphs {
         Some(Stock { reserved_bytes: stock.reserved_bytes.min(of(&mut held, ordinal).bytes), ..stock })
     }
 
-    /// What a device's graphs have where the driver does not say: what they had, all of it in use as long as they left anything allocated.
+    /// Estimates the memory of a device's graphs if the driver does not report it. The estimate is
+    /// the charged amount. All of it counts as used while a launch has left anything allocated.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }
     }
 
-    /// Launches or uploads `taker` by `call`, and again each time that others made room that the GPU lacked. Before it is refused `give_back` has the process give back what it does not use on the device that it is told.
+    /// Launches or uploads `taker` by `call`, and repeats that each time that other tenants made
+    /// room on the GPU. Before a refusal, `give_back` frees unused memory of the process on the
+    /// given device.
     ///
     /// # Errors
     /// The device without room.
@@ -255,7 +271,7 @@ impl Graphs {
             };
             let lacking: Vec<Full<'p>> = needs.devices.iter().filter_map(full).collect();
             if !lacking.iter().any(|full| full.site.await_room(full.bytes)) {
-                // The first that may be it is told of.
+                // The refusal names the first device that may have lacked memory.
                 return lacking.into_iter().find(|full| full.bytes > 0).map_or(Ok(result), Err);
             }
         }
@@ -279,12 +295,14 @@ impl Graphs {
         for promised in promises {
             self.settle(process, of(&mut held, promised.0), promised, claim.as_ref());
         }
-        // Before anybody else settles: from here on what is held is what there is.
+        // The claim ends before any other thread settles. From here on the charged amount is the
+        // reserved amount.
         drop(claim);
         Ok(result)
     }
 
-    /// Promises what a launch or upload may need. What the driver refuses in any case it answers itself.
+    /// Reserves the most that a launch or upload may need. If the driver will refuse the launch in
+    /// any case, nothing is reserved and the driver answers.
     fn promise<'p>(
         &self,
         process: &'p Process,
@@ -310,7 +328,7 @@ impl Graphs {
             });
             return Ok((sites.collect(), claim));
         }
-        // Nothing that somebody has a claim on is given back.
+        // The claim ends first, because claimed memory is not given back.
         drop(claim);
         give_back(ordinal);
         let claim = self.await_claim(needs);
@@ -329,7 +347,7 @@ impl Graphs {
             let Some(site) = Site::of(process, need.ordinal) else { continue };
             let stock = self.claimed_stock(claim, need.ordinal);
             let bytes = need.growth(stock, |address| self.is_live(address));
-            // What takes nothing is given also over the limit.
+            // A request that needs no memory is granted even above the limit.
             match if bytes == 0 { Ok(None) } else { site.reserve(bytes) } {
                 Ok(promise) => promises.push((need.ordinal, site, promise)),
                 Err(refused) => {
@@ -341,7 +359,7 @@ impl Graphs {
         Ok(promises)
     }
 
-    /// The driver has answered.
+    /// Adjusts the charge after the driver has answered.
     fn settle(
         &self,
         process: &Process,
@@ -351,7 +369,7 @@ impl Graphs {
     ) {
         let most_bytes = held.bytes + promise.as_ref().map_or(0, Reservation::bytes);
         let Some(mut stock) = memory::graphs_stock(ordinal) else {
-            // All that it may have taken.
+            // Without a figure from the driver, all that was reserved is charged.
             return held.set(&site, most_bytes, promise);
         };
         let is_others = claim.is_none() && self.is_claimed(ordinal);
@@ -360,7 +378,7 @@ impl Graphs {
             && site.limit_bytes() != NO_LIMIT
             && let Some(_relaxed) = process.calls.beside_captures()
         {
-            // The driver could not use what it had to spare.
+            // The driver could not use its spare memory, so it is trimmed.
             memory::trim_graphs(ordinal);
             stock = memory::graphs_stock(ordinal).unwrap_or(stock);
         }
@@ -368,7 +386,8 @@ impl Graphs {
         held.set(&site, bytes, promise);
     }
 
-    /// Asks what there is: something may have been freed or trimmed.
+    /// Adjusts the charges to the amounts that the driver reports, because memory may have been
+    /// freed or trimmed.
     pub fn refresh(&self, process: &Process) {
         if !is_used() {
             return;
@@ -384,7 +403,7 @@ impl Graphs {
         }
     }
 
-    /// Has a device's graphs give back what they do not use, unless somebody counts on that.
+    /// Makes a device's graphs return unused memory, unless a claim relies on it.
     pub fn trim(&self, process: &Process, ordinal: usize) {
         if is_used() && !self.is_claimed(ordinal) {
             memory::trim_graphs(ordinal);
@@ -392,7 +411,7 @@ impl Graphs {
         }
     }
 
-    /// Moves what is held to a new ledger of the session's.
+    /// Moves all charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         lock(&self.held).iter_mut().for_each(|held| held.follow_on(session, gpus));
     }

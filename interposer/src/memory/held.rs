@@ -1,4 +1,4 @@
-//! What is charged for one thing: so many bytes of a kind on a GPU, in one ledger.
+//! The charge of one object: an amount of a kind of memory on a GPU, in one ledger.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -12,24 +12,24 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// See the module. Whoever has it keeps it behind a lock.
+/// A charge. See the module. Its owner keeps it behind a lock.
 #[derive(Debug)]
 pub struct Held {
-    /// So many.
+    /// The amount.
     pub bytes: u64,
     kind: MemoryKind,
     /// The GPU's ordinal in this process.
     ordinal: usize,
-    /// The ledger that they are in ([`Ledger::generation`]).
+    /// The ledger that contains the charge ([`Ledger::generation`]).
     generation: u32,
-    /// The account there; `None`: in none.
+    /// The account that contains the charge. `None` if no account does.
     account: Option<Account<'static>>,
 }
 
-/// Bytes that the driver was told to take back.
+/// A charge that the driver was told to free.
 #[derive(Debug)]
 pub struct Exit {
-    /// The ledger that they are in ([`Ledger::generation`]).
+    /// The ledger that contains the charge ([`Ledger::generation`]).
     generation: u32,
     leaving: Leaving<'static>,
 }
@@ -40,28 +40,31 @@ fn account(session: &Session, gpu: &Gpu) -> Option<(Ledger, Account<'static>)> {
 }
 
 impl Held {
-    /// Nothing yet.
+    /// Returns an empty charge.
     pub const fn nothing(kind: MemoryKind, ordinal: usize) -> Self {
         Self { bytes: 0, kind, ordinal, generation: 0, account: None }
     }
 
-    /// The GPU that it is on, as an ordinal of this process.
+    /// Returns the GPU's ordinal in this process.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// What the driver has just given: `bytes`, for which `promise` is. Behind the lock that it is going to be kept behind: whoever moves all to a new
-    /// ledger finds it, or it is in that one already.
+    /// Charges `bytes` that the driver has just given. `promise` was reserved for them.
+    ///
+    /// The caller holds the lock that will guard the charge. A thread that moves all charges to a
+    /// new ledger therefore finds this one, or it is in the new ledger already.
     pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {
         site.settle(promise, bytes);
         let mut held = Self::in_account(kind, ordinal, site, bytes);
-        // The daemon came back meanwhile: what was settled is in the ledger of before.
+        // If the daemon was restarted meanwhile, the amount was settled in a former ledger.
         held.follow(site.session, site.gpu);
         held.count(site.gpu, bytes, 0);
         held
     }
 
-    /// The same, where `promise` is for all of it and nothing came between; else it is given back.
+    /// Does what [`Self::new`] does, if `promise` covers exactly `bytes` and the ledger is still
+    /// current. Otherwise returns the promise.
     #[inline(always)]
     pub fn promised(
         kind: MemoryKind,
@@ -84,12 +87,13 @@ impl Held {
         Self { bytes, kind, ordinal, generation: site.ledger.generation, account: Some(site.account) }
     }
 
-    /// From now on it is `bytes`; `promise` is for what they grow by.
+    /// Changes the amount to `bytes`. `promise` was reserved for the growth.
     pub fn set(&mut self, site: &Site<'_>, bytes: u64, promise: Promise) {
         let (more, less) = (bytes.saturating_sub(self.bytes), self.bytes.saturating_sub(bytes));
         site.settle(promise, more);
         if let Some((ledger, account)) = account(site.session, site.gpu) {
-            // The daemon may have come back meanwhile: what there was, and what was settled, may each be in a ledger of before.
+            // If the daemon was restarted meanwhile, the old amount, the settled growth, or both
+            // may be in a former ledger.
             let kept = if self.generation == ledger.generation { self.bytes } else { 0 };
             let settled = if site.ledger.generation == ledger.generation { more } else { 0 };
             let charged = kept + settled;
@@ -112,17 +116,18 @@ impl Held {
         self.bytes = bytes;
     }
 
-    /// The driver is about to be told to take it back.
+    /// Marks the charge as leaving, before the driver is told to free the memory.
     #[inline(always)]
     pub fn leave(&self, process: &Process) -> Option<Exit> {
         let account = self.account_in(process.session()?)?;
         Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
     }
 
-    /// The driver was told to take back what it can of it, all of which was leaving by `exit`: `bytes` stay.
+    /// Reduces the charge to the `bytes` that the driver kept. All of the charge was leaving by
+    /// `exit`.
     pub fn shrink(&mut self, site: &Site<'_>, bytes: u64, exit: Option<Exit>) {
         match (exit, self.bytes.checked_sub(bytes)) {
-            // Nothing came between.
+            // The ledger did not change meanwhile.
             (Some(exit), Some(less)) if site.is_present() && exit.generation == self.generation => {
                 exit.leaving.finish_part(less);
                 self.count(site.gpu, 0, less);
@@ -137,11 +142,11 @@ impl Held {
         }
     }
 
-    /// The driver took it back.
+    /// Gives the charge back after the driver freed the memory.
     #[inline(always)]
     pub fn give_back(self, process: &Process, exit: Option<Exit>) {
         match (process.session(), exit) {
-            // Nothing came between.
+            // The ledger did not change meanwhile.
             (Some(session), Some(exit))
                 if exit.generation == self.generation
                     && session.has_ledger(exit.generation)
@@ -157,10 +162,10 @@ impl Held {
     fn give_back_late(self, process: &Process, session: Option<&Session>, exit: Option<Exit>) {
         let Some(session) = session else { return };
         match exit {
-            // What was in a ledger of before went with it.
+            // A charge in an unmapped ledger went with that ledger.
             Some(exit) if session.has_ledger(exit.generation) => {
                 exit.leaving.finish();
-                // It was moved while the driver was busy.
+                // The charge was moved to another ledger while the driver was busy.
                 if exit.generation != self.generation {
                     self.release(session);
                 }
@@ -176,21 +181,22 @@ impl Held {
         }
     }
 
-    /// The account that it is in, if that is of the ledger there is.
+    /// Returns the account that contains the charge, if it is in the current ledger.
     #[inline(always)]
     fn account_in(&self, session: &Session) -> Option<Account<'static>> {
         self.account.filter(|_| self.generation == session.ledger_generation())
     }
 
-    /// Takes it out of the account that it is in, one of before too: with the same daemon that may be in the same ledger, which was emptied when the
-    /// session ended, and has what was charged since.
+    /// Takes the charge out of its account, even if that is in a former ledger. A session that
+    /// connects again to the same daemon may get the same ledger. That ledger was emptied when the
+    /// session ended, and contains the charges made since.
     fn release(&self, session: &Session) {
         if let Some(account) = self.account.filter(|_| session.has_ledger(self.generation)) {
             account.release(self.bytes);
         }
     }
 
-    /// Moves it to the ledger there is, if it is in one of before.
+    /// Moves the charge to the current ledger, if it is in a former one.
     pub fn follow(&mut self, session: &Session, gpu: &Gpu) {
         if self.generation == session.ledger_generation() {
             return;
@@ -203,14 +209,14 @@ impl Held {
         }
     }
 
-    /// The same, for the GPU that it is on.
+    /// Does what [`Self::follow`] does, for the GPU of the charge.
     pub fn follow_on(&mut self, session: &Session, gpus: &[Gpu]) {
         if let Some(gpu) = gpus.get(self.ordinal) {
             self.follow(session, gpu);
         }
     }
 
-    /// Keeps the meter page's count by kind.
+    /// Updates the meter page's amount for this kind of memory.
     fn count(&self, gpu: &Gpu, more: u64, less: u64) {
         let Some(place) = self.kind.place() else { return };
         let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(place)) else {
@@ -227,7 +233,7 @@ impl Held {
 }
 
 impl Exit {
-    /// The driver did not take it back.
+    /// Cancels the exit because the driver did not free the memory.
     pub fn cancel(self, process: &Process) {
         match process.session() {
             Some(session) => self.cancel_in(session),
@@ -235,7 +241,7 @@ impl Exit {
         }
     }
 
-    /// The same.
+    /// Does what [`Self::cancel`] does, in a given session.
     pub fn cancel_in(self, session: &Session) {
         if !session.has_ledger(self.generation) {
             mem::forget(self);

@@ -1,5 +1,5 @@
-//! Contexts that NVML did not tell of when they were made, because many processes began at once or the driver was busy. The meter thread asks again, and waits for
-//! nobody.
+//! Contexts that NVML did not report when they were made, because many processes started at once or
+//! the driver was busy. The meter thread asks the daemon again, and never blocks on the answer.
 
 use super::{Accounts, Name, Request};
 use crate::handshake::Question;
@@ -11,28 +11,29 @@ use deepres_abi::meter::MemoryKind;
 
 /// First and longest pause between two questions, ns.
 const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
-/// How long an answer may take, ns: the controller gives up sooner.
+/// How long an answer may take, ns. The daemon gives up sooner.
 const ANSWER_NS: u64 = 3_000_000_000;
-/// How often it is looked whether an answer is there, ns.
+/// Interval at which the meter thread checks for an answer, ns.
 const LOOK_NS: u64 = 2_000_000;
-/// Figures between two unequal looks at the account before the last one is taken.
+/// How many figures are discarded because the account changed meanwhile. After so many the last
+/// figure is taken.
 const LOOKS: u32 = 16;
-/// Questions in vain before the job is told.
+/// Number of unanswered questions after which the job is warned.
 const TOLD_AFTER: u32 = 4;
 
-/// A question under way.
+/// A question that was sent to the daemon.
 #[derive(Debug)]
 struct Asked {
     question: Question,
     ordinal: usize,
-    /// What the account had before.
+    /// The amount in the account before the question, bytes.
     held_bytes: u64,
-    /// Which contexts it is about ([`super::contexts::Contexts::late`]).
+    /// The list of late contexts that the question is about ([`super::contexts::Contexts::late`]).
     changes: u64,
     until_ns: u64,
 }
 
-/// See the module: where the questions stand.
+/// State of the questions. See the module.
 #[derive(Debug)]
 pub struct Late {
     due_ns: u64,
@@ -49,7 +50,8 @@ impl Default for Late {
 }
 
 impl Late {
-    /// Does what there is to do. Returns after how long there is more, ns, at the latest.
+    /// Sends the next question or looks for an answer. Returns the time until the next call is due,
+    /// ns. `None` if no context is late.
     pub fn step(&mut self, process: &Process, now_ns: u64) -> Option<u64> {
         let (ordinal, changes) = process.memory.contexts.late()?;
         if self.asked.is_none() && now_ns >= self.due_ns {
@@ -109,23 +111,26 @@ impl Late {
     }
 }
 
-/// What came of a question.
+/// A figure that NVML gave, and the state that it belongs to.
 struct Looked {
-    /// What the account had before, bytes.
+    /// The amount in the account before the question, bytes.
     before_bytes: u64,
-    /// What NVML says that the process holds, bytes.
+    /// The memory that NVML reports for the process, bytes.
     seen_bytes: u64,
-    /// Which contexts it is about.
+    /// The list of late contexts that the question is about.
     changes: u64,
-    /// It is taken as it is.
+    /// Whether the figure is taken even if the account changed meanwhile.
     is_last: bool,
 }
 
 impl Accounts {
-    /// Charges the contexts on the GPU `ordinal` that NVML had not told of with what it now says that the process holds beyond its account: each with its
-    /// part. False if something was made or allocated meanwhile; if it is the last look, allocations are no matter.
+    /// Charges the late contexts on the GPU `ordinal`. The memory that NVML reports beyond the
+    /// process's account is divided equally among them.
+    ///
+    /// Returns false if contexts were made or memory was allocated meanwhile. At the last look,
+    /// allocations are ignored.
     fn enter_late(&self, process: &Process, ordinal: usize, looked: &Looked) -> bool {
-        // Whoever makes a context is about to look, too.
+        // A thread that is making a context is about to ask NVML too.
         let Some(_turn) = self.contexts.try_turn(ordinal) else { return false };
         let Some(site) = Site::of(process, ordinal) else { return false };
         let held_bytes = site.account.held_bytes();
@@ -133,7 +138,7 @@ impl Accounts {
         if !is_steady && !looked.is_last {
             return false;
         }
-        // Whoever ends one of them forgets it afterwards.
+        // A thread that ends one of these contexts removes it from the list afterwards.
         let there = self.contexts.lock();
         let Some(mut late) = self.contexts.take_late(ordinal, looked.changes) else { return false };
         late.retain(|late| there.contains(&(*late, ordinal)));

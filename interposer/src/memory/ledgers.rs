@@ -1,9 +1,13 @@
-//! The ledger of the tenant: that of the daemon there is, and those of the last few before.
+//! The ledgers of the tenant: the ledger of the current daemon, and the ledgers of the last few
+//! daemons before.
 //!
-//! What a call reserved in one ledger it must commit or give back in the same one, and a call may take long. So a ledger stays mapped while the next
-//! [`PLACES`] daemons come, and nobody counts which calls use it: a call takes what it needs to know along ([`Ledger`]), and asks before it
-//! settles whether its ledger is there still ([`Ledgers::has`]). Addresses stay mapped for good, so a call that is late by that many daemons
-//! touches nothing that is not ours.
+//! A call must commit or give back its reservation in the ledger in which it made the reservation,
+//! and a call may take long. So a ledger stays mapped while the next daemons come, until its place
+//! among [`PLACES`] is reused. No count of the calls that use a ledger is kept. Instead a call
+//! carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
+//!
+//! The address ranges stay mapped for good. So a call that is late by that many daemons still
+//! touches only memory of deepres.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -12,7 +16,7 @@ use deepres_abi::ledger::{Account, LedgerPage};
 
 use crate::pages::{self, Mapped, PageError};
 
-/// Ledgers that are mapped at a time.
+/// Number of ledgers that are mapped at a time.
 const PLACES: usize = 4;
 
 #[derive(Debug, Default)]
@@ -21,34 +25,34 @@ struct Place {
     slot: AtomicUsize,
 }
 
-/// See the module.
+/// The ledgers of this process. See the module.
 #[derive(Debug, Default)]
 pub struct Ledgers {
-    /// How many there were before the present one; it is in the place of that number.
+    /// Number of ledgers before the current one. The current ledger is in the place of that number.
     generation: AtomicU32,
     places: [Place; PLACES],
 }
 
-/// A ledger, and where the process stands in it.
+/// A ledger, and the process's slot in it.
 #[derive(Debug, Clone, Copy)]
 pub struct Ledger {
     page: &'static LedgerPage,
     /// The process's slot in it.
     pub slot: usize,
-    /// Counts the ledgers of the process.
+    /// The ledger's number among the ledgers of the process.
     pub generation: u32,
 }
 
 impl Ledgers {
-    /// Ledgers of which the first is `page`, in which the process has `slot`.
+    /// Returns ledgers whose first is `page`, in which the process has `slot`.
     pub fn new(page: &'static LedgerPage, slot: usize) -> Self {
         let ledgers = Self::default();
         ledgers.put(0, page, slot);
         ledgers
     }
 
-    /// Makes `page` the present ledger, in which the process has `slot`: that of the first daemon, after a time without one. One thread of the process
-    /// calls this.
+    /// Makes `page` the current ledger, in which the process has `slot`. It is the ledger of the
+    /// first daemon after a time without one. Only one thread of the process calls this.
     pub fn follow(&self, page: &'static LedgerPage, slot: usize) {
         self.put(self.generation().wrapping_add(1), page, slot);
     }
@@ -64,41 +68,45 @@ impl Ledgers {
         &self.places[generation as usize % PLACES]
     }
 
-    /// Which ledger is the present one ([`Ledger::generation`]).
+    /// Returns the number of the current ledger ([`Ledger::generation`]).
     #[inline]
     pub fn generation(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The present ledger.
+    /// Returns the current ledger.
     #[inline]
     pub fn present(&self) -> Ledger {
         let generation = self.generation();
         let place = self.place(generation);
-        // SAFETY: the place of a generation that was announced has a page, and pages in places are never unmapped.
+        // SAFETY: `put` and `replace` store a page in a generation's place before they announce the
+        // generation. Pages in places are never unmapped.
         let page = unsafe { &*place.page.load(Ordering::Relaxed) };
         Ledger { page, slot: place.slot.load(Ordering::Relaxed), generation }
     }
 
-    /// Whether the ledger of that generation is mapped still. If not, what was in it is no more.
+    /// Whether the ledger of that generation is still mapped. If it is not, its contents are gone.
     #[inline]
     pub fn has(&self, generation: u32) -> bool {
-        // The oldest place is the next to be taken.
+        // The oldest place is excluded, because it is the next to be reused.
         self.generation().wrapping_sub(generation) < PLACES as u32 - 1
     }
 
-    /// Makes the page in `memory` the present ledger, in which the process has `slot`. One thread of the process calls this.
+    /// Makes the page in `memory` the current ledger, in which the process has `slot`. Only one
+    /// thread of the process calls this.
     ///
     /// # Errors
-    /// [`PageError`].
+    /// [`PageError`] if the page is invalid or cannot be mapped.
     pub fn replace(&self, memory: &OwnedFd, slot: usize) -> Result<(), PageError> {
         const BOTH: pages::Protection = libc::PROT_READ | libc::PROT_WRITE;
         let page = Mapped::<LedgerPage>::new(memory, BOTH)?;
         let generation = self.generation().wrapping_add(1);
         let place = self.place(generation);
-        // SAFETY: null, or a page that was kept here.
+        // SAFETY: the pointer is null or a page that stays mapped for good.
         match unsafe { place.page.load(Ordering::Relaxed).as_ref() } {
-            // SAFETY: kept below or by whoever called `new`, checked by the mapping above, and mapped as it was.
+            // SAFETY: `old` stays mapped, because the `None` arm below or the caller of `new` kept
+            // it. The mapping above has checked the new page, and the protection is the same as
+            // before.
             Some(old) => unsafe { pages::replace(old, memory, BOTH) }.map_err(PageError::Map)?,
             None => place.page.store(std::ptr::from_ref(page.keep()).cast_mut(), Ordering::Relaxed),
         }
@@ -109,18 +117,19 @@ impl Ledgers {
 }
 
 impl Ledger {
-    /// The process's account on a GPU, by the controller's index.
+    /// Returns the process's account on a GPU, by the daemon's index of the GPU.
     pub fn account(&self, index: usize) -> Option<Account<'static>> {
         self.page.gpu(index)?.account(self.slot)
     }
 
-    /// The process's account of the host's memory. `None`: the controller is older and knows of none.
+    /// Returns the process's account of the host's memory. `None` if the daemon is older and has
+    /// none.
     pub fn host(&self) -> Option<Account<'static>> {
         let host = self.page.host();
         host.account(self.slot).filter(|_| self.slot < host.slots())
     }
 
-    /// The process holds the lock of its slot.
+    /// Notes in the ledger that the process holds the file lock of its slot.
     pub fn set_locked(&self, index: usize) {
         if let Some(gpu) = self.page.gpu(index) {
             gpu.set_locked(self.slot);
@@ -138,7 +147,8 @@ mod tests {
     use super::*;
 
     fn memory() -> OwnedFd {
-        // SAFETY: a terminated name; the descriptor is new, and what is mapped is unmapped again.
+        // SAFETY: the name is terminated, the descriptor is new and owned by nobody else, and the
+        // mapping is removed before the end of the block.
         unsafe {
             let memory = OwnedFd::from_raw_fd(libc::memfd_create(c"ledger".as_ptr(), libc::MFD_CLOEXEC));
             let bytes = size_of::<LedgerPage>();

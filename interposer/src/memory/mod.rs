@@ -1,8 +1,11 @@
-//! Device memory: what the process holds, charged to its tenant's ledger before the driver is asked.
+//! Device memory that the process holds. The interposer charges it to the tenant's ledger before it
+//! asks the driver.
 //!
-//! Each allocation is remembered with what it was charged, so that a free gives back exactly that, and a free of anything else
-//! gives back nothing. What shares memory with others is charged by what it shares: blocks of small allocations ([`slabs`]), pools ([`pools`]), what
-//! graphs allocate ([`graphs`]).
+//! The account remembers each allocation with the amount that it charged for it. A free therefore
+//! gives back exactly that amount. A free of an unknown allocation gives back nothing.
+//!
+//! Memory that several allocations share is charged as a whole: blocks of small allocations
+//! ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]).
 
 pub mod beyond;
 pub mod charge;
@@ -54,12 +57,12 @@ use table::Table;
 pub use table::mixed;
 use tiles::Tiles;
 
-/// Tables that the allocations are spread over, each with a lock of its own.
+/// Number of tables that the allocations are spread over. Each table has its own lock.
 const SHARDS: usize = 64;
-/// Of what the limit refuses one process, every how many are written to stderr.
+/// Number of refusals by the limit for each line on stderr, counted in each process.
 const REFUSALS_PER_LINE: u64 = 1000;
 
-/// What identifies an allocation: addresses and the several kinds of handles are numbers of their own.
+/// Key of an allocation. Addresses and the kinds of handles are separate number spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     /// A device address.
@@ -68,14 +71,15 @@ pub enum Name {
     Handle(u64),
     /// An array or a mipmapped array.
     Array(u64),
-    /// A context, for what the driver takes for it.
+    /// A context: the memory that the driver takes for it.
     Context(u64),
     /// A module.
     Module(u64),
 }
 
 impl Name {
-    /// A bijection for each class of names; a clash between classes would need numbers of 61 bits.
+    /// Maps the name to a table key. The mapping is a bijection within each class of names. Names
+    /// of two classes can only clash if a number has 61 bits.
     const fn mixed(self) -> u64 {
         let (number, class) = match self {
             Self::Address(number) => (number, 0),
@@ -91,34 +95,34 @@ impl Name {
 #[derive(Debug)]
 struct Entry {
     held: Held,
-    /// The context that the allocation dies with, or 0.
+    /// The context whose end frees the allocation, or 0.
     context: usize,
-    /// For physical memory: handles and mappings that keep it.
+    /// For physical memory: the number of handles and mappings that keep it alive.
     uses: u32,
-    /// The number under which it is known to be exported, or 0.
+    /// The number under which `exports` knows this allocation as exported, or 0.
     exported: u32,
 }
 
-/// See the module.
+/// All allocations of the process with their charges. See the module.
 pub struct Accounts {
-    /// By [`Name::mixed`].
+    /// Allocations by [`Name::mixed`].
     shards: [Brief<Table<Entry>>; SHARDS],
-    /// Physical memory that is mapped: length and handle of each mapping, by its address.
+    /// Mappings of physical memory: length and handle of each mapping, by address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
-    /// What is beyond the limit.
+    /// Memory beyond the limit.
     pub beyond: Beyond,
-    /// Pools of the process.
+    /// The process's memory pools.
     pub pools: Pools,
-    /// What its graphs allocate.
+    /// Memory that the process's graphs allocate.
     pub graphs: Graphs,
-    /// What the driver takes for contexts.
+    /// Memory that the driver takes for contexts.
     contexts: Contexts,
-    /// Libraries that are loaded.
+    /// Loaded libraries.
     libraries: Libraries,
-    /// What is mapped into arrays.
+    /// Memory that is mapped into arrays.
     tiles: Tiles,
-    /// What was exported, and came back.
+    /// Memory that the process exported, and memory that it imported again.
     exports: Exports,
     refusals: AtomicU64,
 }
@@ -141,18 +145,18 @@ impl Default for Accounts {
     }
 }
 
-/// What is asked for.
+/// A request for memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
-    /// The call.
+    /// The driver call.
     pub api: ApiId,
-    /// Kind of memory.
+    /// The kind of memory.
     pub kind: MemoryKind,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// The context that the allocation will die with, or 0.
+    /// The context whose end will free the allocation, or 0.
     pub context: usize,
-    /// What it counts for; of linear memory and pools', what is asked for.
+    /// The amount to charge. For linear memory and pools: the amount that the caller asked for.
     pub bytes: u64,
 }
 
@@ -168,13 +172,16 @@ enum Why {
 impl Accounts {
     fn shard(&self, name: Name) -> Guard<'_, Table<Entry>> {
         let mixed = name.mixed();
-        // The table itself uses the other bits.
+        // The table uses the other bits for itself.
         let shard = &self.shards[(mixed >> 48) as usize % SHARDS];
         shard.lock()
     }
 
-    /// Charges `request`, runs `allocate`, and remembers what it named; or refuses for lack of room without running it. `allocate` returns
-    /// the driver's result with the allocation's name and what it turned out to count for.
+    /// Charges `request`, runs `allocate`, and records the allocation under the name that
+    /// `allocate` returned. If the limit leaves no room, refuses the request and does not run
+    /// `allocate`.
+    ///
+    /// `allocate` returns the driver's result, and the allocation's name with the amount to charge.
     pub fn allocate(
         &self,
         process: &Process,
@@ -197,7 +204,8 @@ impl Accounts {
         result
     }
 
-    /// The limit leaves no room for it: it is given beyond the limit if the job asked for managed memory itself and may have that; else it is refused.
+    /// Handles a request that exceeds the limit. If the job itself asked for managed memory and may
+    /// oversubscribe, the request is served beyond the limit. Otherwise it is refused.
     #[cold]
     fn managed_or_refuse(
         &self,
@@ -220,7 +228,8 @@ impl Accounts {
         managed.flatten().unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
     }
 
-    /// The limit leaves no room for linear memory: it is given beyond the limit, or refused.
+    /// Handles a request for linear memory that exceeds the limit: serves it beyond the limit if
+    /// the job may oversubscribe, or refuses it.
     #[cold]
     fn linear_beyond_or_refuse(
         &self,
@@ -234,7 +243,8 @@ impl Accounts {
             .unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
     }
 
-    /// As [`Self::allocate`], for linear memory: `allocate` names an address and how much is there. Small allocations share blocks.
+    /// Does what [`Self::allocate`] does, for linear memory. `allocate` returns an address and the
+    /// size of the allocation there. Small allocations share blocks.
     #[inline(always)]
     pub fn allocate_linear(
         &self,
@@ -243,7 +253,8 @@ impl Accounts {
         mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
         let Some(site) = Site::of(process, request.ordinal) else { return allocate(Way::Device).0 };
-        // All that a small one takes if nothing is in its way stands here, so that it is not spread over calls.
+        // The fast path of a small allocation is written out here, so that it takes no further
+        // calls.
         let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
         let Some(promise) = is_small.then(|| site.reserve_at_once(BLOCK_BYTES)).flatten() else {
             return self.allocate_linear_anyway(process, site, request, allocate);
@@ -265,7 +276,8 @@ impl Accounts {
         }
     }
 
-    /// The same for those that are large, have no limit, or have something in their way.
+    /// Continues [`Self::allocate_linear`] for a large request, for a tenant without a limit, or if
+    /// the fast path found an obstacle.
     #[inline(never)]
     fn allocate_linear_anyway(
         &self,
@@ -304,7 +316,8 @@ impl Accounts {
         self.end_linear(process, site, request, (block_bytes, promise), answered, allocate)
     }
 
-    /// The driver has `answered` a request for which `promised` bytes are promised.
+    /// Completes a linear allocation after the driver has `answered`. `promise` reserves
+    /// `promised_bytes` for the request.
     #[inline(never)]
     fn end_linear(
         &self,
@@ -333,7 +346,8 @@ impl Accounts {
         result
     }
 
-    /// The driver refused linear memory with `result`: if it has none, that is given beyond what there is, where the job asked for that.
+    /// Handles linear memory that the driver refused with `result`. If the GPU is full and the job
+    /// asked for oversubscription, the request is served beyond the limit.
     #[cold]
     fn after_refusal(
         &self,
@@ -350,7 +364,8 @@ impl Accounts {
             .unwrap_or_else(|| self.answered(site, request, result))
     }
 
-    /// A small allocation for which the limit leaves no block of its own: beside others, if it fits there.
+    /// Allocates a small request although the limit leaves no room for another block. The request
+    /// is placed beside others in a block that is already charged, if it fits there.
     #[cold]
     fn allocate_tightly(
         &self,
@@ -370,7 +385,7 @@ impl Accounts {
                 self.slabs.insert(site, address, bytes, of, None);
                 return result;
             }
-            // The driver took another block after all.
+            // The driver used a new block although an existing block had room.
             match site.reserve(BLOCK_BYTES) {
                 Ok(promise) => {
                     self.slabs.insert(site, address, bytes, of, promise);
@@ -403,7 +418,8 @@ impl Accounts {
         result
     }
 
-    /// Allocates by `call` from a pool, or from the present one of the request's device.
+    /// Allocates by `call` from `pool`. Without a pool, `call` allocates from the current pool of
+    /// the request's device.
     pub fn allocate_from_pool(
         &self,
         process: &Process,
@@ -419,7 +435,8 @@ impl Accounts {
         }
     }
 
-    /// Launches or uploads a graph by `call`, if there is room for what it allocates.
+    /// Launches or uploads a graph by `call`, if there is room for the memory that the graph
+    /// allocates.
     pub fn take_for_graph(
         &self,
         process: &Process,
@@ -436,13 +453,14 @@ impl Accounts {
         }
     }
 
-    /// Promises what `request` asks for. Before it is refused, what nobody uses is given back.
+    /// Reserves the amount of `request`. If there is no room, first frees unused memory of pools
+    /// and graphs and tries once more.
     fn promise(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
         let again = |_| self.promise_after_trimming(process, site, request.ordinal, request.bytes);
         site.reserve(request.bytes).or_else(again)
     }
 
-    /// Has the process give back what nobody uses on a device.
+    /// Makes the pools and graphs of the process return unused memory of a device to the driver.
     #[cold]
     fn give_back(&self, process: &Process, ordinal: usize) {
         let Some(_relaxed) = process.calls.beside_captures() else { return };
@@ -462,7 +480,7 @@ impl Accounts {
         site.reserve(bytes)
     }
 
-    /// Remembers what was allocated.
+    /// Records an allocation with its charge.
     fn enter(
         &self,
         process: &Process,
@@ -477,13 +495,15 @@ impl Accounts {
         let entry = Entry { held, context: request.context, uses: 1, exported: 0 };
         let replaced = shard.insert(name.mixed(), entry);
         drop(shard);
-        // The driver gives a name out again only once it is free: that free went past us.
+        // The driver gives a name out again only once it is free. A replaced entry means that its
+        // free bypassed the interposer.
         if let Some(freed) = replaced {
             freed.held.give_back(process, None);
         }
     }
 
-    /// The driver has answered so what the limit had room for.
+    /// Handles the driver's answer to a request for which the limit had room. Counts a refusal if
+    /// the GPU is full.
     fn answered(&self, site: &Site<'_>, request: &Request, result: u32) -> u32 {
         match result {
             CUDA_ERROR_OUT_OF_MEMORY => self.refuse(site, request, Why::Driver),
@@ -502,7 +522,7 @@ impl Accounts {
         let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
         let refused = match why {
             Why::Limit(refused) => refused,
-            // The job is told so as it is without deepres.
+            // The job sees the same error as without deepres.
             Why::Driver => {
                 say!(Debug, "{api}: the driver has no {wanted} left on GPU {gpu}");
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -521,7 +541,7 @@ impl Accounts {
         CUDA_ERROR_OUT_OF_MEMORY
     }
 
-    /// Frees what is at an address by `free`.
+    /// Frees the allocation at an address by `free`.
     pub fn free_address(&self, process: &Process, address: u64, free: impl FnOnce() -> u32) -> u32 {
         let free = match self.slabs.free(process, address, free) {
             Ok(result) => return result,
@@ -549,8 +569,8 @@ impl Accounts {
         result
     }
 
-    /// Runs `free`, and gives back what `name` was charged if it succeeds. The allocation is forgotten before: once the driver has freed it, it
-    /// may give the same name to another thread.
+    /// Runs `free`, and gives back the charge of `name` if `free` succeeds. The entry is removed
+    /// before `free` runs, because the driver may afterwards give the same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
         let entry = self.shard(name).remove(name.mixed());
         let Some(mut entry) = entry else { return free() };
@@ -563,7 +583,8 @@ impl Accounts {
                 exit.cancel(process);
             }
             let mut shard = self.shard(name);
-            // Under the lock: whoever ends the context forgets what is here afterwards.
+            // The check is made under the lock, because the thread that ends the context afterwards
+            // removes the entries that it finds here.
             if process.is_gone(entry.context) {
                 entry.held.give_back(process, None);
                 return result;
@@ -576,14 +597,16 @@ impl Accounts {
         result
     }
 
-    /// The process has waited for the GPU: pools and graphs may have given something back.
+    /// Updates the accounts of pools and graphs after the process has waited for the GPU. Both may
+    /// have returned memory to the driver meanwhile.
     #[inline]
     pub fn refresh(&self, process: &Process) {
         self.pools.refresh(process);
         self.graphs.refresh(process);
     }
 
-    /// Physical memory lives until its last handle is released and its last mapping is gone: takes one use away while `free` runs.
+    /// Takes one use of physical memory away while `free` runs. Physical memory lives until its
+    /// last handle is released and its last mapping is gone.
     pub fn release_handle(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
         if self.exports.is_used() {
             let _uncancelled = os::uncancelled();
@@ -594,7 +617,8 @@ impl Accounts {
         self.release_use(handle, free, |free| self.free(process, Name::Handle(handle), free))
     }
 
-    /// Takes one use away while `free` runs, or `last` with it, if it is the last.
+    /// Takes one use away while `free` runs. If it is the last use, runs `last` with `free`
+    /// instead.
     #[inline(always)]
     fn release_use<F: FnOnce() -> u32>(&self, handle: u64, free: F, last: impl FnOnce(F) -> u32) -> u32 {
         let name = Name::Handle(handle);
@@ -619,7 +643,8 @@ impl Accounts {
         result
     }
 
-    /// Another handle or mapping keeps the memory of `handle`. False if it is not known.
+    /// Adds a handle or mapping that keeps the memory of `handle`. Returns false if the handle is
+    /// unknown.
     pub fn retain_handle(&self, handle: u64) -> bool {
         let name = Name::Handle(handle);
         let mut shard = self.shard(name);
@@ -632,7 +657,8 @@ impl Accounts {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps `handle` at `address` by `map`. It is kept before: the handle may be released as soon as the driver has mapped it.
+    /// Maps `handle` at `address` by `map`. The use is counted before `map` runs, because another
+    /// thread may release the handle as soon as the driver has mapped it.
     pub fn map(
         &self,
         process: &Process,
@@ -642,7 +668,7 @@ impl Accounts {
         map: impl FnOnce() -> u32,
     ) -> u32 {
         let is_kept = self.retain_handle(handle);
-        // What is mapped there already stays noted: the driver refuses to map over it.
+        // An existing mapping stays recorded, because the driver refuses to map over it.
         let is_noted = is_kept
             && match self.mappings().entry(address) {
                 btree_map::Entry::Vacant(place) => {
@@ -660,7 +686,8 @@ impl Accounts {
                 self.release_handle(process, handle, || CUDA_SUCCESS);
             }
         } else if is_kept && !is_noted {
-            // What was there went past us.
+            // The driver accepted the mapping, so the unmap of the old mapping bypassed the
+            // interposer.
             let gone = self.mappings().insert(address, (bytes, handle));
             if let Some((_, gone)) = gone {
                 self.release_handle(process, gone, || CUDA_SUCCESS);
@@ -669,8 +696,9 @@ impl Accounts {
         result
     }
 
-    /// Has the driver name another handle of the memory at `address`, by `retain`, which returns it too. It is kept before: another
-    /// thread may unmap it as soon as the driver has named it.
+    /// Obtains a further handle of the memory at `address` by `retain`, which also returns the
+    /// handle. The use is counted before `retain` runs, because another thread may unmap the memory
+    /// as soon as the driver has returned the handle.
     pub fn retain(
         &self,
         process: &Process,
@@ -694,7 +722,7 @@ impl Accounts {
         result
     }
 
-    /// Runs `unmap`, which unmaps everything in `bytes` bytes at `address`.
+    /// Runs `unmap`, which unmaps all mappings within `bytes` bytes at `address`.
     pub fn unmap(&self, process: &Process, address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
         let end = address.saturating_add(bytes);
         let gone: Vec<(u64, (u64, u64))> = self
@@ -712,7 +740,7 @@ impl Accounts {
         result
     }
 
-    /// Forgets what died with a context.
+    /// Removes all allocations that ended with a context.
     pub fn forget_context(&self, context: usize, process: &Process) {
         self.contexts.forget(context);
         self.libraries.forget_context(process, context);
@@ -732,7 +760,7 @@ impl Accounts {
         self.refresh(process);
     }
 
-    /// Moves what is held to a new ledger of the session's. New allocations go there already.
+    /// Moves all charges to a new ledger of the session. New allocations are charged there already.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for shard in &self.shards {
             let mut shard = shard.lock();

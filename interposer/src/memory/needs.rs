@@ -1,8 +1,11 @@
-//! What the launches of one graph need of memory.
+//! The memory that the launches of one graph need.
 //!
-//! The driver says where an allocation node's memory will be when the node is added, and gives an address out again only to a node that is ordered behind the free
-//! of what was there. A launch maps memory at all of the addresses, and what one graph no longer uses may be mapped into another. So a graph never needs
-//! more than its addresses cover, in whole blocks, less what it has mapped itself and what the device's graphs have to spare.
+//! The driver fixes the address of an allocation node when the node is added. It gives an address
+//! out again only to a node that is ordered behind the free of the earlier memory. A launch maps
+//! memory at all of the addresses, and may reuse memory that another graph no longer uses.
+//!
+//! So a graph never needs more than its addresses cover, in whole blocks. Its own mapped memory and
+//! the spare memory of the device's graphs are subtracted.
 
 use std::ops::Range;
 
@@ -10,29 +13,30 @@ use super::charge::BLOCK_BYTES;
 use super::table::Plain;
 use crate::driver::memory::{MemoryNode, Stock};
 
-/// The same for one device.
+/// The need on one device.
 #[derive(Debug, Clone)]
 pub struct Need {
-    /// The device.
+    /// The device's ordinal.
     pub ordinal: usize,
-    /// What its addresses cover together.
+    /// Bytes that all addresses of the graph cover together.
     total_bytes: u64,
-    /// What a launch leaves allocated: address, and the blocks there.
+    /// Allocations that a launch leaves allocated: address, and the blocks there.
     kept: Vec<(u64, Range<u64>)>,
 }
 
-/// See the module.
+/// The needs of one graph. See the module.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
-    /// On each device.
+    /// The needs on each device.
     pub devices: Vec<Need>,
     /// Addresses that a launch may free.
     pub freed: Vec<u64>,
-    /// A launch frees what the one before left allocated. Else the driver refuses it while anything of that is.
+    /// Whether a launch first frees the memory that the previous launch left allocated. If not, the
+    /// driver refuses a launch while any of that memory is allocated.
     pub frees_first: bool,
 }
 
-/// Bytes in any of `ranges`.
+/// Returns the number of bytes in the union of `ranges`.
 fn covered(mut ranges: Vec<Range<u64>>) -> u64 {
     ranges.sort_unstable_by_key(|range| range.start);
     let (mut bytes, mut end) = (0_u64, 0);
@@ -43,14 +47,15 @@ fn covered(mut ranges: Vec<Range<u64>>) -> u64 {
     bytes
 }
 
-/// The whole blocks that an allocation touches.
+/// Returns the whole blocks that an allocation touches.
 fn blocks_at(address: u64, bytes: u64) -> Range<u64> {
     let end = address.saturating_add(bytes).checked_next_multiple_of(BLOCK_BYTES);
     address - address % BLOCK_BYTES..end.unwrap_or(u64::MAX)
 }
 
 impl Needs {
-    /// Of a graph with these nodes, each with whether every launch runs it.
+    /// Returns the needs of a graph with these nodes. The flag of a node says whether every launch
+    /// runs it.
     pub fn of(nodes: &[(MemoryNode, bool)], frees_first: bool) -> Self {
         let freed: Vec<u64> = nodes
             .iter()
@@ -75,7 +80,7 @@ impl Needs {
         }
         let finished = |(mut need, all): (Need, Vec<Range<u64>>)| {
             need.total_bytes = covered(all);
-            // Each free takes one allocation at its address away.
+            // Each free node cancels one allocation at its address.
             need.kept.retain(|(address, _)| match unmatched.get_mut(address) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
@@ -88,19 +93,21 @@ impl Needs {
         Self { devices: devices.into_iter().map(finished).collect(), freed, frees_first }
     }
 
-    /// Whether it does nothing with memory.
+    /// Whether the graph neither allocates nor frees memory.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.freed.is_empty()
     }
 
-    /// Addresses that a launch leaves allocated.
+    /// Returns the addresses that a launch leaves allocated.
     pub fn kept(&self) -> impl Iterator<Item = u64> {
         self.devices.iter().flat_map(|need| need.kept.iter().map(|(address, _)| *address))
     }
 }
 
 impl Need {
-    /// What a launch may make the device's graphs grow by: they have `stock`, if anybody may count on it, and what is at some addresses `is_live`.
+    /// Returns the most by which a launch may grow the memory of the device's graphs. `stock` is
+    /// the present memory of those graphs, or `None` if no launch may rely on it. `is_live` tells
+    /// whether the memory at an address is allocated.
     pub fn growth(&self, stock: Option<Stock>, is_live: impl Fn(u64) -> bool) -> u64 {
         let Some(stock) = stock else { return self.total_bytes };
         let live = self.kept.iter().filter(|(address, _)| is_live(*address));

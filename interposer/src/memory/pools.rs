@@ -1,8 +1,12 @@
-//! Pools: each counts for what it has reserved of its device's memory, in use or not.
+//! Memory pools. A pool is charged for all memory that it has reserved on its device, whether in
+//! use or not.
 //!
-//! How much an allocation makes a pool grow is the driver's business: before the call as much is promised as it can be, and after it the pool says
-//! what it has. It is asked again whenever it may have given something back: when the process has waited for the GPU. If the limit leaves no room
-//! for growth, what pools do not use is given back first; what then fits into a pool without growth is let through.
+//! The driver decides how much a pool grows by an allocation. So the largest possible growth is
+//! reserved before the call, and after it the pool reports its actual size. Each time the process
+//! has waited for the GPU, the pool is asked again, because it may have returned memory.
+//!
+//! If the limit leaves no room for growth, unused memory of pools is given back first. After that
+//! an allocation is still allowed if it fits into the pool without growth.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -22,29 +26,33 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// A pool grows by so much, or by more if more is asked for.
+/// Smallest growth of a pool, bytes. It grows by more if more is asked for.
 const GROWTH_BYTES: u64 = 32 << 20;
 
-/// One pool.
+/// A memory pool.
 pub struct Pool {
     handle: PoolHandle,
-    /// The device whose memory it is; `None`: of the host, or another process's.
+    /// The device of the pool's memory. `None` if the memory is the host's or another process's.
     ordinal: Option<usize>,
-    /// Nobody can ask it any more, and its handle may be another's.
+    /// Whether the pool is destroyed. It can then no longer be asked, and its handle may belong to
+    /// another pool.
     is_destroyed: AtomicBool,
-    /// What it is charged. Held while the pool may be growing, and while it is being destroyed.
+    /// The pool's charge. The lock is held while the pool may be growing, and while it is being
+    /// destroyed.
     state: Mutex<Held>,
-    /// What was allocated from it and not freed, with its bytes. It is no context's, and outlives them.
+    /// Live allocations of the pool with their sizes. They belong to no context and outlive
+    /// contexts.
     live: Mutex<Plain<u64, u64>>,
 }
 
-/// See the module.
+/// All pools of the process. See the module.
 pub struct Pools {
     is_used: AtomicBool,
     pools: Mutex<Vec<Arc<Pool>>>,
-    /// Of a destroyed pool all is freed, and the streams may not have come to that yet: the meter thread looks again.
+    /// Whether the meter thread must look again at a destroyed pool. All its allocations are freed,
+    /// but the streams may not have reached the frees yet.
     is_release_due: AtomicBool,
-    /// The present pool of each device as it was last; 0: not known.
+    /// Last known current pool of each device. 0 if none is known.
     present: [AtomicUsize; MAX_GPUS],
 }
 
@@ -59,10 +67,10 @@ impl Default for Pools {
     }
 }
 
-/// An allocation of a pool's that is being freed.
+/// An allocation of a pool that is being freed.
 pub struct Freed(Arc<Pool>, u64, u64);
 
-/// What an allocation may make a pool grow by.
+/// Returns the largest amount by which an allocation may make a pool grow.
 fn growth(bytes: u64) -> u64 {
     charge::blocks(bytes).max(GROWTH_BYTES)
 }
@@ -72,7 +80,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// Its state, unless an allocation is under way: then that looks at what there is.
+    /// Returns the pool's charge. Returns `None` while another thread allocates from the pool,
+    /// because that thread will settle the charge.
     fn try_state(&self) -> Option<MutexGuard<'_, Held>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -89,7 +98,8 @@ impl Pool {
         Some((self.ordinal?, Site::of(process, self.ordinal?)?))
     }
 
-    /// Charges what it has. Where the driver does not say: what it had, and all that it may have grown by.
+    /// Charges the pool's reserved memory. If the driver does not report it, charges the former
+    /// amount and all possible growth.
     fn settle(&self, held: &mut Held, site: &Site<'_>, promise: Promise) {
         if self.is_destroyed() {
             return site.withdraw(promise);
@@ -99,19 +109,22 @@ impl Pool {
         held.set(site, bytes, promise);
     }
 
-    /// The most that it has of what is in use.
+    /// Returns the largest part of the pool's reservation that its live allocations may use.
     fn used_bytes(&self) -> u64 {
         lock(&self.live).values().map(|bytes| growth(*bytes)).sum()
     }
 
-    /// Has it give back what it does not use. Returns whether it did.
+    /// Makes the pool return unused memory to the driver. Returns whether it did.
     fn trim(&self, process: &Process, held: &mut Held, site: &Site<'_>) -> bool {
         !self.is_destroyed()
             && self.trim_by(process, held, site, || self.handle.trim(), |is_trimmed| *is_trimmed)
     }
 
-    /// The same by `call`, of whose answer `gave_all` says whether nothing is left that is not in use. What the driver will take back nobody knows before: meanwhile all
-    /// of it may be on its way, and whoever it stands in the way of waits.
+    /// Trims the pool by `call`. `gave_all` says for the answer of `call` whether only used memory
+    /// is left.
+    ///
+    /// The amount that the driver will take back is not known before. So all of the charge counts
+    /// as leaving meanwhile, and requests that lack that room wait.
     fn trim_by<T>(
         &self,
         process: &Process,
@@ -131,7 +144,7 @@ impl Pool {
         answer
     }
 
-    /// See [`Pools::allocate`]; without waiting for room.
+    /// Allocates from the pool, without waiting for room. See [`Pools::allocate`].
     fn allocate(
         &self,
         process: &Process,
@@ -165,7 +178,8 @@ impl Pool {
                 Ok(result)
             }
             Err(refused) => {
-                // What it grows by nevertheless could not be had back from one that gives nothing back.
+                // If the pool cannot be trimmed, unexpected growth could not be undone. Then the
+                // request is refused.
                 let fits = |stock: &Stock| gives_back && stock.spare_bytes() >= bytes;
                 let Some(before) = self.handle.stock().filter(fits) else {
                     return Err(refused);
@@ -178,7 +192,7 @@ impl Pool {
                 if grown != 0 {
                     match site.reserve(grown) {
                         Ok(promise) => self.settle(&mut state, site, promise),
-                        // What is spare lies in too many pieces, or is not free yet for this stream.
+                        // The spare memory is too fragmented, or not yet free for this stream.
                         Err(refused) => {
                             memory::take_back(&process.calls, Context(context), at);
                             self.trim(process, &mut state, site);
@@ -193,7 +207,8 @@ impl Pool {
     }
 }
 
-/// The living pool of that handle: the last, where the driver has destroyed another that is not marked yet.
+/// Returns the living pool with that handle. If there are several, the last one is right: the
+/// driver destroyed the others, and they are not marked yet.
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
     pools.iter().rfind(|pool| pool.handle == handle && !pool.is_destroyed()).cloned()
 }
@@ -203,12 +218,13 @@ impl Pools {
         if self.is_used.load(Ordering::Relaxed) { lock(&self.pools).clone() } else { Vec::new() }
     }
 
-    /// The pool, which is of the memory of the device that `ordinal` says if it was not known.
+    /// Returns the pool with that handle. If it is unknown, adds it with the device that `ordinal`
+    /// returns.
     pub fn get(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> Arc<Pool> {
         self.get_or_add(handle, ordinal).0
     }
 
-    /// The same, with whether it was known.
+    /// Does what [`Self::get`] does. The second value is true if the pool was known.
     fn get_or_add(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> (Arc<Pool>, bool) {
         let mut pools = lock(&self.pools);
         match find(&pools, handle) {
@@ -217,9 +233,11 @@ impl Pools {
         }
     }
 
-    /// Forgets a pool that was not known before and that nothing was had from: its handle may be none at all.
+    /// Forgets a pool that was unknown before and from which nothing was allocated. Its handle may
+    /// be invalid.
     fn forget_unused(&self, pool: &Arc<Pool>) {
-        /// The list's, and the caller's: nobody else is about to use it.
+        /// The list's reference and the caller's. With so few, no other thread is about to use the
+        /// pool.
         const HOLDERS: usize = 2;
         let mut pools = lock(&self.pools);
         let has_nothing =
@@ -229,7 +247,7 @@ impl Pools {
         }
     }
 
-    /// The pool, which the driver has just made, of the memory of the device `ordinal`.
+    /// Adds a pool that the driver has just made. Its memory is on the device `ordinal`.
     pub fn created(&self, handle: PoolHandle, ordinal: Option<usize>) -> Arc<Pool> {
         self.push(&mut lock(&self.pools), handle, ordinal)
     }
@@ -248,9 +266,12 @@ impl Pools {
         pool
     }
 
-    /// Allocates `bytes` by `call`, which returns the driver's result and the address, from the pool `handle` or, without one, the present one of the
-    /// device `ordinal`. Before it is refused `give_back` has the rest of the process give back what it does not use on the device that it is told.
-    /// Returns where it is charged, too, if it is anywhere.
+    /// Allocates `bytes` from the pool `handle` by `call`, which returns the driver's result and
+    /// the address. Without a handle, `call` allocates from the current pool of the device
+    /// `ordinal`.
+    ///
+    /// Before a refusal, `give_back` frees unused memory of the rest of the process on the given
+    /// device. Returns the result, and the place of the charge if there is one.
     ///
     /// # Errors
     /// [`Refused`], with the site.
@@ -271,7 +292,7 @@ impl Pools {
             let Some((ordinal, site)) = pool.site(process) else { break Ok((call().0, None)) };
             let give_back = || give_back(ordinal);
             let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
-            // Nobody else is kept from the pool while this one waits for others to be moved off the GPU.
+            // The pool's lock is free while this request waits for others to be moved off the GPU.
             match result {
                 Ok(CUDA_ERROR_OUT_OF_MEMORY) if site.await_room(growth(bytes)) => {}
                 Ok(result) => break Ok((result, Some(site))),
@@ -284,7 +305,9 @@ impl Pools {
         result
     }
 
-    /// The pool that `cuMemAllocAsync` takes from on a device. Where the driver does not say: as it was last, or the device's own, or one without a name that stands for it.
+    /// Returns the pool from which `cuMemAllocAsync` allocates on a device. If the driver does not
+    /// say, returns the last known one, or the device's default pool, or a stand-in without a
+    /// handle.
     fn present(&self, ordinal: usize) -> Arc<Pool> {
         let known = self.present.get(ordinal);
         match PoolHandle::current(ordinal) {
@@ -310,7 +333,8 @@ impl Pools {
         known.unwrap_or_else(|| self.push(&mut pools, PoolHandle::UNKNOWN, Some(ordinal)))
     }
 
-    /// What was allocated at `address` is about to be freed, if it is a pool's.
+    /// Removes the allocation at `address` before it is freed. Returns `None` if it belongs to no
+    /// pool.
     pub fn begin_free(&self, address: u64) -> Option<Freed> {
         self.all().into_iter().find_map(|pool| {
             let bytes = lock(&pool.live).remove(&address)?;
@@ -318,7 +342,7 @@ impl Pools {
         })
     }
 
-    /// The driver freed it.
+    /// Completes a free that the driver has carried out.
     pub fn end_free(&self, process: &Process, Freed(pool, ..): &Freed) {
         if pool.is_destroyed()
             && let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process))
@@ -327,12 +351,12 @@ impl Pools {
         }
     }
 
-    /// The driver did not free it.
+    /// Restores an allocation that the driver did not free.
     pub fn cancel_free(&self, Freed(pool, address, bytes): Freed) {
         lock(&pool.live).insert(address, bytes);
     }
 
-    /// Asks every pool what it has: some may have given something back.
+    /// Adjusts the charge of every pool, because some may have returned memory.
     pub fn refresh(&self, process: &Process) {
         for pool in self.all() {
             let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
@@ -344,8 +368,9 @@ impl Pools {
         }
     }
 
-    /// The driver keeps a destroyed pool until all that was allocated from it is freed and the streams have come to that: it does not tell, and what they have come to is seen
-    /// by their work alone.
+    /// Gives back the charge of a destroyed pool. The driver keeps the memory until all allocations
+    /// are freed and the streams have reached those frees. It does not report that moment. Only the
+    /// end of the streams' work shows it.
     fn release(&self, process: &Process, pool: &Arc<Pool>, state: &mut Held, site: &Site<'_>) {
         if !lock(&pool.live).is_empty() {
             return;
@@ -362,12 +387,13 @@ impl Pools {
         process.wake_meter();
     }
 
-    /// Whether the meter thread has to look once more whether a destroyed pool is through.
+    /// Whether the meter thread must look again at a destroyed pool.
     pub fn is_release_due(&self) -> bool {
         self.is_release_due.load(Ordering::SeqCst)
     }
 
-    /// The meter thread has seen what is complete: what a destroyed pool had may be given back by now. Waits for nobody.
+    /// Gives back the charges of destroyed pools whose work is complete. The meter thread calls
+    /// this after it has read the markers. It waits for no other thread.
     pub fn release_due(&self, process: &Process) {
         if !self.is_release_due() {
             return;
@@ -382,7 +408,7 @@ impl Pools {
         }
     }
 
-    /// Has the pools of a device give back what they do not use.
+    /// Makes the pools of a device return unused memory.
     pub fn trim(&self, process: &Process, ordinal: usize) {
         for pool in self.all().iter().filter(|pool| pool.ordinal == Some(ordinal)) {
             let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) else { continue };
@@ -394,7 +420,9 @@ impl Pools {
         }
     }
 
-    /// Trims a pool by `call`: of all that it does not use, or of a part. Nobody allocates from it meanwhile, who may count on what it has to spare.
+    /// Trims a pool by `call`. `is_of_all` says whether `call` trims all unused memory or a part.
+    /// The lock keeps other threads from allocating meanwhile, because they may rely on spare
+    /// memory.
     pub fn trim_one(
         &self,
         process: &Process,
@@ -411,13 +439,14 @@ impl Pools {
         }
     }
 
-    /// Destroys a pool by `call`. What is in use of it stays until it is freed.
+    /// Destroys a pool by `call`. Used memory of the pool stays charged until it is freed.
     pub fn destroy(&self, process: &Process, handle: PoolHandle, call: impl FnOnce() -> u32) -> u32 {
         let Some(pool) = find(&lock(&self.pools), handle) else { return call() };
         {
             let mut state = lock(&pool.state);
             if let Some((_, site)) = pool.site(process) {
-                // As its end does; afterwards nobody can ask it any more.
+                // Destroying trims the pool too. It is trimmed beforehand, because a destroyed pool
+                // can no longer be asked.
                 pool.trim(process, &mut state, &site);
             }
             let result = call();
@@ -433,7 +462,7 @@ impl Pools {
         CUDA_SUCCESS
     }
 
-    /// Moves what is held to a new ledger of the session's.
+    /// Moves all charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for pool in self.all() {
             lock(&pool.state).follow_on(session, gpus);
@@ -467,7 +496,7 @@ mod tests {
         let pools = Pools::default();
         let old = pools.created(handle, Some(0));
         assert!(Arc::ptr_eq(&pools.get(handle, || None), &old));
-        // The driver has destroyed it, and the thread that asked for that does not know yet.
+        // The driver has destroyed the pool, but the destroying thread has not marked it yet.
         let being_destroyed = lock(&old.state);
         let new = pools.created(handle, Some(1));
         assert!(Arc::ptr_eq(&pools.get(handle, || None), &new));

@@ -1,5 +1,6 @@
-//! Tells a job that asked to be told (`DEEPRES_PRESSURE`) that it is to give memory back: its limit was lowered below what it holds, or another
-//! tenant waits for memory. The job is sent the signal that it named, if it handles it.
+//! Tells a job to give memory back, if the job asked to be told (`DEEPRES_PRESSURE`). That is the
+//! case if the job's limit was lowered below the memory that it holds, or if another tenant waits
+//! for memory. The job gets the signal that it named, if it handles that signal.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -8,28 +9,29 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::session::Session;
 
-/// See the module. The meter thread's.
+/// State that the meter thread keeps for this. See the module.
 pub struct Pressure {
     signal: Option<i32>,
     seen: Vec<Seen>,
 }
 
-/// What was seen of a GPU when it was last looked at.
+/// State of a GPU at the last look.
 #[derive(Default)]
 struct Seen {
-    /// The limit that was passed, if one was.
+    /// The limit, if the tenant was above it.
     passed_bytes: Option<u64>,
-    /// How often others had waited, in which ledger ([`Ledger::generation`]).
+    /// How often other tenants had waited, and the ledger in which this was counted
+    /// ([`Ledger::generation`]).
     ///
     /// [`Ledger::generation`]: crate::memory::ledgers::Ledger::generation
     presses: Option<(u32, u32)>,
 }
 
 impl Seen {
-    /// Takes in what is so now. Returns whether the job is to be told.
+    /// Stores the new state. Returns whether the job is to be told.
     fn take_in(&mut self, passed_bytes: Option<u64>, generation: u32, presses: u32) -> bool {
         let is_lowered = passed_bytes.is_some_and(|now| self.passed_bytes.is_none_or(|before| now < before));
-        // What was so before it was first looked at is nothing new.
+        // Waits of others before the first look are not news.
         let is_pressed = self.presses.is_some_and(|(of, before)| of == generation && before != presses);
         *self = Self { passed_bytes, presses: Some((generation, presses)) };
         is_lowered || is_pressed
@@ -37,12 +39,13 @@ impl Seen {
 }
 
 impl Pressure {
-    /// For a process with so many GPUs that asked for `signal`, if it did.
+    /// Returns the state for a process with `gpus` GPUs. `signal` is the signal that the job asked
+    /// for.
     pub fn new(signal: Option<i32>, gpus: usize) -> Self {
         Self { signal, seen: (0..gpus).map(|_| Seen::default()).collect() }
     }
 
-    /// Looks, and tells the job what is new.
+    /// Looks at all GPUs, and sends the signal if there is news.
     pub fn look(&mut self, session: &Session, gpus: &[Gpu]) {
         let Some(signal) = self.signal else { return };
         let ledger = session.ledger();
@@ -61,19 +64,22 @@ impl Pressure {
     }
 }
 
-/// Sends this process a signal, unless that would end it, or nobody would hear.
+/// Sends this process a signal. Returns false if the signal has no handler, because then it would
+/// end the process or be ignored.
 fn raise(signal: i32) -> bool {
     let mut present = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: only reads what is set, into a struct of the right type.
+    // SAFETY: the call only reads the present handler, and writes it into a struct of the right
+    // type.
     if unsafe { libc::sigaction(signal, ptr::null(), present.as_mut_ptr()) } != 0 {
         return false;
     }
-    // SAFETY: sigaction succeeded and wrote it.
+    // SAFETY: sigaction succeeded and initialised the struct.
     let handler = unsafe { present.assume_init() }.sa_sigaction;
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
         return false;
     }
-    // SAFETY: no memory is involved. This thread blocks all signals: another takes it.
+    // SAFETY: the call involves no memory. This thread blocks all signals, so another thread takes
+    // this one.
     unsafe { libc::kill(libc::getpid(), signal) == 0 }
 }
 

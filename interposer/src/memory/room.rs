@@ -1,4 +1,5 @@
-//! Waiting for memory that the tenant may have and the GPU lacks: others have it, and the daemon can have them taken off.
+//! Waiting for memory that the tenant may have but the GPU lacks. Other tenants hold it, and the
+//! daemon can suspend them to make room.
 
 use deepres_abi::ledger::Account;
 
@@ -7,17 +8,21 @@ use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::session::Session;
 
-/// How often a waiter looks, ns: moving memory takes far longer.
+/// Interval at which a waiting request looks for room, ns. Moving memory takes far longer.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
-/// The driver has no memory for `bytes`: lets the daemon make room. False if none is to be had; once it was waited for, however that ended, the driver is to be
-/// asked again, since who had the memory may be gone. Meanwhile the request needs none: what is found is not to be made room for again.
+/// Waits until the daemon has made room for `bytes`, because the driver has no memory left. The
+/// request holds no reservation meanwhile, so that the room found is not requested twice.
+///
+/// Returns false if no room can be made. Once it has waited it returns true, even if the wait was
+/// cut short: the driver must then be asked again, because the tenant that held the memory may be
+/// gone.
 #[cold]
 pub fn wait(session: &Session, gpu: &Gpu, (ledger, account): (&Ledger, Account<'_>), bytes: u64) -> bool {
     let Some(waiting) = account.wait_for_room(bytes) else { return false };
     let mut has_waited = false;
     while !waiting.is_over() {
-        // The next daemon's ledger knows nothing of who waits in this one.
+        // The next daemon's ledger does not contain the requests that wait in this one.
         let is_forgotten = session.ledger_generation() != ledger.generation;
         if is_forgotten || !waiting.goes_on() || session.is_controller_gone(gpu, os::now_ns()) {
             return has_waited;

@@ -1,4 +1,5 @@
-//! Where a request is charged: the tenant's account on the GPU that it is about, and the limit there.
+//! The place where a request is charged: the tenant's account on the request's GPU, and the limit
+//! there.
 
 use std::mem;
 
@@ -13,29 +14,29 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// How long a request waits for others' unfinished ones: a call of the driver's takes 1 µs to 1 ms, a free until the GPU is through with what it was
-/// given.
+/// How long a request waits for unfinished requests of others, ns. A driver call takes 1 µs to 1
+/// ms, but a free may take until the GPU has finished its work.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// See the module.
+/// Session, GPU, ledger and account of one request. See the module.
 #[derive(Clone, Copy)]
 pub struct Site<'p> {
     /// The session.
     pub session: &'static Session,
     /// The GPU.
     pub gpu: &'p Gpu,
-    /// The ledger that was the present one when the request began.
+    /// The ledger that was current when the request began.
     pub ledger: Ledger,
-    /// The process's account there.
+    /// The process's account in that ledger.
     pub account: Account<'static>,
     grant: &'p GrantSlot,
 }
 
-/// What was promised to a request; nothing, without a limit.
+/// The reservation for a request. `None` if there is no limit.
 pub type Promise = Option<Reservation<'static>>;
 
 impl<'p> Site<'p> {
-    /// That of the GPU `ordinal`, if there is a session and it is managed.
+    /// Returns the site for the GPU `ordinal`, if there is a session and the GPU is managed.
     #[inline(always)]
     pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
@@ -44,24 +45,24 @@ impl<'p> Site<'p> {
         Some(Self { session, gpu, ledger, account, grant })
     }
 
-    /// What the tenant may hold there at this moment.
+    /// Returns the current limit of the tenant on the GPU.
     #[inline]
     pub fn limit_bytes(&self) -> u64 {
         self.grant.memory_limit()
     }
 
-    /// Whether anything is promised to requests of this process.
+    /// Whether a request of this process has a reservation.
     pub fn is_anything_promised(&self) -> bool {
         self.account.pending_bytes() != 0
     }
 
-    /// Whether its ledger is the present one still.
+    /// Whether the site's ledger is still the current one.
     #[inline]
     pub fn is_present(&self) -> bool {
         self.ledger.generation == self.session.ledger_generation()
     }
 
-    /// Promises `bytes` to the request if there is a limit, and nothing in the way.
+    /// Reserves `bytes` for the request if there is a limit and nothing is in the way.
     #[inline(always)]
     pub fn reserve_at_once(&self, bytes: u64) -> Option<Reservation<'static>> {
         let limit_bytes = self.limit_bytes();
@@ -71,7 +72,8 @@ impl<'p> Site<'p> {
         self.under(limit_bytes, self.account.reserve_at_once(bytes, limit_bytes)?)
     }
 
-    /// What was reserved under a limit, if that is the limit still.
+    /// Returns the reservation if the limit is still the one that it was made under. Otherwise
+    /// withdraws it.
     #[inline(always)]
     fn under(&self, limit_bytes: u64, reservation: Reservation<'static>) -> Option<Reservation<'static>> {
         if self.grant.memory_limit_is(limit_bytes) {
@@ -81,10 +83,10 @@ impl<'p> Site<'p> {
         None
     }
 
-    /// Promises `bytes` to the request.
+    /// Reserves `bytes` for the request.
     ///
     /// # Errors
-    /// [`Refused`], if what is held leaves no room.
+    /// [`Refused`] if the held memory leaves no room.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
         let limit_bytes = self.limit_bytes();
@@ -104,7 +106,8 @@ impl<'p> Site<'p> {
             .ok_or_else(|| Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
-    /// The same once more, where the limit has changed meanwhile or sessions that are dead stood in the way.
+    /// Tries to reserve again if the limit has changed meanwhile, or if slots of dead sessions
+    /// could be cleared.
     #[cold]
     fn reserve_anew(
         &self,
@@ -132,8 +135,9 @@ impl<'p> Site<'p> {
         }
     }
 
-    /// Runs `call`, and again each time that others made room for `bytes` that the GPU lacked. What was promised is not while the request waits: the
-    /// rest of the tenant goes on. Returns the promise too, if there is one still.
+    /// Runs `call`, and runs it again each time that other tenants made room for `bytes` that the
+    /// GPU lacked. The request has no promise while it waits, so that the rest of the tenant goes
+    /// on. Returns the result with the promise that is left.
     #[inline]
     pub fn ask<T>(
         &self,
@@ -145,7 +149,7 @@ impl<'p> Site<'p> {
         self.ask_again(bytes, promise, answered, &mut call)
     }
 
-    /// The same once it was run, and answered that.
+    /// Continues [`Self::ask`] after `call` was run for the first time and returned `answered`.
     pub fn ask_again<T>(
         &self,
         bytes: u64,
@@ -167,20 +171,22 @@ impl<'p> Site<'p> {
         (answered, promise)
     }
 
-    /// The driver has no memory for `bytes`: waits until others made room. False if none is to be had.
+    /// Waits until other tenants made room for `bytes`, because the driver has no memory left.
+    /// Returns false if no room can be made.
     #[cold]
     pub fn await_room(&self, bytes: u64) -> bool {
         room::wait(self.session, self.gpu, (&self.ledger, self.account), bytes)
     }
 
-    /// What was promised is not needed. A ledger that is gone took with it what was promised there.
+    /// Withdraws a promise that is not needed. If the promise's ledger is no longer mapped, the
+    /// promise went with it.
     pub fn withdraw(&self, promise: Promise) {
         if !self.session.has_ledger(self.ledger.generation) {
             mem::forget(promise);
         }
     }
 
-    /// The driver answered: `bytes` are held, of which what was promised may be more or less.
+    /// Records that the driver gave `bytes`, which may be more or less than the promise.
     #[inline]
     pub fn settle(&self, promise: Promise, bytes: u64) {
         if !self.session.has_ledger(self.ledger.generation) {

@@ -1,9 +1,13 @@
-//! Small allocations: the driver serves them from blocks that they share, so what counts is the blocks.
+//! Small allocations. The driver serves them from shared blocks, so whole blocks are charged.
 //!
-//! A block is known by the addresses in it. It is charged from the first allocation in it to the last, each of which is kept by the place where it
-//! begins. A request reserves a block, since it may need one; if the limit leaves no room for that, it may still fit beside others. Then
-//! it is let through alone: whoever has something promised is waited for, and whoever comes meanwhile waits ([`Slabs::give_way`]), so that the place
-//! that was seen is there.
+//! A block is known by its addresses. It is charged from its first allocation until its last one is
+//! freed. Each allocation is kept by its place in the block.
+//!
+//! A request normally reserves a whole block, because the driver may need a new one. If the limit
+//! leaves no room for a block, the request may still fit into an existing block. Such a request
+//! runs alone ([`Slabs::alone`]): it waits until no other request of the process has a reservation,
+//! and later requests wait for it ([`Slabs::give_way`]). So no other request can take the free
+//! place that it found.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -21,50 +25,51 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// Places in a block.
+/// Number of places in a block.
 const UNITS: usize = (BLOCK_BYTES / UNIT_BYTES) as usize;
-/// Tables that the blocks are spread over.
+/// Number of tables that the blocks are spread over.
 const SHARDS: usize = 16;
-/// How long a request waits for others to be out of the driver. A free may be there until the GPU is through.
+/// How long a request waits until it is alone, ns. A free may stay in the driver until the GPU has
+/// finished its work.
 const ALONE_NS: u64 = 20_000_000;
 
-/// A block with something in it.
+/// A block that contains at least one allocation.
 pub struct Block {
     held: Held,
-    /// The context that it dies with.
+    /// The context whose end frees the block.
     context: usize,
-    /// The first thing in it. Often there is no other.
+    /// The allocation with the lowest place. Often it is the only one.
     first: Option<Piece>,
     more: Option<Box<More>>,
 }
 
-/// What a block has that has, or had, several things in it.
+/// Further state of a block that has, or had, several allocations.
 #[derive(Default)]
 struct More {
-    /// By place, all behind the first.
+    /// All allocations but the first, by place.
     others: Vec<Piece>,
-    /// What of it is being freed while others are there.
+    /// Allocations that are being freed while others are in the block.
     leaving: Vec<Piece>,
-    /// All of it is being freed.
+    /// Set while all allocations of the block are being freed.
     exit: Option<Exit>,
 }
 
 /// A small allocation: the place where it begins, and its length in units.
 type Piece = (u16, u16);
 
-/// See the module.
+/// All shared blocks of the process. See the module.
 #[derive(Default)]
 pub struct Slabs {
-    /// Blocks by number.
+    /// Blocks by block number.
     shards: [Brief<Table<Block>>; SHARDS],
-    /// Held by whoever is alone.
+    /// Held by the request that runs alone.
     turn: Mutex<()>,
     is_anyone_alone: AtomicBool,
     /// Whether there ever was a small allocation.
     is_used: AtomicBool,
 }
 
-/// See [`Slabs::alone`].
+/// Permission to run alone. See [`Slabs::alone`].
 pub struct Alone<'a> {
     slabs: &'a Slabs,
     _turn: MutexGuard<'a, ()>,
@@ -89,7 +94,7 @@ impl Block {
         self.first.is_none() && self.leaving().is_empty()
     }
 
-    /// Whether what is at `place` is all there is in it.
+    /// Whether the allocation at `place` is the only one in the block.
     #[inline]
     fn has_only(&self, place: u16) -> bool {
         let is_all = |more: &More| more.others.is_empty() && more.leaving.is_empty();
@@ -104,7 +109,9 @@ impl Block {
         self.more.as_mut()?.exit.take()
     }
 
-    /// One beside others, or where there was none that was not being freed; `promise` was for a block.
+    /// Inserts an allocation into a block that is already charged, and withdraws the block that was
+    /// promised to it. If all other allocations of the block were being freed, the block stays
+    /// charged.
     #[inline(never)]
     fn insert_beside(&mut self, site: Site<'_>, piece: Piece, promise: Promise) {
         site.withdraw(promise);
@@ -114,7 +121,7 @@ impl Block {
         self.insert(piece);
     }
 
-    /// `piece`, which was taken out of it, is being freed while others are there, or are being freed too.
+    /// Notes that `piece`, which was removed from the block, is being freed.
     fn begin_leaving(&mut self, process: &Process, piece: Piece) {
         let exit = if self.first.is_none() { self.held.leave(process) } else { None };
         let more = self.more();
@@ -122,7 +129,8 @@ impl Block {
         more.exit = exit;
     }
 
-    /// The driver gives a place out again only once it is free, so what was there is gone: that free went past us.
+    /// Inserts `piece`. The driver gives a place out again only once it is free. A piece that is
+    /// already recorded at that place was freed past the interposer, and is replaced.
     fn insert(&mut self, piece: Piece) {
         let later = match &mut self.first {
             None => {
@@ -155,7 +163,7 @@ impl Block {
         Some(others.remove(at))
     }
 
-    /// Whether `units` places in a row are free.
+    /// Whether `units` consecutive places are free.
     fn has_hole(&self, units: usize) -> bool {
         let mut taken: Vec<Piece> = self.pieces().chain(self.leaving().iter().copied()).collect();
         taken.sort_unstable();
@@ -171,12 +179,12 @@ impl Block {
     }
 }
 
-/// The block that an address is in, as a number that tables can go by, and the place there.
+/// Returns the table key of the block that contains an address, and the place in that block.
 fn place_of(address: u64) -> (u64, usize) {
     (mixed(address / BLOCK_BYTES), (address % BLOCK_BYTES / UNIT_BYTES) as usize)
 }
 
-/// A block with this in it, which was not promised, or in a ledger of before.
+/// Inserts a new block that was not fully promised, or whose promise is in a former ledger.
 #[inline(never)]
 fn put_late(
     mut shard: Guard<'_, Table<Block>>,
@@ -192,7 +200,7 @@ fn put_late(
 
 impl Slabs {
     fn shard(&self, block: u64) -> Guard<'_, Table<Block>> {
-        // The table itself uses the other bits.
+        // The table uses the other bits for itself.
         self.shards[(block >> 48) as usize % SHARDS].lock()
     }
 
@@ -200,19 +208,21 @@ impl Slabs {
         self.shards.iter().map(Brief::lock)
     }
 
-    /// Whether somebody is alone, whom one that has just been promised a block is in the way of: it withdraws, and comes again after this.
+    /// Whether a request runs alone. A request that sees this right after its reservation must
+    /// withdraw it, call [`Self::give_way`], and try again.
     #[inline]
     pub fn is_anyone_alone(&self) -> bool {
         self.is_anyone_alone.load(Ordering::SeqCst)
     }
 
-    /// Waits until whoever is alone is through.
+    /// Waits until the request that runs alone is finished.
     #[cold]
     pub fn give_way(&self) {
         drop(self.turn.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// For the length of a call that has nothing promised, once nobody else of the process has; if that is soon.
+    /// Lets a request without a reservation run alone. Waits until no other request of the process
+    /// has one. Returns `None` if that takes too long.
     pub fn alone(&self, site: &Site<'_>) -> Option<Alone<'_>> {
         let mut patience = Patience::default();
         let turn = loop {
@@ -233,24 +243,26 @@ impl Slabs {
         Some(alone)
     }
 
-    /// Whether `bytes` fit beside others in a block of `context`.
+    /// Whether an allocation of `bytes` fits into an existing block of `context`.
     pub fn has_hole(&self, context: usize, bytes: u64) -> bool {
         let units = bytes.div_ceil(UNIT_BYTES) as usize;
         self.all().any(|shard| shard.values().any(|block| block.context == context && block.has_hole(units)))
     }
 
-    /// Whether the block that `address` is in is charged.
+    /// Whether the block that contains `address` is charged.
     pub fn knows(&self, address: u64) -> bool {
         let (number, _) = place_of(address);
         self.shard(number).contains(number)
     }
 
-    /// The driver put `bytes` at `address`; a block was promised by `promise`.
+    /// Records an allocation of `bytes` that the driver placed at `address`. `promise` reserved a
+    /// block for it.
     #[inline(always)]
     pub fn insert(&self, site: &Site<'_>, address: u64, bytes: u64, of: (usize, usize), promise: Promise) {
         let (ordinal, context) = of;
         let (number, place) = place_of(address);
-        // Whoever has it in its cache keeps it there.
+        // The flag is stored only once, because a store takes the cache line away from other
+        // threads.
         if !self.is_used.load(Ordering::Relaxed) {
             self.is_used.store(true, Ordering::Relaxed);
         }
@@ -266,14 +278,15 @@ impl Slabs {
         }
     }
 
-    /// Frees what was put at `address` by `free`, which is given back if nothing there is known.
+    /// Frees the allocation at `address` by `free`. Returns `free` if the address is unknown here.
     #[inline(always)]
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         if !self.is_used.load(Ordering::Relaxed) {
             return Err(free);
         }
         let (number, place) = place_of(address);
-        // The last of its block is forgotten before: whoever gets a place there meanwhile is charged for the block anew.
+        // The last allocation of a block is removed before `free` runs. If the driver meanwhile
+        // places another one there, the block is charged anew.
         let last = self.shard(number).remove_if(number, |block| block.has_only(place as u16));
         let Some(block) = last else { return self.free_beside(process, number, place as u16, free) };
         let exit = block.held.leave(process);
@@ -286,7 +299,7 @@ impl Slabs {
         Ok(result)
     }
 
-    /// The same for one that may have others beside it.
+    /// Continues [`Self::free`] for an allocation that may not be the only one in its block.
     #[inline(never)]
     fn free_beside<F: FnOnce() -> u32>(
         &self,
@@ -305,7 +318,7 @@ impl Slabs {
         Ok(result)
     }
 
-    /// The driver did not free the last of a block.
+    /// Restores a block because the driver did not free its last allocation.
     #[cold]
     fn put_back(&self, process: &Process, number: u64, mut block: Block, exit: Option<Exit>) {
         if let Some(exit) = exit {
@@ -313,7 +326,7 @@ impl Slabs {
         }
         let mut shard = self.shard(number);
         match shard.get_mut(number) {
-            // Others got places there meanwhile, and the block was charged for them.
+            // Other allocations were placed in the block meanwhile, and it was charged for them.
             Some(other) => {
                 if let Some(exit) = other.take_exit() {
                     exit.cancel(process);
@@ -331,10 +344,10 @@ impl Slabs {
         }
     }
 
-    /// The driver freed one of several, or did not.
+    /// Records whether the driver freed one of several allocations of a block.
     fn end_leaving(&self, process: &Process, number: u64, piece: Piece, is_freed: bool) {
         let mut shard = self.shard(number);
-        // Nothing is left to be done if the context went meanwhile.
+        // If the context ended meanwhile, nothing is left to do.
         let Some(block) = shard.get_mut(number) else { return };
         let Some(at) = block.leaving().iter().position(|one| *one == piece) else { return };
         block.more().leaving.swap_remove(at);
@@ -351,7 +364,7 @@ impl Slabs {
         }
     }
 
-    /// Forgets what died with a context.
+    /// Removes the blocks that ended with a context.
     pub fn forget_context(&self, process: &Process, context: usize) {
         for mut shard in self.all() {
             for mut block in shard.extract(|block| block.context == context) {
@@ -361,7 +374,7 @@ impl Slabs {
         }
     }
 
-    /// Moves what is held to a new ledger of the session's.
+    /// Moves all charges to a new ledger of the session.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         for mut shard in self.all() {
             shard.values_mut().for_each(|block| block.held.follow_on(session, gpus));

@@ -1,22 +1,24 @@
-//! Tables of what is allocated, by numbers that are mixed already.
+//! Tables of allocations. The keys are numbers that are already mixed.
 //!
-//! Much is freed before anything else is allocated, so one of the entries is kept in front, where it is found, put and taken without the table.
+//! Often memory is freed before anything else is allocated. So one entry is kept in front, where it
+//! is found, inserted and removed without the hash table.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, DefaultHasher, Hasher};
 
-/// A table by other keys. That of the standard library begins with random numbers, and ends the process where a filter of the job's refuses them.
+/// A hash table with fixed hash keys. The standard library's default asks the kernel for random
+/// numbers, and aborts the process if the job's system call filter refuses them.
 pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
-/// Spreads numbers that are much alike, each to its own.
+/// Spreads similar numbers. Different numbers stay different.
 pub const fn mixed(number: u64) -> u64 {
     /// 2⁶⁴ divided by the golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     number.wrapping_mul(MULTIPLIER)
 }
 
-/// Keys are mixed already.
+/// A hasher for keys that are already mixed.
 #[derive(Default)]
 struct Identity(u64);
 
@@ -28,12 +30,13 @@ impl Hasher for Identity {
     fn write(&mut self, _: &[u8]) {}
 
     fn write_u64(&mut self, value: u64) {
-        // The table takes its buckets by the low bits, which a product with aligned addresses leaves zero.
+        // The table chooses buckets by the low bits. A product with an aligned address has zeroes
+        // there.
         self.0 = value ^ (value >> 32);
     }
 }
 
-/// See the module.
+/// A hash table with one entry in front. See the module.
 #[derive(Debug)]
 pub struct Table<V> {
     /// Any one of the entries.
@@ -48,7 +51,7 @@ impl<V> Default for Table<V> {
 }
 
 impl<V> Table<V> {
-    /// What is there by `key`.
+    /// Returns the value of `key`.
     #[inline]
     pub fn get_mut(&mut self, key: u64) -> Option<&mut V> {
         match &mut self.front {
@@ -58,12 +61,12 @@ impl<V> Table<V> {
         }
     }
 
-    /// Whether anything is there by `key`.
+    /// Whether there is a value for `key`.
     pub fn contains(&self, key: u64) -> bool {
         matches!(&self.front, Some((front, _)) if *front == key) || self.others.contains_key(&key)
     }
 
-    /// Puts `value` there by `key`, by which nothing is there.
+    /// Inserts `value` for `key`, which must not be in the table.
     #[inline(always)]
     pub fn put(&mut self, key: u64, value: V) {
         if self.front.is_none() {
@@ -78,7 +81,7 @@ impl<V> Table<V> {
         self.others.insert(key, value);
     }
 
-    /// Puts `value` there by `key`. Returns what it replaces.
+    /// Inserts `value` for `key`. Returns the value that it replaces.
     #[inline]
     pub fn insert(&mut self, key: u64, value: V) -> Option<V> {
         if let Some(known) = self.get_mut(key) {
@@ -88,13 +91,13 @@ impl<V> Table<V> {
         None
     }
 
-    /// Takes out what is there by `key`.
+    /// Removes and returns the value of `key`.
     #[inline]
     pub fn remove(&mut self, key: u64) -> Option<V> {
         self.remove_if(key, |_| true)
     }
 
-    /// Takes out what is there by `key` if it `is_meant`.
+    /// Removes and returns the value of `key` if it `is_meant`.
     #[inline(always)]
     pub fn remove_if(&mut self, key: u64, is_meant: impl FnOnce(&V) -> bool) -> Option<V> {
         match &self.front {
@@ -118,17 +121,17 @@ impl<V> Table<V> {
         }
     }
 
-    /// All there is.
+    /// Returns all values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.front.iter().map(|(_, value)| value).chain(self.others.values())
     }
 
-    /// The same, to be changed.
+    /// Returns all values for changes.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.front.iter_mut().map(|(_, value)| value).chain(self.others.values_mut())
     }
 
-    /// Takes out all that `is_meant`.
+    /// Removes and returns all values that are meant.
     pub fn extract(&mut self, is_meant: impl Fn(&V) -> bool) -> impl Iterator<Item = V> {
         let front = self.front.take_if(|(_, value)| is_meant(value));
         let others = self.others.extract_if(move |_, value| is_meant(value));

@@ -1,4 +1,5 @@
-//! Physical memory that is mapped into arrays which have none of their own: it lives until its last handle is released and it is mapped nowhere any more.
+//! Physical memory that is mapped into sparse arrays. It lives until its last handle is released
+//! and its last mapping is gone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,23 +8,24 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use super::Accounts;
 use crate::process::Process;
 
-/// Which part of an array: a box, or a stretch of bytes, as the driver is told, each number with how far it goes.
+/// A part of an array: a box, or a range of bytes. Each range has a beginning and an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What has to be the same: its kind, level and layer.
+    /// The kind, level and layer. Parts in different places do not overlap.
     pub place: [u32; 3],
-    /// Where it begins and ends, by axis.
+    /// Beginning and end on each axis.
     pub ranges: [(u64, u64); 3],
 }
 
 impl Part {
-    /// What is left of it without what lies in `other`, too.
+    /// Returns the parts of `self` that do not lie in `other`.
     fn without(self, other: &Self) -> Vec<Self> {
         let is_apart = |(own, other): (&(u64, u64), &(u64, u64))| own.1 <= other.0 || other.1 <= own.0;
         if self.place != other.place || self.ranges.iter().zip(&other.ranges).any(is_apart) {
             return vec![self];
         }
-        // Axis by axis what lies before and behind; what remains in the end lies in both.
+        // On each axis the parts before and behind `other` are split off. The rest finally lies in
+        // both.
         let (mut both, mut left) = (self, Vec::new());
         for (axis, (from, to)) in other.ranges.into_iter().enumerate() {
             let own = both.ranges[axis];
@@ -42,28 +44,28 @@ impl Part {
     }
 }
 
-/// What the driver is to do with a part of an array.
+/// A change to a part of an array.
 #[derive(Debug, Clone, Copy)]
 pub struct Operation {
     /// The array.
     pub array: u64,
-    /// Where in it.
+    /// The part of the array.
     pub part: Part,
-    /// What is to be mapped there; `None`: what is there is unmapped.
+    /// The memory to map there. `None` unmaps the part.
     pub handle: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Tile {
     array: u64,
-    /// The context that the array ends with.
+    /// The context whose end frees the array.
     context: usize,
-    /// Where it is mapped: nothing in common, and less with each part that is unmapped.
+    /// The parts at which it is mapped. They do not overlap, and shrink with each unmap.
     parts: Vec<Part>,
     handle: u64,
 }
 
-/// What is mapped.
+/// All memory that is mapped into arrays.
 #[derive(Default)]
 pub struct Tiles(Mutex<Vec<Tile>>);
 
@@ -76,7 +78,7 @@ impl Tiles {
         self.lock().extract_if(.., |tile| is_meant(tile)).collect()
     }
 
-    /// What lies in a part of an array is unmapped. Returns what is mapped nowhere any more.
+    /// Unmaps a part of an array. Returns the tiles that are no longer mapped anywhere.
     fn unmap(&self, array: u64, part: &Part) -> Vec<Tile> {
         self.take(|tile| {
             if tile.array == array {
@@ -89,7 +91,8 @@ impl Tiles {
 }
 
 impl Accounts {
-    /// Has the driver do `operations` on arrays of `context` by `call`. What is mapped is kept before: its handle may be released as soon as the driver has
+    /// Runs `call`, which carries out `operations` on arrays of `context`. The memory to map is
+    /// retained before, because another thread may release its handle as soon as the driver has
     /// mapped it.
     pub fn map_tiles(
         &self,
@@ -121,9 +124,10 @@ impl Accounts {
         result
     }
 
-    /// Destroys an array by `destroy`, and with it what is mapped into it.
+    /// Destroys an array by `destroy`, and releases the memory that is mapped into it.
     pub fn destroy_array(&self, process: &Process, array: u64, destroy: impl FnOnce() -> u32) -> u32 {
-        // Before: once the driver has destroyed it, it may give the same handle to another thread.
+        // The tiles are removed before `destroy` runs, because the driver may afterwards give the
+        // same handle to another thread.
         let gone = self.tiles.take(|tile| tile.array == array);
         let result = self.free(process, super::Name::Array(array), destroy);
         if result == CUDA_SUCCESS {
@@ -134,7 +138,7 @@ impl Accounts {
         result
     }
 
-    /// Lets go of what is mapped into the arrays of a context that ended.
+    /// Releases the memory that is mapped into the arrays of an ended context.
     pub(super) fn forget_tiles_of(&self, process: &Process, context: usize) {
         self.release(process, self.tiles.take(|tile| tile.context == context));
     }

@@ -1,7 +1,9 @@
-//! What this process is charged on one GPU: the times of all its streams, with what overlaps counted once.
+//! The GPU time that this process is charged on one GPU: the times of all its streams, with
+//! overlapping times counted once.
 //!
-//! Times that were measured have a place on the time line, and their union is exact. Times that were estimated have none. How much of
-//! them falls where other streams ran is learned in short spells in which every launch is measured ([`Account::spell`]).
+//! Measured times have a place on the time line, and their union is exact. Estimated times have no
+//! place. In short spells every launch is measured ([`Account::spell`]), and these show how much of
+//! the estimated times overlaps with other streams.
 
 use std::time::Duration;
 
@@ -12,61 +14,66 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// GPU time over which the overlap of streams is measured.
+/// GPU time over which the overlap of streams is averaged.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// A segment that was busy for less than this part of its time is charged without a place.
+/// A segment is charged without a place if it was busy for less than this part of its time.
 const DENSE_PERCENT: u64 = 90;
-/// A single launch that took so long is as a segment, and has a place as one has: in a spell it would hardly be seen whole, and others that wait for the SMs
-/// that it has run beside it by its events.
+/// A single launch of at least this length is treated like a segment, and has a place on the time
+/// line. A spell would hardly see the whole of it. By their events, launches that wait for its SMs
+/// seem to run beside it.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
-/// From one spell to the next. Streams of one pace keep their places beside each other for milliseconds: many short spells tell more than few long ones.
+/// Time between two spells. Streams with the same pace keep their relative positions for
+/// milliseconds, so many short spells show more than few long ones.
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
-/// How long a spell lasts: one part in so many of the time.
+/// A spell lasts for one part in this many of `SPELL_EVERY_NS`.
 const SPELL_PART: u64 = 5;
-/// What ran earlier in a spell is not judged: beside it ran launches of segments that were open before, which have no place.
+/// A spell ignores work in this first part of it. Beside that work ran launches of segments that
+/// were open before, which have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// Nor is what ran so late in it that what runs beside it may not have been seen complete.
+/// A spell also ignores work in this last part of it, because work beside it may not have been seen
+/// complete yet.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
-/// What remains of earlier spells after each: about as many count as the rest goes into one.
+/// Weight that the earlier spells keep after each new spell. So about 16 spells count.
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
-/// Streams of which launches were measured within so long run beside each other.
+/// Two streams run beside each other if launches of both were measured within this time.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// Launches that are so far apart, all streams together, are all measured all the time: that costs no more than segments of theirs would, and leaves nothing
-/// to be estimated.
+/// If the launches of all streams together are at least this far apart, all of them are measured
+/// all the time. Measuring all costs no more than segments would, and leaves nothing to estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
-/// Measured GPU time from which spells tell something, ns.
+/// Measured GPU time, ns, that spells need before their result is used.
 const TELLING_NS: f64 = 50_000.0;
 
-/// See the module.
+/// The account of one GPU, as the module describes it.
 #[derive(Debug)]
 pub struct Account {
     kernels: Union,
     copies: Union,
-    /// Times of segments and what they covered anew, of late.
+    /// Times of recent segments, and the part of the time line that only these covered.
     streams_ns: u64,
     covered_ns: u64,
-    /// What of estimated times counts.
+    /// Fraction of estimated times that is charged.
     counts: f64,
-    /// What spells found, late ones most: single launches' times, and what they covered that nothing else did.
+    /// Result of the spells, recent ones weighted most: the times of single launches, and the part
+    /// of them that nothing else covered.
     singles_ns: f64,
     added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
-    /// The stream that was measured last, and when another had been.
+    /// The stream that was measured last, and when another stream was measured before it.
     stream: usize,
     other_stream_ns: Option<u64>,
-    /// When the last work that was charged ended, ns of the host's clock.
+    /// When the last charged work ended, ns of the host's clock.
     pub ended_ns: u64,
-    /// Something is in flight, copies too.
+    /// Whether anything is in flight, copies included.
     pub is_occupied: bool,
-    /// Lanes in which kernels are.
+    /// Lanes with kernels or graphs in flight.
     pub computing_lanes: u32,
-    /// Kernels were there, though they may have completed since the look before.
+    /// Whether kernels were in flight since the previous look, even if they have completed by now.
     pub has_computed: bool,
-    /// When that was last so.
+    /// When `has_computed` was last true.
     pub computed_ns: u64,
-    /// Since when kernels are in flight without a break, as far as looks tell.
+    /// Since when kernels have been in flight without a break, as far as the looks show.
     pub computing_since_ns: Option<u64>,
 }
 
@@ -95,25 +102,25 @@ impl Default for Account {
     }
 }
 
-/// What launches add to the process's GPU time.
+/// GPU time that launches add to the process's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
-    /// So much.
+    /// The added time, ns.
     pub ns: u64,
-    /// What they covered of the time line, if that is known.
+    /// The part of the time line that they covered, if known.
     pub place: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Spell {
-    /// What is judged: from when until when.
+    /// Beginning and end of the time in which work is judged.
     judged: (i64, i64),
     ends_ns: u64,
-    /// Launches that were measured in it.
+    /// Launches that were measured in the spell.
     launches: u64,
-    /// What ran.
+    /// All work in the spell.
     all: Union,
-    /// The same without single launches.
+    /// All work except single launches.
     dense: Union,
     /// As in [`Account`].
     singles_ns: u64,
@@ -130,7 +137,7 @@ impl Spell {
             self.singles_ns += end_ns.abs_diff(start_ns);
             self.added_ns += self.all.add(start_ns, end_ns);
         } else {
-            // What a single launch had covered before is now this one's.
+            // Time that only a single launch had covered before now belongs to this segment.
             let covered_ns = self.dense.add(start_ns, end_ns);
             self.added_ns = (self.added_ns + self.all.add(start_ns, end_ns)).saturating_sub(covered_ns);
         }
@@ -138,20 +145,22 @@ impl Spell {
 }
 
 impl Account {
-    /// Before a look at all lanes. Returns whether something was in flight at the one before.
+    /// Prepares a look at all lanes. Returns whether anything was in flight at the previous look.
     pub fn begin_look(&mut self) -> bool {
         self.computing_lanes = 0;
         self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
     }
 
-    /// How far `now_ns` is from the end of what is in flight, if that takes `queued_ns`: what is next runs since what was before it ended.
+    /// Time between `now_ns` and the expected end of the work in flight, if that work takes
+    /// `queued_ns`. The work runs since the end of the work before it.
     pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
         let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
         queued_ns.abs_diff(now_ns.saturating_sub(began_ns))
     }
 
-    /// Notes that launches of a stream (any number that tells it from others) were measured at `now_ns`.
+    /// Notes that launches of a stream were measured at `now_ns`. `stream` is any number that
+    /// distinguishes it from other streams.
     pub fn saw(&mut self, stream: usize, now_ns: u64) {
         if self.stream != 0 && self.stream != stream {
             self.other_stream_ns = Some(now_ns);
@@ -159,17 +168,20 @@ impl Account {
         self.stream = stream;
     }
 
-    /// Whether several streams run, seen from what was measured of late: a stream with gaps is idle at most looks.
+    /// Whether several streams run, judged by recent measurements, because a stream with gaps is
+    /// idle at most looks.
     fn has_several(&self, now_ns: u64) -> bool {
         self.computing_lanes > 1
             || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
     }
 
-    /// Takes in launches that took `took_ns` between `began_ns` and `end_ns`; returns what they add to the process's GPU time. `single`: one
-    /// launch, of a stream that has gaps.
+    /// Charges launches that took `took_ns` between `began_ns` and `end_ns`. Returns the GPU time
+    /// that the launches add to the process's account. `single`: it is one launch, of a stream that
+    /// has gaps.
     ///
-    /// What other streams cover of such a launch is known in a spell alone, in which theirs are all measured too: a place for it beside launches
-    /// that were not measured would make up for a part of the overlap twice, or not at all.
+    /// How much of a single launch other streams cover is known only in a spell, in which their
+    /// launches are all measured too. Outside a spell, a place beside launches that were not
+    /// measured would correct a part of the overlap twice, or not at all.
     pub fn charge(&mut self, took_ns: u64, (began_ns, end_ns): (i64, i64), single: bool) -> Charged {
         let is_dense = took_ns * 100 >= end_ns.abs_diff(began_ns) * DENSE_PERCENT;
         let single = single && took_ns < LONG_NS;
@@ -187,23 +199,24 @@ impl Account {
         Charged { ns: fresh_ns, place: Some(place) }
     }
 
-    /// Whether times without a place are charged a part of only: streams overlap.
+    /// Whether only a part of a time without a place is charged, because streams overlap.
     fn is_corrected(&self) -> bool {
         self.counts < 1.0
     }
 
-    /// The same for a time that has no place.
+    /// Charges a time that has no place. Returns the time to add.
     pub fn charge_unplaced(&mut self, took_ns: u64) -> u64 {
         self.had_sparse = true;
         (took_ns as f64 * self.counts) as u64
     }
 
-    /// The same for copies, which are an account of their own.
+    /// Charges copies, which have an account of their own. Returns the time to add.
     pub fn charge_copy(&mut self, measured: &Measured, end_ns: i64) -> u64 {
         self.copies.add(end_ns - measured.took_ns, end_ns)
     }
 
-    /// How many times over the streams' times cover the GPU's, in thousandths, whenever enough was measured.
+    /// Sum of the streams' times over the GPU time that they cover, in thousandths, each time that
+    /// enough was measured.
     pub fn overlap_permille(&mut self) -> Option<u64> {
         if self.covered_ns <= OVERLAP_OVER_NS {
             return None;
@@ -213,7 +226,8 @@ impl Account {
         Some(u64::try_from(permille).unwrap_or(u64::MAX))
     }
 
-    /// Whether every launch is to be measured now: now and then, where several streams are busy and one has gaps.
+    /// Whether every launch is to be measured now. A spell begins now and then where several
+    /// streams are busy and one of them has gaps.
     pub fn spell(&mut self, now_ns: u64) -> bool {
         if let Some(spell) = &self.spell {
             if now_ns < spell.ends_ns {
@@ -291,7 +305,8 @@ mod tests {
             account.charge_unplaced(1);
             now_ns += SPELL_EVERY_NS;
             assert!(account.spell(now_ns), "spell {spell} is due");
-            // Two streams with kernels of 8 µs, each the first half of the other's time.
+            // Two streams with kernels of 8 µs. Each kernel shares half of its time with a kernel
+            // of the other stream.
             for kernel in 0..80 {
                 let start_ns = now_ns as i64 + kernel * 20_000;
                 account.charge(8_000, (start_ns, start_ns + 8_000), true);
@@ -316,7 +331,7 @@ mod tests {
         let mut account = Account { counts: 0.5, ..Account::default() };
         let long_ns = LONG_NS as i64;
         assert_eq!(account.charge(LONG_NS, (0, long_ns), true).place, Some((0, long_ns)));
-        // It waited for what the first one held.
+        // The second launch waited for SMs that the first one occupied.
         assert_eq!(account.charge(2 * LONG_NS, (0, 2 * long_ns), true).ns, LONG_NS);
         assert_eq!(account.charge(1_000, (long_ns, long_ns + 1_000), true).ns, 500, "a short one");
     }

@@ -1,5 +1,6 @@
-//! Whether the job's own threads have all ended. A program whose first thread ends by itself (`pthread_exit`) goes on until its last thread ends,
-//! and then it exits: ours are not to be that last one.
+//! Finds out whether the job's own threads have all ended. A program whose first thread ends by
+//! itself (`pthread_exit`) goes on until its last thread ends, and then exits. A thread of deepres
+//! must not be that last one.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -12,16 +13,18 @@ use crate::os;
 
 /// The meter thread's name.
 pub const METER: &str = "deepres-meter";
-/// The name of the thread that writes what is recorded.
+/// Name of the thread that writes the trace.
 pub const RECORD: &str = "deepres-record";
 
-/// Our own threads: the meter, and the one that writes what is recorded; 0: there is none.
+/// Ids of deepres's own threads: the meter thread, and the thread that writes the trace. 0 means
+/// none.
 static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// The folder of the process's threads, opened while it could be: a job may go where there is no such file system, or use every descriptor there is.
+/// The folder of the process's threads, `/proc/self/task`. The folder is opened early, because the
+/// job may later lose sight of that file system, or use up all descriptors.
 static FOLDER: Place = Place::none();
 
-/// The calling thread is ours, until it says otherwise.
+/// Counts the calling thread as one of deepres's own, until it calls [`count_out`].
 pub fn count_in() {
     let own = os::thread_id();
     let is_taken =
@@ -29,7 +32,7 @@ pub fn count_in() {
     OURS.iter().find(is_taken);
 }
 
-/// The calling thread is about to end.
+/// Notes that the calling thread is about to end.
 pub fn count_out() {
     let own = os::thread_id();
     for place in &OURS {
@@ -37,7 +40,7 @@ pub fn count_out() {
     }
 }
 
-/// In a forked child: the parent's threads are not its own. This is the child's only thread.
+/// Forgets the parent's threads, in a forked child. The calling thread is the child's only thread.
 pub fn forget() {
     OURS.iter().for_each(|own| own.store(0, Ordering::Relaxed));
     if let Some(folder) = FOLDER.swap(None) {
@@ -45,7 +48,7 @@ pub fn forget() {
     }
 }
 
-/// Opens the folder, and keeps it if the job does not lack the descriptor.
+/// Opens the folder, and keeps it open if the job can spare the descriptor.
 pub fn keep_folder() {
     let Some(folder) = open().map(OwnDescriptor::new) else { return };
     let before = if folder.is_to_spare() { FOLDER.swap(Some(folder)) } else { Some(folder) };
@@ -54,7 +57,8 @@ pub fn keep_folder() {
     }
 }
 
-/// Whether the first thread has ended and no other is left that is not ours. False where that cannot be told.
+/// Whether the first thread has ended and only deepres's own threads are left. False if this cannot
+/// be found out.
 pub fn is_left() -> bool {
     let first = process::id();
     let are_ours = |folder: RawFd| has_ended(folder, first) && all(folder, |id| id == first || is_ours(id));
@@ -70,9 +74,9 @@ pub fn is_left() -> bool {
 
 fn open() -> Option<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: a terminated name.
+    // SAFETY: the name ends with a null byte.
     let number = unsafe { libc::open(c"/proc/self/task".as_ptr(), flags) };
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -80,31 +84,33 @@ fn is_ours(thread: u32) -> bool {
     OURS.iter().any(|own| own.load(Ordering::Relaxed) == thread)
 }
 
-/// Whether a thread is a zombie, as the first one is whose others live on: it has no program any more. (Asked without another descriptor.)
+/// Whether a thread is a zombie, as the first thread is once it ended before the others. A zombie
+/// has no program any more, so its `exe` link cannot be read. The check needs no further
+/// descriptor.
 fn has_ended(folder: RawFd, thread: u32) -> bool {
     let mut name = String::new();
     if write!(name, "{thread}/exe\0").is_err() {
         return false;
     }
     let mut target = [0_u8; 8];
-    // SAFETY: a terminated name; the result has that much room.
+    // SAFETY: the name ends with a null byte, and the result has room for the given length.
     let read =
         unsafe { libc::readlinkat(folder, name.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
     read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
 }
 
-/// Whether something holds for every thread. False if they cannot be read.
+/// Whether `holds` is true of every thread. False if the threads cannot be read.
 fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
-    /// Where the length and the name lie in an entry (`struct linux_dirent64`).
+    /// Offsets of the length and the name in a directory entry (`struct linux_dirent64`).
     const LENGTH_AT: usize = 16;
     const NAME_AT: usize = 19;
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     if unsafe { libc::lseek(folder, 0, libc::SEEK_SET) } != 0 {
         return false;
     }
     let mut entries = [0_u8; 4096];
     loop {
-        // SAFETY: that much room.
+        // SAFETY: the buffer has room for the given length.
         let read =
             unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), entries.len()) };
         let Ok(read) = usize::try_from(read) else { return false };
@@ -118,7 +124,7 @@ fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
                 return false;
             };
             let name = CStr::from_bytes_until_nul(&entry[NAME_AT..]).ok().and_then(|name| name.to_str().ok());
-            // All others are `.` and `..`.
+            // The only entries that are not numbers are `.` and `..`.
             if name.and_then(|name| name.parse().ok()).is_some_and(|thread| !holds(thread)) {
                 return false;
             }
@@ -148,7 +154,7 @@ mod tests {
         count_out();
         assert!(!is_ours(other));
         let ended = thread::spawn(os::thread_id).join().unwrap();
-        // Who waits for a thread goes on a little before it is gone.
+        // `join` may return shortly before the kernel has removed the thread.
         let until = Instant::now() + Duration::from_secs(10);
         while (!has_ended(folder, ended) || sees(ended)) && Instant::now() < until {
             thread::yield_now();

@@ -1,44 +1,52 @@
-//! How the device's clock, by which events tell the time, lies on the host's. Pure.
+//! Aligns the device's clock, on which events have their times, with the host's clock. Pure.
 //!
-//! An event's time is a distance from a base event by the device's clock, and nothing says when the base was on the host's. What is seen complete was
-//! complete by then: each look bounds it from above, and the promptest look of some seconds tells it to some microseconds. The clocks run apart by some tens of
-//! millionths, either way; a time line that was only ever pulled back would fall behind without end where the device's clock is the slower, and those of contexts and
-//! processes that began at different times would run apart.
+//! The driver gives an event's time as a distance from a base event, on the device's clock. Nothing
+//! tells the base event's time on the host's clock. An event that is seen complete was complete by
+//! then, so each look gives an upper bound. The promptest look within some seconds gives the time
+//! to some microseconds.
+//!
+//! The two clocks drift apart by some tens of millionths, in either direction. So the time line
+//! must move forward as well as back. A time line that only ever moved back would fall behind
+//! without end where the device's clock is the slower one. The time lines of contexts and processes
+//! that began at different times would then drift apart.
 
-/// What a time line is moved on by rests on looks over so long, ns, at least …
+/// Shortest time, ns, over which looks are collected before the time line is moved forward …
 const WINDOW_NS: i64 = 1_000_000_000;
-/// … and on so many: looks are up to 0.4 ms apart, so that the promptest of these is some microseconds late.
+/// … and the fewest looks in that time. Looks are up to 0.4 ms apart, so the promptest of this many
+/// comes only some microseconds late.
 const LOOKS: u32 = 64;
-/// After so long, ns, fewer do: what they are late by is less than what clocks run apart by otherwise.
+/// After this time, ns, fewer looks are enough: their delay is then less than the clocks would
+/// drift apart otherwise.
 const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 
-/// See the module.
+/// The alignment of one context's events.
 #[derive(Debug)]
 pub struct Alignment {
-    /// Where the base event lies on the host's clock.
+    /// Time of the base event on the host's clock.
     base_ns: i64,
-    /// Since when looks are counted, how many there were, and by how much the promptest was late.
+    /// When the present window began, the looks in it, and the delay of the promptest one.
     began_ns: i64,
     looks: u32,
     least_late_ns: i64,
 }
 
-/// What came of a look.
+/// The result of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// Where the event lies on the host's clock.
+    /// Time of the event on the host's clock.
     pub at_ns: i64,
-    /// By how much the whole time line was moved; what lies on it is to be moved too.
+    /// Distance by which the whole time line was moved. The caller moves its other values on the
+    /// time line too.
     pub moved_ns: i64,
 }
 
 impl Alignment {
-    /// For a base that was just seen complete, at `now_ns`.
+    /// Begins with a base event that was just seen complete, at `now_ns`.
     pub fn new(now_ns: i64) -> Self {
         Self { base_ns: now_ns, began_ns: now_ns, looks: 0, least_late_ns: i64::MAX }
     }
 
-    /// An event `since_base_ns` after the base was seen complete at `now_ns`.
+    /// Places an event that lies `since_base_ns` after the base and was seen complete at `now_ns`.
     pub fn place(&mut self, since_base_ns: i64, now_ns: i64) -> Placed {
         let late_ns = now_ns - (self.base_ns + since_base_ns);
         self.looks = self.looks.saturating_add(1);
@@ -59,7 +67,7 @@ impl Alignment {
         Placed { at_ns: self.base_ns + since_base_ns, moved_ns }
     }
 
-    /// The event that lies at `at_ns` is the base from now on.
+    /// Makes the event at `at_ns` the new base.
     pub fn rebase(&mut self, at_ns: i64) {
         self.base_ns = at_ns;
     }
@@ -71,10 +79,11 @@ mod tests {
 
     const PPM: i64 = 1_000_000;
     const SECOND_NS: i64 = 1_000_000_000;
-    /// Looks come this much after what they see, at most.
+    /// Longest time between an event and the look that sees it.
     const LATEST_NS: i64 = 400_000;
 
-    /// A device whose clock is so many millionths fast, looked at every `every_ns`.
+    /// A device whose clock is fast by `ppm` millionths. The test looks at the device every
+    /// `every_ns`.
     struct Device {
         ppm: i64,
         every_ns: i64,
@@ -94,7 +103,7 @@ mod tests {
             }
         }
 
-        /// How far off what completed at `at_ns` is placed.
+        /// Error of the place of an event that completed at `at_ns`.
         fn look(&mut self, at_ns: i64) -> i64 {
             self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let late_ns = (self.random >> 33) as i64 % LATEST_NS;
@@ -107,7 +116,7 @@ mod tests {
             placed.at_ns - at_ns
         }
 
-        /// The farthest that anything is placed off, after the first seconds.
+        /// Largest error of any place, without the first seconds.
         fn farthest_ns(&mut self, from_ns: i64, to_ns: i64) -> i64 {
             let mut farthest_ns = 0;
             let mut at_ns = from_ns;
@@ -126,7 +135,7 @@ mod tests {
     fn a_clock_that_is_fast_or_slow_stays_on_the_hosts_for_an_hour() {
         for ppm in [-100, 0, 100] {
             let farthest_ns = Device::new(ppm, 7_000_000, 0).farthest_ns(0, 3600 * SECOND_NS);
-            // A window's drift, and what the promptest look of one is late by.
+            // The limit covers the drift of one window and the delay of its promptest look.
             assert!(farthest_ns < 200_000, "{ppm} ppm: {farthest_ns} ns off");
         }
     }

@@ -10,41 +10,45 @@ use super::measure::Middle;
 use crate::driver::calls::{Calls, Context, Event, Progress, Stream};
 use crate::os;
 
-/// An event's distance from its base comes as a float of milliseconds: after 10 s it is known to about 1 µs.
+/// Distance from the base event at which a new base is chosen. The driver gives the distance as a
+/// float of milliseconds, which is precise to about 1 µs after 10 s.
 const REBASE_NS: i64 = 5_000_000_000;
-/// A context that cannot be made current for so long is given up: as long as a hand-off waits for what is in flight at most.
+/// A context that cannot be made current for this long is given up. A hand-off waits for work in
+/// flight no longer than this.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
-/// See the module. Lives as long as the process, since threads keep references to lanes: once its context is gone it is another's, with all its
-/// lanes, so that a job may make as many contexts as it likes.
+/// The state of a context of the driver. The state lives as long as the process, because threads
+/// keep references to its lanes. Once the context is gone, the state serves another context, with
+/// all its lanes. So a job may make as many contexts as it likes.
 #[derive(Debug)]
 pub struct ContextState {
     handle: AtomicUsize,
-    /// The GPU that it is on.
+    /// The GPU of the context.
     pub gpu: &'static Gpu,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// Set when the context is destroyed; the driver may give the handle out again.
+    /// Whether the context is destroyed. The driver may then give its handle to another context.
     is_dead: AtomicBool,
-    /// Users beside the first, who attached to it.
+    /// Users that attached to the context after the first one.
     attached: AtomicU32,
-    /// Lanes that are on a stream.
+    /// Lanes that belong to a stream.
     lanes: AtomicU32,
     inner: Mutex<Inner>,
 }
 
-/// What the context's lock protects: also, that no event or stream of the context dies while the holder uses it.
+/// The data under the context's lock. No event or stream of the context dies while a thread holds
+/// the lock.
 #[derive(Debug, Default)]
 pub struct Inner {
     /// Every lane, used or not.
     pub lanes: Vec<&'static Lane>,
-    /// How the events' time line lies to the host's clock.
+    /// Events' time less the host's time, for segments that find their stream idle.
     pub offset: Middle,
-    /// What a record and a launch take on the host.
+    /// Host time of recording an event and a launch.
     pub lead: Middle,
-    /// The stream on which memory is moved ([`super::mover`]); it ends with the context.
+    /// The stream on which memory is moved ([`super::mover`]). The stream ends with the context.
     pub moving: Option<Stream>,
-    /// Since when the meter thread cannot make the context current.
+    /// Since when the meter thread has been unable to make the context current.
     unreachable_since_ns: Option<u64>,
     base: Option<Base>,
 }
@@ -56,7 +60,7 @@ struct Base {
 }
 
 impl ContextState {
-    /// A context on a GPU.
+    /// State of a new context on a GPU.
     pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
         Self {
             handle: AtomicUsize::new(handle.0),
@@ -75,22 +79,24 @@ impl ContextState {
         Context(self.handle.load(Ordering::Relaxed))
     }
 
-    /// Whether this is what is known of `handle`, and that is not gone.
+    /// Whether this state belongs to `handle`, and the context is alive.
     #[inline(always)]
     pub fn is_alive_as(&self, handle: Context) -> bool {
-        // In this order: whoever sees that it is alive sees as what.
+        // The order matters: a thread that sees the context alive also sees its present handle.
         !self.is_dead() && self.handle() == handle
     }
 
-    /// Is what is known of another context from here on, on the same GPU. The caller sees to it that nobody else does this.
+    /// Makes this the state of another context on the same GPU. The caller makes sure that no other
+    /// thread does so.
     pub fn revive(&self, handle: Context) {
         self.handle.store(handle.0, Ordering::Relaxed);
         self.attached.store(0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);
     }
 
-    /// Locks it. Held by the meter thread while it asks about events, and by hooks that are about to destroy a stream or the
-    /// context; never on the way of a launch once a thread has its lane.
+    /// Locks the context. The meter thread holds the lock while it queries events. Hooks hold the
+    /// lock when they are about to destroy a stream or the context. A launch does not take the lock
+    /// once its thread has a lane.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +106,7 @@ impl ContextState {
         self.is_dead.load(Ordering::Acquire)
     }
 
-    /// As [`Self::lock`], if nobody has it.
+    /// As [`Self::lock`], if no other thread has the lock.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
         match self.inner.try_lock() {
             Ok(inner) => Some(inner),
@@ -109,19 +115,21 @@ impl ContextState {
         }
     }
 
-    /// Whether anything of it is not known to be through. Waits for nobody.
+    /// Whether any work of the context may be unfinished. Does not wait for the lock.
     pub fn may_have_work(&self) -> bool {
         self.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
     }
 
-    /// Every stream of `handle`, which this is, is about to wait for something else than its own work, whoever launches there; perhaps for the host.
+    /// Notes that every stream of the context is about to wait for something else than its own
+    /// work, whichever thread launches on it. The caller gives the context's `handle`.
+    /// `awaits_host`: the streams may wait for the host.
     pub fn interrupt(&self, handle: Context, calls: &Calls, thread_id: u32, awaits_host: bool) {
         let inner = self.lock();
         if !self.is_alive_as(handle) {
             return;
         }
         for lane in &inner.lanes {
-            // Another thread's per-thread stream has no name here.
+            // The per-thread stream of another thread has no name in this thread.
             if lane.stream() == Some(Stream::PER_THREAD) && lane.owner() != thread_id {
                 lane.note_wait();
             } else {
@@ -133,7 +141,8 @@ impl ContextState {
         }
     }
 
-    /// It is about to go: what of its work is complete is charged as what it took. The caller holds the lock.
+    /// Charges the complete segments by their measured times, before the context is destroyed. The
+    /// caller holds the lock.
     pub fn charge_complete(&self, calls: &Calls, inner: &Inner) {
         for lane in &inner.lanes {
             while let Some(segment) = lane.oldest() {
@@ -145,7 +154,7 @@ impl ContextState {
                 let measured_ns =
                     has_start.then(|| calls.elapsed_ns(segment.start(), segment.end())).flatten();
                 if !contents.is_copy {
-                    // The one may hold pauses, and the other be unknown.
+                    // The measured time may include pauses, and an estimate may be missing.
                     let took_ns = measured_ns.map_or(u64::MAX, |took_ns| took_ns.max(0) as u64);
                     let known_ns = [contents.expected_ns, took_ns].into_iter().filter(|ns| *ns != 0).min();
                     self.gpu.add_late(known_ns.filter(|ns| *ns != u64::MAX).unwrap_or(0));
@@ -156,31 +165,34 @@ impl ContextState {
         }
     }
 
-    /// The context is gone: nothing of it may be touched from here on. The caller holds the lock. What of its work nobody saw complete is charged as what it
-    /// is known to take, or as what there was time for.
+    /// Marks the context as destroyed: nothing of it may be touched from now on. The caller holds
+    /// the lock. Work that nobody saw complete is charged by its estimates, or by the time that
+    /// passed if that is less.
     pub fn kill(&self, inner: &mut Inner) {
         inner.lanes.iter().for_each(|lane| lane.retire());
         self.charge_unseen(inner);
         inner.lanes.iter().for_each(|lane| lane.forget_events());
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
-        // From here on it may be another's.
+        // From now on this state may be reused for another context.
         self.is_dead.store(true, Ordering::Release);
     }
 
-    /// The meter thread's: it cannot make the context current, at `now_ns`, and so see what is complete. That may pass; after a while nothing of it is taken
-    /// for in flight any more, and what nobody saw complete is charged as at the context's end. Returns whether that is so.
+    /// Called by the meter thread when it cannot make the context current, at `now_ns`, and so
+    /// cannot see whether its work is complete. The state may be temporary. After a while, the work
+    /// no longer counts as in flight and is charged as at the context's end. Returns whether that
+    /// has happened.
     pub fn is_given_up(&self, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
             return false;
         }
-        // Their events stay theirs: the driver may have them still.
+        // The lanes keep their events, because the driver may still have these.
         inner.lanes.iter().for_each(|lane| lane.discard());
         self.charge_unseen(inner);
         true
     }
 
-    /// Takes everything of its lanes, of which no segment is open, for through.
+    /// Removes all closed segments of the context and charges them. No segment may be open.
     fn charge_unseen(&self, inner: &Inner) {
         let now_ns = os::now_ns();
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
@@ -200,7 +212,7 @@ impl ContextState {
         self.gpu.add_late(expected_ns.min(most_ns));
     }
 
-    /// Runs `call`, which may make one user more, while nobody else leaves.
+    /// Runs `call`, which may add a user of the context. No user leaves meanwhile.
     pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
         let _uncancelled = os::uncancelled();
         let _nobody_leaves = self.lock();
@@ -211,31 +223,32 @@ impl ContextState {
         result
     }
 
-    /// A user has left. Returns whether others are left. The caller holds the lock.
+    /// Removes a user. Returns whether other users are left. The caller holds the lock.
     pub fn detach(&self) -> bool {
         let left = |users: u32| users.checked_sub(1);
         self.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
-    /// Its lanes that are on a stream.
+    /// Number of lanes that belong to a stream.
     pub fn lanes(&self) -> u32 {
         self.lanes.load(Ordering::Relaxed)
     }
 
-    /// There are so many more.
+    /// Adds `more` to the number of lanes.
     pub fn count_lane(&self, more: i32) {
         self.lanes.fetch_add(more as u32, Ordering::Relaxed);
     }
 
-    /// Two new events of this context.
+    /// Creates two events in this context.
     pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
-    /// The lane of a thread on a stream of `handle`, which this is: the one it has, one that nobody uses any more, or a new one.
+    /// Returns a lane for a thread on a stream of the context with `handle`. The result is the
+    /// thread's own lane, a lane that nobody uses any more, or a new lane.
     pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
         let mut inner = self.lock();
-        // Meanwhile it may have been destroyed, and this be another.
+        // The context may have been destroyed meanwhile, and this state reused for another one.
         if !self.is_alive_as(handle) {
             return None;
         }
@@ -259,13 +272,14 @@ impl ContextState {
 }
 
 impl Inner {
-    /// The context is current to the meter thread.
+    /// Notes that the meter thread made the context current.
     pub fn reached(&mut self) {
         self.unreachable_since_ns = None;
     }
 
-    /// Where `lane`'s oldest segment, which is complete, lies, ns on the process's time line. Now and
-    /// then takes the segment's end event for the new base and leaves the old base in its place.
+    /// Returns where `lane`'s oldest segment lies, in ns on the process's time line. The segment is
+    /// complete. Now and then the segment's end event becomes the new base, and the segment gets
+    /// the old base event in its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {
         let segment = lane.oldest()?;
         let contents = segment.contents();
@@ -290,7 +304,7 @@ impl Inner {
         Some((placed.at_ns - took_ns, placed.at_ns))
     }
 
-    /// The time line was moved: so is what is remembered of it.
+    /// Moves all values on the time line by `moved_ns`, because the time line itself was moved.
     fn move_by(&mut self, moved_ns: i64) {
         if moved_ns == 0 {
             return;

@@ -1,43 +1,47 @@
-//! What a launch takes, learned from segments that held one launch: for the window on work in flight, and for the time of launches that were
-//! counted and not timed.
+//! The time that a launch takes, learned from segments that held one launch. The time serves the
+//! window on work in flight, and the charge of launches that were counted and not timed.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Buckets of the table, and places in each: a bucket is one cache line. More different kernels than that overwrite each other and are learned
-/// again.
+/// Buckets of the table, and places in each. A bucket is one cache line. If there are more
+/// different kernels than places, they overwrite each other and are learned again.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// Weight of a new measurement: one in this many.
+/// Weight of a new measurement: one part in this many.
 const WEIGHT: u64 = 4;
-/// A measurement counts as at most so many times what was known: one that a busy machine made long does not stand for all that follow, and a
-/// kernel that really takes longer now is followed within a few …
+/// A measurement counts as at most this many times the mean. So one measurement that a busy machine
+/// made long does not stand for all that follow. If a kernel really takes longer now, the mean
+/// follows within a few measurements …
 const MOST_TIMES_KNOWN: u64 = 3;
-/// … and if there was a longer one not long ago, as four times as much for each. What takes long now and then is not made long by the machine, and cut off it would
-/// not be charged for.
+/// … because each recent long measurement raises the limit four times. A kernel that takes long now
+/// and then was not made long by the machine. If the long runs were cut off, nobody would be
+/// charged for them.
 const MORE_PER_LONG: u8 = 64;
-/// Each doubles it. Every measurement that is within what counts takes one away.
+/// Steps that double the limit. Each measurement within the limit takes one step back.
 const MORE_PER_DOUBLING: u8 = 32;
-/// 128 times as much.
+/// Most steps: 128 times the limit.
 const MOST_MORE: u8 = 224;
-/// A kernel whose time scatters takes its mean over so much, at the least: a bound above that says nothing against what is known.
+/// A kernel whose times scatter takes its mean divided by this, at the least. A bound above that
+/// does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
-/// Mean time by key.
+/// Table of mean times by key.
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
-    /// By place, beside the line that a launch looks at.
+    /// Histories by place, outside the cache line that a launch reads.
     histories: Box<[[History; WAYS]]>,
 }
 
-/// What is remembered of a place's measurements; the meter thread's to write.
+/// History of a place's measurements. Only the meter thread writes it.
 #[derive(Debug, Default)]
 struct History {
-    /// By how much more than [`MOST_TIMES_KNOWN`] they count, in [`MORE_PER_DOUBLING`]ths of a doubling.
+    /// Steps by which the limit is above [`MOST_TIMES_KNOWN`]. [`MORE_PER_DOUBLING`] steps double
+    /// it.
     more: AtomicU8,
-    /// How many there were, as far as it counts.
+    /// Number of measurements and bounds, up to the greatest `u8`.
     measured: AtomicU8,
-    /// Whether one of them was more than a bound.
+    /// Whether at least one of them was a measurement and not only a bound.
     is_measured: AtomicBool,
 }
 
@@ -66,14 +70,14 @@ impl Estimates {
         self.buckets.get(key as usize % BUCKETS)
     }
 
-    /// What a launch with this key takes, ns.
+    /// Mean time of a launch with this key, ns.
     #[inline(always)]
     pub fn get(&self, key: u64) -> Option<u64> {
         let place = self.bucket(key)?.0.iter().find(|place| place.key.load(Ordering::Relaxed) == key)?;
         Some(place.mean_ns.load(Ordering::Relaxed))
     }
 
-    /// From how many measurements, or bounds, that is known, as far as it counts.
+    /// Number of measurements and bounds that the mean rests on, up to the greatest `u8`.
     pub fn measured(&self, key: u64) -> u8 {
         self.history(key).map_or(0, |history| history.measured.load(Ordering::Relaxed))
     }
@@ -85,8 +89,9 @@ impl Estimates {
         of_key.map(|(_, history)| history)
     }
 
-    /// Notes that one took no more than `most_ns`: all that is known of one that was not measured exactly. Once others were that says nothing, unless it is far less than what
-    /// is known: the mean of what scatters would follow its shortest. The meter thread's.
+    /// Notes that a launch took no more than `most_ns`, where its time was not measured exactly.
+    /// Once the key was measured, a bound is used only if it is far below the mean. Otherwise the
+    /// mean of scattered times would follow the shortest of them. Called by the meter thread.
     pub fn bound(&self, key: u64, most_ns: u64) {
         let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
         let part = if scatters { TIMES_SCATTERED } else { 1 };
@@ -95,13 +100,15 @@ impl Estimates {
         }
     }
 
-    /// Notes that one took `took_ns`. Returns as how long it counts: `None` if it is the first. The meter thread's.
+    /// Notes that a launch took `took_ns`. Returns the time as which the launch counts, or `None`
+    /// for the first launch. Called by the meter thread.
     pub fn learn(&self, key: u64, took_ns: u64) -> Option<u64> {
         self.take(key, took_ns, true)
     }
 
     fn take(&self, key: u64, took_ns: u64, is_measured: bool) -> Option<u64> {
-        /// Which place of a full bucket a new key takes: bits that do not choose the bucket.
+        /// Bits that choose the place that a new key takes in a full bucket. These bits do not
+        /// choose the bucket.
         const VICTIM_SHIFT: u32 = 32;
         let bucket = key as usize % BUCKETS;
         let (Bucket(places), histories) = self.buckets.get(bucket).zip(self.histories.get(bucket))?;
@@ -141,7 +148,7 @@ impl Estimates {
     }
 }
 
-/// Odd numbers without a pattern (digits of π): each word of a key has its own.
+/// Odd numbers without a pattern (digits of π), one for each word of a key.
 const MULTIPLIERS: [u64; 5] = [
     0x9e37_79b9_7f4a_7c15,
     0x243f_6a88_85a3_08d3,
@@ -150,7 +157,8 @@ const MULTIPLIERS: [u64; 5] = [
     0x082e_fa98_ec4e_6c89,
 ];
 
-/// Mixes words into a key that is never 0. The products do not wait for each other: this is on the launch path.
+/// Mixes words into a key that is never 0. The products do not depend on each other, because this
+/// is on the launch path.
 #[inline(always)]
 pub fn key(words: [u64; 5]) -> u64 {
     const FOLD: u32 = 32;
@@ -161,7 +169,8 @@ pub fn key(words: [u64; 5]) -> u64 {
     ((sum ^ (sum >> FOLD)).wrapping_mul(MULTIPLIERS[0]) >> 1) | 1 << 63
 }
 
-/// Identifies launches of a kernel that take the same time: the key of its function and geometry.
+/// Key of a kernel launch: identifies launches of the same function and geometry, which take the
+/// same time.
 #[inline(always)]
 pub fn launch_key(function: u64, grid: [u64; 3], block: [u64; 3], shared_bytes: u64) -> u64 {
     let pair = |high: u64, low: u64| high << u32::BITS | low;
@@ -217,7 +226,7 @@ mod tests {
         let estimates = Estimates::default();
         let (mut sum_ns, mut charged_ns) = (0, 0);
         for launch in 0..10_000_u64 {
-            // A tenth of them, without a pattern that the weights could follow.
+            // A tenth of the launches takes long, without a pattern that the weights could follow.
             let took_ns = if key([launch, 0, 0, 0, 0]).is_multiple_of(10) { 100_000 } else { 5_000 };
             if launch >= 100 {
                 sum_ns += took_ns;
@@ -235,7 +244,7 @@ mod tests {
         let estimates = Estimates::default();
         let (mut sum_ns, mut known_ns) = (0, 0);
         for launch in 0..20_000_u64 {
-            // From half to three halves, all alike.
+            // All times from one half to three halves of the mean are equally likely.
             let took_ns = MEAN_NS / 2 + key([launch, 0, 0, 0, 0]) % MEAN_NS;
             if let Some(estimate_ns) = estimates.get(keyed(1)) {
                 sum_ns += took_ns;
@@ -279,7 +288,7 @@ mod tests {
             estimates.bound(keyed(1), 5_000);
         }
         assert_eq!(estimates.get(keyed(1)), Some(8_000));
-        // That the first held something else is seen nevertheless.
+        // A far lower bound shows that the first measurement included something else.
         estimates.bound(keyed(1), 1_000);
         assert!(estimates.get(keyed(1)) < Some(8_000));
     }
@@ -287,7 +296,7 @@ mod tests {
     #[test]
     fn a_program_of_a_thousand_kernels_is_known_almost_whole() {
         let estimates = Estimates::default();
-        // As addresses of functions are: far apart, by steps.
+        // The keys resemble addresses of functions, which lie far apart at regular steps.
         let kernels = || (0..1_000_u64).map(|number| keyed(0x7f00_0000_0000 + number * 0x140));
         kernels().for_each(|key| {
             estimates.learn(key, 5);

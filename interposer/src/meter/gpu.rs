@@ -1,4 +1,4 @@
-//! One GPU as this process sees it: what the session says about it, and what is in flight on it.
+//! One GPU as this process sees it: the session's pages for it, and the work in flight on it.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -12,64 +12,65 @@ use super::segment::Launches;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::{os, process};
 
-/// A reference that can be replaced, to something that lives as long as the process.
+/// A replaceable reference to something that lives as long as the process.
 #[derive(Debug)]
 pub struct Shared<T: 'static>(AtomicPtr<T>);
 
 impl<T> Shared<T> {
-    /// None yet.
+    /// Holds no reference yet.
     pub const fn none() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// The present one.
+    /// Returns the present reference.
     #[inline(always)]
     pub fn get(&self) -> Option<&'static T> {
         // SAFETY: only `set` stores here, and it takes references that live for ever.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Replaces it.
+    /// Replaces the reference.
     pub fn set(&self, value: Option<&'static T>) {
         let pointer = value.map_or(std::ptr::null_mut(), |value| std::ptr::from_ref(value).cast_mut());
         self.0.store(pointer, Ordering::Release);
     }
 }
 
-/// GPU time that may be queued while the gate is open and nobody says how much. A queue that deep keeps any GPU busy.
+/// GPU time that may be queued while the gate is open, where the grant gives no value. A queue of
+/// this depth keeps any GPU busy.
 const RUN_AHEAD_NS: u64 = 100_000_000;
-/// Streams that run one after another.
+/// Overlap of streams that run one after another.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
-/// See the module.
+/// One GPU of the process, as the module describes it.
 #[derive(Debug)]
 pub struct Gpu {
     grant: Shared<GrantSlot>,
     meter: Shared<MeterSlot>,
-    /// The controller's index, or [`UNMANAGED`].
+    /// The daemon's index of the GPU, or [`UNMANAGED`].
     index: AtomicU32,
     bell: Place,
     /// Estimated GPU time launched and not seen complete, ns.
     queued_ns: AtomicU64,
-    /// How many times over the streams' times cover the GPU's, in thousandths.
+    /// Sum of the streams' times over the GPU time that they cover, in thousandths.
     overlap_permille: AtomicU64,
-    /// Counts completions: threads that wait for their window sleep on it.
+    /// Count of completions, and the futex on which threads wait for room in their window.
     freed: AtomicU32,
-    /// Threads that do.
+    /// Threads that wait on `freed`.
     window_waiters: AtomicU32,
-    /// The count of completions at which waiting for another was given up.
+    /// The count of completions at which a thread gave up waiting for another one.
     stuck_at: AtomicU32,
-    /// Epoch of the lease that a thread was last seen to go on with.
+    /// Epoch of the lease under which a thread was last seen to go on.
     entered: AtomicU32,
-    /// When it did, if it had waited and nothing ran since; else 0.
+    /// When that thread went on, if it had waited and no work has run since; else 0.
     entered_ns: AtomicU64,
-    /// What was taken of leases of one launch.
+    /// The state of leases of one launch.
     pub only_launch: OnlyLaunch,
-    /// Every launch is to be measured for a while.
+    /// Whether every launch is to be measured for a while.
     is_fine: AtomicBool,
-    /// What launches of which no segment tells used and were not charged for yet, ns.
+    /// Estimated GPU time of launches outside any segment that were not charged yet, ns.
     late_ns: AtomicU64,
-    /// What launches take here.
+    /// Estimates of launches on this GPU.
     pub estimates: Estimates,
 }
 
@@ -96,7 +97,7 @@ impl Default for Gpu {
 }
 
 impl Gpu {
-    /// Takes up what a session says about this GPU.
+    /// Takes over the session's pages and bell for this GPU.
     pub fn connect(
         &self,
         index: u8,
@@ -111,17 +112,18 @@ impl Gpu {
         self.grant.set(Some(grant));
     }
 
-    /// Another session's grant is about to come: what was taken of this one's leases says nothing of that one's.
+    /// Forgets the launches taken under the present session's leases, before another session's
+    /// grant comes.
     pub fn forget_only_launch(&self) {
         self.only_launch.forget();
     }
 
-    /// Sets whose word launches go by.
+    /// Sets the grant that launches obey.
     pub fn set_grant(&self, grant: &'static GrantSlot) {
         self.grant.set(Some(grant));
     }
 
-    /// Forgets the session: in a forked child, or when the controller no longer manages this GPU.
+    /// Forgets the session, in a forked child or when the daemon no longer manages this GPU.
     pub fn disconnect(&self) {
         self.grant.set(None);
         self.meter.set(None);
@@ -129,13 +131,13 @@ impl Gpu {
         self.index.store(u32::from(UNMANAGED), Ordering::Relaxed);
     }
 
-    /// The controller's index, if it manages this GPU.
+    /// The daemon's index of the GPU, if the daemon manages it.
     pub fn index(&self) -> Option<usize> {
         let index = self.index.load(Ordering::Relaxed);
         (index != u32::from(UNMANAGED)).then_some(index as usize)
     }
 
-    /// The grant, if the controller manages this GPU.
+    /// The grant, if the daemon manages this GPU.
     #[inline(always)]
     pub fn grant(&self) -> Option<&'static GrantSlot> {
         self.grant.get()
@@ -146,7 +148,7 @@ impl Gpu {
         self.grant().and_then(GrantSlot::run_ahead_ns).unwrap_or(RUN_AHEAD_NS)
     }
 
-    /// The meter, if the controller manages this GPU.
+    /// The meter slot, if the daemon manages this GPU.
     pub fn meter(&self) -> Option<&'static MeterSlot> {
         self.meter.get()
     }
@@ -156,7 +158,7 @@ impl Gpu {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
 
-    /// Whether launches pass without looking at terms.
+    /// Whether launches pass without a look at a lease.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
@@ -168,9 +170,10 @@ impl Gpu {
         self.grant().is_some_and(|grant| grant.gate().state == GateState::Paused)
     }
 
-    /// Tells the controller that something changed that it waits for.
+    /// Tells the arbiter about a change that it waits for.
     pub fn ring(&self) {
-        // Without a daemon the bell is the meter thread's, which can be woken without it; else the controller looks by itself now and then.
+        // Without a daemon there is no bell, because the meter thread decides, and it can be woken
+        // directly. With a daemon, the arbiter also looks by itself now and then.
         if self.index().is_some()
             && !self.bell.get().is_some_and(OwnDescriptor::ring)
             && let Some(process) = process::current()
@@ -179,17 +182,18 @@ impl Gpu {
         }
     }
 
-    /// Whether the process may launch, as far as the gate goes: it is open, or there is a lease.
+    /// Whether the gate lets the process launch: it is open, or there is a lease.
     pub fn may_launch(&self) -> bool {
         self.grant().is_none_or(|grant| matches!(grant.gate().state, GateState::Open | GateState::Leased))
     }
 
-    /// A thread is about to look at the gate: until the result is dropped it counts as something in flight.
+    /// Notes that a thread is about to look at the gate. Until the result is dropped, this counts
+    /// as work in flight.
     pub fn start_launching(&self) -> Option<Launching<'static>> {
         self.meter().map(MeterSlot::start_launching)
     }
 
-    /// Something was launched that is not in the meter thread's view yet.
+    /// Notes that something was launched that the meter thread does not see yet.
     pub fn set_in_flight(&self) {
         if let Some(meter) = self.meter() {
             meter.set_in_flight();
@@ -201,7 +205,7 @@ impl Gpu {
         self.share_ns(self.queued_ns.load(Ordering::Relaxed))
     }
 
-    /// What `ns` of a stream's time take of the GPU's, while as many streams overlap as of late.
+    /// GPU time that `ns` of a stream's time take, at the recent overlap of streams.
     pub fn share_ns(&self, ns: u64) -> u64 {
         let overlap_permille = self.overlap_permille.load(Ordering::Relaxed);
         if ns == 0 || overlap_permille <= NO_OVERLAP_PERMILLE {
@@ -209,17 +213,17 @@ impl Gpu {
         }
         match ns.checked_mul(NO_OVERLAP_PERMILLE) {
             Some(thousands) => thousands / overlap_permille,
-            // Months: whole overlaps are near enough.
+            // Values this large are months, so whole overlaps are precise enough.
             None => ns / (overlap_permille / NO_OVERLAP_PERMILLE),
         }
     }
 
-    /// The meter thread has seen that streams' times overlap so many times.
+    /// Sets the overlap of streams that the meter thread measured.
     pub fn set_overlap_permille(&self, permille: u64) {
         self.overlap_permille.store(permille, Ordering::Relaxed);
     }
 
-    /// Whether every launch is to be measured now.
+    /// Whether every launch is to be measured at present.
     pub fn is_fine(&self) -> bool {
         self.is_fine.load(Ordering::Relaxed)
     }
@@ -229,7 +233,8 @@ impl Gpu {
         self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
-    /// A thread goes on under a lease, at `waited_until_ns` if it had waited: notes that, if it is the first.
+    /// Notes that a thread goes on under a lease, if it is the first. `waited_until_ns`: when its
+    /// wait ended, if it had waited.
     pub fn enter(&self, waited_until_ns: Option<u64>) {
         let epoch = self.grant().map_or(0, |grant| grant.gate().epoch);
         if self.entered.load(Ordering::Relaxed) != epoch {
@@ -238,7 +243,9 @@ impl Gpu {
         }
     }
 
-    /// Something ran on the GPU from `start_ns` on: when the first work under the present lease began, if this is it and it waited for that. The meter thread's.
+    /// Notes that work ran on the GPU from `start_ns` on. Returns `start_ns` if this is the first
+    /// work under the present lease, and its thread had waited for the lease. Called by the meter
+    /// thread.
     pub fn begins(&self, start_ns: u64) -> Option<u64> {
         let entered_ns = self.entered_ns.load(Ordering::Relaxed);
         let is_first = entered_ns != 0 && start_ns >= entered_ns;
@@ -246,14 +253,15 @@ impl Gpu {
         (is_first && taken().is_ok()).then_some(start_ns)
     }
 
-    /// Adds to the time in flight.
+    /// Adds to the estimated time in flight.
     pub fn queue(&self, estimate_ns: u64) {
         if estimate_ns != 0 {
             self.queued_ns.fetch_add(estimate_ns, Ordering::Relaxed);
         }
     }
 
-    /// Takes completed work from the time in flight and wakes whoever waits for room.
+    /// Takes completed work from the estimated time in flight, and wakes threads that wait for
+    /// room.
     pub fn unqueue(&self, estimate_ns: u64) {
         let _ = self.queued_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued_ns| {
             Some(queued_ns.saturating_sub(estimate_ns))
@@ -264,7 +272,8 @@ impl Gpu {
         }
     }
 
-    /// Nothing is in flight: whatever estimates were lost on the way count no longer.
+    /// Sets the estimated time in flight to 0, because nothing is in flight. Estimates that were
+    /// lost on the way no longer count.
     pub fn empty_queue(&self) {
         self.queued_ns.store(0, Ordering::Relaxed);
     }
@@ -274,17 +283,19 @@ impl Gpu {
         self.freed.load(Ordering::SeqCst)
     }
 
-    /// Nothing has completed for long: until something does, nobody is to wait for it again.
+    /// Notes that nothing has completed for a long time. Until something completes, no thread waits
+    /// for it again.
     pub fn give_up_at(&self, completions: u32) {
         self.stuck_at.store(completions, Ordering::Relaxed);
     }
 
-    /// Whether waiting was given up and nothing has completed since.
+    /// Whether a thread gave up waiting and nothing has completed since.
     pub fn is_stuck(&self) -> bool {
         self.stuck_at.load(Ordering::Relaxed) == self.completions()
     }
 
-    /// Sleeps until something completes, at most `timeout_ns`, unless `is_full` no longer holds.
+    /// Sleeps until something completes, at most `timeout_ns`. Returns at once if `is_full` no
+    /// longer holds.
     pub fn await_freed(&self, timeout_ns: u64, is_full: impl Fn() -> bool) {
         self.window_waiters.fetch_add(1, Ordering::SeqCst);
         let seen = self.freed.load(Ordering::SeqCst);
@@ -294,17 +305,18 @@ impl Gpu {
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Launches that no segment tells of used about so much, ns.
+    /// Adds the estimated GPU time of launches outside any segment, ns.
     pub fn add_late(&self, took_ns: u64) {
         self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
-    /// The meter thread's: what was added since the last time, ns. It is to be charged.
+    /// Takes the time that was added since the last call, ns. The meter thread calls this and
+    /// charges the time.
     pub fn take_late_ns(&self) -> u64 {
         self.late_ns.swap(0, Ordering::Relaxed)
     }
 
-    /// Counts launches, and events that were recorded for them.
+    /// Counts launches, and the markers that were recorded for them.
     pub fn count(&self, launches: Launches, markers: u64) {
         let Some(meter) = self.meter() else { return };
         let kernels = launches.all().saturating_sub(launches.graphs());

@@ -1,20 +1,23 @@
-//! What is known of executable graphs beside their times: how often each was changed, and whether launches of one need not be alike.
+//! The properties of executable graphs beside their times: how often each was changed, and whether
+//! launches of the same graph may differ.
 //!
-//! A launch's key holds the count of changes: what was learned of a graph before it was changed, or of another that had its handle, is not what is known of it
-//! now, whenever it is learned.
+//! The key of a launch includes the count of changes. So an estimate from before a change never
+//! counts for the graph after the change, whenever it was learned. The same holds for an earlier
+//! graph with the same handle.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::estimates;
 use super::segment::{Kind, Launch};
 
-/// Graphs that share a place forget together.
+/// Counters of changes. Graphs that share a counter change their keys together.
 const PLACES: usize = 4096;
-/// Handles are addresses, so many bits of which hardly differ.
+/// Low bits of a handle that are ignored. Handles are addresses, so these bits hardly differ.
 const SAME_BITS: u32 = 5;
 
 static CHANGES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
-/// The process makes graphs with conditional nodes, which decide while they run what they do. Which graphs have them is not looked into: all are timed.
+/// Whether the process makes graphs with conditional nodes, which decide while they run what they
+/// do. Which graphs have such nodes is not examined: from then on all graphs are timed.
 static VARIES: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -30,12 +33,12 @@ pub fn launch(graph: usize) -> Launch {
     Launch { key: estimates::key([graph as u64, u64::from(changes), 0, 0, 0]), kind }
 }
 
-/// What a graph does is another now, or it is gone.
+/// Notes that a graph was changed or destroyed.
 pub fn changed(graph: usize) {
     place(graph).fetch_add(1, Ordering::Relaxed);
 }
 
-/// From now on graphs may have conditional nodes.
+/// Notes that graphs may have conditional nodes from now on.
 pub fn vary() {
     VARIES.store(true, Ordering::Relaxed);
 }

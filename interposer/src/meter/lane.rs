@@ -1,12 +1,16 @@
-//! A lane: what one thread launches on one stream, cut into segments that are timed by a pair of events each.
+//! A lane: the launches of one thread on one stream, cut into segments. A pair of events times each
+//! segment.
 //!
-//! The launching thread alone opens a segment and counts in it, so the launch path needs no atomic read-modify-write. Either it or the
-//! meter thread closes the segment; whose turn it is, and that each launch is accounted for once, is [`Tally`]'s. Closed segments go through a ring to the
-//! meter thread.
+//! Only the launching thread (the lane's owner thread) opens a segment and counts in it, so the
+//! launch path needs no atomic read-modify-write. Either the owner thread or the meter thread
+//! closes the segment. [`Tally`] decides which of the two may act, and it accounts for each launch
+//! exactly once. Closed segments go through a ring to the meter thread.
 //!
-//! While the gate is open segments last about [`SEGMENT_NS`] and each launch adds what its like is known to take, so that gaps between launches need
-//! not be timed ([`super::measure`]); a launch that is not known yet, a long graph, and now and then any launch has a segment of its own. While someone
-//! else wants the GPU, launches that come one by one into an idle stream get a segment each, and so does every graph.
+//! While the gate is open, a segment lasts about [`SEGMENT_NS`] and each launch adds its estimate.
+//! So gaps between launches need no timing ([`super::measure`]). A launch without an estimate and a
+//! long graph get a segment of their own, and so does every now and then any launch. While the GPU
+//! is contended, launches that come one by one into an idle stream get a segment each, and so does
+//! every graph.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::{hint, thread};
@@ -19,53 +23,65 @@ use super::segment::{Contents, Kind, Launch, Launches, Segment};
 use crate::driver::calls::{Calls, Event, Progress, Stream};
 use crate::{capture, os};
 
-/// Looks at a segment that another thread ends before the kernel is called to let that one run: 28 ns each where measured, and so together as long as a
-/// driver takes to record an end, at the most.
+/// Number of times that the owner thread polls a segment that another thread is closing, before it
+/// yields its CPU. One poll takes 28 ns as measured. All polls together take as long as the slowest
+/// driver needs to record an end event.
 const CLAIM_SPINS: u32 = 64;
-/// Segments that may wait for the meter thread, for each lane. Two events each; a driver queues about a thousand launches.
+/// Closed segments of one lane that may wait for the meter thread. Each has two events, and a
+/// driver queues about a thousand launches.
 const RING: u32 = 128;
-/// From this many on, a segment grows instead of ending …
+/// Number of waiting segments from which on a segment of the lane grows instead of ending.
 const RING_BUSY: u32 = RING - RING / 4;
-/// … or from as many as all lanes of a context may have together, but for these, which each has. Neither the driver's events nor the meter thread's time
-/// are to go to threads and streams without number.
+/// Waiting segments that all lanes of a context may have together, divided evenly among the lanes.
+/// The limit bounds the driver's events and the meter thread's time, however many threads and
+/// streams there are.
 const WAITING_OF_ALL: u32 = 4096;
+/// Waiting segments that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// While the stream may wait for the host a segment has so many launches before it may end.
+/// Launches that a segment must have before it may end, while the stream may wait for the host.
 const LAUNCHES_STUCK: u32 = 256;
-/// How long a segment should last, ns, of GPU time and of the host's: two records of a µs each are then under 1 % of it, and a tenant's account
-/// is less than a quantum behind.
+/// How long a segment should last, ns, both of GPU time and of host time. Recording two events of 1
+/// µs each then takes less than 1 % of it. A tenant's charged time is then less than a quantum
+/// behind.
 const SEGMENT_NS: u64 = 500_000;
-/// Launches in a segment at most. Caps the account's delay where kernels are too short to measure.
+/// Most launches in a segment. The limit bounds the delay of the charge where kernels are too short
+/// to measure.
 const LAUNCHES_MAX: u32 = 1024;
-/// A segment for which there is no room grows without end, but what is counted modulo 2³² has to be told apart.
+/// Longest length that a segment may double to, in launches. A segment grows as long as the ring
+/// has no room, and counts modulo 2³² must stay comparable.
 const LONGEST: u32 = 1 << 29;
-/// As long as nothing was measured, segments grow up to this many launches.
+/// Most launches in a segment as long as nothing was measured on the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// Every how many segments one holds a single launch, while someone else wants the GPU: to learn kernels one by one.
+/// While the GPU is contended, one segment in this many holds a single launch, so that each
+/// kernel's time is learned.
 const SAMPLE_EVERY: u32 = 8;
-/// The same while nobody does, where gaps make the difference.
+/// The same while the GPU is not contended and the stream has gaps, where single launches matter
+/// more.
 const SPARSE_SAMPLE_EVERY: u32 = 4;
-/// A kernel that is not known cuts a segment of so many launches, not a shorter one: where all are unknown, one in so many is timed.
+/// A launch without an estimate ends the open segment only if that segment has at least this many
+/// launches. So where no kernel has an estimate, one launch in this many is timed.
 const UNKNOWN_APART: u32 = 8;
-/// A copy between kernels that is known is timed every so many times.
+/// Of the copies between kernels that have an estimate, one in this many is timed.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// So many launches of a graph that may take another time each are seen before it is known what they take: the first may be the shortest by far.
+/// Launches of a graph with conditional nodes that must be measured before its estimate is trusted.
+/// The first launch may be by far the shortest.
 const VARYING_SEEN: u8 = 8;
-/// Graphs up to so long, ns, are counted like kernels while nobody else wants the GPU, unless they have conditional nodes. One that fills more than a
-/// quarter of a segment is timed every time, which costs next to nothing against what it takes.
+/// Longest graph, ns, that is counted like a kernel while the GPU is not contended. Graphs with
+/// conditional nodes are excepted. A graph that fills more than a quarter of a segment is timed
+/// every time. The timing costs next to nothing beside the time of such a graph.
 const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
-/// A segment that there is none of.
+/// Value of `stuck_at` while the stream is not stuck.
 const GETS_ON: u64 = u64::MAX;
-/// An end that no segment has.
+/// Value of `previous_end_ns` while no end is known.
 const NO_END: i64 = i64::MIN;
 
-/// See the module.
+/// A lane, as the module describes it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Lane {
     /// Launches, counted by [`Kind::one`].
     tally: Tally,
-    /// Launches when the last segment was opened (modulo 2³²); the owner's alone.
+    /// Launches when the last segment was opened (modulo 2³²). Used by the owner thread alone.
     opened_at: AtomicU32,
     /// GPU that the launches run on.
     pub gpu: &'static Gpu,
@@ -74,18 +90,22 @@ pub struct Lane {
     stream: AtomicUsize,
     owner: AtomicU32,
 
-    /// Segment length that the stream's pace suggests; the owner's alone.
+    /// Segment length that the stream's pace suggests. Used by the owner thread alone.
     wanted: AtomicU32,
-    /// Segments opened; the owner's alone.
+    /// Segments opened so far. Used by the owner thread alone.
     opened: AtomicU32,
-    /// Segments whose events later ones have (modulo 2³²); the owner's alone. Those from here to the open one have two each.
+    /// Number of segments whose events later segments have taken over (modulo 2³²). Used by the
+    /// owner thread alone. Each segment from this number to the open one has its own two events.
     taken: AtomicU32,
-    /// Whether the stream's last segment had gaps, or may have had; the meter thread's to say.
+    /// Whether the stream's last segment had gaps, or may have had gaps. The meter thread sets it.
     is_sparse: AtomicBool,
-    /// What segments whose time lies between bounds were charged less than expected, for the bounds' sake, ns: the next ones make up for it. Otherwise where kernels take now
-    /// less and now more than their mean, only the less would count.
+    /// GPU time, ns, by which earlier segments were charged less than expected, because their
+    /// bounds forced a lower charge. Later segments are charged this much more. Without the
+    /// correction, kernels whose times scatter around the mean would be charged too little, because
+    /// the bounds only ever cut off the long side.
     carried_ns: AtomicI64,
-    /// The open segment's, as in [`Contents`]. What of its estimate is in the GPU's queue already:
+    /// The `open_` fields describe the open segment, as in [`Contents`]. This one is the part of
+    /// its estimate that is already in the GPU's queue, ns.
     open_queued_ns: AtomicU64,
     open_key: AtomicU64,
     open_asked_ns: AtomicU64,
@@ -95,30 +115,31 @@ pub struct Lane {
     open_is_end_only: AtomicBool,
     open_may_wait: AtomicBool,
     open_is_quiet: AtomicBool,
-    /// The stream was made to wait for something else since the last segment was opened.
+    /// Whether the stream was made to wait for something else since the last segment was opened.
     has_to_wait: AtomicBool,
-    /// What copies in it are known to take, ns.
+    /// Estimated time of the copies that the open segment took in, ns.
     open_copied_ns: AtomicU64,
-    /// Copies, ever; the owner's alone.
+    /// Copies so far. Used by the owner thread alone.
     copies: AtomicU32,
 
-    /// Closed segments of kernels and graphs that the meter thread is not through with.
+    /// Closed segments of kernels and graphs that the meter thread has not processed yet.
     computing: AtomicU32,
-    /// Segments closed, ever (modulo 2³²).
+    /// Segments closed so far (modulo 2³²).
     head: AtomicU32,
-    /// Segments that the meter thread is through with.
+    /// Segments that the meter thread has processed (modulo 2³²).
     tail: AtomicU32,
-    /// The segment that has to complete before the stream is known to get on, or [`GETS_ON`].
+    /// Number of the segment that must complete before the stream counts as running again, or
+    /// [`GETS_ON`].
     stuck_at: AtomicU64,
-    /// Whether it was the job that made the stream wait, as far as is known for the host.
+    /// Whether the job made the stream wait for the host, as far as the interposer can tell.
     awaits_host: AtomicBool,
     /// Mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
-    /// Where the last segment ended that the meter thread is through with, or [`NO_END`].
+    /// Where the last segment ended that the meter thread processed, or [`NO_END`].
     previous_end_ns: AtomicI64,
-    /// What the meter thread saw at its last look: launches in the open segment, and since when they are as many.
+    /// Launches in the open segment at the meter thread's last look.
     pub seen_launched: AtomicU32,
-    /// See `seen_launched` (ns of `CLOCK_MONOTONIC`).
+    /// Since when `seen_launched` has its value (ns of `CLOCK_MONOTONIC`).
     pub seen_since_ns: AtomicU64,
     ring: Box<[Segment]>,
 }
@@ -126,9 +147,9 @@ pub struct Lane {
 /// A launch that a lane has taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Begun {
-    /// It opened a segment.
+    /// Whether the launch opened a segment.
     pub opens: bool,
-    /// The segment ends after it.
+    /// Whether the segment ends after the launch.
     pub ends: bool,
 }
 
@@ -177,12 +198,13 @@ impl Lane {
         Some(Stream(self.stream.load(Ordering::Acquire))).filter(|stream| stream.0 != 0)
     }
 
-    /// The thread that launches.
+    /// The owner thread: the thread that launches.
     pub fn owner(&self) -> u32 {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Gives a lane that nobody uses, or whose thread is gone, to another. Under the context's lock.
+    /// Gives the lane to another thread, if nobody uses it or its thread is gone. The caller holds
+    /// the context's lock.
     pub fn adopt(&self, stream: Stream, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
         self.wanted.store(1, Ordering::Relaxed);
@@ -199,7 +221,7 @@ impl Lane {
         }
     }
 
-    /// Leaves the lane unused, once its stream is gone. Under the context's lock.
+    /// Marks the lane as unused, once its stream is gone. The caller holds the context's lock.
     pub fn retire(&self) {
         self.discard();
         if self.stream.swap(0, Ordering::AcqRel) != 0 {
@@ -207,14 +229,15 @@ impl Lane {
         }
     }
 
-    /// Its events died with their context.
+    /// Forgets the lane's events, which the driver destroyed with their context.
     pub fn forget_events(&self) {
         self.ring.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
         self.taken.store(self.head.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Counts one more launch in the open segment, if that neither begins nor ends one and its like is known. The whole of the launch path
-    /// while the gate is open; the owner's alone.
+    /// Counts one more launch in the open segment, if the launch neither begins nor ends a segment
+    /// and has an estimate. While the gate is open this is the whole launch path. Called by the
+    /// owner thread alone.
     #[inline(always)]
     pub fn count(&self, launch: Launch) -> bool {
         let Some((launched, ns)) = self.fits(launch) else { return false };
@@ -222,7 +245,8 @@ impl Lane {
         true
     }
 
-    /// Whether a launch may be counted; if so, how many there are with it, and what it is known to take.
+    /// If the open segment may count the launch: returns the number of launches including it, and
+    /// its estimate, ns.
     #[inline(always)]
     fn fits(&self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.tally.next(launch.kind.one())?;
@@ -238,12 +262,13 @@ impl Lane {
         Launches(self.tally.unaccounted().launched)
     }
 
-    /// What they are known to take, ns.
+    /// Estimated time of the launches that no closed segment had, ns.
     fn unaccounted_ns(&self) -> u64 {
         self.tally.unaccounted().ns
     }
 
-    /// While no segment is open: counts launches that came into the last one too late. The owner's and the meter thread's.
+    /// If no segment is open: counts the launches that came after the last segment was closed.
+    /// Called by the owner thread and the meter thread.
     pub fn settle(&self) {
         if let Some(late) = self.tally.settle().filter(|late| late.launched as i64 > 0) {
             self.gpu.add_late(late.ns);
@@ -251,7 +276,7 @@ impl Lane {
         }
     }
 
-    /// The open segment is to end with its next launch. The meter thread's.
+    /// Lets the open segment end with its next launch. Called by the meter thread.
     pub fn end_soon(&self) {
         self.tally.end_soon();
     }
@@ -261,18 +286,18 @@ impl Lane {
         self.tally.is_open()
     }
 
-    /// Whether anything of this lane is unfinished, as far as the meter thread knows.
+    /// Whether any work of this lane is unfinished, as far as the meter thread knows.
     pub fn is_busy(&self) -> bool {
         self.is_open() || self.waiting() != 0
     }
 
-    /// Whether any kernel or graph of it is.
+    /// Whether any kernel or graph of this lane is unfinished, as far as the meter thread knows.
     pub fn is_computing(&self) -> bool {
         self.computing.load(Ordering::SeqCst) != 0
             || (self.is_open() && !self.open_is_copy.load(Ordering::Relaxed))
     }
 
-    /// Launches in the open segment, or `None`.
+    /// Launches in the open segment, or `None` if no segment can be closed.
     pub fn open_launches(&self) -> Option<u32> {
         self.tally.is_closable().then(|| self.unaccounted().all())
     }
@@ -282,23 +307,24 @@ impl Lane {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether its stream had gaps of late, or may have had.
+    /// Whether the stream had gaps lately, or may have had gaps.
     pub fn is_sparse(&self) -> bool {
         self.is_sparse.load(Ordering::Relaxed)
     }
 
-    /// Where the last segment ended that the meter thread is through with.
+    /// Where the last segment ended that the meter thread processed.
     pub fn previous_end_ns(&self) -> Option<i64> {
         Some(self.previous_end_ns.load(Ordering::Relaxed)).filter(|end_ns| *end_ns != NO_END)
     }
 
-    /// The meter thread's: see [`Self::previous_end_ns`].
+    /// Sets [`Self::previous_end_ns`]. Called by the meter thread.
     pub fn set_previous_end(&self, end_ns: Option<i64>) {
         self.previous_end_ns.store(end_ns.unwrap_or(NO_END), Ordering::Relaxed);
     }
 
-    /// Whether more is queued than `at_most_ns`; as long as nothing was measured, or `launch` may be of any length for all that was, whether more than
-    /// `segments` are.
+    /// Whether more than `at_most_ns` of GPU time is queued. As long as nothing was measured, or
+    /// `launch` may take any time in spite of its estimate, the limit is `segments` closed segments
+    /// instead.
     pub fn is_far_ahead(&self, launch: Option<Launch>, at_most_ns: u64, segments: u32) -> bool {
         let is_unknown = |launch: Launch| {
             launch.kind == Kind::VaryingGraph && self.gpu.estimates.measured(launch.key) < VARYING_SEEN
@@ -312,33 +338,36 @@ impl Lane {
             && self.gpu.queued_ns().saturating_add(self.gpu.share_ns(unqueued_ns)) > at_most_ns
     }
 
-    /// Segments that the meter thread is through with (modulo 2³²).
+    /// Segments that the meter thread has processed (modulo 2³²).
     pub fn completed(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// The stream waits for something that the host may do only once more has been launched. Until something after that completes its launches wait for nothing
-    /// that is queued, and segments grow: a driver queues about a thousand launches, our events among them.
+    /// Notes that the stream waits for something that the host may do only after more launches.
+    /// Until a segment that ends after this call completes, launches on the stream do not wait for
+    /// queued work, and segments grow. Segments grow because a driver queues about a thousand
+    /// entries, and markers are among them.
     pub fn await_host(&self) {
         self.awaits_host.store(true, Ordering::Relaxed);
         self.stuck_at.store(u64::from(self.head.load(Ordering::Acquire)), Ordering::Relaxed);
     }
 
-    /// Nothing of it has completed for long.
+    /// Notes that no segment of the lane has completed for a long time.
     pub fn give_up(&self) {
-        // The driver may hang: nobody else is to ask it.
+        // From now on nobody queries the segment's event, because the driver may hang in such a
+        // call.
         self.awaits_host.store(false, Ordering::Relaxed);
         self.stuck_at.store(u64::from(self.completed()), Ordering::Relaxed);
     }
 
-    /// Whether what is queued may wait for what the owner does next.
+    /// Whether queued work may wait for something that the owner thread does next.
     pub fn is_stuck(&self) -> bool {
         let stuck_at = self.stuck_at.load(Ordering::Relaxed);
         let Ok(segment) = u32::try_from(stuck_at) else { return false };
-        // Negative: the segment has completed.
+        // A negative difference means that the segment has completed.
         let is_stuck = segment.wrapping_sub(self.completed()) as i32 >= 0;
         if !is_stuck {
-            // Numbers come round.
+            // The mark is removed, because segment numbers wrap around.
             let _ = self.stuck_at.compare_exchange(stuck_at, GETS_ON, Ordering::Relaxed, Ordering::Relaxed);
         }
         is_stuck
@@ -352,13 +381,15 @@ impl Lane {
         self.ring.get((number % RING) as usize)
     }
 
-    /// Before a launch by the owner: opens a segment if none is open, or counts in it. `None`: it goes unmetered, since no event could be had or
-    /// recorded.
+    /// Called by the owner thread before a launch: opens a segment if none is open, or counts in
+    /// the open one. Returns `None` if the launch goes unmetered. One reason is that the driver
+    /// gave or recorded no event. Another is that the open segment of kernels took in a copy.
     ///
-    /// `contended`: someone else wants the GPU; then `estimate_ns` of this launch is in the GPU's queue already.
+    /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's queue
+    /// already includes.
     pub fn begin(&self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Option<Begun> {
         let known_ns = self.gpu.estimates.get(launch.key);
-        // The end of a segment on a per-thread stream is its thread's to record.
+        // On a per-thread stream, only the owner thread can record the end of a segment.
         let alone = match launch.kind {
             Kind::Kernel => contended.is_some() && self.stream() == Some(Stream::PER_THREAD),
             Kind::Graph => contended.is_some() || known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
@@ -375,7 +406,7 @@ impl Lane {
                 self.close(calls);
             }
             if is_other && self.is_open() {
-                // The ring is full.
+                // The segment could not be closed, mostly because the ring is full.
                 if launch.kind.is_copy() {
                     self.take_in(known_ns.unwrap_or(0));
                     return None;
@@ -403,18 +434,19 @@ impl Lane {
         Some(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
-    /// Whether segments are to end where that is of use. Else they grow.
+    /// Whether segments may end where that is useful. Otherwise segments grow.
     fn has_room(&self, calls: &Calls) -> bool {
         let lanes = self.context.lanes().max(1);
         self.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, RING_BUSY)
             && (!self.is_stuck() || (self.unaccounted().all() >= LAUNCHES_STUCK && !self.is_held(calls)))
     }
 
-    /// Whether the stream waits for the host, as far as the open segment tells: then an event may find no place behind what is queued, and whoever records
-    /// it waits for what the host does next.
+    /// Whether the stream waits for the host, judged by the open segment. The driver's queue may
+    /// then have no room for another event. A thread that records one would wait for the host's
+    /// next action.
     fn is_held(&self, calls: &Calls) -> bool {
         let has_begun = |segment: &Segment| {
-            // Else the question would end another thread's capture.
+            // Without the relaxed capture mode, the query would end another thread's capture.
             let relaxed = calls.relaxed();
             relaxed.is_some() && calls.query(segment.start()) != Progress::Pending
         };
@@ -425,8 +457,9 @@ impl Lane {
             && self.place(self.head.load(Ordering::Relaxed)).is_some_and(|segment| !has_begun(segment))
     }
 
-    /// Whether a copy went into the open segment of kernels without a mark: one whose like is known need not be timed, and need not be
-    /// exact while nobody else wants the GPU.
+    /// Decides whether a copy joins the open segment of kernels without a marker, and takes it in
+    /// if so. A copy with an estimate need not be timed. While the GPU is not contended, the time
+    /// of the copy need not be exact either.
     fn takes_in(&self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.copies.store(copies, Ordering::Relaxed);
@@ -445,11 +478,12 @@ impl Lane {
         self.open_copied_ns.fetch_add(copy_ns, Ordering::Relaxed);
     }
 
-    /// Makes the open segment, of a copy that could not be closed, one of kernels that has taken in a copy.
+    /// Turns the open segment of a copy, which could not be closed, into a segment of kernels that
+    /// took in a copy.
     fn make_compute(&self) {
         self.take_in(self.tally.account(self.tally.launched()).ns);
         self.open_is_copy.store(false, Ordering::Relaxed);
-        // Copies do not say that they are in flight.
+        // A segment of copies does not set `in_flight`, so it is set here.
         self.gpu.set_in_flight();
     }
 
@@ -460,7 +494,8 @@ impl Lane {
         self.equip(calls, segment)?;
         let mut asked_ns = os::now_ns();
         let is_fine = !contended && self.gpu.is_fine();
-        // Where all is measured for a while to see what runs beside what, each call of ours would move launches off each other.
+        // In a spell every launch is measured, to see which streams overlap. Each further driver
+        // call would then move launches apart, so most segments get no start event.
         let opened = self.opened.load(Ordering::Relaxed).wrapping_add(1);
         let is_sparse_kernel = self.is_sparse() && launch.kind == Kind::Kernel;
         let _marking = capture::marking()?;
@@ -483,8 +518,9 @@ impl Lane {
         self.opened_at.store(launched, Ordering::Relaxed);
         self.tally.set_target(launched.wrapping_add(target));
         if target == 1 && !is_end_only && self.is_sparse() && launch.kind == Kind::Kernel {
-            // The driver's first call after a pause takes longer than the launch that follows: what lies between this one and the launch is the
-            // same for both.
+            // The driver's first call after a pause takes longer than the launch that follows it.
+            // The start event is therefore recorded a second time: this call takes as long as the
+            // launch's own call.
             asked_ns = os::now_ns();
             calls.record(segment.start(), stream);
         }
@@ -500,18 +536,18 @@ impl Lane {
         let has_to_wait = self.has_to_wait.swap(false, Ordering::Relaxed);
         self.open_is_quiet.store(self.waiting() == 0 && !has_to_wait, Ordering::Relaxed);
         self.open_copied_ns.store(0, Ordering::Relaxed);
-        // From here the meter thread sees it; only then may it find `in_flight` set.
+        // The meter thread sees the segment from here on. `in_flight` may be set only after this.
         self.tally.open();
         Some(())
     }
 
-    /// Gives the segment that is about to be opened its events: those of the oldest one that is through, so that there are no more of them than were
-    /// ever in flight at once.
+    /// Gives the next segment its two events. The events come from the oldest processed segment, so
+    /// that a lane never has more events than were in flight at once.
     fn equip(&self, calls: &Calls, segment: &Segment) -> Option<()> {
         let taken = self.taken.load(Ordering::Relaxed);
         let is_own = self.head.load(Ordering::Relaxed).wrapping_sub(taken) == RING;
         if segment.end() != Event::NONE && !is_own {
-            // It could not be opened when it got them.
+            // The place has events already, because an earlier attempt to open it failed.
             return Some(());
         }
         if taken != self.completed() {
@@ -527,7 +563,7 @@ impl Lane {
         Some(())
     }
 
-    /// The most launches that a segment is to have, by what they take.
+    /// The most launches that a segment should have, by their mean time.
     fn longest(&self) -> u32 {
         match self.mean_ns() {
             0 => LAUNCHES_UNMEASURED_MAX,
@@ -535,8 +571,8 @@ impl Lane {
         }
     }
 
-    /// The length of the next segment while someone else wants the GPU: longer as long as the stream has work left, one launch as soon as
-    /// it had none.
+    /// Length of the next segment while the GPU is contended. The length doubles as long as the
+    /// stream has work left, and is one launch as soon as the stream had none.
     fn grow_by_backlog(&self) -> u32 {
         let wanted = match self.waiting() {
             0 => 1,
@@ -546,7 +582,8 @@ impl Lane {
         wanted
     }
 
-    /// The same while nobody does: as many as take about [`SEGMENT_NS`], on the GPU or to be launched.
+    /// Length of the next segment while the GPU is not contended: as many launches as take about
+    /// [`SEGMENT_NS`], on the GPU or on the host.
     fn grow_by_pace(&self, now_ns: u64) -> u32 {
         let launched = self.tally.launched() as u32;
         let launches = u64::from(launched.wrapping_sub(self.opened_at.load(Ordering::Relaxed)).max(1));
@@ -558,24 +595,27 @@ impl Lane {
         wanted
     }
 
-    /// A length near `wanted`, never the same for long: else the samples would always meet the same kernel of a loop.
+    /// A length near `wanted` that varies from segment to segment. With a fixed length, the samples
+    /// would always meet the same kernel of a loop.
     fn vary(&self, wanted: u32) -> u32 {
-        /// 2³² divided by the golden ratio: consecutive numbers are spread evenly.
+        /// 2³² divided by the golden ratio: its multiples are spread evenly.
         const SPREAD: u32 = 0x9e37_79b9;
         let spread = u64::from(self.opened.load(Ordering::Relaxed).wrapping_mul(SPREAD));
-        // From three quarters to five quarters.
+        // The result lies between three quarters and five quarters of `wanted`.
         let varied = u64::from(wanted) * 3 / 4 + ((u64::from(wanted) * spread) >> u32::BITS) / 2;
         varied.clamp(1, u64::from(LAUNCHES_MAX)) as u32
     }
 
-    /// Takes the open segment for a launch, so that nobody closes it meanwhile. False: none is open.
+    /// Reserves the open segment for a launch, so that no other thread closes it meanwhile. Returns
+    /// false if no segment is open.
     fn claim(&self) -> bool {
         let mut looks = 0_u32;
         loop {
             match self.tally.claim() {
                 Attempt::Done => return true,
                 Attempt::Idle => return false,
-                // The meter thread ends it, which it does after a pause alone.
+                // The meter thread is closing the segment, which it does only after a pause in the
+                // launches.
                 Attempt::Busy if looks < CLAIM_SPINS => {
                     looks += 1;
                     hint::spin_loop();
@@ -585,7 +625,8 @@ impl Lane {
         }
     }
 
-    /// After every launch that [`Self::begin`] came before; `opened`: it opened the segment.
+    /// Called after every launch for which [`Self::begin`] was called. `opened`: the launch opened
+    /// the segment.
     pub fn launched(&self, opened: bool) {
         if opened {
             self.open_first_ns.store(os::now_ns(), Ordering::Relaxed);
@@ -593,13 +634,15 @@ impl Lane {
         self.tally.release();
     }
 
-    /// The driver refused the launch that was counted last: it is none. If its segment was closed meanwhile, what comes next is charged so much less.
+    /// Takes back the launch that was counted last, because the driver refused it. If its segment
+    /// was closed meanwhile, the next segment is charged that much less.
     pub fn uncount(&self, kind: Kind) {
         self.tally.take_back(kind.one());
     }
 
-    /// The stream is about to wait for something else: a host function, another stream. While someone else wants the GPU (`contended`) the
-    /// segment ends here; else what its launches are known to take counts.
+    /// Notes that the stream is about to wait for something else, such as a host function or
+    /// another stream. While the GPU is contended (`contended`), the segment ends here. Otherwise
+    /// its launches are charged by their estimates.
     pub fn interrupt(&self, calls: &Calls, contended: bool) {
         if self.is_open() {
             if contended && self.has_room(calls) {
@@ -608,45 +651,53 @@ impl Lane {
                 self.note_wait();
             }
         }
-        // What is launched next finds it idle for all that is known of it, and yet does not begin at once.
+        // The next launch seems to find an idle stream, and yet it does not begin at once.
         self.has_to_wait.store(true, Ordering::Relaxed);
     }
 
-    /// What the launches of the open segment are known to take counts: between them its stream may wait for something else.
+    /// Notes that the stream may wait for something else between the launches of the open segment.
+    /// The segment is then charged by the estimates of its launches.
     pub fn note_wait(&self) {
         self.open_may_wait.store(true, Ordering::Relaxed);
     }
 
-    /// After the launch that ends a segment.
+    /// Called after the launch that ends a segment.
     pub fn end(&self, calls: &Calls) {
-        // The meter thread cannot close a per-thread stream's, and a copy is to hold no kernels.
+        // Two kinds of segment are closed even without room. The meter thread cannot close a
+        // segment of a per-thread stream, and a segment of copies must not take in kernels.
         let is_copy = self.open_is_copy.load(Ordering::Relaxed);
         if is_copy || self.has_room(calls) || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let opened_at = self.opened_at.load(Ordering::Relaxed);
             let length = self.tally.target().wrapping_sub(opened_at);
-            // Less than one: the meter thread wants it to end soon, or wanted the one before to.
+            // The length is less than one if the meter thread asked for an early end of this
+            // segment or of the one before.
             let length = (length as i32).clamp(1, LONGEST as i32) as u32;
             self.tally.set_target(opened_at.wrapping_add(2 * length));
         }
     }
 
-    /// Closes the open segment, if there is one, the ring has room for one more after it, and the driver for an end.
+    /// Closes the open segment, if there is one. The ring must have room for one more segment after
+    /// it, and the driver for an end event.
     pub fn close(&self, calls: &Calls) {
         self.close_if(calls, |_| true, End::Record);
     }
 
-    /// The meter thread's way to close a segment that has had `launches` launches for `quiet_ns`.
+    /// Closes a segment that has had `launches` launches, and no new one for `quiet_ns`. Called by
+    /// the meter thread.
     ///
-    /// On the legacy stream an end recorded now would order the blocking streams among each other, at a moment that the program did not choose. So it
-    /// is not recorded: once the stream has nothing left the segment is complete. A per-thread default stream is another stream to another
-    /// thread: this one can neither record there nor ask. Such a segment is taken for complete once all before it is, and it has had the time
-    /// that it usually takes.
+    /// On the legacy stream, an end event would order the blocking streams among each other. The
+    /// program did not choose that moment, so no end is recorded there. The segment is complete
+    /// once the stream has no work left.
+    ///
+    /// A per-thread default stream has the same handle in each thread, but names another stream
+    /// there. So the meter thread can neither record on it nor query it. Such a segment counts as
+    /// complete once all segments before it are, and its usual time has passed.
     pub fn close_stale(&self, calls: &Calls, launches: u32, quiet_ns: u64) {
         let end = match self.stream() {
             Some(Stream::LEGACY) => {
-                // The question would end a capture on a blocking stream.
+                // The query would end a capture on a blocking stream.
                 let marking = capture::marking();
                 let may_ask = marking.is_some() && !capture::is_active();
                 let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
@@ -669,15 +720,17 @@ impl Lane {
         self.close_if(calls, |launched| launched == launches, end);
     }
 
-    /// The meter thread's, now and then while a launch is under way: opens the segment to others if its thread is gone, which was ended inside the driver.
+    /// Makes the open segment closable if its owner thread was ended inside the driver. The meter
+    /// thread calls this now and then while a launch is under way.
     pub fn release_dead(&self) {
         if self.tally.is_launching() && !os::is_thread_alive(self.owner()) {
             self.tally.release();
         }
     }
 
-    /// The open segment is dropped, and charged as what its launches are known to take; whoever records on the stream is waited for. Under the context's lock,
-    /// when the stream is about to be destroyed or nothing can be asked of its context.
+    /// Drops the open segment and charges its launches by their estimates. Waits for a thread that
+    /// is recording on the stream. The caller holds the context's lock. Called when the stream is
+    /// about to be destroyed, or when the driver can answer nothing about its context.
     pub fn discard(&self) {
         loop {
             match self.tally.seize() {
@@ -698,7 +751,8 @@ impl Lane {
         self.tally.closed();
     }
 
-    /// Counts the launches of a segment that ends, up to `launched`, ever. Returns those that were not accounted for before, and what they are known to take, ns.
+    /// Accounts for the launches of a segment that ends at `launched` launches in total. Returns
+    /// the launches that no earlier segment had, and their estimated time, ns.
     fn account(&self, launched: u64) -> (Launches, u64) {
         /// Events recorded for each segment.
         const MARKERS: u64 = 2;
@@ -710,7 +764,8 @@ impl Lane {
     }
 
     fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
-        // Whoever opens a segment needs a place for it, so the last one is never given away.
+        // The last free place is never given away, because the owner thread needs one to open the
+        // next segment.
         let is_closable = self.tally.is_closable() && self.waiting() < RING - 1;
         if !is_closable || (end == End::Record && self.is_held(calls)) {
             return;
@@ -723,17 +778,17 @@ impl Lane {
         let launched = self.tally.launched_at_end();
         let still = still(Launches(self.tally.unaccounted_of(launched).launched).all());
         let (Some(stream), Some(segment), true) = (self.stream(), self.place(number), still) else {
-            // The owner counted again meanwhile.
+            // The owner thread counted another launch meanwhile, or the stream is gone.
             self.tally.reopen();
             return;
         };
         let closed_ns = os::now_ns();
-        // A stream that joined a capture meanwhile takes no marker.
+        // A stream that joined a capture meanwhile must get no marker.
         let record = || {
             let is_captured = capture::is_active() && calls.may_be_capturing(stream);
             (!is_captured && calls.record(segment.end(), stream)).then_some(())
         };
-        // A default stream's name means that of the current context.
+        // The handle of a default stream names the default stream of the current context.
         let is_recorded = match end {
             End::Unrecorded => false,
             End::Record if stream.is_default() => calls.in_context(self.context.handle(), record).is_some(),
@@ -776,19 +831,19 @@ impl Lane {
         self.tally.closed();
     }
 
-    /// Waits while another thread records an end: one call of the driver.
+    /// Waits while another thread records an end event, which takes one call of the driver.
     pub fn await_closed(&self) {
         while self.tally.is_closing() {
             thread::yield_now();
         }
     }
 
-    /// The oldest closed segment. The meter thread's.
+    /// Returns the oldest closed segment. Called by the meter thread.
     pub fn oldest(&self) -> Option<&Segment> {
         if self.waiting() == 0 { None } else { self.place(self.tail.load(Ordering::Relaxed)) }
     }
 
-    /// The meter thread is through with the oldest segment.
+    /// Removes the oldest segment, which the meter thread has processed.
     pub fn pop(&self) {
         if self.oldest().is_some_and(|segment| !segment.contents().is_copy) {
             self.computing.fetch_sub(1, Ordering::SeqCst);
@@ -797,12 +852,14 @@ impl Lane {
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
     }
 
-    /// What a segment that is expected to take `expected_ns` has to make up for, at most as much again. The meter thread's.
+    /// Time that a segment with an expected time of `expected_ns` must be charged in addition, at
+    /// most `expected_ns` in either direction. Called by the meter thread.
     pub fn carried_ns(&self, expected_ns: i64) -> i64 {
         self.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
     }
 
-    /// A segment that was expected to take `expected_ns` was charged `took_ns` of its bounds. The meter thread's.
+    /// Notes that a segment with an expected time of `expected_ns` was charged `took_ns`, because
+    /// of its bounds. Called by the meter thread.
     pub fn carry(&self, expected_ns: i64, took_ns: i64) {
         if expected_ns > 0 {
             let carried_ns = self.carried_ns(expected_ns).saturating_add(expected_ns - took_ns);
@@ -810,7 +867,7 @@ impl Lane {
         }
     }
 
-    /// Takes a measurement into the mean.
+    /// Takes a measurement into the mean time of a launch.
     pub fn learn(&self, per_launch_ns: u64, is_sparse: bool) {
         let mean_ns = self.mean_ns();
         let next = if mean_ns == 0 { per_launch_ns } else { mean_ns - mean_ns / 4 + per_launch_ns / 4 };
@@ -822,9 +879,9 @@ impl Lane {
 /// How a segment's end becomes known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// By an event.
+    /// An event is recorded at the end.
     Record,
-    /// It is known: the segment is complete.
+    /// No event is needed, because the segment is known to be complete.
     Unrecorded,
 }
 

@@ -1,108 +1,122 @@
-//! How much of the GPU's time the launches of one segment took, from what two events and the host's clock say. Pure.
+//! Calculates how much GPU time the launches of one segment took, from two events and the host's
+//! clock. Pure.
 //!
-//! The events bound it from above, but not tightly. The first lies before the first launch was even submitted if the stream was idle; and a
-//! program that launches more slowly than the GPU runs leaves gaps in between. From below it is bounded too: once the last launch is
-//! submitted the stream has no gaps. Where the two bounds meet the time is exact; that is so for every segment of one launch, and for every
-//! segment that waited in the queue behind others until all of it was submitted. Between the bounds, what such launches are known
-//! to take decides.
+//! The time between the events is an upper bound, but not a tight one. If the stream was idle, the
+//! first event lies before the first launch was even submitted. A program that launches more slowly
+//! than the GPU runs leaves gaps between its launches.
+//!
+//! There is also a lower bound: once the last launch is submitted, the stream has no gaps.
+//!
+//! Where the two bounds meet, the time is exact. The bounds meet for every segment of one launch.
+//! The bounds also meet for every segment that waited behind other work until all of the segment
+//! was submitted. Between the bounds, the estimates of the launches decide.
 
-/// A stream whose last segment ended longer ago than this was idle: more than events of the real driver are rounded by (half a microsecond).
+/// A stream counts as idle if its last segment ended longer ago than this. The value is above the
+/// rounding of the real driver's events (half a microsecond).
 const EDGE_NS: i64 = 2_000;
-/// What a record and a launch take on the host, together, on every driver. If it was more, or so many times what is usual, the thread was
-/// interrupted, perhaps between a call and our look at the clock.
+/// The longest time that recording an event and a launch take together on the host, on every
+/// driver. If the two took longer, or longer than `TIMES_USUAL` times their usual time, the thread
+/// was interrupted. The interruption may lie between a call and the reading of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
-/// What begins so much later after its submission than what finds its stream idle has waited behind something: more than an interruption that passes for none.
+/// A segment has waited behind other work if it begins this much later after its submission than a
+/// segment on an idle stream does. The value is above any interruption that passes unnoticed.
 const WAITED_NS: i64 = 100_000;
-/// As long as nothing was seen of how events' times lie to the host's, they are taken to be later by no more than this, as they are placed on its clock
-/// ([`super::clock`]) at looks that are seldom later.
+/// Assumed upper limit of the events' time less the host's time, as long as no offset was measured.
+/// Events are placed on the host's clock by the meter thread's looks ([`super::clock`]), which
+/// seldom come later than this.
 const ALIGNED_NS: i64 = 2_000_000;
-/// What events are rounded by, and a little.
+/// The rounding of events, and a margin.
 const ROUNDING_NS: i64 = 1_000;
-/// Bounds so close (one part in so many) are one.
+/// Bounds that differ by at most one part in this many count as equal.
 const EXACT_PART: i64 = 50;
 
-/// What is known of a completed segment. Events' times are on one time line, the host's are on its clock.
+/// The observations of a completed segment. Times of events are on one time line, and times of the
+/// host are on its clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Observed {
-    /// The event before the first launch.
+    /// Time of the event before the first launch.
     pub start_ns: i64,
-    /// The event after the last one.
+    /// Time of the event after the last launch.
     pub end_ns: i64,
     /// Where the stream's previous segment ended.
     pub previous_end_ns: Option<i64>,
-    /// Host: before the first event was recorded.
+    /// Host time before the first event was recorded.
     pub asked_ns: i64,
-    /// Host: after it was.
+    /// Host time after the first event was recorded.
     pub began_ns: i64,
-    /// Host: after the first launch.
+    /// Host time after the first launch.
     pub first_ns: i64,
-    /// Host: after the last launch, before the last event was recorded.
+    /// Host time after the last launch, before the last event was recorded.
     pub closed_ns: i64,
-    /// Host: after it was.
+    /// Host time after the last event was recorded.
     pub ended_ns: i64,
-    /// Events' time less the host's, for what finds the stream idle; if known.
+    /// Events' time less the host's time for a segment that finds its stream idle, if known.
     pub offset_ns: Option<i64>,
-    /// What a record and a launch usually take on the host; if known.
+    /// Usual host time of recording an event and a launch, if known.
     pub usual_ns: Option<i64>,
-    /// What such launches are known to take; 0: nothing is known.
+    /// Estimated time of the launches. 0 means that there is no estimate.
     pub expected_ns: i64,
-    /// Its stream may have waited for something else in between, or its call returns only when it is complete.
+    /// Whether the stream may have waited for something else in between, or the launch's call
+    /// returned only when the launch was complete.
     pub may_wait: bool,
-    /// Everything before it was seen complete when it began, and nothing made its stream wait.
+    /// Whether all earlier work of the stream was seen complete when the segment began, and nothing
+    /// made the stream wait.
     pub is_quiet: bool,
-    /// It is one launch.
+    /// Whether the segment is one launch.
     pub is_alone: bool,
-    /// It is of copies.
+    /// Whether the segment holds copies.
     pub is_copy: bool,
 }
 
-/// What came of it.
+/// The result of measuring a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
-    /// Where the launches' time begins at the earliest, on the events' time line; that of one launch that ran up to the end, where it began.
+    /// Earliest moment at which the launches' time begins, on the events' time line. For one launch
+    /// that ran up to the end event, the moment at which it began.
     pub start_ns: i64,
-    /// How long they took.
+    /// How long the launches took.
     pub took_ns: i64,
-    /// The most that it can have been.
+    /// Upper bound of the time.
     pub most_ns: i64,
-    /// Whether that is measured, not estimated.
+    /// Whether the time is measured, not estimated.
     pub is_exact: bool,
-    /// Whether its stream was idle before it.
+    /// Whether the stream was idle before the segment.
     pub was_idle: bool,
-    /// Events' time less the host's, if this segment tells.
+    /// Events' time less the host's time, if this segment shows it.
     pub offset_ns: Option<i64>,
 }
 
 impl Observed {
-    /// What the record and the first launch took on the host.
+    /// Host time that recording the first event and the first launch took.
     pub fn before_first_ns(&self) -> i64 {
         (self.first_ns - self.asked_ns).max(0)
     }
 
-    /// Whether it waited behind what no segment tells of: a launch that the driver took in late, after the end of its segment.
+    /// Whether the segment waited behind work that no segment covers: a launch that the driver
+    /// accepted late, after the end of its segment.
     fn has_waited(&self) -> bool {
         let at_once_ns = self.offset_ns.map_or(ALIGNED_NS, |offset_ns| offset_ns + WAITED_NS);
         !self.is_quiet && self.start_ns - self.began_ns > at_once_ns
     }
 
-    /// See the module.
+    /// Calculates the time of the launches, as the module describes it.
     pub fn measure(&self) -> Measured {
         let whole_ns = (self.end_ns - self.start_ns).max(0);
         let was_idle =
             self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS) && !self.has_waited();
         let before_first_ns = self.before_first_ns();
         let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
-        // The call of a copy goes on after the driver has taken it in: how long is not known.
+        // The call of a copy goes on for an unknown time after the driver has accepted the copy.
         let is_uninterrupted = !self.is_copy && before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
-        // How long after the first event the first launch began: at least and at most.
+        // Least and greatest time from the first event to the beginning of the first launch.
         let (lead_least_ns, lead_most_ns) = match (was_idle && !self.may_wait, is_uninterrupted) {
             (false, _) => (0, 0),
             (true, true) => ((self.first_ns - self.began_ns).max(0), (self.first_ns - self.began_ns).max(0)),
             (true, false) => (0, before_first_ns),
         };
         let most_ns = (whole_ns - lead_least_ns).max(0);
-        // How long after the first event everything was submitted, and the last event too.
+        // Converts a host time to the time since the first event.
         let since_start_ns = |host_ns: i64| match was_idle {
             true => lead_most_ns + host_ns - self.first_ns,
             false => host_ns + self.offset_ns.unwrap_or(ALIGNED_NS) - self.start_ns,
@@ -111,12 +125,14 @@ impl Observed {
             0
         } else {
             let (closed_ns, ended_ns) = (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns));
-            // An event that did not wait for the last launch says nothing of when that ended.
+            // If the end event came as soon as it was submitted, it did not wait for the last
+            // launch. The event then does not show when that launch ended.
             let late_ns = if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
             (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };
         let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
-        // One launch has no gaps: what else there was of the time lies before it, unless that is more than it can have been submitted late by.
+        // One launch has no gaps, so the rest of the time lies before it. The exception is a rest
+        // that is longer than the launch can have been submitted late.
         let runs_up_to_end = self.is_alone && whole_ns - took_ns <= lead_most_ns + ROUNDING_NS;
         let start_ns = if runs_up_to_end { self.end_ns - took_ns } else { self.start_ns + lead_least_ns };
         Measured {
@@ -131,7 +147,8 @@ impl Observed {
     }
 }
 
-/// The middle one of the latest values: a single one may be wrong by an interruption, and what they are of drifts.
+/// The median of the latest values. A single value may be wrong because of an interruption, and the
+/// measured quantity drifts.
 #[derive(Debug, Default)]
 pub struct Middle {
     latest: [i64; Self::REMEMBERED],
@@ -141,7 +158,7 @@ pub struct Middle {
 impl Middle {
     const REMEMBERED: usize = 7;
 
-    /// Takes in a value.
+    /// Adds a value.
     pub fn learn(&mut self, value: i64) {
         if let Some(place) = self.latest.get_mut(self.seen % Self::REMEMBERED) {
             *place = value;
@@ -149,14 +166,14 @@ impl Middle {
         self.seen += 1;
     }
 
-    /// What the values are of was moved.
+    /// Moves all remembered values, because the quantity itself was moved.
     pub fn move_by(&mut self, moved_ns: i64) {
         for value in &mut self.latest {
             *value += moved_ns;
         }
     }
 
-    /// The middle one, if there is any.
+    /// The median, if there is any value.
     pub fn get(&self) -> Option<i64> {
         let mut known = self.latest;
         let known = known.get_mut(..self.seen.min(Self::REMEMBERED))?;
@@ -169,13 +186,15 @@ impl Middle {
 mod tests {
     use super::*;
 
-    /// Events' times begin here on the host's clock, and what finds its stream idle starts so long after its submission.
+    /// The host time at which the events' time line begins. Below it, the delay between the
+    /// submission and the start of a launch on an idle stream.
     const ORIGIN_NS: i64 = 5_000_000;
     const LATENCY_NS: i64 = 3_000;
     const KERNEL_NS: i64 = 6_000;
     const RECORD_NS: i64 = 300;
 
-    /// A stream on which kernels are launched every `every_ns`, the first behind `backlog_ns` of other work.
+    /// A stream with a kernel every `every_ns`. The first kernel waits behind `backlog_ns` of other
+    /// work.
     fn stream(launches: i64, every_ns: i64, backlog_ns: i64) -> (Observed, i64) {
         let asked_ns = 10_000_000;
         let began_ns = asked_ns + RECORD_NS;
@@ -237,7 +256,8 @@ mod tests {
             let measured = Observed { expected_ns: 1, offset_ns, ..behind }.measure();
             assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, true, None));
         }
-        // What found its stream quiet is believed, whatever was known of the clocks before.
+        // A segment that found its stream quiet gives the offset, whatever was known of the clocks
+        // before.
         let quiet = Observed { is_quiet: true, ..behind }.measure();
         assert_eq!(quiet.offset_ns, Some(LATENCY_NS - ORIGIN_NS + BACKLOG_NS));
     }
@@ -294,7 +314,8 @@ mod tests {
 
     fn assert_interruption_adds_nothing(stop_ns: i64) {
         let (observed, exact_ns) = stream(1, 0, 0);
-        // Between the first record and our look at the clock, so that the lead seems short.
+        // The interruption lies between the first record and the reading of the clock, so the lead
+        // seems short.
         let interrupted = Observed {
             began_ns: observed.began_ns + stop_ns,
             first_ns: observed.first_ns + stop_ns,
@@ -321,7 +342,8 @@ mod tests {
         let measured = late.measure();
         assert_eq!((measured.start_ns, measured.took_ns), (late.end_ns - exact_ns, exact_ns));
         assert!(!measured.is_exact);
-        // An end that came late for itself says nothing of that, nor does one behind something else that the stream waited for.
+        // An end event that came late by itself does not show this. Nor does a segment whose stream
+        // waited for something else.
         let end_late = Observed {
             ended_ns: observed.ended_ns + LATE_NS,
             end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,

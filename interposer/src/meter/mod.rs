@@ -1,4 +1,5 @@
-//! Metering in GPU time: segments of launches between pairs of events, and the thread that reads them.
+//! Metering of GPU time: segments of launches between pairs of events, and the thread that reads
+//! them.
 
 pub mod account;
 pub mod alone;

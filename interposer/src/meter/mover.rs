@@ -1,10 +1,19 @@
-//! Brings memory that is beyond the limit to the GPU when the process may use it, and lets it go when others may. The meter thread's.
+//! Moves memory beyond the limit to the GPU when the process may use the GPU, and lets it go when
+//! others may. Run by the meter thread.
 //!
-//! While the gate is open or a lease is there, such memory is brought by parts, as much of it as there is room for; what does not fit the driver brings by
-//! itself when a kernel touches it. Once the gate has closed and nothing is in flight, the driver is told that it belongs on the GPU no longer, so it is what makes room first;
-//! and if the GPU has less free than this process used for it, it goes to the host, until whoever comes has as much room. Where there is room for all nothing moves; and where
-//! nobody takes the room that is made, none is made for a while ([`Room`]): whoever else is there has what it needs.
-//! One part is under way at a time on a GPU, so that the thread is not kept from metering for long, and none while anything is captured.
+//! While the gate is open or there is a lease, the mover brings such memory part by part, as far as
+//! there is room. The driver itself brings the rest when a kernel touches it.
+//!
+//! Once the gate has closed and nothing is in flight, the mover tells the driver that the memory no
+//! longer belongs on the GPU. When the driver needs room, this memory is then evicted first. The
+//! mover also makes room for the next holder: as much as this process used for memory beyond the
+//! limit. If the GPU has less free memory than that, the mover moves such memory to the host.
+//!
+//! Where there is room for all, nothing moves. Where no other process takes the freed room, the
+//! mover frees none for a while ([`Room`]), because the others have all they need.
+//!
+//! One part is under way at a time on a GPU, so that the meter thread soon returns to metering.
+//! Nothing moves while a stream is captured.
 
 use std::mem;
 
@@ -15,46 +24,51 @@ use crate::memory::beyond::Move;
 use crate::meter::context::Inner;
 use crate::process::Process;
 
-/// What is moved at a time: a millisecond or two on a bus of 16 to 32 GB/s.
+/// Bytes that are moved at a time. Such a move takes a millisecond or two on a bus of 16 to 32
+/// GB/s.
 const PART_BYTES: u64 = 32 << 20;
-/// What is left free on the GPU: contexts and code come and go.
+/// Bytes that stay free on the GPU, because contexts and code come and go.
 const SPARE_BYTES: u64 = 32 << 20;
-/// How often it is looked whether the gate has changed while there is memory beyond the limit and nothing else wakes the thread.
+/// Time between two looks at the gate, while there is memory beyond the limit and nothing else
+/// wakes the thread.
 pub const LOOK_NS: u64 = 5_000_000;
 
-/// What there was to do on a GPU.
+/// The amount of work that was found on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moves {
-    /// Nothing is beyond the limit there.
+    /// No memory is beyond the limit there.
     None,
-    /// Nothing for now.
+    /// There is nothing to move at present.
     Rest,
     /// There is more to move.
     More,
 }
 
-/// Room that nobody takes for so long is not wanted: by leases of some milliseconds others have brought something by then.
+/// Room that no process has taken after this time is not wanted. With leases of some milliseconds,
+/// the others have brought something by then.
 const TRIED_NS: u64 = 500_000_000;
-/// For how long none is made then, at first and at most. Whoever needs it meanwhile has the driver move memory out for it.
+/// How long no room is made after that, at first and at most. If a process needs room meanwhile,
+/// the driver itself moves memory out.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
 const LAST_KEEP_NS: u64 = 8_000_000_000;
-/// What may be under way when it is looked at what is free.
+/// Bytes that may be under way when the free memory is read.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 
-/// Whether others take the room that is made for them: what is free and what this process has there together become less only by others.
+/// Whether other processes take the room that is made for them. The sum of the free memory and this
+/// process's own memory there shrinks only if another process takes some.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Room {
-    /// The most that the two were since somebody took something, bytes.
+    /// The greatest sum, bytes, since another process last took something.
     most_bytes: u64,
-    /// Since when room is made that nobody has taken.
+    /// Since when room has been made that no process has taken.
     tried_since_ns: Option<u64>,
     keep_ns: u64,
-    /// None is made before then.
+    /// No room is made before this time.
     keeps_until_ns: u64,
 }
 
 impl Room {
-    /// So much is free, or is this process's.
+    /// Notes that the free memory and this process's memory there sum to `sum_bytes`.
     fn look(&mut self, sum_bytes: u64) {
         if sum_bytes.saturating_add(UNDER_WAY_BYTES) < self.most_bytes {
             *self = Self { most_bytes: sum_bytes, ..Self::default() };
@@ -62,7 +76,7 @@ impl Room {
         self.most_bytes = self.most_bytes.max(sum_bytes);
     }
 
-    /// Whether it is to be made now.
+    /// Whether room is to be made now.
     fn is_wanted(&mut self, now_ns: u64) -> bool {
         if now_ns < self.keeps_until_ns {
             return false;
@@ -78,22 +92,23 @@ impl Room {
     }
 }
 
-/// See the module: one GPU.
+/// The mover of one GPU.
 #[derive(Debug, Default)]
 pub struct Mover {
     room: Room,
-    /// The process may use the GPU again since it was last looked.
+    /// Whether the process may use the GPU again, since the last look.
     is_back: bool,
-    /// What has to be free before no more is let go, once the gate has closed.
+    /// Bytes that must be free before the mover stops letting memory go, once the gate has closed.
     owed_bytes: Option<u64>,
-    /// There was no room, or no need, when it was last looked: it is looked again then, or once the gate has changed.
+    /// There was no room, or no need, at the last look. The next look comes at this time, or once
+    /// the gate has changed.
     rests_until_ns: u64,
     may_launch: bool,
 }
 
 impl Mover {
-    /// Does a part of what is to be done on the GPU `ordinal`, on which something is in flight if it `is_busy`. `is_relaxed`: the thread may call the driver while
-    /// others capture.
+    /// Does one part of the work for the GPU `ordinal`. `is_busy`: something is in flight there.
+    /// `is_relaxed`: the thread may call the driver while others capture.
     pub fn step(
         &mut self,
         process: &'static Process,
@@ -112,7 +127,8 @@ impl Mover {
             *self = Self { may_launch, is_back: may_launch, room: self.room, ..Self::default() };
         }
         if !may_launch && brought_bytes == 0 {
-            // Until a launch passes the gate, which wakes the thread, there is nothing to bring, and nothing is there to be let go.
+            // There is nothing to bring until a launch passes the gate, which wakes the thread.
+            // Nothing is there that could be let go.
             return Moves::None;
         }
         if capture::is_active() || now_ns < self.rests_until_ns {
@@ -120,7 +136,7 @@ impl Mover {
         }
         let moves = match may_launch {
             true => self.bring(process, ordinal, is_relaxed),
-            // What it runs yet needs it.
+            // The work in flight still needs the memory.
             false if is_busy => Moves::More,
             false => {
                 let owed_bytes = *self.owed_bytes.get_or_insert(brought_bytes.saturating_add(SPARE_BYTES));
@@ -138,7 +154,7 @@ impl Mover {
         let (_, brought_bytes) = beyond.amounts(ordinal);
         let mut next = beyond.next_to_bring(ordinal, PART_BYTES);
         if self.is_back {
-            // Something of it is looked at, also if nothing is to be brought.
+            // One piece is needed to find a context, even if nothing is to be brought.
             next = next.or_else(|| beyond.next_to_let_go(ordinal, 0));
         }
         let Some(next) = next else { return Moves::Rest };
@@ -181,7 +197,8 @@ impl Mover {
         })
     }
 
-    /// Runs `work` with a context current in which `part` can be moved on the GPU, which nobody destroys meanwhile.
+    /// Runs `work` with a context current in which `part` can be moved on the GPU. No thread
+    /// destroys the context meanwhile.
     fn with(
         process: &'static Process,
         (ordinal, part): (usize, &Move),
@@ -193,7 +210,7 @@ impl Mover {
             contexts.iter().map(|context| (context.handle().0, context.ordinal)).collect();
         let Some(carrier) = carrier(&known, part.context, ordinal) else { return Moves::Rest };
         let (context, handle) = (contexts[carrier], Context(known[carrier].0));
-        // Who destroys it may have it for as long as its work takes.
+        // A thread that destroys the context may hold the lock as long as the context's work takes.
         let Some(mut inner) = context.try_lock() else { return Moves::Rest };
         if !context.is_alive_as(handle) || !process.calls.set_current(handle) {
             return Moves::Rest;
@@ -207,7 +224,8 @@ impl Mover {
         work(&mut inner)
     }
 
-    /// Has the driver move `part`, if what it moved before is there. The caller has a context of the GPU current.
+    /// Has the driver move `part`, once the previous part has arrived. The caller has made a
+    /// context of the GPU current.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
         let beyond = &process.memory.beyond;
         inner.moving = inner.moving.or_else(managed::stream);
@@ -228,7 +246,7 @@ impl Mover {
         if managed::prefetch(part.address, part.bytes, location, stream) {
             beyond.moved(part, location != Location::Host);
         } else {
-            // What stays where it is belongs on no GPU.
+            // A part that stays where it is belongs on no GPU.
             prefer(false);
             beyond.stays(part);
         }
@@ -236,8 +254,9 @@ impl Mover {
     }
 }
 
-/// Which of `contexts`, handles with their GPUs, can move what was allocated in `context` on the GPU `ordinal`: that one; or any there, where that is gone and its
-/// memory is not, as with a green context.
+/// Chooses the context that can move memory allocated in `context` on the GPU `ordinal`. `contexts`
+/// are handles with their GPUs. The choice is `context` itself. If `context` is gone and its memory
+/// is not, as with a green context, the choice is any context of that GPU.
 fn carrier(contexts: &[(usize, usize)], context: usize, ordinal: usize) -> Option<usize> {
     let own = contexts.iter().position(|(handle, _)| *handle == context);
     own.or_else(|| contexts.iter().position(|(_, of)| *of == ordinal))

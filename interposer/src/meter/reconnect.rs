@@ -1,29 +1,33 @@
-//! Finding the daemon again. The meter thread does it between two looks, and never waits for it.
+//! Finds the daemon again after its connection ended. The meter thread does this between two looks,
+//! and never waits for the daemon.
 
 use crate::descriptor::OwnDescriptor;
 use crate::handshake::{ConnectError, Pending};
 use crate::log::say;
 use crate::process::Process;
 
-/// First and longest pause between attempts to find a daemon, ns. The longest is what a daemon that came back waits for its tenants.
+/// Shortest and longest pause between two attempts to find a daemon, ns. A daemon that came back
+/// waits for its tenants as long as the longest pause.
 const PAUSE_NS: (u64, u64) = (50_000_000, 250_000_000);
-/// The longest for who never had one: there may never be one, ns.
+/// Longest pause, ns, in a process that never had a session with a daemon, because there may never
+/// be one.
 const FIRST_PAUSE_NS: u64 = 1_000_000_000;
 /// Pause after a refusal that the same daemon would repeat, ns.
 const REFUSED_PAUSE_NS: u64 = 30_000_000_000;
 /// Pause after a refusal for lack of room, ns.
 const FULL_PAUSE_NS: u64 = 2_000_000_000;
-/// How long an answer may take, ns: a hello that is read much later is refused for its clock.
+/// Longest time for the daemon's answer, ns. A daemon that reads a hello much later refuses it
+/// because of its clock.
 const ANSWER_NS: u64 = 3_000_000_000;
 
-/// Where the attempts stand.
+/// State of the attempts.
 #[derive(Debug)]
 pub struct Reconnect {
-    /// When to do something again, ns.
+    /// When the next step is due, ns.
     due_ns: u64,
     pause_ns: u64,
     pending: Option<Pending>,
-    /// Why there is no session was told, since there was one.
+    /// Whether the log already tells why there is no session, since the last session.
     is_told: bool,
 }
 
@@ -34,22 +38,23 @@ impl Default for Reconnect {
 }
 
 impl Reconnect {
-    /// The connection ended at `now_ns`.
+    /// Starts the attempts, after the connection ended at `now_ns`.
     pub fn begin(&mut self, now_ns: u64) {
         *self = Self { due_ns: now_ns.saturating_add(PAUSE_NS.0), ..Self::default() };
     }
 
-    /// Becomes readable when there is something to do; none if nothing can be.
+    /// A descriptor that becomes readable when there is something to do. `None` if there is no
+    /// attempt under way.
     pub fn socket(&self) -> Option<OwnDescriptor> {
         self.pending.as_ref().map(Pending::socket)
     }
 
-    /// When there is something to do at the latest.
+    /// When the next step is due at the latest.
     pub fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// Does what there is to do.
+    /// Does the next step, if one is due.
     pub fn step(&mut self, process: &'static Process, now_ns: u64) {
         let answer = match self.pending.take() {
             Some(pending) => match pending.finish() {
@@ -58,7 +63,7 @@ impl Reconnect {
                     self.pending = Some(pending);
                     return;
                 }
-                // It hangs. What it was told is old by now.
+                // The daemon hangs, and the values in the hello are old by now.
                 Err(_hangs) => return self.pause(process, now_ns),
             },
             None if now_ns < self.due_ns => return,
@@ -81,7 +86,7 @@ impl Reconnect {
         if !error.is_lasting() {
             return self.pause(process, now_ns);
         }
-        // Who waits for room has said so.
+        // A process that waits for room has already logged this.
         let is_said = error.is_full() && is_first(process);
         if !is_said && !std::mem::replace(&mut self.is_told, true) {
             let goes_on = if is_first(process) { "goes on as it is" } else { "runs unmetered from here on" };

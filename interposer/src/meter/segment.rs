@@ -1,38 +1,39 @@
-//! A closed segment: two events, what lies between them, and what the host's clock said meanwhile.
+//! A closed segment: its two events, its launches, and the host times that belong to them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::measure::Observed;
 use crate::driver::calls::Event;
 
-/// What a launch puts on its stream.
+/// The kind of work that a launch puts on its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A kernel.
     Kernel,
-    /// A whole graph.
+    /// A graph.
     Graph,
-    /// A graph of which each launch may do something else: it has conditional nodes.
+    /// A graph with conditional nodes: each launch of it may do something else.
     VaryingGraph,
-    /// A copy or a set, of which the call returns at once.
+    /// A copy or a memory set whose call returns at once.
     Copy,
-    /// A copy of which the call returns when it is complete.
+    /// A copy whose call returns when the copy is complete.
     SyncCopy,
 }
 
 impl Kind {
-    /// Whether it moves bytes instead of computing.
+    /// Whether the launch moves bytes instead of computing.
     pub fn is_copy(self) -> bool {
         matches!(self, Self::Copy | Self::SyncCopy)
     }
 
-    /// Whether it is a graph.
+    /// Whether the launch is a graph.
     #[inline(always)]
     pub fn is_graph(self) -> bool {
         matches!(self, Self::Graph | Self::VaryingGraph)
     }
 
-    /// One launch of it, as [`Launches`] are counted.
+    /// One launch of this kind, in the form in which [`Launches`] are counted: all launches in the
+    /// low 32 bits, graphs in the high 32 bits.
     #[inline(always)]
     pub fn one(self) -> u64 {
         if self.is_graph() { 1 | 1 << u32::BITS } else { 1 }
@@ -44,38 +45,39 @@ impl Kind {
 pub struct Launches(pub u64);
 
 impl Launches {
-    /// How many.
+    /// Number of launches.
     pub fn all(self) -> u32 {
         self.0 as u32
     }
 
-    /// How many of them are graphs.
+    /// Number of graphs among the launches.
     pub fn graphs(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 }
 
-/// What is launched.
+/// A launch, as far as metering distinguishes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Identifies launches that take the same time: a hash of function and geometry, or of a graph, or of a copy's size.
+    /// Identifies launches that take the same time: a hash of function and geometry, of a graph, or
+    /// of the size of a copy.
     pub key: u64,
-    /// What it is.
+    /// The kind of work.
     pub kind: Kind,
 }
 
-/// What is written into a segment when it is closed.
+/// The data that is written into a segment when it is closed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Contents {
-    /// Launches in it.
+    /// Launches in the segment.
     pub launches: u32,
-    /// The launches' key if there is one launch, else 0.
+    /// The key of the launch if there is only one, else 0.
     pub key: u64,
-    /// What was added to the GPU's queue for it, ns.
+    /// Time that was added to the GPU's queue for the segment, ns.
     pub queued_ns: u64,
-    /// What its launches are known to take, ns.
+    /// Estimated time of its launches, ns.
     pub expected_ns: u64,
-    /// What copies among them are known to take, ns.
+    /// Estimated time of the copies that it took in, ns.
     pub copied_ns: u64,
     /// See [`Observed`].
     pub asked_ns: u64,
@@ -91,18 +93,19 @@ pub struct Contents {
     pub may_wait: bool,
     /// See [`Observed`].
     pub is_quiet: bool,
-    /// Copies, not kernels.
+    /// Whether it holds copies instead of kernels.
     pub is_copy: bool,
-    /// Its beginning was not recorded: it took what its launches are known to take.
+    /// Whether only the segment's end was recorded. The launches are then charged by their
+    /// estimates.
     pub is_end_only: bool,
-    /// An end could not be recorded: there is nothing to measure.
+    /// Whether no end event could be recorded, so that there is nothing to measure.
     pub is_lost: bool,
 }
 
 macro_rules! segment {
     ($($field:ident: $atomic:ident,)+) => {
-        /// A place in a lane's ring. Its two events go from one that is through to one that is opened: nothing is created on the launch path once a lane is
-        /// warm.
+        /// A place in a lane's ring. The two events of a place move from a processed segment to the
+        /// next one that is opened. So a warm lane creates no events on the launch path.
         #[derive(Debug, Default)]
         pub struct Segment {
             start: AtomicUsize,
@@ -111,12 +114,12 @@ macro_rules! segment {
         }
 
         impl Segment {
-            /// Writes what it holds; before it is given to the meter thread.
+            /// Writes the segment's data, before the meter thread gets the segment.
             pub fn fill(&self, contents: &Contents) {
                 $(self.$field.store(contents.$field, Ordering::Relaxed);)+
             }
 
-            /// What it holds; the meter thread's, after it was given.
+            /// Reads the segment's data. Called by the meter thread after it got the segment.
             pub fn contents(&self) -> Contents {
                 Contents { $($field: self.$field.load(Ordering::Relaxed),)+ }
             }
@@ -153,26 +156,27 @@ impl Segment {
         Event(self.end.load(Ordering::Relaxed))
     }
 
-    /// Gives it its events.
+    /// Sets the two events.
     pub fn set_events(&self, start: Event, end: Event) {
         self.start.store(start.0, Ordering::Relaxed);
         self.end.store(end.0, Ordering::Relaxed);
     }
 
-    /// Takes its events away.
+    /// Takes the two events away.
     pub fn take_events(&self) -> (Event, Event) {
         let take = |event: &AtomicUsize| Event(event.swap(Event::NONE.0, Ordering::Relaxed));
         (take(&self.start), take(&self.end))
     }
 
-    /// Takes the end event away, leaving `spare` in its place.
+    /// Takes the end event away and leaves `spare` in its place.
     pub fn swap_end(&self, spare: Event) -> Event {
         Event(self.end.swap(spare.0, Ordering::Relaxed))
     }
 }
 
 impl Contents {
-    /// What is known of it, but for what its neighbours tell.
+    /// The segment's own observations. The values that depend on neighbouring segments stay at
+    /// their defaults.
     pub fn observed(&self, (start_ns, end_ns): (i64, i64)) -> Observed {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         Observed {
@@ -192,7 +196,7 @@ impl Contents {
         }
     }
 
-    /// The key of its only launch.
+    /// The key of its only launch, if there is only one.
     pub fn only_key(&self) -> Option<u64> {
         (self.key != 0).then_some(self.key)
     }

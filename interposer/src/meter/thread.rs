@@ -1,4 +1,4 @@
-//! The meter thread: reads what segments took, keeps the meter page, and watches the connection.
+//! The meter thread: reads the times of segments, keeps the meter page, and watches the connection.
 
 use std::sync::atomic::Ordering;
 use std::{io, mem, ptr, thread};
@@ -25,56 +25,66 @@ use crate::process::{self, Process};
 use crate::record;
 use crate::session::Session;
 
-/// Pause between two looks while someone waits for what is in flight: half of what a hand-off may lose by it.
+/// Pause between two looks while another tenant waits for the work in flight. A hand-off may lose
+/// twice this time.
 const TICK_CONTENDED_NS: u64 = 50_000;
-/// The same once the gate has closed and little is left in flight: the GPU idles from its end until that is seen.
+/// Pause once the gate has closed and little is left in flight. The GPU idles from the end of the
+/// work until the thread sees it.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// … which is so much, by what is estimated and how long it has run. What is overdue by more may never end.
+/// The work left in flight counts as little below this time, by its estimate and the time for which
+/// it has run. Work that is overdue by more may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
-/// The same while nobody does.
+/// Pause while something is in flight and the GPU is not contended.
 const TICK_ALONE_NS: u64 = 400_000;
-/// The same while nothing is in flight, soon after something was, and nobody waits: no launch ends this pause. While someone does the thread looks as often
-/// as if something were in flight, for the next launch mostly comes at once, and is waited for by whoever comes after it.
+/// Pause while nothing is in flight, soon after something was, and the GPU is not contended. No
+/// launch ends this pause. While the GPU is contended, the thread looks as often as with work in
+/// flight. The next launch mostly comes at once then, and the next tenant waits for it.
 const TICK_LINGER_NS: u64 = 2_000_000;
 /// Looks without anything in flight before the thread sleeps until it is woken.
 const LINGER_TICKS: u32 = 10;
-/// Sleep when nothing is in flight: it is ended by a launch or by the connection.
+/// Longest sleep while nothing is in flight. A launch or the connection ends it.
 const SLEEP_NS: u64 = 1_000_000_000;
-/// How often it is looked whether any of the job's own threads is left: one system call.
+/// Time between two looks whether any of the job's own threads is left. A look costs one system
+/// call.
 const COMPANY_NS: u64 = 1_000_000_000;
-/// Who launches after so long without rings: the controller looks seldom at those who rest, and with the gate open nothing else tells it.
+/// A process that launches after a pause of this length rings the bell. The arbiter looks at
+/// resting tenants seldom, and while the gate is open nothing else tells it of the launch.
 const RESTED_NS: u64 = 100_000_000;
-/// A segment that had no launch for so long is closed. Sparse launches come in segments of their own, so this only ends bursts.
+/// A segment that had no launch for this long is closed. Sparse launches have segments of their
+/// own, so this only ends bursts.
 const STALE_NS: u64 = 200_000;
-/// The stack. It holds the thread-local data of every library too; what is not touched costs nothing.
+/// Size of the stack. The stack also holds the thread-local data of every library. Pages that are
+/// not touched cost nothing.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Starts the thread, with every signal blocked: handlers are the job's, on its own threads.
+/// Starts the thread with every signal blocked. Signal handlers belong to the job, and run on its
+/// own threads.
 ///
 /// # Errors
-/// That of the thread's creation.
+/// The error of the thread's creation.
 pub fn start(process: &'static Process) -> io::Result<()> {
     // SAFETY: all zeroes is a valid signal set.
     let (mut all, mut previous) =
         unsafe { (mem::zeroed::<libc::sigset_t>(), mem::zeroed::<libc::sigset_t>()) };
-    // SAFETY: both sets have room; the thread inherits the mask, which is put back below.
+    // SAFETY: both sets have room. The new thread inherits the mask, and the caller's mask is
+    // restored below.
     unsafe {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
-    // Here: the caller may soon be where there is nothing to open.
+    // The folder is opened here, because the caller may soon be in a place without it.
     alone::keep_folder();
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
             Meter::new(process).run();
         });
-    // SAFETY: as above.
+    // SAFETY: `previous` is the caller's own mask, from above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
     started.map(drop)
 }
 
-/// Where what it finds out of a GPU's holds is told.
+/// The slot of the meter page for when a lease's first work began and its last work ended on a GPU.
 fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
     process.session()?.meter().edges(gpu.index()?)
 }
@@ -83,19 +93,19 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
-    /// When it was last looked whether any of the job's own threads is left.
+    /// When the thread last looked whether any of the job's own threads is left.
     company_ns: u64,
-    /// When it was last looked whether descriptors are ours still.
+    /// When the thread last looked whether its descriptors are still its own.
     checked_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
     reconnect: Reconnect,
     pressure: Pressure,
-    /// By GPU.
+    /// One for each GPU.
     movers: Vec<Mover>,
-    /// The most that any of them has to do.
+    /// The greatest amount of work that any mover has.
     moves: Moves,
-    /// When something is to be done at the latest, without a daemon.
+    /// When the next turn is due without a daemon.
     turn_at_ns: Option<u64>,
     late: Late,
 }
@@ -120,8 +130,9 @@ impl Meter {
     }
 
     fn run(mut self) {
-        // Sleeps of tens of µs would otherwise last 50 µs longer. Failure only costs precision.
-        // SAFETY: changes this thread's timer slack alone.
+        // Without this, sleeps of tens of µs would last 50 µs longer. A failure only costs
+        // precision.
+        // SAFETY: the call changes only this thread's timer slack.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         while !self.process.is_stopping() {
             let is_busy = self.tick();
@@ -143,11 +154,12 @@ impl Meter {
         alone::is_left()
     }
 
-    /// The last thread of the process ends, by which the process exits: its exit handlers run in this thread, as in any other that were the last.
+    /// Ends the process's last thread, by which the process exits. The exit handlers run in this
+    /// thread, as they would in any other last thread.
     fn end(&self) {
         self.process.set_stopped();
         process::stop();
-        // SAFETY: both sets have room, and this changes this thread's mask alone.
+        // SAFETY: the set has room, and the call changes only this thread's mask.
         unsafe {
             let mut none = mem::zeroed::<libc::sigset_t>();
             libc::sigemptyset(&mut none);
@@ -155,7 +167,7 @@ impl Meter {
         }
     }
 
-    /// One look at everything. Returns whether anything is in flight.
+    /// Looks once at everything. Returns whether anything is in flight.
     fn tick(&mut self) -> bool {
         let now_ns = os::now_ns();
         let passed_ns = now_ns.saturating_sub(self.ticked_ns);
@@ -196,7 +208,7 @@ impl Meter {
             meter.updated_ns.store(now_ns, Ordering::Relaxed);
             let says_busy = meter.in_flight().is_some();
             if is_busy && !says_busy {
-                // The page is new: the daemon came back while work was in flight.
+                // The page is new, because the daemon came back while work was in flight.
                 gpu.set_in_flight();
             } else if !is_busy && says_busy {
                 self.settle(ordinal);
@@ -213,7 +225,7 @@ impl Meter {
         any
     }
 
-    /// Moves what is beyond the limit.
+    /// Moves memory beyond the limit.
     #[cold]
     fn move_memory(&mut self, now_ns: u64) {
         self.moves = Moves::None;
@@ -227,11 +239,13 @@ impl Meter {
         }
     }
 
-    /// Everything of a GPU is seen complete: says so, unless a launch came meanwhile.
+    /// Reports that nothing is in flight on a GPU, unless a launch came meanwhile. Called when
+    /// everything was seen complete.
     fn settle(&self, ordinal: usize) {
         let Some(gpu) = self.process.gpus.get(ordinal) else { return };
         let Some(meter) = gpu.meter() else { return };
-        // A launch marks its lane open before it says that it is in flight: one that the look below misses is another mark.
+        // A launch marks its lane open before it sets `in_flight`. So a launch that the look below
+        // misses changes the mark again.
         let Some(seen) = meter.in_flight() else { return };
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
@@ -255,10 +269,11 @@ impl Meter {
         }
     }
 
-    /// Looks at a context's lanes.
+    /// Looks at the lanes of a context.
     fn read(&mut self, context: &'static ContextState, now_ns: u64) {
         let calls = &self.process.calls;
-        // Who destroys it may have it for as long as its work takes: that of others is to be seen meanwhile.
+        // A thread that destroys the context may hold the lock as long as the context's work takes.
+        // The thread must see the work of other contexts meanwhile.
         let Some(mut inner) = context.try_lock() else {
             let is_busy = context.gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
             if let Some(account) = self.accounts.get_mut(context.ordinal).filter(|_| is_busy) {
@@ -286,7 +301,7 @@ impl Meter {
                     self.is_relaxed = calls.relax_this_thread();
                 }
                 if !self.is_relaxed && capture::is_active() {
-                    // What it would ask could end a capture.
+                    // The driver's queries could end a capture.
                     return;
                 }
                 is_current = true;
@@ -305,7 +320,8 @@ impl Meter {
         }
     }
 
-    /// A context cannot be made current: what is in flight of it stays so for a while, and is then given up.
+    /// Handles a context that cannot be made current. The work of the context counts as in flight
+    /// for a while, and is then given up.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(inner, now_ns) {
             return;
@@ -334,7 +350,7 @@ impl Meter {
         }
     }
 
-    /// Charges the segments of a lane that are complete.
+    /// Charges the complete segments of a lane.
     fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
         while let Some(segment) = lane.oldest() {
@@ -397,8 +413,8 @@ impl Meter {
             return;
         }
         let took_ns = measured.took_ns.unsigned_abs();
-        // What is already known of such launches bounds the longest: the first of a kernel may hold the time in which the driver loads it, and a single one may have
-        // been interrupted.
+        // The estimate limits `longest_ns`. The first launch of a kernel may include the time in
+        // which the driver loads it, and a single launch may have been interrupted.
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
@@ -427,7 +443,7 @@ impl Meter {
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
-    /// Charges a segment of which only the end was recorded by what its launches are known to take.
+    /// Charges a segment whose end alone was recorded, by its estimate.
     fn charge_known(
         &mut self,
         context: &ContextState,
@@ -437,13 +453,14 @@ impl Meter {
     ) {
         lane.set_previous_end(Some(end_ns));
         if contents.launches > 1 {
-            // There was no room for more segments, and there may be gaps in this one.
+            // The segment grew because there was no room for more segments, so it may have gaps.
             return self.charge_lost(context, contents);
         }
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
-    /// Charges launches of kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in [`Account::charge`].
+    /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in
+    /// [`Account::charge`].
     fn charge_kernels(
         &mut self,
         context: &ContextState,
@@ -462,8 +479,8 @@ impl Meter {
         self.charge_time(context, lane, single, (start_ns, end_ns), took_ns);
     }
 
-    /// Charges what took `took_ns` of a stream between `start_ns` and `end_ns`: kernels, and copies where they are charged. `single`: as in
-    /// [`Account::charge`].
+    /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`: kernels, and copies
+    /// where copies are charged. `single`: as in [`Account::charge`].
     fn charge_time(
         &mut self,
         context: &ContextState,
@@ -487,7 +504,7 @@ impl Meter {
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
     }
 
-    /// Charges launches of which no segment tells.
+    /// Charges launches outside any segment.
     fn charge_late(&mut self) {
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             if gpu.meter().is_some() {
@@ -496,7 +513,7 @@ impl Meter {
         }
     }
 
-    /// Charges a segment whose place is not known by what its launches are known to take.
+    /// Charges a segment whose place is unknown, by its estimate.
     fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
         if contents.is_copy {
             self.charge_copied(context, contents.expected_ns);
@@ -505,7 +522,7 @@ impl Meter {
         }
     }
 
-    /// Whether someone waits for what is in flight on a GPU, and not for long.
+    /// Whether another tenant waits for the work in flight on a GPU, and the work ends soon.
     fn is_drained_soon(&self) -> bool {
         self.process.gpus.iter().zip(&self.accounts).any(|(gpu, account)| {
             let is_busy = || gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
@@ -518,7 +535,8 @@ impl Meter {
         })
     }
 
-    /// Counts copies of which it is known how long they took, but not when, and charges them where copies are charged.
+    /// Counts copies whose time is known, but not their place, and charges them where copies are
+    /// charged.
     fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
         let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
         meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -527,7 +545,7 @@ impl Meter {
         }
     }
 
-    /// Charges what took so long on a GPU, nobody knows when.
+    /// Charges `took_ns` on a GPU whose place is unknown.
     fn charge_unplaced(&mut self, ordinal: usize, gpu: &Gpu, took_ns: u64) {
         let Some(account) = self.accounts.get_mut(ordinal).filter(|_| took_ns != 0) else { return };
         let Some(meter) = gpu.meter() else { return };
@@ -571,7 +589,8 @@ impl Meter {
         }
         let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep() {
-            // Something runs after all, or nobody can say any more: then this must not become a busy loop.
+            // Something may be in flight after all, so the sleep is short. The pause must not turn
+            // into a busy loop.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
         let socket = if seeks_daemon { self.reconnect.socket() } else { session.socket() };

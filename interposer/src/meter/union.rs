@@ -1,18 +1,19 @@
-//! Adds up intervals so that time covered by several counts once.
+//! Adds up intervals so that time in several of them counts once.
 
 use std::collections::VecDeque;
 
-/// Intervals remembered at most. Older ones are forgotten: an interval that then overlaps them counts in full.
+/// Most intervals that are remembered. Older ones are forgotten, and an interval that overlaps a
+/// forgotten one counts in full.
 const REMEMBERED: usize = 256;
 
-/// The intervals seen so far, sorted and apart.
+/// The intervals so far, sorted and without overlap.
 #[derive(Debug, Default)]
 pub struct Union {
     covered: VecDeque<(i64, i64)>,
 }
 
 impl Union {
-    /// Adds `start..end`; returns how much of it was not covered before.
+    /// Adds `start..end`. Returns how much of it was not covered before.
     pub fn add(&mut self, start: i64, end: i64) -> u64 {
         if end <= start {
             return 0;

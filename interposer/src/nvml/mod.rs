@@ -1,7 +1,9 @@
-//! What NVML tells a tenant: of each GPU its own part.
+//! Answers of NVML to a tenant: of each GPU, the tenant's own part.
 //!
-//! A process that has a session, with a daemon or without, reads its tenant's memory in its own pages. One need not use CUDA to ask, so there
-//! may be none, and pages do not tell of the tenant's other processes: then the daemon is asked for a [`View`] by a connection that ends with the answer.
+//! A process with a session reads its tenant's memory from its own pages, with or without a daemon.
+//! A process can use NVML without CUDA, and then it may have no session. The pages also lack the
+//! tenant's other processes. In both cases the interposer asks the daemon for a [`View`], by a
+//! connection that ends with the answer.
 
 pub mod types;
 
@@ -18,21 +20,22 @@ use crate::memory::charge;
 use crate::resolve::{self, elf};
 use crate::{handshake, os, process};
 
-/// What the management library calls itself, up to its version.
+/// Beginning of the management library's soname, up to its version.
 const SONAME_START: &[u8] = b"libnvidia-ml.so";
-/// Room for a GPU's UUID in NVML's writing (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
+/// Room for a GPU's UUID in NVML's format (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
 const UUID_BYTES: usize = 96;
-/// A monitor asks several questions in a row: for so long one answer of the daemon serves them all, ns.
+/// How long an answer of the daemon is reused, ns. A monitor asks several questions in a row.
 const FRESH_NS: u64 = 20_000_000;
-/// How long after it did not answer the daemon is not asked again, ns: by nobody in this process, of whichever GPU.
+/// Time after a failed question in which the process does not ask the daemon again, about any GPU,
+/// ns.
 const RETRY_NS: u64 = 1_000_000_000;
-/// Processes on a GPU for which there is room when NVML is asked first, and at most.
+/// Number of processes on a GPU for which NVML is given room at first, and at most.
 const FIRST_ROOM: u32 = 64;
 const MOST_ROOM: u32 = 1 << 16;
-/// Parts per million in a percent.
+/// Parts per million in one percent.
 const PPM_PER_PERCENT: u32 = 10_000;
 
-/// A hooked function: its name, and where the real one is, or 0.
+/// A hooked function: its name, and the address of the real function, or 0.
 pub struct Function {
     /// The exported name.
     pub name: &'static CStr,
@@ -40,12 +43,13 @@ pub struct Function {
 }
 
 impl Function {
-    /// One that is not looked up yet.
+    /// Returns a function that is not looked up yet.
     pub const fn new(name: &'static CStr) -> Self {
         Self { name, real: AtomicUsize::new(0) }
     }
 
-    /// Takes `found` for the real function unless another is known. Returns whether it is the one that the hook will call.
+    /// Records `found` as the real function unless another one is known. Returns whether the hook
+    /// will call `found`.
     pub fn remember(&self, found: usize) -> bool {
         if self.real.load(Ordering::Acquire) == 0 && !kept().is_some_and(|object| object.contains(found)) {
             resolve::keep(found);
@@ -57,14 +61,15 @@ impl Function {
         }
     }
 
-    /// Where the real function is, or 0 if no loaded library has it.
+    /// Returns the address of the real function, or 0 if no loaded library has it.
     pub fn real(&self) -> usize {
         let known = self.real.load(Ordering::Acquire);
         if known != 0 {
             return known;
         }
         let bound = resolve::next_definition(self.name).or_else(|| loaded(self.name));
-        // Last where a client asked that has the library in a namespace of its own.
+        // The kept library is tried last. It is needed if the client has the library in a separate
+        // namespace.
         if let Some(found) = bound.or_else(|| kept()?.symbol(self.name)) {
             self.remember(found);
         }
@@ -72,16 +77,18 @@ impl Function {
     }
 }
 
-/// Some address inside the library that was kept last: mostly there is but one. 0: none yet.
+/// An address inside the library that was kept last. Mostly there is only one. 0 if none is kept
+/// yet.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// That library.
+/// Returns the library that was kept last.
 fn kept() -> Option<elf::Object> {
     let kept = KEPT.load(Ordering::Acquire);
     if kept == 0 { None } else { elf::Object::containing(kept) }
 }
 
-/// Where a loaded management library has `symbol`, whoever may see it.
+/// Returns the address of `symbol` in a loaded management library, in whatever scope that library
+/// is.
 pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| {
         let name = object.soname().unwrap_or_default().to_bytes();
@@ -92,23 +99,24 @@ pub fn loaded(symbol: &CStr) -> Option<usize> {
 /// The tenant's part of one GPU.
 pub struct Part {
     uuid: Uuid,
-    /// What this process's own session says.
+    /// The tenant's memory according to this process's own session.
     own: Option<Own>,
-    /// What the daemon said, where there is no session.
+    /// The daemon's answer, if there is no session.
     view: Option<View>,
 }
 
-/// The tenant's memory, as a process sees it that has a session.
+/// The tenant's memory according to a session.
 #[derive(Clone, Copy)]
 struct Own {
     limit_bytes: u64,
     held_bytes: u64,
-    /// No daemon stands behind the session.
+    /// Whether the session has no daemon.
     is_standalone: bool,
 }
 
 impl Part {
-    /// Total, free and used bytes in place of the whole GPU's; `None` if the tenant has no limit.
+    /// Returns the total, free and used bytes that replace the whole GPU's. Returns `None` if the
+    /// tenant has no limit.
     pub fn memory(&self, total: u64, free: u64) -> Option<(u64, u64, u64)> {
         let (limit_bytes, held_bytes) = match (self.own, &self.view) {
             (Some(own), _) => (own.limit_bytes, own.held_bytes),
@@ -123,7 +131,8 @@ impl Part {
         Some((total, free.min(charge::left(total, used)), used))
     }
 
-    /// How busy the tenant keeps a GPU that is busy for `whole_percent` of the time: all of that, if nobody can say.
+    /// Returns how busy the tenant keeps a GPU that is busy for `whole_percent` of the time. If the
+    /// tenant's part is unknown, it is all of that time.
     pub fn busy_of(&self, whole_percent: u32) -> Busy {
         let whole_percent = whole_percent.max(1);
         let own_percent = self.busy_percent().map_or(whole_percent, |own| own.min(whole_percent));
@@ -134,8 +143,8 @@ impl Part {
         Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
-    /// Which processes are the tenant's. `None` if nobody can say; in a pid namespace other than the daemon's, NVML tells of nobody else in the first
-    /// place.
+    /// Returns the tenant's processes. Returns `None` if they are unknown. In a pid namespace other
+    /// than the daemon's they are unknown, and NVML there lists only processes of that namespace.
     pub fn processes(&self) -> Option<OwnProcesses> {
         self.view().filter(|view| view.asker_pid == std::process::id()).map(OwnProcesses)
     }
@@ -153,29 +162,29 @@ impl Part {
 #[derive(Clone, Copy)]
 pub struct Busy {
     own_percent: u32,
-    /// Not less, and not 0.
+    /// At least `own_percent`, and never 0.
     whole_percent: u32,
 }
 
 impl Busy {
-    /// Of all time.
+    /// Returns the tenant's busy time as a percentage of all time.
     pub fn percent(self) -> u32 {
         self.own_percent
     }
 
-    /// The tenant's part of a figure that goes by how busy the whole GPU is.
+    /// Returns the tenant's part of a figure that is proportional to the whole GPU's busy time.
     pub fn of(self, whole: u64) -> u64 {
         let own = u128::from(whole) * u128::from(self.own_percent) / u128::from(self.whole_percent);
-        // No more than it was.
+        // The result is at most `whole`.
         own as u64
     }
 }
 
-/// The tenant's processes on one GPU, by the daemon's word.
+/// The tenant's processes on one GPU, according to the daemon.
 pub struct OwnProcesses(View);
 
 impl OwnProcesses {
-    /// Moves what is about them to the front and gives how much that is.
+    /// Moves the elements about these processes to the front. Returns their number.
     fn retain(&self, list: &mut [impl OfProcess]) -> usize {
         let own = self.0.processes();
         let mut kept = 0;
@@ -188,10 +197,11 @@ impl OwnProcesses {
         kept
     }
 
-    /// All that NVML has in a list and that is about them. `ask` has NVML write as much as there is room for, and says by the same number how much there is.
+    /// Returns the elements of an NVML list that are about these processes. `ask` makes NVML write
+    /// at most `count` elements, and stores in `count` how many there are.
     ///
     /// # Errors
-    /// NVML's.
+    /// NVML's error code.
     pub fn list<T: OfProcess>(&self, ask: impl Fn(&mut u32, *mut T) -> Return) -> Result<Vec<T>, Return> {
         let mut room = FIRST_ROOM;
         loop {
@@ -199,13 +209,15 @@ impl OwnProcesses {
             let mut count = room;
             match ask(&mut count, list.as_mut_ptr()) {
                 SUCCESS => {
-                    // SAFETY: NVML wrote so many, and not more than there was room for.
+                    // SAFETY: NVML wrote `count` elements, and at most as many as there was room
+                    // for.
                     unsafe { list.set_len(count.min(room) as usize) };
                     let kept = self.retain(&mut list);
                     list.truncate(kept);
                     return Ok(list);
                 }
-                // Others come meanwhile.
+                // Other processes may start meanwhile, so the room grows by more than NVML asks
+                // for.
                 INSUFFICIENT_SIZE if room < MOST_ROOM => {
                     room = count.saturating_mul(2).max(room.saturating_mul(2)).min(MOST_ROOM)
                 }
@@ -215,7 +227,8 @@ impl OwnProcesses {
     }
 }
 
-/// What the tenant has of `device`; `None` if nobody shares it out, or cannot say.
+/// Returns the tenant's part of `device`. Returns `None` if the GPU is not managed, or if its part
+/// is unknown.
 pub fn part(device: Device) -> Option<Part> {
     if resolve::is_disabled() {
         return None;
@@ -228,7 +241,8 @@ pub fn part(device: Device) -> Option<Part> {
     view.is_managed(0).then_some(Part { uuid, own: None, view: Some(view) })
 }
 
-/// What this process's session says of a GPU, at this moment; `None` without a session there.
+/// Returns the present figures of this process's session for a GPU. Returns `None` if there is no
+/// session on that GPU.
 fn own(uuid: &Uuid) -> Option<Own> {
     let process = process::current()?;
     let session = process.session()?;
@@ -242,7 +256,7 @@ fn own(uuid: &Uuid) -> Option<Own> {
 
 struct Answer {
     uuid: Uuid,
-    /// To which process: a forked child is another one, and asks for itself.
+    /// The process that asked. A forked child is another process, and asks for itself.
     pid: u32,
     at_ns: u64,
     view: View,
@@ -250,14 +264,15 @@ struct Answer {
 
 /// The daemon's latest answers.
 static ANSWERS: Mutex<Vec<Answer>> = Mutex::new(Vec::new());
-/// When the daemon did not answer (`CLOCK_MONOTONIC`), or 0 if it did the last time.
+/// Time of the last failed question (`CLOCK_MONOTONIC`), or 0 if the last question was answered.
 static FAILED_NS: AtomicU64 = AtomicU64::new(0);
-/// In which process that was: its forked children ask for themselves.
+/// The process whose question failed. Its forked children ask for themselves.
 static FAILED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn view(uuid: Uuid) -> Option<View> {
     let (now_ns, pid) = (os::now_ns(), std::process::id());
-    // Never waited for: a thread may have been forked away while it held the lock.
+    // The lock is never waited for, because the process may have been forked while another thread
+    // held it.
     if let Ok(answers) = ANSWERS.try_lock()
         && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid && answer.pid == pid)
         && now_ns.saturating_sub(answer.at_ns) < FRESH_NS
@@ -271,7 +286,8 @@ fn view(uuid: Uuid) -> Option<View> {
     }
     static CONFIG: OnceLock<Config> = OnceLock::new();
     let answer = handshake::view(CONFIG.get_or_init(Config::read), &[uuid], failed_ns != 0);
-    // After the question: it may have taken longer than its answer holds.
+    // The time is taken after the answer, because the question may take longer than an answer stays
+    // valid.
     let at_ns = os::now_ns();
     let Ok(view) = answer else {
         FAILED_IN.store(pid, Ordering::Relaxed);
@@ -296,14 +312,15 @@ fn uuid_of(device: Device) -> Option<Uuid> {
     // SAFETY: NVML's function of that name has this type.
     let get = unsafe { std::mem::transmute::<usize, GetUuid>(real) };
     let mut text = [0; UUID_BYTES];
-    // SAFETY: the caller's device, and a buffer of the length given.
+    // SAFETY: the device is the caller's, and the buffer has the given length.
     if unsafe { get(device, text.as_mut_ptr().cast(), UUID_BYTES as u32) } != SUCCESS {
         return None;
     }
     parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
 }
 
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Parts of a GPU (`MIG-…`) are nobody's to share out.
+/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Parts of a GPU (`MIG-…`)
+/// are not managed.
 fn parse(text: &str) -> Option<Uuid> {
     let mut uuid = Uuid::default();
     let mut digits = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-');
@@ -382,7 +399,7 @@ mod tests {
             if std::mem::replace(count, 300) < 300 {
                 return INSUFFICIENT_SIZE;
             }
-            // SAFETY: there is room for as many.
+            // SAFETY: the list has room for that many elements.
             unsafe { to.copy_from_nonoverlapping(all.as_ptr(), all.len()) };
             SUCCESS
         };

@@ -1,8 +1,8 @@
-//! The structures of NVML that hooks read and change, as its published header lays them out.
+//! The structures of NVML that hooks read and change. The layouts follow NVIDIA's published header.
 
 /// An opaque device.
 pub type Device = *mut core::ffi::c_void;
-/// What every call returns.
+/// Return code of every call.
 pub type Return = u32;
 
 /// `NVML_SUCCESS`
@@ -47,7 +47,7 @@ pub struct ProcessV1 {
     pub used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, which the third version of the calls has too.
+/// `nvmlProcessInfo_v2_t`, which the third version of the calls uses too.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProcessV2 {
@@ -68,7 +68,7 @@ const UNSIGNED_LONG: u32 = 2;
 /// `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`
 const UNSIGNED_LONG_LONG: u32 = 3;
 
-/// `nvmlSample_t`: a time, and a value of the kind that NVML tells beside the list.
+/// `nvmlSample_t`: a time and a value. NVML reports the value's type beside the list.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Sample {
@@ -77,9 +77,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Changes the value, if it is of one of the kinds that utilisation comes in.
+    /// Changes the value, if its type is one that utilisation has.
     pub fn scale(&mut self, kind: u32, scaled: impl Fn(u64) -> u64) {
-        /// The rest of the union is nobody's.
+        /// Bits of the union that an unsigned int does not use.
         const UNUSED: u64 = !(u32::MAX as u64);
         match kind {
             UNSIGNED_INT => {
@@ -111,7 +111,7 @@ pub struct Detail {
     pub protected: u64,
 }
 
-/// `nvmlProcessDetailList_v1`: how the caller says which layout a list has.
+/// `nvmlProcessDetailList_v1`: the version by which a caller names the list's layout.
 pub const DETAIL_LIST_V1: u32 = 1 << 24 | size_of::<DetailList>() as u32;
 
 /// `nvmlProcessDetailList_v1_t`
@@ -143,12 +143,12 @@ pub struct UtilizationList {
     pub list: *mut UtilizationInfo,
 }
 
-/// How the caller says which layout that has.
+/// The version by which a caller names the layout of [`UtilizationList`].
 pub const UTILIZATION_LIST_V1: u32 = 1 << 24 | size_of::<UtilizationList>() as u32;
 
-/// Something that is about one process.
+/// An element about one process.
 pub trait OfProcess: Copy {
-    /// Which.
+    /// Returns the process's pid.
     fn pid(&self) -> u32;
 }
 
@@ -163,7 +163,7 @@ macro_rules! of_process {
     )+};
 }
 
-/// Lists of accounts name processes and tell nothing more.
+/// Accounting lists contain only pids.
 impl OfProcess for u32 {
     fn pid(&self) -> u32 {
         *self

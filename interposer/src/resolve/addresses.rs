@@ -1,4 +1,4 @@
-//! From an address that `cuGetProcAddress` gave to the hook of exactly that function.
+//! Maps an address that `cuGetProcAddress` returned to the hook of exactly that function.
 
 use deepres_abi::driver::{self as table, StreamKind};
 
@@ -7,11 +7,13 @@ use crate::coverage;
 use crate::driver::{self, Found};
 use crate::hooks;
 
-/// What to hand out instead of `found`, which the driver answered for `family` in `version`. `per_thread`: the caller asked for the
-/// variants of per-thread default streams, which decides between variants that share an address.
+/// Returns the address to give the caller instead of `found`, the driver's answer for `family` in
+/// `version`. `per_thread`: whether the caller asked for the variants for per-thread default
+/// streams. That decides between variants that share an address.
 ///
-/// The address decides, so the hook has the ABI that the driver chose, whatever version was asked for. An address that no
-/// export has stays as it is: never a guess.
+/// The address decides, so the hook has the ABI that the driver chose, whatever version was asked
+/// for. An address that no export of the driver has is returned unchanged. The function never
+/// guesses.
 pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> usize {
     let (mut is_hooked_family, mut chosen) = (false, None);
     for id in table::variants(family).chain(table::by_symbol(family)) {
@@ -33,7 +35,8 @@ pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> 
         coverage::note(id, true);
         return hook;
     }
-    // A driver that takes its functions' addresses by their names in public gets our exports.
+    // If the driver looks its own functions up by their public names, it gets the exports of this
+    // library.
     let is_ours = is_hooked_family && is_own(found);
     if is_hooked_family && !is_ours {
         coverage::count(&coverage::OWN.unknown_address);
@@ -51,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the driver of this test has a function: an address that nobody calls.
+    /// Makes `address` the driver's address of a function in this test. Nobody calls that address.
     fn at(id: ApiId, address: usize) -> usize {
         assert!(driver::remember(id, address));
         hooks::address(id).unwrap()

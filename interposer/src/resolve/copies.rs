@@ -1,5 +1,6 @@
-//! Other copies of this library in the process: one that the machine preloads everywhere, say, and one that a container or a job brings. The first in the
-//! search order does the work, and to it the others are not there. They let everything through.
+//! Other copies of this library in the process. The machine may preload one everywhere, for
+//! example, and a container or a job may bring another. The first copy in the search order does the
+//! work, and passes over the others. Those let every call through.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::decide::own_address;
 use super::elf::{self, Object};
 
-/// What every copy calls itself: build.rs says so to the linker.
+/// The soname of every copy, which build.rs passes to the linker.
 const SONAME: &CStr = c"libdeepres.so";
 
 const UNKNOWN: u8 = 0;
@@ -16,7 +17,8 @@ const FIRST: u8 = 2;
 const BEHIND: u8 = 3;
 static STANDING: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Where this copy stands among those that were preloaded. Looked up at the first use, before a program can have loaded any more.
+/// Returns the position of this copy among the preloaded copies. It is looked up at the first use,
+/// before the program can have loaded further copies.
 fn standing() -> u8 {
     match STANDING.load(Ordering::Relaxed) {
         UNKNOWN => {
@@ -36,7 +38,7 @@ fn standing() -> u8 {
     }
 }
 
-/// Whether the object is a copy, and not this one.
+/// Whether the object is a copy of this library, and not this one.
 fn is_other(object: &Object) -> bool {
     object.soname().is_some_and(|soname| soname == SONAME) && !object.contains(own_address())
 }
@@ -46,7 +48,8 @@ pub fn is_behind_another() -> bool {
     standing() == BEHIND
 }
 
-/// Passes over the copies behind this one: `found` is where a look-up found `name`, or 0; the result, where it is found in what is no copy.
+/// Passes over the copies behind this one. `found` is the address where a look-up found `name`, or
+/// 0. Returns the first definition from there on that is in no copy.
 pub fn skip(mut found: usize, name: &CStr) -> Option<usize> {
     while found != 0 && standing() == FIRST && Object::containing(found).as_ref().is_some_and(is_other) {
         found = elf::next_after(found, name)?;

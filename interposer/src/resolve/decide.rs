@@ -1,5 +1,5 @@
-//! What a `dlsym` or `dlvsym` answers. Runs inside look-ups of any program at any time, so: no lock of ours, no allocation, no
-//! initialisation that waits.
+//! Decides the answer of a `dlsym` or `dlvsym`. It runs inside look-ups of any program at any time.
+//! So it takes no lock of deepres, allocates nothing, and does no initialisation that waits.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -11,19 +11,20 @@ use crate::coverage;
 use crate::driver::{self as real, Found};
 use crate::hooks::{self, nvml};
 
-/// What every driver function's name begins with.
+/// Beginning of every driver function's name.
 const DRIVER: &[u8; 2] = b"cu";
-/// What every function's name of the management library begins with, cut to the same length.
+/// Beginning of every management function's name, cut to the same length.
 const MANAGEMENT: &[u8; 2] = b"nv";
 
-/// A function that is hooked.
+/// A hooked function.
 enum Hooked {
     Driver(ApiId, usize),
     Management(&'static nvml::Hook),
 }
 
 impl Hooked {
-    /// The function exported under `symbol`, if it is hooked. A driver function that is not is noted as looked up.
+    /// Returns the function exported under `symbol`, if it is hooked. Notes a driver function that
+    /// is not hooked as looked up.
     fn by_symbol(symbol: &CStr) -> Option<Self> {
         if symbol.to_bytes().starts_with(MANAGEMENT) {
             return nvml::by_symbol(symbol).map(Self::Management);
@@ -43,7 +44,8 @@ impl Hooked {
         }
     }
 
-    /// What `found`, which a look-up from `caller` found, has to do with the function that the hook calls.
+    /// Classifies `found`, which a look-up from `caller` found, relative to the function that the
+    /// hook calls.
     fn place(&self, found: usize, caller: usize) -> Found {
         match self {
             Self::Driver(id, _) => real::place(*id, found, caller),
@@ -52,7 +54,8 @@ impl Hooked {
         }
     }
 
-    /// Whether `found` is the function that the hook will call.
+    /// Records `found` as the real function. Returns whether `found` is the function that the hook
+    /// will call.
     fn remember(&self, found: usize) -> bool {
         match self {
             Self::Driver(id, _) => real::remember(*id, found),
@@ -60,7 +63,8 @@ impl Hooked {
         }
     }
 
-    /// Where a loaded library has the real one, whoever may see it.
+    /// Returns the address of the real function in a loaded library, in whatever scope that library
+    /// is.
     fn loaded(&self, symbol: &CStr) -> Option<usize> {
         match self {
             Self::Driver(..) => real::loaded(symbol),
@@ -68,7 +72,7 @@ impl Hooked {
         }
     }
 
-    /// A look-up of it was answered, with the hook or without.
+    /// Counts a look-up of this function that was answered, with the hook or without.
     fn note(&self, is_hooked: bool) {
         if let Self::Driver(id, _) = self {
             coverage::note(*id, is_hooked);
@@ -79,12 +83,12 @@ impl Hooked {
     }
 }
 
-/// What the entry points do, in the registers that a pair is returned in.
+/// The next step of the entry point. The pair is returned in two registers.
 #[repr(C)]
 pub struct Answer {
-    /// Where to jump, or 0.
+    /// The address to jump to, or 0.
     jump: usize,
-    /// What to return if there is no jump; may be null.
+    /// The value to return if there is no jump. It may be null.
     value: usize,
 }
 
@@ -103,14 +107,14 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 
 static REAL_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// Those of the C library, where somebody asked for them by a handle.
+/// The C library's functions, if a caller looked them up by a handle.
 static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// What the C library calls itself, and the part of it that had `dlsym` before glibc 2.34.
+/// Sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
 
-/// The definition that would be found without us: the next one after our library in the search order, which may be another
-/// preloaded library's.
+/// Returns the definition that would be found without this library: the next one after it in the
+/// search order. That may be another preloaded library's.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Relaxed);
     if known != 0 {
@@ -121,68 +125,70 @@ fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     found
 }
 
-/// An address inside our own library.
+/// Returns an address inside this library.
 pub fn own_address() -> usize {
     &raw const REAL_DLSYM as usize
 }
 
-/// Whether `address` lies in our own library.
+/// Whether `address` is in this library.
 pub fn is_own(address: usize) -> bool {
     elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
 }
 
-/// Called by the entry point of `dlsym`; `caller` is its return address.
+/// The entry point of `dlsym` calls this. `caller` is the entry point's return address.
 pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
-    // SAFETY: as they came.
+    // SAFETY: `next` returns 0 or a definition of `dlsym`, and the arguments are the process's own.
     unsafe { decide_before(next(&REAL_DLSYM, c"dlsym"), handle, name, caller) }
 }
 
-/// Called by the entry point for those who asked for the C library's own `dlsym`.
+/// The entry point for callers that looked up the C library's own `dlsym` calls this.
 pub unsafe extern "C" fn decide_dlsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
     caller: usize,
 ) -> Answer {
-    // SAFETY: as they came.
+    // SAFETY: `C_DLSYM` is 0 or a definition of `dlsym`, and the arguments are the process's own.
     unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
 }
 
 /// # Safety
-/// `target` is 0 or a library's definition of `dlsym`, the rest is what the process passed to ours.
+/// `target` is 0 or a library's definition of `dlsym`. The other arguments are those that the
+/// process passed to the entry point.
 unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     if target == 0 {
         return Answer::value(0);
     }
-    // SAFETY: a definition of `dlsym`, by the caller's word.
+    // SAFETY: the caller promises that `target` is a definition of `dlsym`.
     let dlsym = unsafe { std::mem::transmute::<usize, Dlsym>(target) };
-    // SAFETY: as they came.
+    // SAFETY: the arguments are the process's own.
     unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
 }
 
-/// Called by the entry point of `dlvsym`.
+/// The entry point of `dlvsym` calls this.
 pub unsafe extern "C" fn decide_dlvsym(
     handle: *mut c_void,
     name: *const c_char,
     version: *const c_char,
     caller: usize,
 ) -> Answer {
-    // SAFETY: as they came.
+    // SAFETY: `next` returns 0 or a definition of `dlvsym`, and the arguments are the process's
+    // own.
     unsafe { decide_version_before(next(&REAL_DLVSYM, c"dlvsym"), handle, name, version, caller) }
 }
 
-/// Called by the entry point for those who asked for the C library's own `dlvsym`.
+/// The entry point for callers that looked up the C library's own `dlvsym` calls this.
 pub unsafe extern "C" fn decide_dlvsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
     version: *const c_char,
     caller: usize,
 ) -> Answer {
-    // SAFETY: as they came.
+    // SAFETY: `C_DLVSYM` is 0 or a definition of `dlvsym`, and the arguments are the process's own.
     unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
 }
 
 /// # Safety
-/// As [`decide_before`], of `dlvsym`.
+/// As for [`decide_before`], with `dlvsym` instead of `dlsym`.
 unsafe fn decide_version_before(
     target: usize,
     handle: *mut c_void,
@@ -193,13 +199,13 @@ unsafe fn decide_version_before(
     if target == 0 {
         return Answer::value(0);
     }
-    // SAFETY: a definition of `dlvsym`, by the caller's word.
+    // SAFETY: the caller promises that `target` is a definition of `dlvsym`.
     let dlvsym = unsafe { std::mem::transmute::<usize, Dlvsym>(target) };
-    // SAFETY: as they came.
+    // SAFETY: the arguments are the process's own.
     unsafe { decide(handle, name, caller, target, |handle| dlvsym(handle, name, version) as usize) }
 }
 
-/// A function that finds others by their names.
+/// A function that looks other functions up by name.
 enum Lookup {
     Dlsym,
     Dlvsym,
@@ -214,7 +220,7 @@ impl Lookup {
         }
     }
 
-    /// Ours, before the next one in the search order.
+    /// Returns this library's entry in front of the next definition in the search order.
     fn entry(&self) -> usize {
         match self {
             Self::Dlsym => entry::dlsym_entry as *const () as usize,
@@ -222,7 +228,8 @@ impl Lookup {
         }
     }
 
-    /// Ours, before `found`, the C library's. 0: there is another C library's already that is ours to go before.
+    /// Returns this library's entry in front of `found`, the C library's function. Returns 0 if the
+    /// entry is already in front of another C library's function.
     fn entry_before(&self, found: usize) -> usize {
         let (place, entry) = match self {
             Self::Dlsym => (&C_DLSYM, entry::dlsym_by_handle_entry as *const () as usize),
@@ -235,13 +242,19 @@ impl Lookup {
         }
     }
 
-    /// What `caller` gets that asked for the next one after it, in the search order.
+    /// Returns the answer for a `caller` that asked for the next definition after it in the search
+    /// order.
     fn next_for(&self, caller: usize, target: usize) -> Answer {
         if elf::is_before(caller, own_address()) { Answer::value(self.entry()) } else { Answer::jump(target) }
     }
 
-    /// What `caller` gets that found `found` by a handle, or by the whole search order. The C library's calls nobody back, so one of ours before it leads in no circle;
-    /// but a library after us may be what our own look-ups go through, or stand for a function that our hooks call.
+    /// Returns the answer for a `caller` that found `found` by a handle or in the whole search
+    /// order.
+    ///
+    /// The C library's function calls no other library. So an entry of deepres in front of it
+    /// cannot lead in a circle. A caller after this library gets `found` itself. The interposer's
+    /// own look-ups may go through that caller, or the caller may implement a function that hooks
+    /// call.
     fn found_by(&self, caller: usize, found: usize) -> Answer {
         if found == 0 || !is_c_library(found) || is_disabled() {
             return Answer::value(found);
@@ -252,7 +265,8 @@ impl Lookup {
                 return Answer::value(entry);
             }
         }
-        // One that our own look-ups go through is asked after us.
+        // A library that the interposer's own look-ups go through is not counted, because its
+        // question comes after the interposer's.
         let nexts = [next(&REAL_DLSYM, c"dlsym"), next(&REAL_DLVSYM, c"dlvsym")];
         let is_next = |object: elf::Object| nexts.iter().any(|next| object.contains(*next));
         if !elf::Object::containing(caller).is_some_and(is_next) {
@@ -262,7 +276,7 @@ impl Lookup {
     }
 }
 
-/// Whether the C library has `address`.
+/// Whether `address` is in the C library.
 fn is_c_library(address: usize) -> bool {
     elf::Object::containing(address).as_ref().is_some_and(is_of_c_library)
 }
@@ -271,11 +285,12 @@ fn is_of_c_library(object: &elf::Object) -> bool {
     object.soname().is_some_and(|soname| C_LIBRARIES.contains(&soname))
 }
 
-/// Functions by which the C library finds others, and namespaces that glibc has at most.
+/// Number of look-up functions in the C library, and the most namespaces that glibc supports.
 const LOOKUPS: usize = 2;
 const NAMESPACES: usize = 16;
 
-/// Where the C libraries of all namespaces have `dlsym` and `dlvsym`; 0 in the places that are left.
+/// Returns the addresses of `dlsym` and `dlvsym` in the C libraries of all namespaces. Unused
+/// places contain 0.
 pub fn c_lookups() -> [usize; LOOKUPS * NAMESPACES] {
     let mut found = [0; LOOKUPS * NAMESPACES];
     let mut places = found.iter_mut();
@@ -292,10 +307,13 @@ pub fn c_lookups() -> [usize; LOOKUPS * NAMESPACES] {
     found
 }
 
-/// `look_up(handle)` asks the real function for `name`, from inside our library.
+/// Decides the answer of a look-up. `look_up(handle)` asks the real function for `name`, from
+/// inside this library.
 ///
-/// Names that are not hooked are the real function's to answer. So is `dlsym` itself for a library after us, which must not get us again. One before us must, though:
-/// the real `dlvsym` would pass over our export, which has no version, and so would a handle of the C library.
+/// The real function answers names that are not hooked. It also answers a look-up of `dlsym` by a
+/// library after this one, which must not get this library again. A library before this one must
+/// get it, however. The real `dlvsym` would pass over the export here, which has no version, and so
+/// would a handle of the C library.
 ///
 /// # Safety
 /// `name` is null or a terminated string.
@@ -309,36 +327,37 @@ unsafe fn decide(
     if copies::is_behind_another() {
         return Answer::jump(target);
     }
-    // SAFETY: a string of the caller's.
+    // SAFETY: the caller's promise makes `name` a terminated string.
     if !name.is_null() && unsafe { *name as u8 } == b'd' {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise makes `name` a terminated string.
         return match Lookup::by_symbol(unsafe { CStr::from_ptr(name) }) {
             Some(lookup) if handle == libc::RTLD_NEXT => lookup.next_for(caller, target),
             Some(lookup) => lookup.found_by(caller, look_up(handle)),
             None => Answer::jump(target),
         };
     }
-    // SAFETY: a string of the caller's; the second byte exists if the first is not the end.
+    // SAFETY: `name` is a terminated string, so its second byte exists if the first is not the end.
     if name.is_null() || unsafe { !begins_with(name, DRIVER) && !begins_with(name, MANAGEMENT) } {
         return Answer::jump(target);
     }
-    // SAFETY: as above.
+    // SAFETY: `name` is a terminated string.
     let symbol = unsafe { CStr::from_ptr(name) };
     let Some(hooked) = Hooked::by_symbol(symbol) else { return Answer::jump(target) };
-    // Without a driver on the machine these must find nothing, though we export the name. Is there a real one where the
-    // caller would look? The order of objects decides the rest: for a caller before us our export comes first, and one
-    // after us (another interposer) wants what is behind it.
+    // Without a driver on the machine these look-ups must find nothing, although this library
+    // exports the name. So it is checked whether a real function exists where the caller would
+    // look. After that the order of objects decides. For a caller before this library, the export
+    // here comes first. A caller after it (another interposer) gets the definition behind it.
     let visible = || {
         if copies::skip(look_up(libc::RTLD_NEXT), symbol).is_some() {
             return true;
         }
-        // Else only a library that brought a driver for itself alone sees one.
+        // Otherwise only a library that loaded a driver for itself alone sees one.
         let Some(real) = hooked.loaded(symbol) else { return false };
         let is_visible = in_scope_of(caller, &look_up).is_some_and(|found| found == real);
         if is_visible {
             hooked.remember(real);
         } else {
-            // Fails again, so that `dlerror` has what the client will ask it for.
+            // Repeats the failed look-up, so that the client gets its error message from `dlerror`.
             look_up(libc::RTLD_NEXT);
         }
         is_visible
@@ -348,12 +367,13 @@ unsafe fn decide(
             return Answer::value(0);
         }
         hooked.note(true);
-        // Another library's `dlsym` behind us would have it that the question is its own.
+        // If `target` is another library's `dlsym`, it would answer relative to itself. So the next
+        // definition after the caller is looked up here.
         let is_lost = handle == libc::RTLD_NEXT && !is_c_library(target);
         if is_lost && elf::next_after(caller, symbol).is_some_and(is_own) {
             return Answer::value(hooked.address());
         }
-        // The order of objects decides whose it is: mostly our export.
+        // The order of objects decides. Mostly the result is the export of this library.
         return Answer::jump(target);
     }
     let found = look_up(handle);
@@ -375,7 +395,7 @@ unsafe fn decide(
     Answer::value(if place == Found::Hooked { hooked.address() } else { found })
 }
 
-/// Whether a name begins so.
+/// Whether `name` begins with `start`.
 ///
 /// # Safety
 /// `name` is a terminated string.
@@ -384,34 +404,34 @@ unsafe fn begins_with(name: *const c_char, start: &[u8; 2]) -> bool {
     unsafe { *name as u8 == start[0] && *name.add(1) as u8 == start[1] }
 }
 
-/// What `look_up` finds in the library that `caller` lies in and those that came with it.
+/// Returns the address that `look_up` finds in the scope of the library that contains `caller`.
 fn in_scope_of(caller: usize, look_up: impl Fn(*mut c_void) -> usize) -> Option<usize> {
-    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+    // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
     let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
     // SAFETY: the result has room, and any address may be asked about.
     let known = unsafe { libc::dladdr(caller as *const c_void, &mut info) };
     if known == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the name of an object that is loaded; nothing new is.
+    // SAFETY: the name belongs to a loaded object, and nothing new is loaded.
     let scope = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if scope.is_null() {
         return None;
     }
     let found = look_up(scope);
-    // SAFETY: opened just now.
+    // SAFETY: `scope` was just opened.
     unsafe { libc::dlclose(scope) };
     Some(found).filter(|found| *found != 0)
 }
 
-/// Where the dynamic linker would have bound `symbol` without us.
+/// Returns the address to which the dynamic linker would have bound `symbol` without this library.
 pub fn next_definition(symbol: &CStr) -> Option<usize> {
     let target = next(&REAL_DLSYM, c"dlsym");
     if target == 0 {
         return None;
     }
-    // SAFETY: `target` is a library's definition of `dlsym`; the call comes from our library, so that `RTLD_NEXT` is what
-    // comes after it.
+    // SAFETY: `target` is a library's definition of `dlsym`. The call comes from this library, so
+    // `RTLD_NEXT` means the objects after it.
     let found = unsafe {
         let dlsym = std::mem::transmute::<usize, Dlsym>(target);
         dlsym(libc::RTLD_NEXT, symbol.as_ptr()) as usize
@@ -419,7 +439,8 @@ pub fn next_definition(symbol: &CStr) -> Option<usize> {
     copies::skip(found, symbol)
 }
 
-/// Where the first library that was loaded after ours has `symbol`, whoever may see it.
+/// Returns the address of `symbol` in the first library after this one that defines it, in whatever
+/// scope.
 pub fn next_loaded(symbol: &CStr) -> Option<usize> {
     copies::skip(elf::next_after(own_address(), symbol)?, symbol)
 }
@@ -429,13 +450,15 @@ const ENABLED: u8 = 1;
 const DISABLED: u8 = 2;
 static SWITCH: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether `DEEPRES_DISABLE=1` turned everything off, or another copy of the library does the work. Read at the first use, once.
+/// Whether `DEEPRES_DISABLE=1` turned everything off, or another copy of the library does the work.
+/// The environment is read once, at the first use.
 pub fn is_disabled() -> bool {
     match SWITCH.load(Ordering::Relaxed) {
         UNREAD => {
-            // SAFETY: a terminated name. Whoever changes the environment meanwhile races with all of libc.
+            // SAFETY: the name is terminated. A thread that changes the environment meanwhile races
+            // with all of libc.
             let value = unsafe { libc::getenv(c"DEEPRES_DISABLE".as_ptr()) };
-            // SAFETY: not null, so a terminated string.
+            // SAFETY: `value` is not null, so it is a terminated string.
             let disabled = !value.is_null() && unsafe { CStr::from_ptr(value) } == c"1";
             let disabled = disabled || copies::is_behind_another();
             SWITCH.store(if disabled { DISABLED } else { ENABLED }, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Looks symbols up in loaded objects without `dlsym`, by their own tables.
+//! Looks symbols up in loaded objects without `dlsym`, in the objects' own tables.
 //!
-//! Needed where `dlsym` is what we replace: to find the real one, and to learn a driver's addresses without depending on what
-//! other preloaded libraries do to `dlsym`.
+//! The interposer needs this because it replaces `dlsym`: to find the real `dlsym`, and to find a
+//! driver's addresses independently of other preloaded libraries' changes to `dlsym`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::{mem, ptr};
@@ -27,12 +27,12 @@ const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 const SYMBOL_TYPE_MASK: u8 = 0xf;
 const SHN_UNDEF: u16 = 0;
-/// Relocations that leave a function's address in a word.
+/// Relocations that store a function's address in a word.
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
-/// In a version number: a version that only those who ask for it by name get.
+/// Bit of a version number. A symbol with such a version is found only by that version's name.
 const VERSION_HIDDEN: u16 = 0x8000;
-/// Bits in a word of the Bloom filter.
+/// Number of bits in a word of the Bloom filter.
 const BLOOM_WORD_BITS: u32 = u64::BITS;
 
 #[repr(C)]
@@ -48,7 +48,8 @@ struct Relocation {
     addend: i64,
 }
 
-/// An object of the process: the program, or a library. Valid while it stays loaded.
+/// An object of the process: the program or a library. The value is valid while the object stays
+/// loaded.
 #[derive(Debug, Clone, Copy)]
 pub struct Object {
     base: usize,
@@ -57,30 +58,31 @@ pub struct Object {
 }
 
 impl Object {
-    /// The object that `address` lies in.
+    /// Returns the object that contains `address`.
     pub fn containing(address: usize) -> Option<Self> {
         find(|object| object.contains(address).then_some(*object))
             .or_else(|| Self::of_other_namespace(address))
     }
 
-    /// The same among objects of other link-map namespaces (`dlmopen`), which only their own code can list: by its header in memory.
+    /// Returns the object that contains `address` in another link-map namespace (`dlmopen`). Only
+    /// code in that namespace can list its objects, so the object is read by its header in memory.
     fn of_other_namespace(address: usize) -> Option<Self> {
-        // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+        // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
         let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };
         // SAFETY: the result has room, and any address may be asked about.
         if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 || info.dli_fbase.is_null() {
             return None;
         }
-        // SAFETY: an object's first byte, by the dynamic linker's word.
+        // SAFETY: the dynamic linker says that an object's first byte is there.
         unsafe { Self::mapped_at(info.dli_fbase as usize) }.filter(|object| object.contains(address))
     }
 
-    /// The object whose first byte is at `start`.
+    /// Returns the object whose first byte is at `start`.
     ///
     /// # Safety
-    /// An object that is loaded is mapped there.
+    /// A loaded object is mapped at `start`.
     unsafe fn mapped_at(start: usize) -> Option<Self> {
-        // SAFETY: a library is mapped from its first byte on, which is where its header is.
+        // SAFETY: a library is mapped from its first byte on, and its header is there.
         let header = unsafe { &*(start as *const libc::Elf64_Ehdr) };
         if !header.e_ident.starts_with(ELF_MAGIC) {
             return None;
@@ -96,7 +98,7 @@ impl Object {
         Some(object)
     }
 
-    /// Whether `address` lies in one of its segments.
+    /// Whether `address` is in one of the object's segments.
     pub fn contains(&self, address: usize) -> bool {
         self.segments().iter().any(|header| {
             let start = self.base.wrapping_add(header.p_vaddr as usize);
@@ -104,7 +106,8 @@ impl Object {
         })
     }
 
-    /// Where it defines the function or variable `name`, in its default version if it has several.
+    /// Returns the address at which the object defines the function or variable `name`. If the
+    /// object has several versions, returns the default one.
     pub fn symbol(&self, name: &CStr) -> Option<usize> {
         let tables = Tables::of(self)?;
         tables.candidates(name, |index| {
@@ -113,31 +116,34 @@ impl Object {
         })
     }
 
-    /// What it calls itself.
+    /// Returns the object's soname.
     pub fn soname(&self) -> Option<&CStr> {
         let strings = self.table(DT_STRTAB)?;
         let offset = self.dynamic(DT_SONAME)?;
-        // SAFETY: the dynamic section gives the offset of a terminated string in the object's string table, which stays
-        // mapped while the object is loaded.
+        // SAFETY: the dynamic section gives the offset of a terminated string in the object's
+        // string table. The table stays mapped while the object is loaded.
         Some(unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) })
     }
 
-    /// Whether it is linked to a library whose name begins so.
+    /// Whether the object is linked to a library whose name begins with `start`.
     pub fn needs(&self, start: &[u8]) -> bool {
         let Some(strings) = self.table(DT_STRTAB) else { return false };
         self.entries().any(|(tag, offset)| {
-            // SAFETY: the dynamic section gives the offset of a terminated string in the object's string table.
+            // SAFETY: the dynamic section gives the offset of a terminated string in the object's
+            // string table.
             let name = || unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) };
             tag == DT_NEEDED && name().to_bytes().starts_with(start)
         })
     }
 
-    /// Runs `visit` on what it imports, with the address that each is bound to, until it returns something. What is bound at its first call has an
-    /// address of the object's own until then.
+    /// Calls `visit` with each imported symbol and the address that it is bound to, until `visit`
+    /// returns a value. A symbol with lazy binding has an address in the object itself until its
+    /// first call.
     pub fn imports<T>(&self, mut visit: impl FnMut(&CStr, usize) -> Option<T>) -> Option<T> {
         let tables = Tables::of(self)?;
         self.bindings(|symbol, bound| {
-            // SAFETY: a relocation's symbol is in the object's table, and its name in that of strings.
+            // SAFETY: a relocation's symbol is in the object's symbol table, and the symbol's name
+            // is in the string table.
             let name = unsafe {
                 let symbol = &*tables.symbols.add(symbol);
                 CStr::from_ptr(tables.strings.add(symbol.st_name as usize))
@@ -146,19 +152,20 @@ impl Object {
         })
     }
 
-    /// Whether anything that it imports is bound to one of these addresses.
+    /// Whether any import of the object is bound to one of these addresses.
     pub fn is_bound_to(&self, addresses: &[usize]) -> bool {
         self.bindings(|_, bound| addresses.contains(&bound).then_some(())).is_some()
     }
 
-    /// As [`Self::imports`], by the symbols' numbers.
+    /// Does what [`Self::imports`] does, with the symbols' indices.
     fn bindings<T>(&self, mut visit: impl FnMut(usize, usize) -> Option<T>) -> Option<T> {
-        // Those without a symbol come first; large libraries have millions.
+        // Relocations without a symbol come first and are skipped, because large libraries have
+        // millions of them.
         let without = self.dynamic(DT_RELACOUNT).unwrap_or(0) as usize;
         let tables = [(DT_RELA, DT_RELASZ, without), (DT_JMPREL, DT_PLTRELSZ, 0)];
         tables.into_iter().find_map(|(table, bytes, first)| {
             let (relocations, bytes) = (self.table(table)?, self.dynamic(bytes)? as usize);
-            // SAFETY: the dynamic section says where they are and how many.
+            // SAFETY: the dynamic section gives the address and the size of the relocations.
             let relocations = unsafe {
                 std::slice::from_raw_parts(
                     relocations as *const Relocation,
@@ -170,20 +177,21 @@ impl Object {
                     return None;
                 }
                 let word = self.base.wrapping_add(relocation.offset as usize) as *const usize;
-                // SAFETY: the word that the dynamic linker filled.
+                // SAFETY: the dynamic linker has filled this word.
                 visit((relocation.info >> u32::BITS) as usize, unsafe { word.read() })
             })
         })
     }
 
-    /// Whether what it has that nobody writes, its constants among that, holds `text`.
+    /// Whether the object's read-only data, which includes its constants, contains `text`.
     pub fn mentions(&self, text: &[u8]) -> bool {
         self.segments().iter().any(|header| {
             let is_constant = header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R;
             let start = self.base.wrapping_add(header.p_vaddr as usize);
             header.p_type == libc::PT_LOAD
                 && is_constant
-                // SAFETY: a segment of a loaded object, which may be read, and the text's own bytes.
+                // SAFETY: the segment belongs to a loaded object and is readable, and `text` is a
+                // slice.
                 && unsafe {
                     let bytes = header.p_filesz as usize;
                     !libc::memmem(start as *const c_void, bytes, text.as_ptr().cast(), text.len()).is_null()
@@ -195,20 +203,21 @@ impl Object {
         if self.headers.is_null() {
             return &[];
         }
-        // SAFETY: the dynamic linker reported this array; it is part of the loaded object.
+        // SAFETY: the dynamic linker reported this array, which is part of the loaded object.
         unsafe { std::slice::from_raw_parts(self.headers, self.header_count) }
     }
 
-    /// The entries of its dynamic section.
+    /// Returns the entries of the object's dynamic section.
     fn entries(&self) -> impl Iterator<Item = (i64, u64)> {
         let header = self.segments().iter().find(|header| header.p_type == libc::PT_DYNAMIC);
         let first = header.map(|header| self.base.wrapping_add(header.p_vaddr as usize) as *const Dynamic);
         let mut next = first;
         std::iter::from_fn(move || {
             let entry = next?;
-            // SAFETY: the dynamic section is an array that ends with DT_NULL, where this ends.
+            // SAFETY: the dynamic section is an array that ends with DT_NULL, and the iteration
+            // ends there.
             let (tag, value) = unsafe { ((*entry).tag, (*entry).value) };
-            // SAFETY: not the last entry, if it is looked at.
+            // SAFETY: this entry is not the last one, so the next one exists.
             next = (tag != DT_NULL).then(|| unsafe { entry.add(1) });
             next.map(|_| (tag, value))
         })
@@ -218,14 +227,15 @@ impl Object {
         self.entries().find_map(|(found, value)| (found == tag).then_some(value))
     }
 
-    /// The address in a dynamic entry. glibc relocates them in place, except in objects it cannot write (the vDSO).
+    /// Returns the address in a dynamic entry. glibc relocates these addresses in place, except in
+    /// objects that it cannot write, such as the vDSO.
     fn table(&self, tag: i64) -> Option<usize> {
         let value = self.dynamic(tag)? as usize;
         Some(if value < self.base { self.base + value } else { value })
     }
 }
 
-/// What look-ups in an object need.
+/// The tables that look-ups in an object use.
 struct Tables {
     symbols: *const Elf64_Sym,
     strings: *const c_char,
@@ -245,9 +255,9 @@ impl Tables {
         })
     }
 
-    /// The symbol at `index`, if it is `name` and defined here.
+    /// Returns the symbol at `index` if its name is `name` and the object defines it.
     fn defined(&self, index: usize, name: &CStr) -> Option<&Elf64_Sym> {
-        // SAFETY: the object's own hash table names `index`.
+        // SAFETY: `index` comes from the object's own hash table.
         let symbol = unsafe { &*self.symbols.add(index) };
         let kind = symbol.st_info & SYMBOL_TYPE_MASK;
         if symbol.st_shndx == SHN_UNDEF || symbol.st_value == 0 || (kind != STT_FUNC && kind != STT_OBJECT) {
@@ -263,12 +273,13 @@ impl Tables {
         self.versions.is_some_and(|versions| unsafe { *versions.add(index) } & VERSION_HIDDEN != 0)
     }
 
-    /// Runs `accept` on the indices that the hash tables give for `name` until it returns something.
+    /// Calls `accept` with the indices that the hash table gives for `name`, until `accept` returns
+    /// a value.
     fn candidates<T>(&self, name: &CStr, accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
         match (self.gnu_hash, self.hash) {
             // SAFETY: the dynamic section says that this is a GNU hash table.
             (Some(table), _) => unsafe { gnu_candidates(table, name, accept) },
-            // SAFETY: likewise a System V hash table.
+            // SAFETY: the dynamic section says that this is a System V hash table.
             (None, Some(table)) => unsafe { sysv_candidates(table, name, accept) },
             (None, None) => None,
         }
@@ -286,8 +297,8 @@ unsafe fn gnu_candidates<T>(
         .to_bytes()
         .iter()
         .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
-    // SAFETY: layout of the table: four words, the Bloom filter, the buckets, the chains. Each index below is bounded by the
-    // counts in those words, or by the end mark of a chain.
+    // SAFETY: the table consists of four words, the Bloom filter, the buckets and the chains. Each
+    // index below is bounded by the counts in those words, or by the end mark of a chain.
     unsafe {
         let (buckets, first, bloom_words, shift) = (*table, *table.add(1), *table.add(2), *table.add(3));
         if buckets == 0 || bloom_words == 0 {
@@ -333,7 +344,7 @@ unsafe fn sysv_candidates<T>(
         let high = sum & 0xf000_0000;
         (sum ^ (high >> 24)) & !high
     });
-    // SAFETY: layout of the table: two counts, the buckets, the chains; 0 ends a chain.
+    // SAFETY: the table consists of two counts, the buckets and the chains. 0 ends a chain.
     unsafe {
         let buckets = *table;
         if buckets == 0 {
@@ -352,8 +363,9 @@ unsafe fn sysv_candidates<T>(
     }
 }
 
-/// Runs `visit` on every object in the order of the link map (the program, preloaded libraries, the rest) until it returns
-/// something. Takes the dynamic linker's lock, like `dlsym` itself.
+/// Calls `visit` with every object until `visit` returns a value. The order is that of the link
+/// map: the program, preloaded libraries, the rest. Takes the dynamic linker's lock, as `dlsym`
+/// itself does.
 pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     struct Visit<F, T> {
         visit: F,
@@ -368,8 +380,8 @@ pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
         if size < mem::offset_of!(dl_phdr_info, dlpi_adds) {
             return 1;
         }
-        // SAFETY: the dynamic linker passes a valid `info` of at least the fields before `dlpi_adds`, and `data` is the
-        // `Visit` that `find` below passed.
+        // SAFETY: the dynamic linker passes a valid `info` with at least the fields before
+        // `dlpi_adds`. `data` is the `Visit` that `find` below passes.
         let (info, state) = unsafe { (&*info, &mut *data.cast::<Visit<F, T>>()) };
         let object = Object {
             base: info.dlpi_addr as usize,
@@ -388,12 +400,12 @@ pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
 
     let mut state = Visit { visit, found: None };
     let each = callback(&state);
-    // SAFETY: the callback is given the state it expects, which outlives the call.
+    // SAFETY: the callback gets the state that it expects, and the state outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut state).cast()) };
     state.found
 }
 
-/// What debuggers read of a namespace (`struct r_debug_extended` of glibc's link.h).
+/// The data of a namespace for debuggers (`struct r_debug_extended` of glibc's link.h).
 #[repr(C)]
 struct Namespace {
     version: c_int,
@@ -401,7 +413,7 @@ struct Namespace {
     breakpoint: usize,
     state: c_int,
     linker: usize,
-    /// There from glibc 2.35 on, if the version says so.
+    /// Present from glibc 2.35 on, if `version` says so.
     next: *const Namespace,
 }
 
@@ -417,23 +429,24 @@ struct LinkMap {
 
 const PAGE_BYTES: usize = 4096;
 
-/// From this version on a namespace tells of the next.
+/// From this version on `Namespace` has the field `next`.
 const NAMESPACES_VERSION: c_int = 2;
 
-/// Whether there is memory at `address`: a library need not be mapped from its lowest address on.
+/// Whether memory is mapped at `address`. A library need not be mapped from its lowest address on.
 fn is_mapped(address: usize) -> bool {
     let mut is_resident = 0;
-    // SAFETY: asks about one page, with room for the answer.
+    // SAFETY: the call asks about one page, and the answer has room.
     address.is_multiple_of(PAGE_BYTES)
         && unsafe { libc::mincore(address as *mut c_void, PAGE_BYTES, &mut is_resident) } == 0
 }
 
-/// As [`find`], on the objects of all other namespaces (`dlmopen`). Nothing is found where glibc is older than 2.35, which lists them to nobody.
+/// Does what [`find`] does, for the objects of all other namespaces (`dlmopen`). Finds nothing if
+/// glibc is older than 2.35, because older versions do not list them.
 pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     let first = find(|object| object.symbol(c"_r_debug"))? as *const Namespace;
-    // Inside, the dynamic linker's lock is held: no object comes or goes.
+    // `find` holds the dynamic linker's lock, so no object comes or goes inside it.
     find(|_| {
-        // SAFETY: the dynamic linker's own lists, which end with null.
+        // SAFETY: these are the dynamic linker's own lists, which end with null.
         unsafe {
             let mut namespace =
                 if (*first).version >= NAMESPACES_VERSION { (*first).next } else { ptr::null() };
@@ -457,7 +470,7 @@ pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<
     .flatten()
 }
 
-/// The first definition of `name` in an object that comes after the one `address` lies in.
+/// Returns the first definition of `name` in an object after the one that contains `address`.
 pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
     let mut passed = false;
     find(|object| {
@@ -469,7 +482,7 @@ pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
     })
 }
 
-/// Whether the object that `one` lies in comes before that of `other`, and is another.
+/// Whether the object that contains `one` comes before the different object that contains `other`.
 pub fn is_before(one: usize, other: usize) -> bool {
     find(|object| match (object.contains(one), object.contains(other)) {
         (true, false) => Some(true),
@@ -486,7 +499,7 @@ mod tests {
     #[test]
     fn a_symbol_found_by_tables_is_the_one_that_the_dynamic_linker_finds() {
         for name in [c"getenv", c"memcpy_s_that_is_nowhere", c"pthread_create", c"environ", c"dlvsym"] {
-            // SAFETY: a terminated name and a pseudo handle.
+            // SAFETY: the name is terminated, and the handle is a pseudo handle.
             let expected = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
             let found = find(|object| {
                 object.soname().is_some_and(|soname| soname == c"libc.so.6").then(|| object.symbol(name))
@@ -516,7 +529,7 @@ mod tests {
     #[test]
     fn an_object_says_what_it_is_bound_to_and_what_it_mentions() {
         let object = Object::containing(own_test as *const () as usize).unwrap();
-        // SAFETY: a terminated name and a pseudo handle.
+        // SAFETY: the name is terminated, and the handle is a pseudo handle.
         let getenv = unsafe { libc::dlsym(libc::RTLD_NEXT, c"getenv".as_ptr()) } as usize;
         assert!(object.is_bound_to(&[1, getenv]) && !object.is_bound_to(&[1, getenv + 1]));
         assert!(object.mentions(b"an_object_says_what_it"));

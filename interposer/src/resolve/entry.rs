@@ -1,13 +1,15 @@
-//! `dlsym` and `dlvsym` as the process sees them: assembly that keeps the caller's return address.
+//! `dlsym` and `dlvsym` as the process sees them. They are assembly, because they must keep the
+//! caller's return address.
 //!
-//! `RTLD_NEXT` and `RTLD_DEFAULT` mean something relative to the caller, which the real function knows by its return address
-//! alone. So what is not ours to answer goes on by a jump, with every argument and the stack as they came.
+//! `RTLD_NEXT` and `RTLD_DEFAULT` are relative to the caller, which the real function knows only by
+//! its return address. So a look-up that deepres does not answer continues by a jump, with every
+//! argument and the stack unchanged.
 
 use std::arch::naked_asm;
 
 use super::decide::{decide_dlsym, decide_dlsym_by_handle, decide_dlvsym, decide_dlvsym_by_handle};
 
-/// Defines what stands in for `dlsym(handle, symbol)`.
+/// Defines a function that stands in for `dlsym(handle, symbol)`.
 macro_rules! dlsym {
     ($(#[$about:meta])* $name:ident, $decide:ident) => {
         $(#[$about])*
@@ -36,7 +38,7 @@ macro_rules! dlsym {
     };
 }
 
-/// Defines what stands in for `dlvsym(handle, symbol, version)`.
+/// Defines a function that stands in for `dlvsym(handle, symbol, version)`.
 macro_rules! dlvsym {
     ($(#[$about:meta])* $name:ident, $decide:ident) => {
         $(#[$about])*
@@ -66,23 +68,24 @@ macro_rules! dlvsym {
 }
 
 dlsym! {
-    /// `dlsym`, before the next one in the search order.
+    /// `dlsym`, in front of the next definition in the search order.
     dlsym_entry, decide_dlsym
 }
 dlsym! {
-    /// `dlsym`, before that of the C library.
+    /// `dlsym`, in front of the C library's.
     dlsym_by_handle_entry, decide_dlsym_by_handle
 }
 dlvsym! {
-    /// `dlvsym`, before the next one in the search order.
+    /// `dlvsym`, in front of the next definition in the search order.
     dlvsym_entry, decide_dlvsym
 }
 dlvsym! {
-    /// `dlvsym`, before that of the C library.
+    /// `dlvsym`, in front of the C library's.
     dlvsym_by_handle_entry, decide_dlvsym_by_handle
 }
 
-/// The export `dlsym`. Apart from the entry, whose address is then ours even where another library's export comes first.
+/// The export `dlsym`. It is separate from `dlsym_entry`, whose address then is in this library
+/// even if another library's export comes first.
 #[unsafe(naked)]
 #[cfg_attr(not(test), unsafe(export_name = "dlsym"))]
 #[cfg_attr(test, unsafe(export_name = "hook_dlsym"))]

@@ -1,14 +1,15 @@
-//! Keeps the libraries whose addresses stay with us.
+//! Keeps libraries loaded whose addresses the interposer stores.
 
 use std::ffi::{c_int, c_void};
 use std::{mem, ptr};
 
-/// `dladdr1` is to tell of the object, too.
+/// Flag of `dladdr1`: also return the object.
 const RTLD_DL_LINKMAP: c_int = 2;
 
-/// Keeps the library that `address` lies in for good, in whichever namespace it is: its clients close it and open it again, and would find it elsewhere.
+/// Keeps the library that contains `address` loaded for good, in whichever namespace it is.
+/// Otherwise its clients could close it and open it again, and it would be at another address.
 pub fn keep(address: usize) {
-    // SAFETY: all zeroes is a valid Dl_info: pointers and nothing else.
+    // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
     let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };
     let mut object: *mut c_void = ptr::null_mut();
     // SAFETY: the results have room, and any address may be asked about.
@@ -17,10 +18,11 @@ pub fn keep(address: usize) {
         return;
     }
     let mut namespace: libc::Lmid_t = 0;
-    // SAFETY: glibc's handles are its objects' addresses; the result has room.
+    // SAFETY: glibc's handles are the addresses of its objects, and the result has room.
     if unsafe { libc::dlinfo(object, libc::RTLD_DI_LMID, (&raw mut namespace).cast()) } == 0 {
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        // SAFETY: the name of an object that is loaded there; nothing new is.
+        // SAFETY: the name belongs to an object that is loaded in that namespace, and nothing new
+        // is loaded.
         unsafe { libc::dlmopen(namespace, info.dli_fname, flags) };
     }
 }

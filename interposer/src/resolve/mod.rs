@@ -1,10 +1,10 @@
-//! How a client's look-up of a driver function ends at our hook, by each of the three routes.
+//! How a client's look-up of a driver function ends at the hook. There are three routes:
 //!
-//! | route | here |
+//! | route | handled by |
 //! |---|---|
 //! | linked against libcuda | the exports of [`crate::hooks`] come first in the search order |
 //! | `dlsym`, `dlvsym` | [`entry`] jumps to the real one, unless [`decide`] has another answer |
-//! | `cuGetProcAddress` | [`addresses`] maps what the driver answered to the hook of the same ABI |
+//! | `cuGetProcAddress` | [`addresses`] maps the driver's answer to the hook of the same ABI |
 
 pub mod addresses;
 mod copies;

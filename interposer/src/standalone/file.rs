@@ -1,9 +1,11 @@
-//! The file that the processes of a tenant share: found or made in a private directory, believed only after everything about it was
-//! checked, and gone when the last of them is.
+//! The file that the processes of a tenant share, in a private directory. A process finds or makes
+//! the file, and uses it only after checking everything about it. The last process removes the
+//! file.
 //!
-//! Who lives is known by locks that the kernel releases: each process holds the lock on the byte of its slot. Whoever can lock the whole file
-//! is alone with it. Locks of one process never outlive it, nor pass to a child (`F_SETLK`); the price is that closing *any*
-//! descriptor of the file gives them up, so there is one.
+//! Record locks, which the kernel releases, show which processes live. Each process holds the lock
+//! on the byte of its slot. A process that can lock the whole file is the only user. Such a lock
+//! (`F_SETLK`) never outlives its process and is not inherited by a child. In return, closing *any*
+//! descriptor of the file releases the process's locks, so a process has only one descriptor.
 
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
@@ -23,23 +25,24 @@ use deepres_abi::standalone::StandalonePage;
 use crate::descriptor::{OwnDescriptor, apart};
 use crate::os;
 
-/// In the directory of deepres: the files of those who have no daemon.
+/// Folder below the directory of deepres, for the files of tenants without a daemon.
 const FOLDER: &str = "standalone";
 const FOLDER_MODE: u32 = 0o700;
-/// The directory of deepres itself, if it has to be made: as a daemon would.
+/// Mode of the directory of deepres itself, if it has to be made. A daemon uses the same mode.
 const SYSTEM_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o600;
-/// What group and others may do.
+/// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
-/// Where files are from other versions: their first bytes are these.
+/// The first bytes of a page of any version.
 const MAGIC: &[u8] = b"deepres\0";
 const FILE_BYTES: usize = size_of::<StandalonePage>();
-/// While another process makes or removes the file, it is looked for again after so many ns. That takes it some system calls.
+/// Most attempts to find the file while another process makes or removes it, and the pause between
+/// two attempts, ns. Making or removing it takes some system calls.
 const ATTEMPTS: u32 = 1_000;
 const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
-/// Begins the names of files that are not whole yet. No tenant's file has a point in its name.
+/// Prefix of the names of unfinished files. The name of a tenant's file contains no point.
 const UNFINISHED: &str = "new.";
-/// The kernel's word for "up to the end of the file, wherever that is".
+/// Length of a lock that reaches to the end of the file, wherever that is.
 const TO_THE_END: i64 = 0;
 
 /// Why a tenant's file cannot be shared.
@@ -47,13 +50,13 @@ const TO_THE_END: i64 = 0;
 pub enum FileError {
     /// A system call failed.
     Io(&'static str, io::Error),
-    /// The folder is not this user's alone.
+    /// The folder does not belong to this user alone.
     Folder(PathBuf),
-    /// The file is not this user's alone, or no file.
+    /// The file does not belong to this user alone, or is not a regular file.
     Foreign,
-    /// It is not a file of deepres.
+    /// The file was not made by deepres.
     Garbage,
-    /// Living processes use another layout.
+    /// Living processes use another layout of the page.
     Layout(LayoutError),
     /// Every slot is taken.
     Full,
@@ -95,9 +98,10 @@ pub struct TenantFile {
     descriptor: OwnDescriptor,
     /// This process's slot of the ledger.
     pub slot: usize,
-    /// What is in the file.
+    /// The page in the file.
     pub page: &'static StandalonePage,
-    /// Locks are the process's: of two threads that look for the dead, one would let go of what the other holds.
+    /// Held while a thread looks for dead processes. Locks belong to the process, so one of two
+    /// such threads would release the other's locks.
     burying: Mutex<()>,
 }
 
@@ -107,7 +111,7 @@ impl TenantFile {
         directory.join(FOLDER).join(file_name(tenant))
     }
 
-    /// Opens `tenant`'s file in the directory of deepres, or makes it, and takes a slot.
+    /// Opens or makes `tenant`'s file in the directory of deepres, and takes a slot.
     ///
     /// # Errors
     /// [`FileError`]; nothing is left behind.
@@ -122,7 +126,7 @@ impl TenantFile {
                     sweep(&folder, &at);
                     make(&at, &name)?
                 }
-                // A symbolic link.
+                // The name is a symbolic link.
                 Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(FileError::Foreign),
                 Err(error) => return Err(FileError::Io("it cannot be opened", error)),
             };
@@ -135,10 +139,10 @@ impl TenantFile {
         Err(FileError::Full)
     }
 
-    /// Gives back what processes held that are dead. Returns whether there were any.
+    /// Gives back what dead processes of the tenant held. Returns whether there were any.
     pub fn bury_dead(&self) -> bool {
         let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
-        // Who has lost its own lock, too, is not to judge others by theirs.
+        // A process that has lost its own lock must not judge others by their locks.
         let Some(number) = self.descriptor.number() else { return false };
         let ledgers = || self.page.ledger().all(MAX_GPUS);
         let used = ledgers().map(|ledger| ledger.slots()).max().unwrap_or(0);
@@ -148,7 +152,8 @@ impl TenantFile {
             if lock(number, libc::F_WRLCK, slot as i64, 1).is_ok() {
                 found |= clear(self.page, slot) != 0;
                 if slot + 1 == unused_from {
-                    // It stays locked until nobody looks at it any more: nobody begins to use it meanwhile.
+                    // The slot stays locked until the ledgers have shrunk, so that no process
+                    // begins to use it meanwhile.
                     unused_from = slot;
                 } else {
                     unlock(number, slot..slot + 1);
@@ -160,37 +165,39 @@ impl TenantFile {
         found
     }
 
-    /// The process ends: if it is the last one, the file goes.
+    /// Leaves the file at the end of the process. The last process removes the file.
     pub fn leave(&self) {
         let Some(number) = self.descriptor.number() else { return };
         if lock(number, libc::F_WRLCK, 0, TO_THE_END).is_err() {
             return;
         }
-        // The lock stays until the process is gone, so nobody joins a file that is about to go.
+        // The lock stays until the process is gone, so no process joins a file that is about to be
+        // removed.
         if let Ok(at) = open_directory(&self.folder) {
             unlink(&at, &self.name);
         }
-        // Fails if other tenants have files there.
+        // This fails if the folder holds files of other tenants.
         let _ = fs::remove_dir(&self.folder);
     }
 
-    /// Closes the descriptor: in a forked child, which has no part in this.
+    /// Closes the descriptor, in a forked child, which does not use the file.
     ///
     /// # Safety
-    /// Nobody in this process uses the file from here on.
+    /// No thread of this process uses the file from now on.
     pub unsafe fn close(&self) {
         self.descriptor.close();
     }
 }
 
-/// Letters, digits, `-` and `_` stand for themselves, whatever else a name has for its bytes.
+/// Name of the file for `tenant`. Letters, digits, `-` and `_` stay as they are, and every other
+/// byte is written in hexadecimal.
 fn file_name(tenant: &str) -> String {
     let mut name = String::with_capacity(tenant.len());
     for byte in tenant.bytes() {
         if byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' {
             name.push(char::from(byte));
         } else {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(name, "%{byte:02x}");
         }
     }
@@ -198,11 +205,12 @@ fn file_name(tenant: &str) -> String {
 }
 
 fn user() -> u32 {
-    // SAFETY: no arguments, cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::getuid() }
 }
 
-/// Opens the folder, made if need be; everything below goes by this descriptor, so nobody puts another folder in its place.
+/// Opens the folder, and makes it if necessary. All later steps use this descriptor, so nobody can
+/// put another folder in its place.
 fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
     let mode = if user() == 0 { SYSTEM_MODE } else { FOLDER_MODE };
     fs::DirBuilder::new()
@@ -225,23 +233,25 @@ fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: a terminated path.
+    // SAFETY: the path ends with a null byte.
     let descriptor = cvt(unsafe { libc::open(path.as_ptr(), flags) })?;
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Opens `name` in the folder. Never waits: what is no file may be a pipe.
+/// Opens `name` in the folder. `O_NONBLOCK` prevents waiting, because the name may belong to a
+/// pipe.
 fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: a terminated name.
+    // SAFETY: the name ends with a null byte.
     let descriptor = cvt(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, FILE_MODE) })?;
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(apart(unsafe { OwnedFd::from_raw_fd(descriptor) }))
 }
 
 fn unlink(at: &OwnedFd, name: &CStr) {
-    // SAFETY: a terminated name. What is gone already is as good.
+    // SAFETY: the name ends with a null byte. The result does not matter if the file is gone
+    // already.
     unsafe { libc::unlinkat(at.as_raw_fd(), name.as_ptr(), 0) };
 }
 
@@ -253,11 +263,11 @@ fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
     Ok(status)
 }
 
-/// Lets others have these slots.
+/// Unlocks these slots.
 fn unlock(number: RawFd, slots: Range<usize>) {
-    // As many as none would be all to the end.
+    // A length of 0 would mean up to the end of the file.
     if !slots.is_empty() {
-        // It can only fail for a descriptor that is none.
+        // This can fail only for a closed descriptor.
         let _ = lock(number, libc::F_UNLCK, slots.start as i64, slots.len() as i64);
     }
 }
@@ -271,19 +281,19 @@ fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
         l_len: bytes,
         l_pid: 0,
     };
-    // SAFETY: a complete description of the lock, which outlives the call.
+    // SAFETY: the description of the lock is complete and outlives the call.
     cvt(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const what) }).map(drop)
 }
 
-/// Empties a slot on every GPU. Returns the bytes that it held.
+/// Empties a slot on every GPU. Returns the bytes that the slot held.
 fn clear(page: &StandalonePage, slot: usize) -> u64 {
     page.ledger().all(MAX_GPUS).filter_map(|ledger| ledger.clear(slot)).sum()
 }
 
-/// Whether deepres made the file, in whatever version.
+/// Whether deepres made the file, in any version.
 fn is_ours(descriptor: &OwnedFd) -> bool {
     let mut magic = [0_u8; MAGIC.len()];
-    // SAFETY: as many writable bytes.
+    // SAFETY: the buffer has room for the given length.
     unsafe { libc::pread(descriptor.as_raw_fd(), magic.as_mut_ptr().cast(), magic.len(), 0) };
     magic == MAGIC
 }
@@ -305,7 +315,9 @@ fn sweep(folder: &Path, at: &OwnedFd) {
 
 type Joined = (OwnedFd, usize, &'static StandalonePage);
 
-/// Takes a slot in the file that is there. `None`: it was left by the dead and is gone now, or somebody is just making or removing it.
+/// Takes a slot in an existing file. Returns `None` if only dead processes used the file, which is
+/// then removed. Also returns `None` if another process is just making or removing the file, or all
+/// slots are taken.
 fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>, FileError> {
     let look = || status(&descriptor).map_err(failed("it cannot be looked at"));
     let found = look()?;
@@ -314,7 +326,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Foreign);
     }
     if lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, TO_THE_END).is_ok() {
-        // Nobody lives who uses it. Times in it may be those of an earlier boot.
+        // No living process uses the file. Times in it may come from an earlier boot.
         if !is_ours(&descriptor) {
             return Err(FileError::Garbage);
         }
@@ -334,41 +346,44 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Layout(LayoutError::Short(bytes, FILE_BYTES)));
     }
     let address = map(&descriptor).map_err(failed("it cannot be mapped"))?;
-    // SAFETY: mapped just now with that length, and never unmapped once it is a page.
+    // SAFETY: the memory was just mapped with this length, and is never unmapped once the page is
+    // in use.
     match unsafe { page::view::<StandalonePage>(address, FILE_BYTES) } {
         Ok(page) => {
             take_slot(page, slot);
             Ok(Some((descriptor, slot, page)))
         }
         Err(error) => {
-            // SAFETY: our mapping, and no reference to it exists.
+            // SAFETY: the mapping was made above, and no reference into it exists.
             unsafe { libc::munmap(address.cast(), FILE_BYTES) };
             Err(FileError::Layout(error))
         }
     }
 }
 
-/// Makes the file, under another name until it is whole. `None`: somebody else was first.
+/// Makes the file under another name until it is complete. Returns `None` if another process was
+/// first.
 fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
-    // The number of a process may be another's in another namespace.
+    // A process in another namespace may have the same id, so the name includes the time.
     let temporary = format!("{UNFINISHED}{}.{}", std::process::id(), os::now_ns());
     let temporary = CString::new(temporary).map_err(|_| FileError::Garbage)?;
     let descriptor = match open_file(at, &temporary, libc::O_CREAT | libc::O_EXCL) {
         Ok(descriptor) => descriptor,
-        // The folder was just removed by its last user.
+        // The last user of the folder has just removed it.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         Err(error) => return Err(FileError::Io("it cannot be made", error)),
     };
     let made = fill(&descriptor).and_then(|page| {
-        // SAFETY: two terminated names.
+        // SAFETY: both names end with a null byte.
         let linked =
             unsafe { libc::linkat(at.as_raw_fd(), temporary.as_ptr(), at.as_raw_fd(), name.as_ptr(), 0) };
         match cvt(linked) {
             Ok(_) => Ok(Some(page)),
             Err(error) => {
-                // SAFETY: our mapping, whose one reference is given up here.
+                // SAFETY: the mapping was made by `fill`, and its only reference is dropped here.
                 unsafe { libc::munmap(ptr::from_ref(page).cast_mut().cast(), FILE_BYTES) };
-                // Somebody was first, or took ours for what the dead left before we had locked it.
+                // Another process was first. Or another process took this file for one that dead
+                // processes left, before this process had locked the file.
                 let is_to_be_tried_again = matches!(error.raw_os_error(), Some(libc::EEXIST | libc::ENOENT));
                 if is_to_be_tried_again { Ok(None) } else { Err(error) }
             }
@@ -376,18 +391,18 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
     });
     unlink(at, &temporary);
     let page = match made {
-        // Somebody who clears away what the dead left is just looking at ours.
+        // A process that clears away files of dead processes is just looking at this one.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Ok(None),
         made => made.map_err(failed("it cannot be made"))?,
     };
     Ok(page.map(|page| (descriptor, 0, page)))
 }
 
-/// Makes an empty file a tenant's, with this process in the first slot.
+/// Turns an empty file into a tenant's file, with this process in the first slot.
 fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
     lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, 1)?;
-    // Whatever the umask took away.
-    // SAFETY: no pointers.
+    // The umask may have removed bits of the mode.
+    // SAFETY: the call takes no pointers.
     cvt(unsafe { libc::fchmod(descriptor.as_raw_fd(), FILE_MODE) })?;
     // SAFETY: the result has room.
     let most = unsafe {
@@ -396,33 +411,35 @@ fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
         most.rlim_cur
     };
     if most < FILE_BYTES as libc::rlim_t {
-        // Asking for more ends the process by a signal.
+        // Without this check, the kernel would end the process with a signal (`SIGXFSZ`).
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
-    // The room is taken now: a write to a mapping for which there is none later kills the process.
-    // SAFETY: no pointers.
+    // The space is allocated now, because a later write to the mapping without space kills the
+    // process.
+    // SAFETY: the call takes no pointers.
     let error = unsafe { libc::posix_fallocate(descriptor.as_raw_fd(), 0, FILE_BYTES as i64) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error));
     }
     let address = map(descriptor)?;
-    // SAFETY: mapped just now, zero as a new file is, and never unmapped while the page is in use.
+    // SAFETY: the memory was just mapped, is zero as in any new file, and is never unmapped while
+    // the page is in use.
     let page = unsafe { page::create::<StandalonePage>(address, FILE_BYTES) }.map_err(io::Error::other)?;
     take_slot(page, 0);
     Ok(page)
 }
 
-/// Empties the slot of whatever its last owner left and opens it.
+/// Clears whatever the slot's last owner left, and opens the slot.
 fn take_slot(page: &StandalonePage, slot: usize) {
     clear(page, slot);
     for ledger in page.ledger().all(MAX_GPUS) {
-        // The slot is below the number of slots.
+        // The call cannot fail, because the slot is below the number of slots.
         let _ = ledger.open(slot);
     }
 }
 
 fn map(descriptor: &OwnedFd) -> io::Result<*mut u8> {
-    // SAFETY: a new mapping, wherever the kernel has room.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             ptr::null_mut(),

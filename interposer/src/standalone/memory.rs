@@ -1,13 +1,13 @@
-//! Pages of this process alone.
+//! Pages that belong to this process alone.
 
 use std::{io, ptr};
 
 use deepres_abi::page::{self, Page};
 
-/// A page in memory of its own, for as long as the process lives. A forked child has a copy.
+/// Maps a page in private memory that stays until the process ends. A forked child gets a copy.
 pub fn page<P: Page>() -> io::Result<&'static P> {
     let bytes = size_of::<P>();
-    // SAFETY: a new mapping, wherever the kernel has room.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -21,6 +21,6 @@ pub fn page<P: Page>() -> io::Result<&'static P> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: mapped just now, zero and writable, and never unmapped.
+    // SAFETY: the memory was just mapped, is zero and writable, and is never unmapped.
     unsafe { page::create::<P>(address.cast(), bytes) }.map_err(io::Error::other)
 }

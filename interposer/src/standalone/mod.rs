@@ -1,8 +1,13 @@
-//! Limits where there is no daemon: the process is its own arbiter, by the pages, the gate and the meter that it has under a daemon's.
+//! Limits without a daemon. The process is its own arbiter, with the same pages, gate and meter as
+//! under a daemon.
 //!
-//! The meter thread plays the arbiter. Work that was on the GPU is charged to the tenant's [`Allowance`]; while that is overdrawn the gate
-//! is closed, else there is a lease with a window, so what is in flight at most is bounded. What overruns is owed, and so the share is exact in
-//! the long run. Processes of one tenant take turns ([`turns`]). The heartbeat is the meter thread's: a launch waits for no longer than it beats.
+//! The meter thread plays the arbiter, and charges work that was on the GPU to the tenant's
+//! [`Allowance`]. While the allowance is overdrawn, the gate is closed. Otherwise there is a lease
+//! with a window, which bounds the work in flight. Overuse is made up for later, so the share is
+//! exact in the long run.
+//!
+//! Processes of one tenant take turns ([`turns`]). The meter thread also writes the heartbeat. A
+//! launch waits at the gate only as long as the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
@@ -26,44 +31,48 @@ use crate::config::{Config, Limit};
 use crate::log::say;
 use crate::os;
 
-/// Estimated GPU time in flight at most, ns: what keeps the GPU busy between two looks of the meter thread on a busy machine. All of it
-/// may be used before the gate closes, so a tenant owed 10 % has the GPU for so long every ten times as long.
+/// Most estimated GPU time in flight, ns. This much keeps the GPU busy between two looks of the
+/// meter thread on a busy machine. A process may use the whole window before the gate closes. So a
+/// tenant with a share of 10 % has the GPU for this time in every ten times this time.
 const WINDOW_NS: u64 = 4_000_000;
-/// A window has room for this many of the longest kernels, so that one can be queued behind another …
+/// A window has room for this many of the longest kernels, so that one kernel can be queued behind
+/// another …
 const KERNELS_PER_WINDOW: u64 = 2;
-/// … up to this, ns: beside longer kernels the pause between one and the next is short.
+/// … up to this limit, ns. Beside longer kernels, the pause between two of them is short.
 const MAX_WINDOW_NS: u64 = 20_000_000;
-/// A meter thread that did not beat for so long is taken for dead, and launches go, ns. An idle one sleeps for a second.
+/// Age of the heartbeat, ns, at which the meter thread counts as dead and launches go. An idle
+/// meter thread sleeps for a second.
 const HEARTBEAT_LIMIT_NS: u64 = 2_000_000_000;
-/// While launches wait it beats this often at least, ns.
+/// Longest time between two beats while launches wait, ns.
 const BEAT_NS: u64 = 200_000_000;
-/// Names no session of a daemon's.
+/// Session id in the grant page. No session with a daemon has it.
 const SESSION_ID: u64 = 0;
 
-/// The pages of a session without a daemon, and what it shares with the tenant's other processes.
+/// The pages of a session without a daemon, and the state that it shares with the tenant's other
+/// processes.
 #[derive(Debug)]
 pub struct Local {
-    /// What the process lets itself do.
+    /// The grant that the process gives itself.
     pub grant: &'static GrantPage,
-    /// What it did.
+    /// The meter of the process.
     pub meter: &'static MeterPage,
-    /// That its meter thread lives.
+    /// The heartbeat of the process's own meter thread.
     pub beat: &'static BeatPage,
-    /// What the tenant holds and may use.
+    /// The memory that the tenant holds, and the tenant's limits.
     pub page: &'static StandalonePage,
-    /// Where the page is shared, if it is.
+    /// The file that holds `page`, if it is shared.
     file: Option<TenantFile>,
-    /// The place of each GPU in the pages, by ordinal in this process; or [`UNMANAGED`].
+    /// Place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
-    /// By place: taking turns with the tenant's other processes.
+    /// Turns with the tenant's other processes, by place.
     turns: [Turns; MAX_GPUS],
 }
 
 impl Local {
-    /// Sets the limits up and says so.
+    /// Sets the limits up and logs them.
     ///
     /// # Errors
-    /// The system's, if there is no memory for the pages.
+    /// The system's error, if there is no memory for the pages.
     pub fn begin(config: &Config, uuids: &[Uuid]) -> io::Result<Self> {
         let local = Self::make(open_file(config), uuids, |ordinal| config.limit(ordinal))?;
         if config.charge_copies == Some(true) {
@@ -74,10 +83,10 @@ impl Local {
         Ok(local)
     }
 
-    /// Without limits: for a process that a daemon is to take up later.
+    /// Makes a session without limits, for a process that a daemon is to take over later.
     ///
     /// # Errors
-    /// The system's, if there is no memory for the pages.
+    /// The system's error, if there is no memory for the pages.
     pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
         Self::make(None, uuids, |_| Limit::default())
     }
@@ -88,7 +97,7 @@ impl Local {
             None => {
                 let page = memory::page::<StandalonePage>()?;
                 for ledger in page.ledger().all(MAX_GPUS) {
-                    // There is a first slot.
+                    // The call cannot fail, because the ledger has a first slot.
                     let _ = ledger.open(0);
                 }
                 page
@@ -100,7 +109,7 @@ impl Local {
             let (Some(index), Some(gpu)) = (gpu_index.get_mut(ordinal), page.gpu(place)) else { continue };
             *index = place as u8;
             let limit = limit_of(ordinal);
-            // What another process of the tenant asked for stays where this one asks for nothing.
+            // If this process asks for nothing, the wish of another process of the tenant stays.
             if limit.share_ppm != 0 {
                 gpu.set_share_ppm(limit.share_ppm, os::now_ns());
             }
@@ -123,7 +132,8 @@ impl Local {
         Ok(local)
     }
 
-    /// Lets go whoever waits at a gate of this process: a daemon has taken it up, and has gates of its own.
+    /// Opens the process's own gates and wakes the threads that wait at them. Called when a daemon
+    /// has taken over the process and gives it gates of its own.
     pub fn open_gates(&self) {
         for index in self.gpu_index.iter().filter(|index| **index != UNMANAGED) {
             if let Some(grant) = self.grant.slot(usize::from(*index)) {
@@ -148,19 +158,20 @@ impl Local {
         say!(Info, "no daemon: standalone, with limits{with} ({}){copies}", limits.join("; "));
     }
 
-    /// This process's slot of the ledger.
+    /// This process's slot in the ledger.
     pub fn slot(&self) -> usize {
         self.file.as_ref().map_or(0, |file| file.slot)
     }
 
-    /// The tenant had work on the GPU at `index` from `start_ns` to `end_ns`: what no other process of the tenant has charged is charged.
+    /// Charges the tenant for the time from `start_ns` to `end_ns` on the GPU at `index`. Time that
+    /// another process of the tenant has charged is left out.
     pub fn cover(&self, index: usize, start_ns: u64, end_ns: u64) {
         if let Some((gpu, share_ppm)) = self.limited(index) {
             gpu.allowance.charge(start_ns, gpu.allowance.cover(start_ns, end_ns), share_ppm);
         }
     }
 
-    /// Charges GPU time of which nobody knows when it was.
+    /// Charges GPU time whose place in time is unknown.
     pub fn charge(&self, index: usize, used_ns: u64) {
         if let Some((gpu, share_ppm)) = self.limited(index) {
             gpu.allowance.charge(os::now_ns(), used_ns, share_ppm);
@@ -172,7 +183,7 @@ impl Local {
         Some((gpu, gpu.share_ppm().filter(|ppm| *ppm < PPM)?))
     }
 
-    /// The arbiter's turn: sets every gate. Returns when the next one is due at the latest, unless something happens before.
+    /// Takes the arbiter's turn: sets every gate. Returns when the next turn is due at the latest.
     pub fn turn(&self, now_ns: u64) -> Option<u64> {
         let mut next_ns = None;
         for index in
@@ -186,7 +197,8 @@ impl Local {
             }
             grant.set_entitled_ppm(gpu.share_ppm().unwrap_or(PPM));
             if self.limited(index).is_none() {
-                // Nobody ever waits for what it has queued.
+                // Without a limit no other tenant waits for queued work, so the window is
+                // unlimited.
                 set_gate(grant, GateState::Open, LeaseTerms { window_ns: u64::MAX, ..LeaseTerms::default() });
                 continue;
             }
@@ -215,31 +227,33 @@ impl Local {
         LeaseTerms { expires_ns: u64::MAX, window_ns: WINDOW_NS.max(kernels_ns), ..LeaseTerms::default() }
     }
 
-    /// Gives back what dead processes of the tenant held. Returns whether it was anything.
+    /// Gives back what dead processes of the tenant held. Returns whether there was anything to
+    /// give back.
     pub fn bury_dead(&self) -> bool {
         self.file.as_ref().is_some_and(TenantFile::bury_dead)
     }
 
-    /// The process ends.
+    /// Leaves the tenant's file, at the end of the process.
     pub fn leave(&self) {
         if let Some(file) = &self.file {
             file.leave();
         }
     }
 
-    /// Closes what is open: in a forked child.
+    /// Closes the descriptors, in a forked child.
     ///
     /// # Safety
-    /// Nobody in this process uses the session from here on.
+    /// No thread of this process uses the session from now on.
     pub unsafe fn close(&self) {
         if let Some(file) = &self.file {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that the session is not used any more.
             unsafe { file.close() };
         }
     }
 }
 
-/// The file of the tenant that the environment names. `None`: it names none, or the limits cannot be shared, which was said.
+/// Opens the file of the tenant that the environment names. Returns `None` if the environment names
+/// no tenant. Also returns `None` if the limits cannot be shared, after a warning.
 fn open_file(config: &Config) -> Option<TenantFile> {
     if config.tenant.is_empty() {
         return None;
@@ -259,7 +273,8 @@ fn open_file(config: &Config) -> Option<TenantFile> {
     }
 }
 
-/// Sets the gate, if it is not so already, and wakes whoever waits for that. A window that is no longer right is renewed.
+/// Sets the gate unless it has the state already, and wakes the threads that wait at it. Renews the
+/// lease if its window has changed.
 fn set_gate(grant: &GrantSlot, state: GateState, terms: LeaseTerms) {
     let is_told_how_far = state != GateState::Open || grant.run_ahead_ns() == Some(terms.window_ns);
     if grant.gate().state != state || !is_told_how_far {

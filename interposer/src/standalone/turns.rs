@@ -1,46 +1,51 @@
-//! This process's part in taking turns with the tenant's other processes on one GPU.
+//! This process's part in taking turns on one GPU with the tenant's other processes.
 //!
-//! The meter thread looks now and then; nobody wakes it when another process gives its turn up.
+//! The meter thread polls the turn. No other process wakes it when that process gives its turn up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepres_abi::grant::GateState;
 use deepres_abi::turn::Turn;
 
-/// A process that others wait for has the GPU for so long, then lets what is in flight drain, ns. Beside it the 0.1 ms that a GPU takes to switch are little.
+/// How long a process has the GPU while others wait, ns. After that the work in flight drains. The
+/// 0.1 ms that a GPU needs to switch processes is little beside it.
 const QUANTUM_NS: u64 = 10_000_000;
-/// A turn lapses after so long without its holder's meter thread, ns: when that was killed or stopped.
+/// A turn lapses after this time, ns, without a look of its holder's meter thread, because that
+/// process may have been killed or stopped.
 const HOLD_NS: u64 = 20_000_000;
-/// The same for a holder with nothing to run, which may be between two launches.
+/// The same for a holder without work, ns, because the holder may be between two launches.
 const GRACE_NS: u64 = 1_000_000;
-/// How often a process that waits for the turn looks, ns. Some hundred processes may.
+/// Time between two looks of a process that waits for the turn, ns. Some hundred processes may wait
+/// at a time.
 const POLL_NS: u64 = 500_000;
-/// A wish holds for so long beyond the next look, ns: looks are late.
+/// Time for which a wish stays valid after the next look is due, ns, because looks come late.
 const SLACK_NS: u64 = 2_000_000;
-/// What is in flight has so long to drain once the quantum is over, ns. It may wait for what another of the tenant's processes is to launch.
+/// Longest time for the work in flight to drain after the quantum, ns. The work may wait for a
+/// launch of another process of the tenant.
 const DRAIN_NS: u64 = 1_000_000_000;
 
-/// See the module. The meter thread's alone.
+/// This process's state for the turns on one GPU. Used by the meter thread alone.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// When the turn began; 0: it is not ours.
+    /// When this process's turn began. 0 means that another process has the turn.
     since_ns: AtomicU64,
-    /// Since when threads wait for it; 0: none does, or it is ours.
+    /// Since when threads of this process wait for the turn. 0 means that no thread waits, or that
+    /// this process has the turn.
     waits_ns: AtomicU64,
-    /// Since when it drains for others; 0: it does not.
+    /// Since when the turn drains for other processes. 0 means that the turn does not drain.
     drains_ns: AtomicU64,
 }
 
-/// What is known when a decision is to be taken.
+/// The observations on which a decision rests.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
-    /// Now.
+    /// The present time.
     pub now_ns: u64,
     /// When the tenant may use the GPU again.
     pub due_ns: u64,
-    /// Threads wait at the gate.
+    /// Whether threads wait at the gate.
     pub waits: bool,
-    /// Something is in flight.
+    /// Whether anything is in flight.
     pub runs: bool,
 }
 
@@ -50,7 +55,7 @@ impl Look {
     }
 }
 
-/// When something began: now, if it had not (0).
+/// Returns when something began. If `since_ns` is 0, the beginning is now.
 fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
     match since_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => now_ns,
@@ -59,7 +64,8 @@ fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
 }
 
 impl Turns {
-    /// What the gate is to be for the process with that slot, and when to look again at the latest.
+    /// Decides the gate's state for the process with this `slot`, and when the next look is due at
+    /// the latest.
     pub fn decide(&self, turn: &Turn, slot: usize, look: Look) -> (GateState, Option<u64>) {
         if turn.is_held_by(slot)
             && let Some(decision) = self.keep(turn, slot, look)
@@ -74,7 +80,8 @@ impl Turns {
             return (GateState::Closed, None);
         }
         let since_ns = begun_ns(&self.waits_ns, look.now_ns);
-        // Who waits for longest goes first: it renews its wish at each look, and that lapses once it does not. There is room for one wish only.
+        // The process that has waited longest goes first. A waiting process renews its wish at each
+        // look, and the wish lapses without renewal. There is room for one wish only.
         let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {
@@ -89,9 +96,9 @@ impl Turns {
         (GateState::Closed, Some(next_ns))
     }
 
-    /// The turn is ours: keeps it, or gives it up (`None`).
+    /// Keeps this process's turn, or gives it up (`None`).
     fn keep(&self, turn: &Turn, slot: usize, look: Look) -> Option<(GateState, Option<u64>)> {
-        // Another process of the same slot may have had it before.
+        // If `since_ns` is 0, an earlier process had this slot and took the turn.
         let had_ns = look.now_ns.saturating_sub(begun_ns(&self.since_ns, look.now_ns));
         let is_wanted = turn.is_wanted_by_other(slot, look.now_ns);
         let is_over = is_wanted && (look.is_overdrawn() || had_ns > QUANTUM_NS);
@@ -108,7 +115,7 @@ impl Turns {
             return None;
         }
         let for_ns = if look.runs || look.waits { HOLD_NS } else { GRACE_NS };
-        // It may have lapsed and just been taken.
+        // The turn may have lapsed, and another process may just have taken it.
         turn.take(slot, look.now_ns, look.now_ns.saturating_add(for_ns)).then(|| {
             let gate = if look.is_overdrawn() || is_over { GateState::Closed } else { GateState::Leased };
             (gate, look.is_overdrawn().then_some(look.due_ns))
@@ -175,7 +182,8 @@ mod tests {
         for round in 0..10 {
             let (had, next) = (round % 2, 1 - round % 2);
             let due_ns = now_ns + 15 * MS;
-            // Overdrawn: both wait until it is due. The one that had it looks last, and first when the time has come.
+            // The account is overdrawn, so both processes wait until it is due. The process that
+            // had the turn looks last, and looks first again when the time has come.
             for slot in [had, next, had] {
                 now_ns += MS;
                 let gate = both[slot].decide(&turn, slot, look(now_ns, due_ns, true, false)).0;
@@ -197,7 +205,7 @@ mod tests {
         let (mut had, mut longest_ns) = ([0; PROCESSES], 0);
         for step in 0..4_000_u64 {
             let now_ns = NOW_NS + step * POLL_NS / 2;
-            // Whoever looks first does so by chance.
+            // The order of the looks is random.
             let first = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize;
             for slot in (0..PROCESSES).map(|slot| (slot + first) % PROCESSES) {
                 let look = look(now_ns, 0, true, runs_until_ns[slot] > now_ns);
@@ -220,7 +228,7 @@ mod tests {
     fn a_holder_whose_work_waits_for_another_process_gives_the_turn_up_after_a_second() {
         let (turn, stuck, peer) = (Turn::default(), Turns::default(), Turns::default());
         stuck.decide(&turn, 0, look(NOW_NS, 0, true, false));
-        // Alone it may run for as long as it likes.
+        // As long as no other process waits, the holder may run without limit.
         let mut now_ns = NOW_NS + 60_000 * MS;
         assert_eq!(stuck.decide(&turn, 0, look(now_ns, 0, false, true)).0, GateState::Leased);
         let began_ns = now_ns;
@@ -248,7 +256,7 @@ mod tests {
         let wait = |now_ns| alive.decide(&turn, 1, look(now_ns, 0, true, false)).0;
         assert_eq!(wait(NOW_NS + HOLD_NS - MS), GateState::Closed);
         assert_eq!(wait(NOW_NS + HOLD_NS + MS), GateState::Leased);
-        // And one that was stopped meanwhile sees that it lost it.
+        // A process that was stopped meanwhile sees that it lost the turn.
         assert_eq!(dead.decide(&turn, 0, look(NOW_NS + HOLD_NS + MS, 0, true, true)).0, GateState::Closed);
     }
 

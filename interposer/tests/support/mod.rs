@@ -1,6 +1,8 @@
-//! A controller small enough to be moved by hand, and clients that run under the library on the stub driver.
+//! A small controller that tests move by hand, and clients that run under the library on the stub
+//! driver.
 //!
-//! The clients are this test program itself, started again: a test's name says which part of it they play.
+//! The clients are this test program itself, started again. A test's name says which part the
+//! client plays.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -19,9 +21,9 @@ use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role
 use deepres_e2e::stolen::Stolen;
 use zerocopy::IntoBytes as _;
 
-/// The GPU's index here; not 0, so that an index is not taken for an ordinal.
+/// The GPU's index here. It is not 0, so that an index is not mistaken for an ordinal.
 const GPU: usize = 3;
-/// How long anything may take before a test fails.
+/// How long a step may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `CLOCK_MONOTONIC`, ns.
@@ -32,7 +34,7 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` returns true.
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -41,7 +43,7 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// The library under test and the folder of the stub driver, built once.
+/// Returns the library under test and the folder of the stub driver, built once.
 fn artefacts() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -57,10 +59,10 @@ fn artefacts() -> &'static (PathBuf, PathBuf) {
 }
 
 fn memfd<P: Page>() -> (OwnedFd, &'static P) {
-    // SAFETY: a terminated name; the descriptor is new.
+    // SAFETY: the name is terminated, and the descriptor is new.
     let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC)) };
     let bytes = mem::size_of::<P>();
-    // SAFETY: a new file that is mapped for the life of the test.
+    // SAFETY: the file is new, and stays mapped for the life of the test.
     let page = unsafe {
         assert_eq!(libc::ftruncate(fd.as_raw_fd(), bytes as i64), 0);
         let at = libc::mmap(
@@ -83,10 +85,10 @@ pub struct Controller {
     directory: tempfile::TempDir,
     pages: [OwnedFd; 4],
     bell: OwnedFd,
-    /// The slot of the ledger that its welcomes give.
+    /// The slot of the ledger that its welcomes assign.
     ledger_slot: u32,
     _stolen: Stolen,
-    /// Minor version that its welcomes say.
+    /// The minor version in its welcomes.
     pub minor: u16,
     pub grant: &'static GrantPage,
     pub meter: &'static MeterPage,
@@ -94,17 +96,17 @@ pub struct Controller {
     pub beat: &'static BeatPage,
 }
 
-/// One accepted connection.
+/// An accepted connection.
 pub struct Connection {
     pub socket: OwnedFd,
     pub hello: Hello,
 }
 
 impl Connection {
-    /// Whether the client has closed it.
+    /// Whether the client has closed the connection.
     pub fn has_ended(&self) -> bool {
         let mut byte = 0_u8;
-        // SAFETY: a writable buffer of that length.
+        // SAFETY: the buffer is writable and has that length.
         let got =
             unsafe { libc::recv(self.socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
         got == 0
@@ -112,7 +114,8 @@ impl Connection {
 }
 
 impl Controller {
-    /// One that listens. The gate is open, nothing is limited, and its heart beat once, for an hour.
+    /// Returns a controller that listens. The gate is open, nothing is limited, and the heartbeat
+    /// is valid for an hour.
     pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("tenant.sock"));
@@ -126,7 +129,7 @@ impl Controller {
         slot.set_memory_limit(deepres_abi::grant::NO_LIMIT);
         ledger.gpu(GPU).unwrap().open(1).unwrap();
         beat.beat(GPU, now_ns() + 3_600_000_000_000);
-        // SAFETY: no pointers; the descriptor is new.
+        // SAFETY: the call takes no pointers, and the descriptor is new.
         let bell = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) };
         Self {
             listener,
@@ -155,22 +158,23 @@ impl Controller {
         GPU
     }
 
-    /// Moves the gate and wakes whoever waits.
+    /// Sets the gate and wakes all waiting threads.
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) {
         self.slot().set_gate(state, terms);
         // SAFETY: waking touches no memory.
         unsafe { libc::syscall(libc::SYS_futex, self.slot().futex(), libc::FUTEX_WAKE, i32::MAX) };
     }
 
-    /// How often the bell was rung since the last look.
+    /// Returns how often the bell was rung since the last call.
     pub fn rings(&self) -> u64 {
         let mut count = 0_u64;
-        // SAFETY: eight writable bytes; the descriptor does not block.
+        // SAFETY: the buffer has eight writable bytes, and the descriptor does not block.
         let read = unsafe { libc::read(self.bell.as_raw_fd(), (&raw mut count).cast(), 8) };
         if read == 8 { count } else { 0 }
     }
 
-    /// Takes a connection and its hello. Those who only announce themselves are let go.
+    /// Accepts a connection and reads its hello. Connections that only announce a session are
+    /// closed.
     pub fn accept(&self) -> Connection {
         loop {
             let connection = self.accept_any();
@@ -180,9 +184,9 @@ impl Controller {
         }
     }
 
-    /// Takes a connection and its hello, whatever it is for.
+    /// Accepts a connection and reads its hello, for any role.
     pub fn accept_any(&self) -> Connection {
-        // SAFETY: no pointers that matter; the descriptor is new.
+        // SAFETY: the address pointers are null, and the descriptor is new.
         let socket = unsafe {
             let fd = libc::accept4(
                 self.listener.as_raw_fd(),
@@ -194,13 +198,13 @@ impl Controller {
             OwnedFd::from_raw_fd(fd)
         };
         let mut packet = [0_u8; MAX_FRAME_BYTES];
-        // SAFETY: a writable buffer of that length.
+        // SAFETY: the buffer is writable and has that length.
         let got = unsafe { libc::recv(socket.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
         let hello = wire::decode::<Hello>(&packet[..usize::try_from(got).unwrap()]).unwrap();
         Connection { socket, hello }
     }
 
-    /// Takes a connection and makes it a session.
+    /// Accepts a connection and makes it a session.
     pub fn welcome(&self) -> Connection {
         let connection = self.accept();
         self.say_welcome(&connection);
@@ -214,13 +218,14 @@ impl Controller {
         self.answer(connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
     }
 
-    /// Answers a hello with these bytes and all that a welcome comes with.
+    /// Answers a hello with these bytes and with the descriptors of a welcome.
     pub fn answer(&self, connection: &Connection, packet: &[u8]) {
         let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
         send(&connection.socket, packet, &fds);
     }
 
-    /// What a daemon that lives on has for a session that comes back: other pages, and another slot of the ledger there is.
+    /// Prepares what a daemon that lives on has for a session that comes back: other pages, and
+    /// another slot of the same ledger.
     pub fn take_back(&mut self) {
         let (ledger, pages) = (self.ledger, self.pages.each_ref().map(|page| page.try_clone().unwrap()));
         self.restart();
@@ -230,7 +235,7 @@ impl Controller {
         ledger.gpu(GPU).unwrap().open(self.ledger_slot as usize).unwrap();
     }
 
-    /// What a daemon that was started anew has: other pages and another bell, at the same socket.
+    /// Prepares what a restarted daemon has: other pages and another bell, at the same socket.
     pub fn restart(&mut self) {
         let fresh = Self::new();
         (self.pages, self.bell) = (fresh.pages, fresh.bell);
@@ -238,13 +243,13 @@ impl Controller {
             (fresh.grant, fresh.meter, fresh.ledger, fresh.beat);
     }
 
-    /// Takes a connection and refuses it.
+    /// Accepts a connection and refuses it.
     pub fn refuse(&self, reason: &str) {
         let connection = self.accept();
         self.say_no(connection, reason);
     }
 
-    /// Takes a connection and refuses it in these bytes.
+    /// Accepts a connection and refuses it with these bytes.
     pub fn refuse_with(&self, packet: &[u8]) {
         send(&self.accept().socket, packet, &[]);
     }
@@ -254,12 +259,12 @@ impl Controller {
         send(&connection.socket, Refusal::new(RefusalKind::Request, reason).as_bytes(), &[]);
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("tenant.sock")
     }
 
-    /// A client that does `what`, with this controller's socket in its environment.
+    /// Returns a client that does `what`, with this controller's socket in its environment.
     pub fn client(&self, what: &str) -> Client {
         let socket = self.socket();
         Client::start(what, |command| {
@@ -268,7 +273,7 @@ impl Controller {
     }
 }
 
-/// A frame as another version would have sent it, with so many bytes more at its end.
+/// Returns a frame as another version would have sent it, with `more` additional bytes at its end.
 pub fn of_version(frame: &[u8], major: u16, minor: u16, more: usize) -> Vec<u8> {
     let mut packet = frame.to_vec();
     packet.resize(frame.len() + more, 0xEE);
@@ -281,7 +286,7 @@ pub fn of_version(frame: &[u8], major: u16, minor: u16, more: usize) -> Vec<u8> 
 
 fn listen(path: &Path) -> OwnedFd {
     use std::os::unix::ffi::OsStrExt as _;
-    // SAFETY: the address is initialised and of that size; the descriptor is new.
+    // SAFETY: the address is initialised and of that size, and the descriptor is new.
     unsafe {
         let socket =
             OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0));
@@ -311,7 +316,8 @@ fn send(socket: &OwnedFd, packet: &[u8], fds: &[RawFd]) {
     struct Control([u8; 256]);
     let mut control = Control([0; 256]);
     let mut part = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
-    // SAFETY: the message describes initialised buffers that outlive the call, and the header lies in the control buffer.
+    // SAFETY: the message describes initialised buffers that outlive the call, and the header lies
+    // in the control buffer.
     unsafe {
         let mut message = mem::zeroed::<libc::msghdr>();
         message.msg_iov = &raw mut part;
@@ -329,22 +335,23 @@ fn send(socket: &OwnedFd, packet: &[u8], fds: &[RawFd]) {
     }
 }
 
-/// A client process. It takes a line as a go-ahead and answers with lines.
+/// A client process. It takes a line as a go-ahead, and answers with lines.
 pub struct Client {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-/// In a client's environment: its part.
+/// Environment variable with the client's part.
 const PART: &str = "INTERPOSER_TEST_CLIENT";
 
 impl Client {
-    /// Starts this program again as the client that does `what`, under the library and on the stub driver.
+    /// Starts this program again as the client that does `what`, under the library and on the stub
+    /// driver.
     pub fn start(what: &str, set: impl FnOnce(&mut Command)) -> Self {
         let (library, driver) = artefacts();
         let mut command = Command::new(env::current_exe().unwrap());
-        // The only test that such a process runs.
+        // This is the only test that such a process runs.
         command.args(["--exact", "client_process", "--nocapture", "--include-ignored"]);
         command.env(PART, what).env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", driver);
         command.env("DEEPRES_DIR", "/nonexistent").env_remove("DEEPRES_SOCKET");
@@ -356,12 +363,12 @@ impl Client {
         Self { child, input, output }
     }
 
-    /// Lets it go on.
+    /// Gives the client the go-ahead.
     pub fn go(&mut self) {
         writeln!(self.input.as_mut().unwrap()).unwrap();
     }
 
-    /// Its next answer.
+    /// Returns the client's next answer.
     pub fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -376,18 +383,18 @@ impl Client {
         self.child.id()
     }
 
-    /// Its open descriptors.
+    /// Returns the number of open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Its mappings of shared pages.
+    /// Returns the number of mappings of shared pages.
     pub fn shared_mappings(&self) -> usize {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         maps.lines().filter(|line| line.contains("/memfd:page")).count()
     }
 
-    /// Kills it; returns what it wrote to stderr.
+    /// Kills the client. Returns what it wrote to stderr.
     pub fn end(mut self) -> String {
         self.child.kill().unwrap();
         self.errors()
@@ -401,7 +408,7 @@ impl Client {
         text
     }
 
-    /// Waits for its good end; returns what it wrote to stderr.
+    /// Waits until the client ends successfully. Returns what it wrote to stderr.
     pub fn finish(mut self) -> String {
         drop(self.input.take());
         let errors = self.errors();
@@ -418,15 +425,15 @@ impl Drop for Client {
     }
 }
 
-/// What marks a client's answer among the test runner's own lines.
+/// Prefix of a client's answer, to find it among the test runner's own lines.
 const ANSWER: &str = "answer: ";
 
-/// In a client: its part, or `None` in the test process itself.
+/// In a client: returns its part. Returns `None` in the test process itself.
 pub fn part() -> Option<String> {
     env::var(PART).ok()
 }
 
-/// In a client: answers.
+/// In a client: writes an answer.
 pub fn say(text: impl std::fmt::Display) {
     println!("\n{ANSWER}{text}");
 }
@@ -437,21 +444,21 @@ pub fn await_go() {
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-/// The driver as a client finds it.
+/// The driver library as a client loads it.
 pub struct Driver(*mut libc::c_void);
 
-// SAFETY: a library handle may be used by any thread.
+// SAFETY: any thread may use a library handle.
 unsafe impl Sync for Driver {}
 
 impl Driver {
     pub fn load() -> Self {
-        // SAFETY: every client does this.
+        // SAFETY: every client loads the driver this way.
         let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null());
         Self(library)
     }
 
-    /// The function `name`, whose type the caller knows.
+    /// Returns the function `name`, whose type the caller knows.
     pub fn function<F: Copy>(&self, name: &std::ffi::CStr) -> F {
         // SAFETY: the library is open.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };

@@ -1,4 +1,4 @@
-//! Lanes on a driver whose clock the test moves.
+//! Tests of lanes on a fake driver whose clock the test moves.
 
 use deepres_abi::meter::MeterSlot;
 
@@ -23,7 +23,7 @@ fn lane_of(stream: Stream) -> &'static Lane {
     context.lane(context.handle(), stream, 1).unwrap()
 }
 
-/// One launch as the hooks make it.
+/// Makes one launch in the same way as the hooks do.
 fn put(calls: &Calls, lane: &Lane, launch: Launch, ns: u64, contended: Option<u64>) {
     if !launch.kind.is_copy() && contended.is_none() && lane.count(launch) {
         fake::launch(lane.stream().unwrap(), ns);
@@ -43,7 +43,8 @@ fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
     put(calls, lane, launch, ns, None);
 }
 
-/// What the meter thread does with completed segments: their launches, and the time between their events.
+/// Processes completed segments as the meter thread does. Returns their launches and the times
+/// between their events.
 fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
     let mut found = Vec::new();
     while let Some(segment) = lane.oldest() {
@@ -83,7 +84,7 @@ fn while_nobody_waits_segments_grow_to_their_length_and_no_further() {
         fake::pass(KERNEL_NS - 1_000);
         for (launches, took_ns) in read(&calls, lane) {
             longest = longest.max(launches);
-            // Events count in floats of milliseconds.
+            // The driver gives event times as floats of milliseconds, so a small error is allowed.
             let exact_ns = u64::from(launches) * KERNEL_NS;
             assert!(took_ns.abs_diff(exact_ns) < 100, "{took_ns} for {launches}");
         }
@@ -99,7 +100,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     assert!(!lane.is_open(), "the first of a kernel has a segment of its own");
     fake::finish();
     read(&calls, lane);
-    // Until a segment is long enough.
+    // Launches until a segment is long enough.
     for _ in 0..100 {
         launch(&calls, lane, KERNEL, KERNEL_NS);
     }
@@ -224,7 +225,7 @@ fn what_follows_a_wait_is_not_taken_for_what_finds_its_stream_idle() {
 fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_whoever_made_them() {
     let (calls, own) = (fake::calls(), lane());
     let context = own.context;
-    // One that is busy is given to nobody else.
+    // Opens a segment on the lane. A busy lane is not given to another stream.
     let opened = |lane: &'static Lane| {
         lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
         lane.learn(KERNEL_NS, false);
@@ -314,7 +315,7 @@ fn a_reader_that_never_comes_loses_nothing() {
     assert!(!lane.is_busy());
 }
 
-/// A lane with so many launches open.
+/// Opens a segment on the lane and launches `launches` kernels in it.
 fn open(calls: &Calls, lane: &Lane, launches: u32) {
     lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
     lane.learn(KERNEL_NS, false);
@@ -354,7 +355,7 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
 fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
-    // Long ago there was much.
+    // Many launches were counted earlier.
     lane.tally.put(500, 500 * KERNEL_NS);
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
@@ -417,10 +418,10 @@ fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_mos
         lane.carry(EXPECTED_NS, took_ns);
         took_ns
     };
-    // Kernels that take 5 us and 15 us in turn, the long ones with gaps.
+    // Kernels take 5 µs and 15 µs in turn, and the long ones have gaps.
     let charged_ns: i64 = (0..50).map(|_| charge(5_000) + charge(40_000)).sum();
     assert_eq!(charged_ns, 100 * EXPECTED_NS);
-    // What was expected of them was too much: that is no debt.
+    // If the expectation was too high all the time, the difference does not add up to a debt.
     (0..50).for_each(|_| assert_eq!(charge(1_000), 1_000));
     assert_eq!(charge(40_000), 2 * EXPECTED_NS);
     assert_eq!(charge(40_000), EXPECTED_NS);
@@ -505,7 +506,7 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
 #[test]
 fn behind_a_wait_for_the_host_no_end_is_recorded() {
     let (calls, lane) = (fake::calls(), lane());
-    // What the stream waits for.
+    // The stream waits for this launch.
     fake::launch(lane.stream().unwrap(), 10 * KERNEL_NS);
     open(&calls, lane, 2);
     lane.await_host();
@@ -530,7 +531,7 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
     }
 }
 
-/// A lane whose GPU's launches are counted here.
+/// A lane whose GPU counts launches in the meter slot that is returned.
 fn counted_lane() -> (&'static Lane, &'static MeterSlot) {
     let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
     lane.gpu.connect(0, Box::leak(Box::default()), meter, None);
@@ -552,7 +553,7 @@ fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_on
     assert_eq!((launches(), lane.gpu.take_late_ns()), (3, KERNEL_NS));
     lane.settle();
     assert_eq!((launches(), lane.gpu.take_late_ns()), (3, 0), "once");
-    // Nor does the next segment have it.
+    // The next segment does not count the late launch either.
     let counted = lane.fits(KERNEL);
     assert_eq!(counted, None, "none is open");
     launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -582,7 +583,8 @@ fn what_the_driver_refused_is_charged_for_nothing() {
     lane.close_stale(&calls, 2, 300);
     let contents = lane.oldest().unwrap().contents();
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
-    // The segment of the next is closed before the driver answers: the one after is charged so much less.
+    // The segment is closed before the driver refuses the launch, so the next segment is charged
+    // that much less.
     open(&calls, lane, 1);
     assert!(lane.count(KERNEL));
     lane.close_stale(&calls, 2, 300);
@@ -634,7 +636,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
         let calls = fake::calls();
         for _ in 0..LAUNCHES {
             if let Some((launched, ns)) = lane.fits(KERNEL) {
-                // As if it were taken off its processor.
+                // Simulates an owner thread that loses its CPU between the two steps.
                 (0..20).for_each(|_| std::hint::spin_loop());
                 lane.tally.put(launched, ns);
             } else {
