@@ -83,7 +83,8 @@ pub struct Verdict {
 impl Log {
     /// Creates an empty log with room for `operations` operations.
     ///
-    /// # Errors Errors of the operating system.
+    /// # Errors
+    /// Errors of the operating system.
     pub fn create(path: &Path, operations: u64) -> io::Result<Self> {
         let file = File::create(path)?;
         file.set_len(HEADER_BYTES as u64 + operations * RECORD_BYTES as u64)?;
@@ -97,7 +98,8 @@ impl Log {
 
     /// Returns the number of operations that were begun so far.
     ///
-    /// # Errors Errors of the operating system.
+    /// # Errors
+    /// Errors of the operating system.
     pub fn begun(&self) -> io::Result<u64> {
         let mut word = [0; size_of::<u64>()];
         File::open(&self.path)?.read_exact_at(&mut word, 0)?;
@@ -107,7 +109,8 @@ impl Log {
     /// Judges a race that has ended. The keys of `kills` are the clients' process numbers in the
     /// log.
     ///
-    /// # Errors Errors of the operating system, and a log that contradicts itself.
+    /// # Errors
+    /// Errors of the operating system, and a log that contradicts itself.
     pub fn judge(&self, limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> io::Result<Verdict> {
         let content = fs::read(&self.path)?;
         let begun = self.begun()? as usize;

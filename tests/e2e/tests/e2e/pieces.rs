@@ -1,6 +1,6 @@
 //! Memory that is allocated in unusual ways counts by the published rule. The cases are pools of
-//! the host's and of managed memory, pools and external memory of another process, and arrays into
-//! which memory is mapped later. Account and GPU agree after each step.
+//! the host's and of managed memory, pools and external memory of another process, and arrays with
+//! memory mapped later. Account and GPU agree after each step.
 
 use deepres_e2e::{Host, Process, clients::script, containers::wait_until, host::COMMAND_LIMIT};
 use serde_json::Value;
