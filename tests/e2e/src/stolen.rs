@@ -40,7 +40,8 @@ const LATE: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_millis(5);
 /// All stops of at least [`LONG`].
 static STOPS: Mutex<Vec<Stop>> = Mutex::new(Vec::new());
-/// Total time that the watchers saw all CPUs stand still since their start, ns.
+/// Time that CPUs stood still since the watchers started, as the watchers saw it, ns. It is the sum
+/// over all CPUs.
 static STOOD_STILL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// USER_HZ, which is the same on all x86-64 and arm64 kernels.
