@@ -229,7 +229,8 @@ mod tests {
     }
 
     fn assert_dies(faults: &Faults) {
-        // SAFETY: the child only calls `check` and `check_end`, which allocate nothing, and `_exit`.
+        // SAFETY: the child only calls `check` and `check_end`, which allocate nothing, and
+        // `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             faults.check("cuX");
