@@ -1,7 +1,7 @@
 /* beyond LIMIT_BYTES: fills its limit with device memory and then examines memory beyond the limit.
- * The program looks at the calls that give such memory, its kind and its frees, also during
- * captures, in a forked child, and at the end of the context. Prints one JSON line of results,
- * which the test compares with known values. */
+ * The program checks the calls that give such memory, its kind and its frees. It repeats this
+ * during captures, in a forked child, and at the end of the context. Prints one JSON line of
+ * results, which the test compares with known values. */
 #include "driver.h"
 #include <string.h>
 #include <sys/wait.h>

@@ -1,5 +1,6 @@
-/* cancelled: launches from threads that have a pending cancellation, at once and after a pause.
- * Such a thread ends at its next cancellation point. Prints how far each thread came. */
+/* cancelled: launches from threads that have a pending cancellation, at once and after a pause. A
+ * thread with a pending cancellation ends at its next cancellation point. Prints how far each
+ * thread came. */
 #define _DEFAULT_SOURCE
 #include "driver.h"
 #include <pthread.h>

@@ -7,8 +7,8 @@
  *
  * The driver serves most sizes from blocks of their own, so the program knows the charge of these
  * allocations. Small allocations share blocks: each counts for at least its length and at most a
- * block. With `pools` the threads also allocate from a pool. Such an allocation is as long as a
- * pool's growth, and the pool releases it when it is freed. */
+ * block. With `pools` the threads also allocate from a pool. A pool's allocation is as long as the
+ * pool's growth, and the pool releases the memory when it is freed. */
 #include "kinds.h"
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* A preloaded tool that exports one of the driver's functions. It counts the calls and passes them
- * on to the next library. */
+/* A preloaded tool that exports one of the driver's functions. The tool counts the calls and passes
+ * them on to the next library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* cycles ROUNDS: creates, uses and ends one object of each kind, over and over. Prints as JSON how
- * many KiB of the process stay behind for each kind. The number is the least of several runs of
- * ROUNDS rounds, because an object that is created only once appears whenever more work than before
- * is in flight. */
+ * many KiB of the process stay behind for each kind.
+ *
+ * The number is the least of several runs of ROUNDS rounds. Some objects are created only once, but
+ * at any time at which more work than before is in flight. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>

@@ -235,7 +235,7 @@ static void run_alone(int is_alone) {
 
 /* Gives every lane all the events that it ever needs: as many as without any help of the meter
  * thread, whose turn may be delayed for any time. During the rest the meter thread ends the queued
- * segments. After that its way to a launch is ready. */
+ * segments. The launches after the rest bring the lanes back to their normal state. */
 static void have_events(void) {
     enum { REST_US = 100000 };
     run_alone(1);

@@ -1,5 +1,5 @@
-/* A third-party preload library, as counting or tracing tools are. It exports one of the driver's
- * functions and calls the next one in the search order. */
+/* A third-party preload library, as counting or tracing tools are. The library exports one of the
+ * driver's functions and calls the next one in the search order. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

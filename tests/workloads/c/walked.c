@@ -19,8 +19,8 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "free")) CHECK(allocate(k, bytes, NULL, &at));
     size_t free_bytes, total_bytes;
     CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
-    /* A multiple of every kind's granularity. It is more than what is free, but below the limit, so
-     * it reaches the check. */
+    /* A multiple of every kind's granularity: more than the free memory, but below the limit, so
+     * the request reaches deepres' check of the ledger. */
     size_t too_much = (free_bytes / (2 << 20) + 1) * (2 << 20);
     puts("ready");
     fflush(stdout);

@@ -1,6 +1,6 @@
-/* A third-party preload library in front of deepres. It sees every look-up of a driver function
- * that the program makes, by dlsym or cuGetProcAddress. For each it appends a line to the file
- * WITNESS_LOG:
+/* A third-party preload library in front of deepres. The library sees every look-up of a driver
+ * function that the program makes, by dlsym or cuGetProcAddress. For each look-up it appends a line
+ * to the file WITNESS_LOG:
  *
  *   dlsym NAME - - OWNER ASKER
  *   cuGetProcAddress NAME VERSION FLAGS OWNER ASKER

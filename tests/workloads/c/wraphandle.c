@@ -1,5 +1,5 @@
-/* A third-party preload library that wraps dlsym. It finds the real dlsym in the C library itself,
- * past other wrappers. */
+/* A third-party preload library that wraps dlsym. The library finds the real dlsym in the C library
+ * itself, past other wrappers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

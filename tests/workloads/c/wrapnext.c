@@ -1,6 +1,6 @@
-/* A third-party preload library, as tracers and overlays are. It wraps a libc function, whose real
- * one it finds by RTLD_NEXT. It also wraps dlsym, and passes calls on with a plain call. If a
- * look-up loses the address of its caller, the library calls itself for ever. */
+/* A third-party preload library, as tracers and overlays are. The library wraps a libc function,
+ * whose real one it finds by RTLD_NEXT. The library also wraps dlsym, and passes calls on with a
+ * plain call. If a look-up loses the address of its caller, the library calls itself for ever. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -39,9 +39,9 @@ pub enum Comparison {
     AtLeast,
     /// Both are equal.
     Equal,
-    /// They have a set bit in common.
+    /// The two values have a set bit in common.
     And,
-    /// A bit is set in neither of them.
+    /// A bit is set in neither of the two values.
     Nor,
 }
 

@@ -459,8 +459,8 @@ impl Host {
         let prediction = {
             let mut ahead = Overlay::new(state);
             if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
-                // A peer may be submitted at any moment, and each submission wakes this thread. A
-                // submitted peer begins at an event.
+                // A peer may be submitted at any moment, and each such submission wakes this
+                // thread. A submitted peer begins at an event.
                 blocked_ns = state.header.next_event_ns.load().saturating_sub(now_ns);
                 Prediction::Blocked
             } else {

@@ -125,8 +125,9 @@ impl Observer {
         Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
     }
 
-    /// Whether one process holds the lock at every look during `lasts`. A holder needs
-    /// microseconds. So the holder was stopped while it held the lock, or the machine is very busy.
+    /// Whether one process holds the lock at every look during `lasts`. A holder normally needs
+    /// microseconds. True means that the holder was stopped while it held the lock, or that the
+    /// machine is very busy.
     pub fn is_stuck(&self, lasts: Duration) -> bool {
         let lock = &self.shared.state.header.lock;
         let first = lock.holder();
