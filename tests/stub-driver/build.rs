@@ -1,4 +1,4 @@
-//! Gives the library the name that clients ask the dynamic linker for.
+//! Gives the library the name with which clients ask the dynamic linker.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

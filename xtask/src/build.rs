@@ -1,4 +1,4 @@
-//! Building what runs: the library, the daemon and the simulated GPU, laid out as clients find them.
+//! Builds the library, the daemon and the simulated GPU, and lays them out as clients find them.
 
 use std::env;
 use std::fs;
@@ -20,47 +20,50 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
-    /// The artefacts that `lay_out` and `lay_out_simgpu` have put into `folder` and its `simgpu/`.
+    /// Returns the artefacts that `lay_out` and `lay_out_simgpu` have put into `folder` and its
+    /// `simgpu/`.
     pub fn in_folder(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// The folder itself.
+    /// Returns the folder itself.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The one binary: daemon and command line.
+    /// Returns the path of the binary with the daemon and the command line.
     pub fn deepres(&self) -> PathBuf {
         self.folder.join("deepres")
     }
 
-    /// The library that is preloaded.
+    /// Returns the path of the preloaded library.
     pub fn library(&self) -> PathBuf {
         self.folder.join("libdeepres.so")
     }
 
-    /// The folder of the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH.
+    /// Returns the folder of the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for
+    /// LD_LIBRARY_PATH.
     pub fn simgpu(&self) -> PathBuf {
         self.folder.join("simgpu")
     }
 }
 
-/// Cargo, as whoever started this task called it.
+/// Returns the cargo command that started this task.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(crate::workspace());
     cargo
 }
 
-/// The folder of everything built; absolute, since commands run in different directories.
+/// Returns the folder of everything built. The path is absolute, because commands run in different
+/// directories.
 pub fn target() -> PathBuf {
     let folder = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    // Cargo runs in the workspace, so that is what a relative folder is relative to.
+    // A relative folder is relative to the workspace, because cargo runs there.
     crate::workspace().join(folder)
 }
 
-/// Builds the product and the simulated GPU for release and lays them out in `target/deepres`.
+/// Builds the product and the simulated GPU for release, and lays them out in `target/deepres`.
 pub fn artefacts() -> Result<Artefacts> {
     let mut build = cargo();
     build.args(["build", "--release"]);
@@ -71,7 +74,8 @@ pub fn artefacts() -> Result<Artefacts> {
     laid_out("release", "deepres")
 }
 
-/// Lays out the same in `target/deepres-check` as it was built with the tests, with its assertions.
+/// Lays out the same in `target/deepres-check`, from the debug build of the tests with its
+/// assertions.
 pub fn check_artefacts() -> Result<Artefacts> {
     laid_out("debug", "deepres-check")
 }
@@ -116,7 +120,8 @@ pub fn lay_out_simgpu(from: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file and renames it into place: a process that runs or maps the old one keeps the old one.
+/// Copies a file and renames it into place. A process that runs or maps the old file keeps the old
+/// one.
 pub fn install(from: &Path, to: &Path) -> Result<()> {
     let folder = to.parent().context("a file without a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

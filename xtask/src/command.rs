@@ -1,11 +1,11 @@
-//! Running other programs: a failure names the whole command, as one could type it.
+//! Runs other programs. An error names the whole command in a form that can be typed.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The command as a shell would take it, with the variables that were set for it.
+/// Returns the command as a shell would take it, with the variables that were set for it.
 pub fn shown(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))
@@ -26,7 +26,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Runs `command` with our own standard streams and requires success.
+/// Runs `command` with our own standard streams, and requires success.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start: {}", shown(command)))?;
     if !status.success() {
@@ -35,12 +35,13 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command`, which prepares something: what it writes goes to our standard error, so that a benchmark's JSON stays alone.
+/// Runs a `command` that prepares something. Its output goes to our standard error, so that
+/// standard output contains a benchmark's JSON alone.
 pub fn prepare(command: &mut Command) -> Result<()> {
     run(command.stdout(io::stderr()))
 }
 
-/// Runs `command`, requires success, and returns what it wrote to standard output.
+/// Runs `command`, requires success, and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
@@ -52,7 +53,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {}", shown(command)))
 }
 
-/// Runs `command`; its standard output is shown as it comes and returned as well.
+/// Runs `command`. Shows its standard output as it comes, and returns it as well.
 pub fn teed(command: &mut Command) -> Result<(ExitStatus, String)> {
     let mut child = command
         .stdout(Stdio::piped())

@@ -1,7 +1,9 @@
-//! `cargo xtask compatibility`: what has run with deepres, as `docs/compatibility.md` has it.
+//! `cargo xtask compatibility`: lists the programs that have run with deepres, and writes
+//! `docs/compatibility.md`.
 //!
-//! Each row names the test that holds it. The page is written after those tests have passed; that it is the page of these rows and of the versions
-//! that are pinned is checked by `cargo xtask test`, which runs the same tests.
+//! Each row names the test that shows it. The command writes the page after those tests have
+//! passed. `cargo xtask test` runs the same tests, and checks that the page matches these rows and
+//! the pinned versions.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,32 +17,32 @@ use crate::{build, command};
 /// Options of `cargo xtask compatibility`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run the frameworks' tests too: gigabytes each.
+    /// Run the frameworks' tests too, which take gigabytes each
     #[arg(long)]
     pub large: bool,
-    /// Run nothing, and fail if the page is not that of today's rows and versions.
+    /// Run nothing, and fail if the page does not match the current rows and versions
     #[arg(long)]
     pub check: bool,
 }
 
-/// Where a client's version is written down.
+/// Place that states a client's version.
 enum Version {
-    /// In a file of requirements.
+    /// A file of requirements.
     Pinned { file: &'static str, package: &'static str },
-    /// In Cargo.lock.
+    /// Cargo.lock.
     Locked(&'static str),
-    /// With the distribution.
+    /// The client comes with the distribution.
     Of(&'static str),
 }
 
-/// How far a client gets on the simulated GPU.
+/// Part of a client's work that the simulated GPU can run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// From beginning to end.
+    /// The whole client.
     Whole,
-    /// To the end of its look-ups.
+    /// The client up to the end of its look-ups.
     LookUps,
-    /// The same, and it takes gigabytes.
+    /// The same as [`Self::LookUps`], for a client that takes gigabytes.
     Large,
 }
 
@@ -50,7 +52,7 @@ struct Row {
     run: &'static str,
     result: &'static str,
     reach: Reach,
-    /// What the names of the end-to-end tests begin with that show it.
+    /// Beginning of the names of the end-to-end tests that show the row.
     test: &'static str,
 }
 
@@ -222,7 +224,7 @@ impl Version {
 }
 
 impl Row {
-    /// Its line of the table, but for its end: the day when it was shown.
+    /// Returns the row's line of the table without its last column, the day when the row was shown.
     fn begins(&self) -> Result<String> {
         let large = if self.reach == Reach::Large { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
@@ -232,7 +234,7 @@ impl Row {
         ))
     }
 
-    /// The day when it was shown, by a page that has it.
+    /// Returns the day when the row was shown, from a page that contains the row.
     fn day<'p>(&self, page: &'p str) -> Result<&'p str> {
         let begins = self.begins()?;
         let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
@@ -243,7 +245,7 @@ impl Row {
     }
 }
 
-/// The page's text, with the day when each row was shown.
+/// Returns the page's text, with the day when each row was shown.
 fn page<'d>(day: impl Fn(&Row) -> Result<&'d str>) -> Result<String> {
     let mut page = HEAD.to_owned();
     for (heading, is_whole) in [(WHOLE, true), (LOOK_UPS, false)] {
@@ -256,7 +258,7 @@ fn page<'d>(day: impl Fn(&Row) -> Result<&'d str>) -> Result<String> {
     Ok(page)
 }
 
-/// Runs what the rows name, and writes the page; or checks it.
+/// Runs the tests that the rows name and writes the page, or checks the page.
 pub fn run(options: &Options) -> Result<()> {
     let path = crate::workspace().join("docs/compatibility.md");
     let found = fs::read_to_string(&path).unwrap_or_default();
@@ -266,7 +268,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let is_run = |row: &Row| row.reach != Reach::Large || options.large;
-    // What is not run stays as it is, and is not there as something else.
+    // A row whose test does not run must be on the page unchanged.
     for row in ROWS.iter().filter(|row| !is_run(row)) {
         row.day(&found)?;
     }

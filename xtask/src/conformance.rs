@@ -1,4 +1,4 @@
-//! `cargo xtask conformance`: asks a driver, real or simulated, whether it is as deepres takes it to be.
+//! `cargo xtask conformance`: checks that a driver, real or simulated, behaves as deepres assumes.
 
 use std::process::Command;
 
@@ -10,17 +10,17 @@ use crate::{build, command};
 /// Options of `cargo xtask conformance`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object with everything that was found instead of a line a check.
+    /// Print one JSON object with all findings instead of a line for each check
     #[arg(long)]
     json: bool,
-    /// Ask the simulated driver, even if this machine has a real one.
+    /// Check the simulated driver, even if this machine has a real one
     #[arg(long)]
     simulated: bool,
-    /// Run only checks whose name contains one of these.
+    /// Run only checks whose name contains one of these texts
     names: Vec<String>,
 }
 
-/// Builds what is needed and asks.
+/// Builds the program and the simulated driver, and runs the checks.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
     cargo.args(["build", "--package", "deepres-conformance"]);

@@ -1,7 +1,7 @@
-//! `cargo xtask dist`: what is given to users, built to run on old distributions.
+//! `cargo xtask dist`: builds the product for users, so that it runs on old distributions.
 //!
-//! The linker is zig's (from PyPI, driven by cargo-zigbuild): it links against the symbol versions of a chosen
-//! glibc, whatever the build machine has.
+//! The linker is zig's (from PyPI, driven by cargo-zigbuild). It links against the symbol versions
+//! of a chosen glibc, whatever glibc the build machine has.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,14 @@ use deepres_e2e::{artefacts, cache};
 use crate::build::Artefacts;
 use crate::{build, command, ebpf, elf};
 
-/// Built against this glibc: older than any distribution that current drivers support.
+/// Target with the glibc that the product is built against. That glibc is older than any
+/// distribution that current drivers support.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
-/// The newest glibc that the product may need: RHEL 8's.
+/// Newest glibc that the product may need, which is RHEL 8's.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
-/// What the whole product may weigh.
+/// Most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
-/// The driver of the linker.
+/// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";
 
 /// Builds `dist/` and checks it.
@@ -55,7 +56,8 @@ pub fn run() -> Result<Artefacts> {
     Ok(Artefacts::in_folder(dist))
 }
 
-/// Requires of the product in `dist` what users' machines require; describes it.
+/// Checks the product in `dist` against the requirements of users' machines. Returns a description
+/// of the product.
 fn check(dist: &Path) -> Result<String> {
     let mut lines = Vec::new();
     let mut total_bytes = 0;

@@ -1,8 +1,9 @@
-//! `cargo xtask ebpf`: builds the programs that run in the kernel, and installs what that takes.
+//! `cargo xtask ebpf`: builds the programs that run in the kernel, and installs the tools for that.
 //!
-//! They are made for another machine, `bpfel-unknown-none`, for which no toolchain brings a `core`: it is built from the toolchain's own
-//! source. bpf-linker links with the LLVM of the toolchain that it finds first in PATH. Where rustup has no source to give,
-//! Debian's security archive has a toolchain with its source, of the same LLVM.
+//! The target is `bpfel-unknown-none`. No toolchain brings a `core` for it, so `core` is built from
+//! the toolchain's own source. bpf-linker links with the LLVM of the toolchain that it finds first
+//! in PATH. If rustup has no source, Debian's security archive has a toolchain of the same LLVM
+//! with its source.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,18 +15,18 @@ use deepres_e2e::cache;
 
 use crate::{build, command};
 
-/// The machine in the kernel.
+/// Target of the kernel programs.
 const TARGET: &str = "bpfel-unknown-none";
-/// A later one wants a later LLVM than the stable toolchain's.
+/// Version of bpf-linker. A later one needs a later LLVM than the stable toolchain's.
 const LINKER_VERSION: &str = "0.10.1";
-/// What flags the programs are built with: instructions of the machine's third version (32-bit comparisons), and no type information, whose names the
-/// kernel does not take from Rust.
+/// Compiler flags: instructions of BPF's third version (32-bit comparisons), and no type
+/// information. The kernel does not accept the names in Rust's type information.
 const FLAGS: [&str; 2] = ["-Clinker=bpf-linker", "-Ctarget-cpu=v3"];
-/// Between flags in the variable that carries them.
+/// Separator between flags in the variable that carries them.
 const FLAG_SEPARATOR: &str = "\x1f";
-/// Debian's toolchain with its source.
+/// Debian's packages of a toolchain with its source.
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
-/// Where its compiler and cargo are.
+/// Paths of Debian's compiler and cargo.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const DEBIAN_CARGO: &str = "/usr/bin/cargo";
 
@@ -35,12 +36,12 @@ struct Toolchain {
     cargo: OsString,
 }
 
-/// Builds the programs; the controller's build embeds the file that is returned.
+/// Builds the programs. Returns the file that the controller's build embeds.
 pub fn build() -> Result<PathBuf> {
     let linker = linker()?;
     let toolchain = toolchain()?;
     let folder = build::target().join("ebpf");
-    // Whose LLVM the linker borrows.
+    // The linker uses the LLVM of this toolchain.
     let rustup = sysroot(Path::new("rustc"))?.join("bin");
     let path = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths([rustup, linker].into_iter().chain(env::split_paths(&path)))?;
@@ -51,11 +52,11 @@ pub fn build() -> Result<PathBuf> {
         .arg(&folder)
         .env("PATH", path)
         .env("RUSTC", &toolchain.rustc)
-        // Building `core` is not a stable feature; what is built is a stable toolchain's.
+        // Building `core` needs an unstable feature. The source is that of a stable toolchain.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    // The profile of what runs in the kernel is not for others to change.
+    // The environment must not change the profile of the programs that run in the kernel.
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PROFILE_")) {
         cargo.env_remove(name);
     }
@@ -68,14 +69,14 @@ pub fn build() -> Result<PathBuf> {
     Ok(embedded)
 }
 
-/// Where the controller's build looks for the programs.
+/// Returns the path where the controller's build looks for the programs.
 fn embedded() -> PathBuf {
     crate::workspace().join("target/deepres-ebpf/programs.o")
 }
 
-/// The folder of bpf-linker, installed first if it is not there.
+/// Returns the folder of bpf-linker. Installs it first if it is missing.
 fn linker() -> Result<PathBuf> {
-    // The linker borrows the toolchain's LLVM, so another compiler wants another build of it.
+    // The linker uses the toolchain's LLVM, so each compiler needs its own build of the linker.
     let compiler = command::output(Command::new("rustc").arg("--version"))?;
     let recipe = format!("{LINKER_VERSION} {compiler}");
     Ok(cache::entry("bpf-linker", &recipe, |folder| {
@@ -83,7 +84,7 @@ fn linker() -> Result<PathBuf> {
         install
             .args(["install", "--locked", "--version", LINKER_VERSION, "bpf-linker", "--root"])
             .arg(folder);
-        // bpf-linker links one small file, so the time to build it counts.
+        // bpf-linker links one small file, so its build time matters more than its speed.
         install.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         install.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         command::prepare(&mut install)
@@ -117,7 +118,8 @@ fn toolchain() -> Result<Toolchain> {
     bail!("{DEBIAN_RUSTC} has no source of `core` although {packages} are installed")
 }
 
-/// Whether the toolchain in use has its own source; asks rustup for it first.
+/// Whether the toolchain in use has its own source. The function asks rustup for the source if it
+/// is missing.
 pub fn has_own_source() -> bool {
     let mut add = Command::new("rustup");
     add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());

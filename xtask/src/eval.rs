@@ -1,4 +1,5 @@
-//! `cargo xtask eval`: the policy beside others in virtual time. The work is that of `tests/eval`.
+//! `cargo xtask eval`: compares the policy with others in virtual time. The code is in
+//! `tests/eval`.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,7 +12,7 @@ use crate::{build, command};
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Options {
-    /// `--help` lists them.
+    /// Arguments for the evaluation; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -19,7 +20,7 @@ pub struct Options {
 /// Builds the evaluation and runs it.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
-    // Scenarios are named from where the user is.
+    // Paths of scenarios are relative to the user's current directory.
     cargo.current_dir(env::current_dir().context("cannot tell the current directory")?);
     cargo.args(["run", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--manifest-path"]);
     cargo.arg(crate::workspace().join("Cargo.toml")).arg("--");

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: libFuzzer over everything that crosses a trust boundary.
+//! `cargo xtask fuzz`: runs libFuzzer on everything that crosses a trust boundary.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -14,34 +14,36 @@ use crate::{build, command, sanitize};
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Targets to run; without any, all of libFuzzer's (they are listed in tests/fuzz/src/lib.rs).
+    /// Targets to run; without any, all of libFuzzer's (tests/fuzz/src/lib.rs lists them)
     ///
-    /// `calls` is one more: random driver calls of two processes at once, with deepres and without, compared answer by answer.
+    /// There is one more target, `calls`. It makes random driver calls in two processes at once,
+    /// with deepres and without, and compares the answers.
     #[arg(value_name = "TARGET")]
     pub targets: Vec<String>,
-    /// How long each target runs.
+    /// Time to run each target, in seconds
     #[arg(long, value_name = "N", default_value_t = 60)]
     pub seconds: u32,
-    /// What libFuzzer's draws start from, to have the same ones again (with the same corpus); 0: others each time.
+    /// Seed of libFuzzer, which repeats a run with the same corpus; 0 takes another seed each time
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u32,
 }
 
-/// What rustc needs to tell libFuzzer which edges an input took.
+/// Compiler flags that report to libFuzzer which edges an input took.
 pub const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// An input that takes this long hangs.
+/// Time after which an input counts as hanging, s.
 const TIMEOUT_S: u32 = 10;
-/// An input that makes the target take so much memory is a finding.
+/// Memory use that counts as a finding, MiB.
 const MEMORY_MIB: u32 = 2048;
-/// The longest input: frames, meters and configurations are smaller, images are cut to it.
+/// Longest input, bytes. Frames, meters and configurations are shorter, and images are cut to this
+/// length.
 const MAX_INPUT_BYTES: u32 = 8192;
 
 /// The target that libFuzzer does not run.
 const CALLS: &str = "calls";
 
-/// Runs the targets, several at once, and says of each what it did.
+/// Runs the targets, several at once, and prints the result of each.
 pub fn run(options: &Options) -> Result<()> {
     if options.targets.iter().any(|target| target == CALLS) {
         calls(options.seconds)?;
@@ -78,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Draws pairs of sequences of driver calls, and prints each before it runs.
+/// Runs random pairs of driver call sequences, and prints each pair before it runs.
 fn calls(seconds: u32) -> Result<()> {
     let artefacts = build::artefacts()?;
     let mut cargo = build::cargo();
@@ -90,7 +92,8 @@ fn calls(seconds: u32) -> Result<()> {
     command::run(&mut cargo).context("the pair that was printed last belongs into tests/fuzz/seeds/calls")
 }
 
-/// The names of all targets: the folders of their seeds, of which a test requires that each target has one.
+/// Returns the names of all targets, which are the folders of their seeds. A test requires a folder
+/// for each target.
 fn all() -> Result<Vec<String>> {
     let folder = seeds();
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -120,7 +123,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     let mut command = Command::new(program);
     command
         .env("DEEPRES_FUZZ_TARGET", target)
-        // What targets keep for the next input is no leak.
+        // Memory that a target keeps for the next input is no leak.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .arg(&corpus)
         .arg(seeds().join(target))
@@ -143,7 +146,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     summary(target, &log).with_context(|| format!("{log}\nwhat libFuzzer says cannot be read: {shown}"))
 }
 
-/// What libFuzzer's log says, in a line.
+/// Summarises libFuzzer's log in a line.
 fn summary(target: &str, log: &str) -> Option<String> {
     let states: Vec<(u64, &str)> = log
         .lines()

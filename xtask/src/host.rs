@@ -1,4 +1,5 @@
-//! A host of our own for demo and benchmarks: a daemon in a temporary directory over a simulated GPU, or the real one.
+//! A host for demo and benchmarks: a daemon in a temporary directory, with a simulated GPU or the
+//! real one.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,21 +16,21 @@ use crate::build::Artefacts;
 use crate::command;
 use crate::process::{Interrupt, Running, ended};
 
-/// How long the daemon may take until it answers.
+/// Time limit for the daemon's first answer.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// How often it is asked meanwhile.
+/// Time between two queries meanwhile.
 const START_POLL: Duration = Duration::from_millis(50);
 
 /// The GPU that work runs on.
 pub enum Device {
-    /// Ours, with this configuration.
+    /// The simulated GPU, with this configuration.
     Simulated { config: Option<PathBuf> },
-    /// The machine's, through NVIDIA's driver.
+    /// The machine's GPU, through NVIDIA's driver.
     Real,
 }
 
 impl Device {
-    /// The machine's GPU if it has one that works, else a simulated one.
+    /// Returns the machine's GPU if there is one with an installed driver, or else a simulated one.
     pub fn of_this_machine(config: PathBuf) -> Self {
         if Path::new("/dev/nvidia0").exists() && driver_is_installed() {
             Self::Real
@@ -38,7 +39,7 @@ impl Device {
         }
     }
 
-    /// Its name in reports.
+    /// Returns the device's name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Simulated { .. } => "simulated",
@@ -48,13 +49,13 @@ impl Device {
 }
 
 fn driver_is_installed() -> bool {
-    // Not in everyone's PATH.
+    // The path is absolute, because /sbin is not in every user's PATH.
     let mut known = Command::new("/sbin/ldconfig");
     known.arg("-p").stderr(Stdio::null());
     command::output(&mut known).is_ok_and(|libraries| libraries.contains("libcuda.so.1"))
 }
 
-/// A daemon and where it lives; dropping it ends the daemon and removes the directory.
+/// A daemon and its directory. Drop ends the daemon and removes the directory.
 pub struct Host {
     // Fields drop in this order: first the daemon, then its directory.
     daemon: Running,
@@ -70,7 +71,7 @@ impl Host {
         Self::configured(artefacts, device, interrupt, None)
     }
 
-    /// The same, with a configuration file of the daemon's.
+    /// Does the same as [`Self::start`], with a configuration file for the daemon.
     pub fn configured(
         artefacts: &Artefacts,
         device: Device,
@@ -107,41 +108,43 @@ impl Host {
         }
     }
 
-    /// The GPU that its tenants share.
+    /// Returns the GPU that the tenants share.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process id.
     pub fn daemon_pid(&self) -> u32 {
         self.daemon.id()
     }
 
-    /// Where administrators connect.
+    /// Returns the path of the admin socket.
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.path().join("admin.sock")
     }
 
-    /// Where the simulated GPU's state lies.
+    /// Returns the folder of the simulated GPU's state.
     pub fn simgpu_state(&self) -> PathBuf {
         simgpu_state(self.directory.path())
     }
 
-    /// `deepres …` on this host; its clients look for libraries in `folders` first.
+    /// Returns the command `deepres` on this host. Its clients look for libraries in `folders`
+    /// first.
     pub fn deepres(&self, folders: &[&Path]) -> Command {
         let mut command = Command::new(&self.deepres);
         environment(&mut command, self.directory.path(), &self.device, &self.simgpu, folders);
         command
     }
 
-    /// A program on this host, which finds its driver and its daemon.
+    /// Returns a command that runs a program on this host. The program finds its driver and its
+    /// daemon.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         environment(&mut command, self.directory.path(), &self.device, &self.simgpu, &[]);
         command
     }
 
-    /// What `deepres ps` tells.
+    /// Returns the answer of `deepres ps`.
     pub fn ps(&self) -> Result<Ps> {
         let mut command = self.deepres(&[]);
         let text = command::output(command.args(["ps", "--json"]))?;
@@ -175,11 +178,11 @@ fn environment(command: &mut Command, directory: &Path, device: &Device, simgpu:
             library_path.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()))
         }
     }
-    // Folders of ours hold no colon.
+    // The folders contain no colon.
     command.env("LD_LIBRARY_PATH", env::join_paths(&library_path).unwrap_or_else(|_| OsString::new()));
 }
 
-/// The parts of `deepres ps --json` that tasks read.
+/// The parts of `deepres ps --json` that the tasks read.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ps {
     pub now_ns: u64,
@@ -191,7 +194,7 @@ pub struct Ps {
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Gpu {
     pub uuid: String,
-    /// Time in which at least two tenants had work running or waiting.
+    /// Time in which at least two tenants had work running or waiting, ns.
     pub contended_ns: u64,
     pub handoffs: u64,
     pub handoff_p50_ns: u64,
@@ -204,24 +207,24 @@ pub struct Gpu {
 pub struct Tenant {
     pub name: String,
     pub memory_limit_bytes: Option<u64>,
-    /// Off the GPUs, with its memory.
+    /// Whether the tenant is suspended.
     #[serde(default)]
     pub suspended: bool,
     pub gpus: Vec<TenantGpu>,
     pub sessions: Vec<Session>,
 }
 
-/// What a tenant had of one GPU since it came.
+/// A tenant's figures on one GPU since its start.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TenantGpu {
     pub gpu: usize,
-    /// None while nobody is here of it.
+    /// Entitlement, parts per million. `None` while the tenant has no session here.
     pub entitled_ppm: Option<u64>,
     pub gpu_ns: u64,
     pub wanted_ns: u64,
-    /// Time in which another wanted the GPU too …
+    /// Time in which another tenant wanted the GPU too, ns.
     pub contended_ns: u64,
-    /// … and its part of that.
+    /// The tenant's part of that time, ns.
     pub owed_ns: u64,
     pub wait_ns: u64,
     pub kernel_launches: u64,
@@ -238,7 +241,7 @@ pub struct Session {
 }
 
 impl Ps {
-    /// The tenant of this name and what it had of GPU 0, once it has a session there.
+    /// Returns the tenant of this name and its figures on GPU 0, once it has a session there.
     pub fn on_first_gpu(&self, name: &str) -> Option<(&Tenant, &TenantGpu)> {
         let tenant = self.tenants.iter().find(|tenant| tenant.name == name)?;
         Some((tenant, tenant.gpus.iter().find(|gpu| gpu.gpu == 0)?))

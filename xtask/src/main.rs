@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Development tasks of deepres.
+/// Development tasks of deepres
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -34,44 +34,47 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Let two unmodified training programs share one GPU, 70 to 30, and show what each had of it.
+    /// Let two unmodified training programs share one GPU, 70 to 30, and show what each got
     ///
-    /// Builds everything, prepares the programs (kept for the next run), starts a daemon of its own, measures,
-    /// and ends all that it started. Uses this machine's GPU if it has one, a simulated one if not.
+    /// Builds everything, prepares the programs (kept for the next run), starts a daemon of its
+    /// own, measures, and ends everything that it started. Uses this machine's GPU if there is one,
+    /// and a simulated GPU if not.
     Demo(demo::Options),
-    /// Install what the tests need and run all of them: units, models, end to end, style.
+    /// Install what the tests need and run all of them: units, models, end to end, style
     ///
-    /// The last line of its output is `N passed, N failed`.
+    /// The last line of the output is `N passed, N failed`.
     Test(test::Options),
-    /// Feed hostile inputs to everything that crosses a trust boundary (libFuzzer), and say what was reached.
+    /// Feed hostile inputs to everything that crosses a trust boundary (libFuzzer), and report what
+    /// was reached
     ///
-    /// What was learned is kept in target/fuzz/corpus for the next run; an input that breaks something is put into
-    /// target/fuzz/findings, and belongs into tests/fuzz/seeds once it is mended.
+    /// The corpus is kept in target/fuzz/corpus for the next run. An input that breaks something is
+    /// put into target/fuzz/findings. It belongs into tests/fuzz/seeds once the bug is fixed.
     Fuzz(fuzz::Options),
-    /// Run tests under AddressSanitizer and ThreadSanitizer.
+    /// Run tests under AddressSanitizer and ThreadSanitizer
     Sanitize(sanitize::Options),
-    /// Measure what deepres costs those who use it.
+    /// Measure the costs of deepres
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// Ask a CUDA driver whether it is as deepres and its simulated GPU take it to be.
+    /// Check that a CUDA driver behaves as deepres and its simulated GPU assume
     ///
-    /// Asks this machine's driver if it has one, else the simulated one; prints a line a check.
+    /// Checks this machine's driver if there is one, or else the simulated one. Prints a line for
+    /// each check.
     Conformance(conformance::Options),
-    /// Run what other makers' programs are tested with, and write docs/compatibility.md.
+    /// Run the tests of other makers' programs, and write docs/compatibility.md
     Compatibility(compatibility::Options),
-    /// Build what users get into dist/, for old distributions too.
+    /// Build the product into dist/, for old distributions too
     ///
-    /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into dist/simgpu/, and fails
-    /// if the product needs a glibc newer than 2.28.
+    /// Puts stripped `libdeepres.so` and `deepres` into dist/ and the simulated GPU into
+    /// dist/simgpu/. Fails if the product needs a glibc newer than 2.28.
     Dist,
-    /// Evaluate the policy in virtual time, beside what people use instead.
+    /// Evaluate the policy in virtual time, beside common alternatives
     Eval(eval::Options),
-    /// Build the programs that run in the kernel, for the next build of deepres to embed.
+    /// Build the programs that run in the kernel, for the next build of deepres to embed
     ///
-    /// Installs what that takes: bpf-linker into the cache, the source of Rust's core by rustup, or else
-    /// Debian's toolchain of which there is a source.
+    /// Installs the tools for that: bpf-linker into the cache, and the source of Rust's core by
+    /// rustup. If rustup has no source, it installs Debian's toolchain with its source.
     Ebpf,
-    /// Generate the driver API table from NVIDIA's published headers.
+    /// Generate the driver API table from NVIDIA's published headers
     Codegen(codegen::Options),
 }
 
@@ -92,7 +95,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The root of the workspace, wherever the command was started.
+/// Returns the root of the workspace, wherever the command was started.
 fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().expect("xtask is a folder of the workspace").to_owned()

@@ -1,4 +1,5 @@
-//! Processes that a task starts and surely ends: on success, on error, on Ctrl-C, and when the task itself is killed.
+//! Processes that a task starts and always ends: on success, on error, on Ctrl-C, and when the task
+//! itself is killed.
 
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus};
@@ -12,19 +13,20 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use crate::command;
 
-/// How long a process may take to end after a polite request.
+/// Time that a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
-/// How often it is looked at meanwhile.
+/// Time between two looks meanwhile.
 const POLL: Duration = Duration::from_millis(10);
 
-/// A running process and everything in its process group; dropping it ends them all.
+/// A running process and its process group. Drop ends all of them.
 pub struct Running {
     child: Child,
     shown: String,
 }
 
 impl Running {
-    /// Starts `command` as the leader of a process group of its own, so that Ctrl-C reaches us alone.
+    /// Starts `command` as the leader of a process group of its own, so that Ctrl-C reaches this
+    /// task alone.
     pub fn start(command: &mut Command) -> Result<Self> {
         let shown = command::shown(command);
         let die_with_parent = || {
@@ -37,27 +39,27 @@ impl Running {
         Ok(Self { child, shown })
     }
 
-    /// The command as it was started.
+    /// Returns the command as it was started.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The process, for its streams.
+    /// Returns the process, for access to its streams.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// Its exit status, if it has ended.
+    /// Returns the exit status if the process has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot wait for: {}", self.shown))
     }
 
-    /// Waits for its end and requires success.
+    /// Waits for the end of the process, and requires success.
     pub fn finish(mut self) -> Result<()> {
         let status = self.child.wait().with_context(|| format!("cannot wait for: {}", self.shown))?;
         if !status.success() {
@@ -70,7 +72,8 @@ impl Running {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    /// Whether it has ended; leaves the zombie, which keeps the group's number from being given away.
+    /// Whether the process has ended. The zombie stays, because it keeps the kernel from reusing
+    /// the group's number.
     fn is_over(&self, pid: Pid) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))
@@ -83,7 +86,7 @@ impl Drop for Running {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // Errors mean that nobody is left in the group, which is what we want.
+        // An error means that the group is empty, which is the goal.
         let _ = rustix::process::kill_process_group(group, Signal::TERM);
         let deadline = Instant::now() + GRACE;
         while !self.is_over(group) && Instant::now() < deadline {
@@ -94,12 +97,13 @@ impl Drop for Running {
     }
 }
 
-/// Turns Ctrl-C and a request to terminate into a flag that loops look at, so that guards clean up.
+/// A flag that is set by Ctrl-C and by a request to terminate. Loops check it, so that guards clean
+/// up.
 #[derive(Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes the signals over.
+    /// Installs the handlers of the signals.
     pub fn catch() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
@@ -109,7 +113,7 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Fails if one has come.
+    /// Fails if a signal has come.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted; everything that was started has been ended");
@@ -118,7 +122,7 @@ impl Interrupt {
     }
 }
 
-/// What a status means, for people.
+/// Describes an exit status for people.
 pub fn ended(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("was killed by signal {signal}"),
@@ -131,7 +135,8 @@ mod tests {
     use super::*;
 
     fn lives(pid: u32) -> bool {
-        // A zombie whose parent is not us still has a folder; its state tells.
+        // A zombie that is not our child still has a folder. The state in its stat file shows that
+        // it is a zombie.
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 

@@ -1,8 +1,9 @@
-//! `cargo xtask sanitize`: the tests again, under a sanitizer.
+//! `cargo xtask sanitize`: runs the tests under a sanitizer.
 //!
-//! Sanitizers are no stable feature of the compiler, but the stable toolchain has their run-time libraries, and `RUSTC_BOOTSTRAP` lets it use them:
-//! no other toolchain has to be fetched. For AddressSanitizer our own packages alone are built anew, as the fuzz targets are; a program
-//! between cargo and the compiler adds what that takes.
+//! Sanitizers are an unstable feature of the compiler. The stable toolchain has their run-time
+//! libraries, and `RUSTC_BOOTSTRAP` enables them, so no other toolchain is needed. For
+//! AddressSanitizer only our own packages are rebuilt, like the fuzz targets. A wrapper between
+//! cargo and the compiler adds the flags.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,35 +13,38 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{build, command, ebpf, fuzz};
 
-/// What watches.
+/// A sanitizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sanitizer {
-    /// Memory that is used out of its bounds, or after it was freed.
+    /// Memory that is used out of its bounds or after it was freed
     Address,
-    /// Data that two threads use at once.
+    /// Data that two threads use at once
     Thread,
 }
 
 /// Options of `cargo xtask sanitize`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// What watches; without it, one after the other.
+    /// Sanitizer to use; without it, one after the other
     #[arg(value_enum)]
     sanitizer: Option<Sanitizer>,
 }
 
-/// Named where the standard library is built, so that build scripts and procedural macros have the one there is.
+/// Target, which is named when the standard library is built too. Build scripts and procedural
+/// macros then use the existing standard library.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 const EXECUTABLE: u32 = 0o755;
-/// Tests that are left out: of arithmetic in safe code without threads, by the ten thousand cases each.
+/// Tests that are left out. They test arithmetic in safe code without threads, with ten thousand
+/// cases each.
 pub const LEFT_OUT: &str = "policy::";
 
 impl Sanitizer {
-    /// Both.
+    /// Both sanitizers.
     pub const ALL: [Self; 2] = [Self::Address, Self::Thread];
 
-    /// The packages whose tests it watches. The interposer is not there: its tests define `dlsym`, which sanitizers need for themselves. What it
-    /// does with a daemon's messages is among the fuzz targets.
+    /// Returns the packages whose tests the sanitizer runs. The interposer is left out, because its
+    /// tests define `dlsym`, which sanitizers need for themselves. The fuzz targets cover the
+    /// interposer's handling of a daemon's messages.
     const fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Address => &["deepres-abi", "deepres-model", "deepres-daemon", "deepres", "simgpu-engine"],
@@ -48,7 +52,7 @@ impl Sanitizer {
         }
     }
 
-    /// The command that builds and runs the tests, without arguments for the tests.
+    /// Returns the command that builds and runs the tests, without arguments for the tests.
     pub fn tests(self) -> Result<Command> {
         let mut tests = match self {
             Self::Address => with_address_sanitizer()?,
@@ -57,7 +61,8 @@ impl Sanitizer {
         tests.args(["test", "--no-fail-fast", "--lib", "--tests"]);
         tests.args(self.packages().iter().flat_map(|package| ["--package", package]));
         if self == Self::Thread {
-            // What the standard library orders is seen only if it is watched too.
+            // ThreadSanitizer sees the standard library's orderings only if the library is
+            // instrumented too.
             tests
                 .args(["-Zbuild-std", "--target", PLATFORM, "--target-dir"])
                 .arg(build::target().join("thread-sanitizer"))
@@ -68,10 +73,12 @@ impl Sanitizer {
     }
 }
 
-/// Cargo, which builds our own packages with AddressSanitizer and for libFuzzer, and all others as ever.
+/// Returns a cargo that builds our own packages with AddressSanitizer and for libFuzzer, and all
+/// others as usual.
 pub fn with_address_sanitizer() -> Result<Command> {
     let wrapper = build::target().join("address-sanitizer/rustc");
-    // Only where the wrapper is: a package that asks for this variable would be built anew.
+    // The variable is set only inside the wrapper. Otherwise cargo would rebuild each package that
+    // reads it.
     let script = format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec \"$@\" -Zsanitizer=address {}\n", fuzz::FLAGS);
     if fs::read_to_string(&wrapper).ok().as_ref() != Some(&script) {
         let folder = wrapper.parent().context("a file without a folder")?;
@@ -82,12 +89,12 @@ pub fn with_address_sanitizer() -> Result<Command> {
     let mut cargo = build::cargo();
     cargo
         .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
-        // Pages of a process are never freed, nor are those of its tests.
+        // Leaks are not reported, because the pages of a process and of its tests are never freed.
         .env("ASAN_OPTIONS", "detect_leaks=0");
     Ok(cargo)
 }
 
-/// Runs the tests under what was asked for.
+/// Runs the tests under the chosen sanitizers.
 pub fn run(options: &Options) -> Result<()> {
     for sanitizer in options.sanitizer.map_or(Sanitizer::ALL.to_vec(), |one| vec![one]) {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {

@@ -11,12 +11,13 @@ use deepres_e2e::venv::Venv;
 /// The script, relative to the workspace.
 pub const SCRIPT: &str = "tests/workloads/python/train.py";
 
-/// How long the simulated GPU takes for the script's kernels: a configuration of it.
+/// Returns the simulated GPU's configuration with the times of the script's kernels.
 pub fn simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-demo.toml")
 }
 
-/// `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Compiled kernels are kept in the file `cache`.
+/// Returns the command `deepres run OPTIONS -- SCRIPT ARGUMENTS` on a host. Compiled kernels are
+/// kept in the file `cache`.
 pub fn run(host: &Host, venv: &Venv, options: &[&str], arguments: &[&str], cache: &Path) -> Result<Command> {
     let mut command = host.deepres(&[&venv.nvrtc()?]);
     command.arg("run").args(options).arg("--").arg(venv.python());

@@ -1,21 +1,21 @@
-//! A check, what it stands on, and what it found.
+//! A check, the basis of its expectation, and its result.
 
 use std::fmt::Debug;
 
 use deepres_abi::driver::result::{self, CUresult};
 use serde::{Deserialize, Serialize};
 
-/// What an expectation stands on.
+/// Basis of an expectation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
     /// NVIDIA's driver API reference says so.
     Documented,
-    /// It does not; a real driver has to be asked.
+    /// The reference does not say so, and only a real driver can confirm it.
     Guess,
 }
 
 impl Basis {
-    /// For people and JSON.
+    /// Returns the name for people and for JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Documented => "documented",
@@ -24,18 +24,18 @@ impl Basis {
     }
 }
 
-/// One thing that a driver is asked.
+/// One check of a driver.
 pub struct Check {
-    /// What it holds.
+    /// Name, which states the expected behaviour.
     pub name: &'static str,
-    /// What that stands on.
+    /// Basis of the expectation.
     pub basis: Basis,
-    /// Asks.
+    /// Runs the check.
     pub ask: fn(&mut Facts) -> Result<(), Stop>,
 }
 
 impl Check {
-    /// Runs it in this process.
+    /// Runs the check in this process.
     pub fn run(&self) -> Outcome {
         let mut facts = Facts::default();
         let ended = (self.ask)(&mut facts);
@@ -54,28 +54,28 @@ impl Check {
     }
 }
 
-/// Why a check cannot go on.
+/// Reason why a check cannot go on.
 #[derive(Debug)]
 pub enum Stop {
-    /// The driver or the device lacks what it is about.
+    /// The driver or the device lacks the subject of the check.
     Absent(String),
-    /// A call that everything else needs failed.
+    /// A call failed on which everything else depends.
     Failed(&'static str, CUresult),
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// One by one.
+    /// The facts, one by one.
     pub facts: Vec<Fact>,
-    /// Why it ended early, if it did.
+    /// Reason why the check ended early, if it did.
     pub stopped: Option<String>,
-    /// It ended early since the driver or device lacks something.
+    /// Whether the check ended early because the driver or the device lacks something.
     pub is_absent: bool,
 }
 
 impl Outcome {
-    /// `agrees`, `differs` or `absent`.
+    /// Returns `agrees`, `differs` or `absent`.
     pub fn verdict(&self) -> &'static str {
         match (&self.stopped, self.is_absent) {
             _ if self.facts.iter().any(|fact| !fact.holds) => "differs",
@@ -86,16 +86,16 @@ impl Outcome {
     }
 }
 
-/// One answer beside what was expected.
+/// One answer, and the expected one.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Fact {
-    /// What was asked.
+    /// Description of the question.
     pub what: String,
-    /// What was expected.
+    /// Expected answer.
     pub expected: String,
-    /// What came.
+    /// Actual answer.
     pub got: String,
-    /// Whether they agree.
+    /// Whether both agree.
     pub holds: bool,
 }
 
@@ -104,17 +104,17 @@ pub struct Fact {
 pub struct Facts(Vec<Fact>);
 
 impl Facts {
-    /// A result code.
+    /// Adds a result code.
     pub fn code(&mut self, what: &str, got: CUresult, expected: CUresult) {
         self.push(what, named(expected), named(got), got == expected);
     }
 
-    /// Any value.
+    /// Adds a value.
     pub fn is<T: PartialEq + Debug>(&mut self, what: &str, got: T, expected: T) {
         self.push(what, format!("{expected:?}"), format!("{got:?}"), got == expected);
     }
 
-    /// A value with a property.
+    /// Adds a value that should have a property.
     pub fn has(&mut self, what: &str, got: impl Debug, property: &str, holds: bool) {
         self.push(what, property.to_owned(), format!("{got:?}"), holds);
     }
@@ -124,7 +124,7 @@ impl Facts {
     }
 }
 
-/// `INVALID_VALUE (1)`
+/// Returns the text of a code, for example `INVALID_VALUE (1)`.
 fn named(code: CUresult) -> String {
     let name = result::name(code).map_or("no code of the API", |name| name.to_str().unwrap_or_default());
     format!("{} ({code})", name.trim_start_matches("CUDA_ERROR_"))

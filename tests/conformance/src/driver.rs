@@ -1,22 +1,24 @@
-//! The driver of this machine, whichever it is: its functions by their exported names.
+//! The driver of this machine, simulated or real: its functions by their exported names.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
 
 use crate::check::Stop;
 
-/// Calls a driver function by its exported name and gives its code. A driver without it ends the check.
+/// Calls a driver function by its exported name and returns its code. If the driver lacks the
+/// function, the check ends.
 macro_rules! cu {
     ($symbol:ident($($argument:expr),* $(,)?)) => {{
         let address = $crate::driver::require(stringify!($symbol))?;
         // SAFETY: the driver exports this symbol with this type.
         let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, deepres_abi::driver::pfn::$symbol>(address) };
-        // SAFETY: the check passes what the function's reference asks for, or what it promises to refuse.
+        // SAFETY: the check passes arguments that the function's reference allows, or that the
+        // function promises to refuse.
         unsafe { function($($argument),*) }
     }};
 }
 
-/// Calls a driver function that has to succeed, else the check ends.
+/// Calls a driver function that has to succeed. If it fails, the check ends.
 macro_rules! must {
     ($symbol:ident($($argument:expr),* $(,)?)) => {{
         let code = cu!($symbol($($argument),*));
@@ -27,9 +29,9 @@ macro_rules! must {
 }
 
 struct Library(*mut c_void);
-// SAFETY: a handle of the dynamic linker's, which any thread may use.
+// SAFETY: the handle is one of the dynamic linker's, which any thread may use.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: the dynamic linker synchronises all uses of the handle.
 unsafe impl Sync for Library {}
 
 fn library() -> Option<*mut c_void> {
@@ -40,15 +42,15 @@ fn library() -> Option<*mut c_void> {
     (!library.0.is_null()).then_some(library.0)
 }
 
-/// Where the driver exports `symbol`.
+/// Returns the address of the driver's export `symbol`.
 pub fn find(symbol: &str) -> Option<usize> {
     let name = CString::new(symbol).ok()?;
-    // SAFETY: an open library and a terminated name.
+    // SAFETY: the library is open, and the name ends with a NUL.
     let found = unsafe { libc::dlsym(library()?, name.as_ptr()) } as usize;
     (found != 0).then_some(found)
 }
 
-/// The same for a function that a check cannot do without.
+/// Returns the address of a function that a check needs. If the driver lacks it, the check ends.
 pub fn require(symbol: &str) -> Result<*mut c_void, Stop> {
     if library().is_none() {
         return Err(Stop::Absent("no libcuda.so.1 is found".to_owned()));
@@ -59,13 +61,13 @@ pub fn require(symbol: &str) -> Result<*mut c_void, Stop> {
     }
 }
 
-/// Which driver this is, for people.
+/// Describes the driver for people.
 pub fn description() -> String {
     describe().unwrap_or_else(|_| "no usable driver".to_owned())
 }
 
 fn describe() -> Result<String, Stop> {
-    /// Room for a device's name.
+    /// Room for a device's name, bytes.
     const NAME_BYTES: usize = 128;
     let (mut version, mut name) = (0, [0; NAME_BYTES]);
     must!(cuInit(0));

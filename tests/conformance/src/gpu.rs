@@ -1,4 +1,4 @@
-//! A context with kernels, and a way to hold a stream up that does not depend on anybody's speed.
+//! A context with kernels, and a way to block a stream independently of any speed.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -8,10 +8,10 @@ use deepres_abi::driver::types::*;
 
 use crate::check::Stop;
 
-/// What the kernel `spin` lasts; on the simulated GPU simgpu.toml says the same.
+/// Run time of the kernel `spin`. simgpu.toml has the same value for the simulated GPU.
 pub const SPIN_NS: u64 = 20_000_000;
 
-/// Runs on anything since Volta. `spin` lasts as long as its parameter says, ns.
+/// Kernels that run on any GPU since Volta. `spin` runs for the time in its parameter, ns.
 pub const PTX: &CStr = c"
 .version 7.0
 .target sm_70
@@ -40,7 +40,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The first device. Every kernel has run once, so that none is loaded later, when a stream is held up.
+    /// Makes a context on the first device. Every kernel runs once, so that none is loaded later
+    /// while a stream is blocked.
     pub fn new() -> Result<Self, Stop> {
         must!(cuInit(0));
         let (mut context, mut module) = (null_mut(), null_mut());
@@ -53,14 +54,14 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// One of the kernels.
+    /// Returns one of the kernels.
     pub fn kernel(&self, name: &CStr) -> Result<CUfunction, Stop> {
         let mut function = null_mut();
         must!(cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
         Ok(function)
     }
 
-    /// Launches `nothing` and gives the code.
+    /// Launches `nothing` and returns the code.
     pub fn nothing(&self, stream: CUstream) -> Result<CUresult, Stop> {
         launch(self.kernel(c"nothing")?, stream)
     }
@@ -92,7 +93,7 @@ impl Gpu {
         Ok(address)
     }
 
-    /// Page-locked words of the host, all 0.
+    /// Returns page-locked words of the host, all 0.
     pub fn pinned(&self, count: usize) -> Result<&'static mut [u32], Stop> {
         let mut address = null_mut();
         must!(cuMemHostAlloc(&mut address, count * size_of::<u32>(), 0));
@@ -102,21 +103,21 @@ impl Gpu {
         Ok(words)
     }
 
-    /// The first words at a device address, waited for.
+    /// Waits for the device and returns the first words at a device address.
     pub fn read(&self, address: CUdeviceptr, count: usize) -> Result<Vec<u32>, Stop> {
         let mut words = vec![0_u32; count];
         must!(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, count * size_of::<u32>()));
         Ok(words)
     }
 
-    /// Memory of the device in use, by whomever.
+    /// Returns the device memory in use by all processes.
     pub fn used_bytes(&self) -> Result<usize, Stop> {
         let (mut free, mut total) = (0, 0);
         must!(cuMemGetInfo_v2(&mut free, &mut total));
         Ok(total - free)
     }
 
-    /// Holds `stream` up until the result is released.
+    /// Blocks `stream` until the result is released.
     pub fn hold(&self, stream: CUstream) -> Result<Held, Stop> {
         let held =
             Held { flag: self.memory(size_of::<u32>())?, writer: self.stream(CU_STREAM_NON_BLOCKING)? };
@@ -127,21 +128,21 @@ impl Gpu {
     }
 }
 
-/// A stream that waits.
+/// A blocked stream.
 pub struct Held {
     flag: CUdeviceptr,
     writer: CUstream,
 }
 
 impl Held {
-    /// Lets it go on.
+    /// Unblocks the stream.
     pub fn release(self) -> Result<(), Stop> {
         must!(cuStreamWriteValue32_v2(self.writer, self.flag, 1, 0));
         Ok(())
     }
 }
 
-/// One thread of a kernel without parameters.
+/// Launches one thread of a kernel without parameters.
 pub fn launch(function: CUfunction, stream: CUstream) -> Result<CUresult, Stop> {
     Ok(cu!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut())))
 }

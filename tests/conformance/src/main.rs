@@ -1,8 +1,12 @@
-//! Asks a driver what it does, and compares: error codes, capture rules, event times, memory, look-ups, contexts, streams.
+//! Checks a driver's behaviour: error codes, capture rules, event times, memory, look-ups,
+//! contexts, streams.
 //!
-//! The same program runs on the simulated driver and on a real one. Each check runs in a process of its own, so that one which
-//! crashes, hangs or poisons its context costs itself alone, and says what it stands on: the driver API's reference, or a guess that
-//! a real GPU has to confirm. Where a real driver answers differently, the simulated one is wrong, and the expectation here with it.
+//! The same program runs on the simulated driver and on a real one. Each check runs in a process of
+//! its own. A check that crashes, hangs or breaks its context therefore affects no other check.
+//!
+//! A check states the basis of its expectation: the driver API's reference, or a guess that a real
+//! GPU has to confirm. If a real driver answers differently, both the simulated driver and the
+//! expectation here are wrong.
 
 #[macro_use]
 mod driver;
@@ -22,33 +26,34 @@ use serde_json::json;
 
 use check::{Check, Fact, Outcome};
 
-/// A check that takes longer hangs. The first context of a real driver takes a second.
+/// Time after which a check counts as hanging. The first context of a real driver takes a second.
 const CHECK_LIMIT: Duration = Duration::from_secs(60);
-/// How often its end is looked for.
+/// Time between two looks for the end of a check.
 const POLL: Duration = Duration::from_millis(1);
 
-/// Asks a CUDA driver whether it is as deepres takes it to be.
+/// Check that a CUDA driver behaves as deepres assumes
 #[derive(Parser)]
 struct Options {
-    /// Print one JSON object with everything that was found instead of a line a check.
+    /// Print one JSON object with all findings instead of a line for each check
     #[arg(long)]
     json: bool,
-    /// Run only checks whose name contains one of these.
+    /// Run only checks whose name contains one of these texts
     names: Vec<String>,
-    /// Instead of checks, make this many random calls, print what each was answered, free everything, and stay until standard
-    /// input ends.
+    /// Make this many random calls instead of the checks, print the answer to each, free
+    /// everything, and wait for the end of standard input
     #[arg(long, value_name = "CALLS", requires = "seed")]
     sequence: Option<usize>,
-    /// What the random calls depend on.
+    /// Seed of the random calls
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Print no answers, but every so many calls what the memory counts for, and wait for a line (simulated driver only).
+    /// Print no answers; instead, after every so many calls, print what the memory counts for and
+    /// wait for a line (simulated driver only)
     #[arg(long, value_name = "CALLS", requires = "sequence", value_parser = clap::value_parser!(u64).range(1..))]
     account: Option<u64>,
-    /// Run this check here, and print what it found.
+    /// Run this check in this process, and print its result
     #[arg(long, hide = true, value_name = "NAME")]
     check: Option<String>,
-    /// Be the second process of a check that needs one: do what the lines of standard input say.
+    /// Be the second process of a check that needs one, and execute the lines of standard input
     #[arg(long, hide = true)]
     opener: bool,
 }
@@ -140,7 +145,7 @@ fn run(check: &Check) -> Result<Outcome> {
     Ok(Outcome { stopped: Some(ended), ..Outcome::default() })
 }
 
-/// Waits for a check, within bounds, and says how it ended.
+/// Waits for a check within its time limit, and returns how it ended.
 fn await_end(child: &mut Child) -> Result<String> {
     let deadline = Instant::now() + CHECK_LIMIT;
     loop {

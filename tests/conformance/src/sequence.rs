@@ -1,7 +1,9 @@
-//! A random sequence of driver calls, valid ones and not, that depends on its seed and the driver's answers alone: so two runs print the
-//! same, whatever stands between program and driver. Prints a line a call; frees everything in the end.
+//! A random sequence of driver calls, valid and invalid. It depends only on its seed and on the
+//! driver's answers. So two runs print the same, whatever is between program and driver. The
+//! program prints a line for each call, and frees everything at the end.
 //!
-//! Left out is what depends on time (queries) and what would hang or crash without anybody's fault (waits for values, host addresses that are none).
+//! The sequence omits calls that depend on time (queries). It also omits calls that would hang or
+//! crash on a correct driver too (waits for values, invalid host addresses).
 
 use std::ffi::CString;
 use std::fmt::Display;
@@ -14,27 +16,28 @@ use deepres_abi::driver::types::*;
 use crate::check::Stop;
 use crate::gpu::{PTX, launch};
 
-/// Objects of one kind that are kept at a time, at most.
+/// Most objects of one kind that are kept at a time.
 const KEPT: usize = 24;
-/// In how many of a hundred calls an operand is one that never was, or is no more.
+/// Percentage of calls with an operand that never was an object, or is none any more.
 const STRANGE_PERCENT: u64 = 12;
-/// What is asked for, bytes.
+/// Sizes of requests, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
-/// How many parts the kinds of calls have among them, without the last ones and with them ([`World::step`]).
+/// Number of parts that the kinds of calls share in [`World::step`], without and with the last
+/// kinds.
 const KINDS_OF_CALLS: usize = 53;
 const WILD_KINDS: usize = 65;
-/// One granule of physical memory.
+/// Size of a granule of physical memory.
 const GRANULE_BYTES: usize = 2 << 20;
-/// What is reserved of address space at a time, granules.
+/// Granules of address space that are reserved at a time.
 const RESERVED_GRANULES: usize = 4;
 const RESERVED_BYTES: usize = RESERVED_GRANULES * GRANULE_BYTES;
-/// What is awaited before the account is told: so often, for so long.
+/// Number and length of the rests before the account is printed.
 const RESTS: usize = 3;
 const REST: Duration = Duration::from_millis(10);
-/// An injected error makes a free fail, and the next one succeed.
+/// Attempts of a free. An injected error makes one fail, and the next one succeeds.
 const ATTEMPTS: usize = 3;
 
-/// Numbers that look random (xorshift).
+/// Pseudo-random numbers (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -50,7 +53,7 @@ impl Random {
     }
 }
 
-/// What the program holds, as numbers.
+/// The objects that the program holds, as numbers.
 #[derive(Default)]
 struct Held {
     contexts: Vec<u64>,
@@ -70,14 +73,14 @@ struct Held {
     kernels: Vec<u64>,
     pools: Vec<u64>,
     modules: Vec<u64>,
-    /// Modules with a variable, whose kernels nobody launches.
+    /// Modules with a variable. Their kernels are never launched.
     variables: Vec<u64>,
     libraries: Vec<u64>,
     primaries: Vec<u64>,
     descriptors: Vec<u64>,
 }
 
-/// A module with a variable of so many bytes.
+/// Returns the image of a module with a variable of this many bytes.
 fn with_variable(bytes: usize) -> CString {
     let text = format!(
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 8 .b8 large[{bytes}];\n.visible .entry nothing() {{ ret; }}\n"
@@ -90,24 +93,27 @@ struct World {
     held: Held,
     /// Whether streams may be captured.
     is_wild: bool,
-    /// Handles that were objects once.
+    /// Handles of objects that no longer exist.
     dead: Vec<u64>,
 }
 
-/// Kinds of memory that the simulated driver tells what its allocations count for.
+/// Number of kinds of memory in the simulated driver's account.
 const KINDS: usize = 8;
 
-/// What the driver says that this process's memory counts for, by kind: what the simulated one alone does.
+/// Returns what this process's memory counts for, by kind, as the driver reports it. Only the
+/// simulated driver does.
 fn account() -> Option<[u64; KINDS]> {
     let address = crate::driver::find("simgpu_account")?;
     let mut sums = [0; KINDS];
-    // SAFETY: the simulated driver exports this symbol with this type, and writes as many numbers.
+    // SAFETY: the simulated driver exports this symbol with this type, and writes [`KINDS`]
+    // numbers.
     unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(*mut u64)>(address)(sums.as_mut_ptr()) };
     Some(sums)
 }
 
-/// Says what this process's memory counts for at the stage `stage`, and waits for a line. Not before the GPU is through with all that there was, and whoever stands between
-/// program and driver has seen it: what is freed in a stream's order goes then.
+/// Prints what this process's memory counts for at the stage `stage`, and waits for a line. Before
+/// that, the function lets the GPU finish all work, and lets any code between program and driver
+/// see that. Memory that was freed in a stream's order is released then.
 fn tell(stage: impl Display) -> Result<(), Stop> {
     for _ in 0..RESTS {
         cu!(cuCtxSynchronize());
@@ -116,15 +122,16 @@ fn tell(stage: impl Display) -> Result<(), Stop> {
     let sums =
         account().ok_or_else(|| Stop::Absent("only the simulated driver keeps this account".to_owned()))?;
     println!("account {stage} {}", sums.map(|sum| sum.to_string()).join(" "));
-    // Without anyone to wait for there is nothing to wait for.
+    // The result is ignored, because without a reader of the output there is nothing to wait for.
     let _ = std::io::stdin().read_line(&mut String::new());
     Ok(())
 }
 
-/// Runs `calls` calls and frees everything. Every `every` calls, and in the end, it says what its memory counts for and waits for a line.
+/// Runs `calls` calls and frees everything. Every `every` calls, and at the end, it prints what its
+/// memory counts for and waits for a line.
 pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
     let mut world = World::begin(seed)?;
-    // What a capture allocates is a graph's, and no memory yet.
+    // Memory that a capture allocates belongs to a graph, and is no memory yet.
     world.is_wild = false;
     for number in 1..=calls {
         world.step()?;
@@ -146,17 +153,17 @@ pub fn run(seed: u64, calls: usize) -> Result<(), Stop> {
     world.clean()
 }
 
-/// Whether a stream is being captured, or nobody can say.
+/// Whether a stream is being captured. The answer is also true if the driver cannot tell.
 fn is_captured(stream: CUstream) -> Result<bool, Stop> {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     let code = cu!(cuStreamIsCapturing(stream, &mut status));
     Ok(code != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// What the host does in a stream.
+/// A host function for streams.
 extern "C" fn nothing(_data: *mut c_void) {}
 
-/// The same, in its older form.
+/// A host function for streams, in its older form.
 extern "C" fn called(_stream: CUstream, _status: CUresult, _data: *mut c_void) {}
 
 type Answer = Result<(&'static str, CUresult), Stop>;
@@ -164,7 +171,7 @@ type Answer = Result<(&'static str, CUresult), Stop>;
 impl World {
     fn begin(seed: u64) -> Result<Self, Stop> {
         must!(cuInit(0));
-        // A seed of zero would stay zero.
+        // The xorshift of 0 is 0, so the state must not be 0.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut world = Self { random, held: Held::default(), is_wild: true, dead: Vec::new() };
         world.context()?;
@@ -175,7 +182,7 @@ impl World {
         SIZES[self.random.below(SIZES.len())]
     }
 
-    /// One of `of`, or now and then something that is none.
+    /// Returns one of the objects in `of`, or occasionally a number that is no such object.
     fn pick(&mut self, of: fn(&mut Held) -> &mut Vec<u64>) -> u64 {
         if self.random.next() % 100 < STRANGE_PERCENT {
             return match self.random.below(3) {
@@ -200,20 +207,21 @@ impl World {
         }
     }
 
-    /// Whether memory of each kind that is allocated can be kept.
+    /// Whether there is room to keep another allocation of each kind.
     fn has_room(&self) -> bool {
         let Held { linear, pooled, host, arrays, mipmapped, .. } = &self.held;
         [linear, pooled, host, arrays, mipmapped].into_iter().all(|kept| kept.len() < KEPT)
     }
 
-    /// Keeps what a call made. What there is no room for stays with its context.
+    /// Keeps an object that a call made. If there is no room, the object stays with its context.
     fn keep(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
         if code == CUDA_SUCCESS && of(&mut self.held).len() < KEPT {
             of(&mut self.held).push(object);
         }
     }
 
-    /// Keeps what came from a pool, unless it is memory of a graph that is being captured: that goes when the graph does.
+    /// Keeps memory that came from a pool, unless the stream is being captured. Memory of a
+    /// captured graph is released with the graph.
     fn keep_pooled(&mut self, stream: CUstream, code: CUresult, address: u64) -> Result<(), Stop> {
         if code == CUDA_SUCCESS && !is_captured(stream)? {
             self.keep_always(|held| &mut held.pooled, code, address);
@@ -228,7 +236,8 @@ impl World {
         }
     }
 
-    /// As [`Self::lose`], for addresses: which of them are given out again is nobody's promise.
+    /// Does the same as [`Self::lose`] for addresses. They are not remembered as dead, because the
+    /// driver may give them out again.
     fn forget(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, address: u64) {
         if code == CUDA_SUCCESS {
             of(&mut self.held).retain(|kept| *kept != address);
@@ -249,7 +258,8 @@ impl World {
     }
 
     fn step(&mut self) -> Answer {
-        // Whoever compares an account with the truth has the kinds of memory that both tell of.
+        // The kinds of memory without the last calls are those that both an account and the driver
+        // report. So they can be compared.
         let kinds = if self.is_wild { WILD_KINDS } else { KINDS_OF_CALLS };
         match self.random.below(kinds) {
             0..=7 if self.is_wild || self.has_room() => self.allocate(),
@@ -271,7 +281,7 @@ impl World {
         }
     }
 
-    /// Pools of the process's own.
+    /// Uses pools of the process's own.
     fn own_pool(&mut self) -> Answer {
         let (bytes, stream) = (self.size(), self.stream());
         let pool = self.pick(|held| &mut held.pools) as CUmemoryPool;
@@ -309,12 +319,12 @@ impl World {
         })
     }
 
-    /// The device, or now and then one that there is not.
+    /// Returns the device, or occasionally one that does not exist.
     fn location(&mut self) -> CUmemLocation {
         CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: self.random.below(8) as i32 / 7 * 99 }
     }
 
-    /// Some array of up to three dimensions, or one that there cannot be.
+    /// Returns an array's description, of up to three dimensions. It may be invalid.
     fn array(&mut self) -> CUDA_ARRAY3D_DESCRIPTOR {
         CUDA_ARRAY3D_DESCRIPTOR {
             Width: self.size().min(4096),
@@ -333,7 +343,7 @@ impl World {
         Ok(("cuArray3DCreate", code))
     }
 
-    /// Copies of one element of an array, and levels of one.
+    /// Copies one element of an array, and asks for levels.
     fn shape(&mut self) -> Answer {
         let array = self.pick(|held| &mut held.arrays) as CUarray;
         let (linear, stream) = (self.pick(|held| &mut held.linear), self.stream());
@@ -375,7 +385,7 @@ impl World {
         })
     }
 
-    /// Modules with a variable of some size.
+    /// Loads and unloads modules with a variable.
     fn variables(&mut self) -> Answer {
         let mut module = null_mut();
         if self.held.variables.len() < KEPT && self.random.below(2) == 0 {
@@ -390,7 +400,7 @@ impl World {
         Ok(("cuModuleUnload with a variable", code))
     }
 
-    /// Modules and libraries, which go while their kernels are queued.
+    /// Loads and unloads modules and libraries, also while their kernels are queued.
     fn code(&mut self) -> Answer {
         let module = self.pick(|held| &mut held.modules) as CUmodule;
         let library = self.pick(|held| &mut held.libraries) as CUlibrary;
@@ -445,7 +455,8 @@ impl World {
         })
     }
 
-    /// Contexts that have more than one user: the primary one, and those that somebody attaches to.
+    /// Uses contexts with more than one user: the primary context, and contexts that are attached
+    /// to.
     fn share_context(&mut self) -> Answer {
         let context = self.pick(|held| &mut held.contexts) as CUcontext;
         let (mut new, mut flags, mut is_active, mut version) = (null_mut(), 0, 0, 0);
@@ -491,13 +502,14 @@ impl World {
         })
     }
 
-    /// A context is gone: some of this went with it; the rest goes with its own.
+    /// Forgets memory after a context has ended. Some of the memory ended with it. The rest ends
+    /// with its own context.
     fn forget_memory(&mut self) {
         self.held.linear.clear();
         self.held.host.clear();
     }
 
-    /// Graphs that are built by hand, and what the host does in a stream.
+    /// Builds graphs by hand, and uses host functions in streams.
     fn graph(&mut self) -> Answer {
         let graph = self.pick(|held| &mut held.graphs) as CUgraph;
         let exec = self.pick(|held| &mut held.executables) as CUgraphExec;
@@ -540,7 +552,7 @@ impl World {
         })
     }
 
-    /// Graphs that allocate and free.
+    /// Uses graphs that allocate and free.
     fn graph_memory(&mut self) -> Answer {
         let exec = self.pick(|held| &mut held.allocating);
         let stream = self.stream();
@@ -552,13 +564,13 @@ impl World {
                 ("cuGraphExecDestroy of one that allocates", code)
             }
             2 => ("cuDeviceGraphMemTrim", cu!(cuDeviceGraphMemTrim(self.random.below(8) as i32 / 7 * 99))),
-            // Into a capture it would be a part of what is captured.
+            // In a capture the launch would become part of the captured graph.
             _ if is_captured(stream)? => ("a graph that is left out", CUDA_SUCCESS),
             _ => ("cuGraphLaunch of one that allocates", cu!(cuGraphLaunch(exec as CUgraphExec, stream))),
         })
     }
 
-    /// A graph that allocates twice and frees both, ready to be launched.
+    /// Builds an executable graph that allocates twice and frees both.
     fn build_allocating(&mut self) -> Answer {
         let (mut graph, mut exec) = (null_mut(), null_mut());
         let (mut allocation, mut release) = ([null_mut(); 2], null_mut());
@@ -573,7 +585,7 @@ impl World {
                 code = cu!(cuGraphAddMemAllocNode(node, graph, null(), 0, params));
             }
         }
-        // After both: they have addresses of their own.
+        // The frees come after both allocations, so the two have different addresses.
         for params in &params {
             if code == CUDA_SUCCESS {
                 code = cu!(cuGraphAddMemFreeNode(&mut release, graph, allocation.as_ptr(), 2, params.dptr));
@@ -589,7 +601,7 @@ impl World {
         Ok(("a graph that allocates", code))
     }
 
-    /// Physical memory that leaves the process and comes back.
+    /// Exports physical memory and imports it again.
     fn hand_over(&mut self) -> Answer {
         let handle = self.pick(|held| &mut held.physical);
         let file = self.pick(|held| &mut held.descriptors);
@@ -626,7 +638,8 @@ impl World {
             }
             _ => {
                 if let Some(descriptor) = self.held.descriptors.pop() {
-                    // SAFETY: the driver gave it to this process, which uses it no more.
+                    // SAFETY: the driver gave the descriptor to this process, which uses it no
+                    // more.
                     unsafe { libc::close(descriptor as i32) };
                 }
                 ("a descriptor is closed", CUDA_SUCCESS)
@@ -663,7 +676,7 @@ impl World {
             }
             3 => {
                 let code = cu!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
-                // Here no stream is the thread's.
+                // In this variant the null stream is the per-thread stream.
                 let stream = if stream.is_null() { CU_STREAM_PER_THREAD } else { stream };
                 self.keep_pooled(stream, code, address)?;
                 ("cuMemAllocAsync_ptsz", code)
@@ -711,7 +724,7 @@ impl World {
             }
             0 => {
                 let address = self.pick(|held| &mut held.pooled);
-                // In a graph that is being captured nothing is freed yet.
+                // A free in a captured stream does not free the memory yet.
                 let is_captured = is_captured(stream)?;
                 let code = cu!(cuMemFreeAsync(address, stream));
                 if !is_captured {
@@ -861,7 +874,7 @@ impl World {
             }
             0..=2 => {
                 let code = cu!(cuMemRelease(handle));
-                // One handle of it may be left.
+                // Another handle of the memory may be left, so only one entry is removed.
                 if code == CUDA_SUCCESS
                     && let Some(place) = self.held.physical.iter().position(|kept| *kept == handle)
                 {
@@ -895,7 +908,7 @@ impl World {
         })
     }
 
-    /// Keeps what dies with no context, so that it can be freed in the end.
+    /// Keeps an object that ends with no context, so that it can be freed at the end.
     fn keep_always(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
         if code == CUDA_SUCCESS {
             of(&mut self.held).push(object);
@@ -904,10 +917,11 @@ impl World {
 
     fn copy(&mut self) -> Answer {
         let (one, other) = (self.pick(|held| &mut held.linear), self.pick(|held| &mut held.pooled));
-        // What lies behind an allocation depends on where the driver puts others: a byte is always inside.
+        // The bytes after an allocation depend on where the driver puts others. One byte is always
+        // inside.
         let (stream, bytes) = (self.stream(), self.random.below(2));
         let mut host = [0_u8; 1];
-        // A graph would keep addresses beyond the life of what is there.
+        // A graph would keep the addresses beyond the life of the memory.
         if is_captured(stream)? {
             return Ok(("a copy that is left out", CUDA_SUCCESS));
         }
@@ -947,7 +961,8 @@ impl World {
         })
     }
 
-    /// Frees what outlives contexts, and then these with all the rest. Each call is made as often as it can be made to fail.
+    /// Frees the objects that outlive contexts, and then the contexts with everything else. Each
+    /// call is repeated as often as injected errors can make it fail.
     fn clean(&mut self) -> Result<(), Stop> {
         let insist = |call: &dyn Fn() -> Result<CUresult, Stop>| {
             for _ in 0..ATTEMPTS {
@@ -973,7 +988,7 @@ impl World {
         for context in &self.held.contexts {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }
-        // What pools gave is no context's, and is freed in one that captures nothing.
+        // Memory from pools belongs to no context. It is freed in a context that captures nothing.
         insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
         let mut last = null_mut();
         must!(cuDevicePrimaryCtxRetain(&mut last, 0));

@@ -1,4 +1,4 @@
-//! Where the built parts lie, and building them when nobody has.
+//! Paths of the built parts under test. The parts are built here if nobody has built them.
 
 use std::{
     env, fs,
@@ -11,24 +11,25 @@ use anyhow::{Context, Result, ensure};
 
 use crate::venv::{self, Venv};
 
-/// Folder with `deepres`, `libdeepres.so` and `simgpu/`. Set by `cargo xtask test`, which builds once for all.
+/// Folder with `deepres`, `libdeepres.so` and `simgpu/`. `cargo xtask test` sets the variable,
+/// because it builds once for all test programs.
 const ARTEFACTS_VARIABLE: &str = "DEEPRES_ARTEFACTS";
 
-/// zig from PyPI: `cargo xtask dist` links with it.
+/// zig from PyPI. `cargo xtask dist` links with it.
 const ZIG: &str = "ziglang==0.15.2";
-/// The packages behind the artefacts.
+/// Packages that the artefacts are built from.
 const PACKAGES: [&str; 4] = ["deepres-interposer", "deepres", "simgpu-cuda", "simgpu-nvml"];
 
 /// The built parts.
 #[derive(Debug)]
 pub struct Artefacts {
-    /// The folder of `deepres` and `libdeepres.so`.
+    /// Folder of `deepres` and `libdeepres.so`.
     pub folder: PathBuf,
-    /// The one binary.
+    /// Path of the command `deepres`.
     pub deepres: PathBuf,
-    /// The library that is preloaded.
+    /// Path of the preloaded library.
     pub library: PathBuf,
-    /// The folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH.
+    /// Folder with the simulated `libcuda.so.1` and `libnvidia-ml.so.1`, for LD_LIBRARY_PATH.
     pub simgpu: PathBuf,
 }
 
@@ -45,7 +46,7 @@ pub fn target() -> &'static Path {
     })
 }
 
-/// The built parts, built first if the environment names none.
+/// Returns the built parts. Builds them first if the environment names no folder.
 pub fn artefacts() -> &'static Artefacts {
     static ARTEFACTS: OnceLock<Artefacts> = OnceLock::new();
     ARTEFACTS
@@ -79,23 +80,26 @@ impl Artefacts {
         Ok(artefacts)
     }
 
-    /// Whether these are the parts as users get them, built for systems older than this one.
+    /// Whether these parts come from `cargo xtask dist`, which builds for systems older than this
+    /// one.
     pub fn are_portable(&self) -> bool {
         self.folder == repository().join("dist")
     }
 }
 
-/// zig's C compiler: it makes programs for other C libraries than this machine's.
+/// Returns zig's C compiler. It makes programs for other C libraries than this machine's.
 pub(crate) fn zig_cc() -> Command {
     let mut zig = Command::new(prepared(zig()).python());
     zig.args(["-m", "ziglang", "cc"]);
     zig
 }
 
-/// Set by `cargo xtask test`, which builds the whole workspace: the folder with what cargo built.
+/// Folder with cargo's products. `cargo xtask test` sets the variable, because it builds the whole
+/// workspace.
 const BUILT_VARIABLE: &str = "DEEPRES_BUILT";
 
-/// The folder with what cargo built of these packages, as tests are built; built first if nobody has.
+/// Returns the folder with cargo's debug products of these packages. Builds the packages first if
+/// the environment names no folder.
 pub fn built(packages: &[&str]) -> PathBuf {
     if let Some(folder) = env::var_os(BUILT_VARIABLE) {
         return folder.into();
@@ -126,7 +130,8 @@ fn build() -> Result<PathBuf> {
         ("libcuda.so", simgpu.join("libcuda.so")),
         ("libnvidia_ml.so", simgpu.join("libnvidia-ml.so.1")),
     ] {
-        // Test binaries start one after the other, so the replacement races with nobody.
+        // Test binaries start one after the other, so no other process replaces the link at this
+        // time.
         let _ = fs::remove_file(&to);
         std::os::unix::fs::symlink(built.join(from), &to)
             .with_context(|| format!("linking {}", to.display()))?;
@@ -134,29 +139,29 @@ fn build() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The training script's Python environment.
+/// Returns the training script's Python environment.
 pub fn python() -> &'static Venv {
     static PYTHON: OnceLock<Venv> = OnceLock::new();
     PYTHON.get_or_init(|| prepared(venv::training()))
 }
 
-/// The Python environment of the other clients, with nvcc.
+/// Returns the Python environment of the other clients, with nvcc.
 pub fn clients_python() -> &'static Venv {
     static PYTHON: OnceLock<Venv> = OnceLock::new();
     PYTHON.get_or_init(|| prepared(venv::clients()))
 }
 
-/// The Python environment with PyCUDA.
+/// Returns the Python environment with PyCUDA.
 pub fn pycuda() -> Venv {
     prepared(venv::pycuda(clients_python(), &artefacts().simgpu))
 }
 
-/// The Python environment with zig.
+/// Returns the Python environment with zig.
 pub fn zig() -> Result<Venv> {
     venv::with_package("zig", ZIG)
 }
 
-/// The folder of an environment's NVRTC.
+/// Returns the folder of an environment's NVRTC.
 pub fn nvrtc(venv: &Venv) -> PathBuf {
     venv.nvrtc().unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }

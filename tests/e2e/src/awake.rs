@@ -1,17 +1,18 @@
 //! Keeps the CPUs from sleeping while tests measure.
 //!
-//! On a virtual machine a CPU that has nothing to do is given to others, and comes back when its host gets round to it: on a busy host a
-//! millisecond after a timer that should have woken it up, each time. A GPU's own clock does not wait for that. So that whoever is woken up runs
-//! at once, as it does on a machine of its own, a thread that gives way to everybody (SCHED_IDLE, sched(7)) has each CPU's spare time.
+//! The hypervisor of a virtual machine gives an idle CPU to other machines. On a busy host the CPU
+//! comes back about a millisecond after the timer that should have woken it. A GPU's own clock does
+//! not wait for the CPU. Therefore a thread of the lowest policy (SCHED_IDLE, sched(7)) uses the
+//! spare time of each CPU. A woken thread then runs at once, as on a machine of its own.
 
 use std::{hint, sync::OnceLock, thread};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Some ten microseconds.
+/// Number of spins that take some ten microseconds.
 const SPINS: u32 = 400;
 
-/// Keeps all CPUs that there are for us awake from now on, for as long as the process lives.
+/// Keeps all CPUs that this process may use awake until the process ends.
 pub fn keep() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
@@ -19,9 +20,9 @@ pub fn keep() {
             thread::spawn(move || {
                 if bind_to(cpu) && set_scheduling(libc::SCHED_IDLE, 0) {
                     loop {
-                        // Leaves a CPU that shares its core most of it.
+                        // The pause instruction leaves most of a shared core to the sibling CPU.
                         (0..SPINS).for_each(|_| hint::spin_loop());
-                        // Who yields to all others means those that have something to do.
+                        // The thread yields to all threads that have work.
                         thread::yield_now();
                     }
                 }
@@ -36,14 +37,15 @@ pub fn cpus() -> impl Iterator<Item = usize> {
     (0..CpuSet::MAX_CPU).filter(move |cpu| ours.is_set(*cpu))
 }
 
-/// Binds this thread to a CPU. Whether that could be done.
+/// Binds the calling thread to a CPU. Returns false if the kernel refuses.
 pub fn bind_to(cpu: usize) -> bool {
     let mut only = CpuSet::new();
     only.set(cpu);
     sched_setaffinity(None, &only).is_ok()
 }
 
-/// Puts this thread under a policy of sched(7), with a priority of that policy. False without the right to.
+/// Puts the calling thread under a policy of sched(7), with a priority of that policy. Returns
+/// false if the process lacks the right.
 pub fn set_scheduling(policy: i32, priority: i32) -> bool {
     let priority = libc::sched_param { sched_priority: priority };
     // SAFETY: 0 is the calling thread, and the parameters are ours.

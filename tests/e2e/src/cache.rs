@@ -1,7 +1,8 @@
-//! What is downloaded or built once and kept outside the checkout: build tools, Python environments, a root file system.
+//! A cache outside the checkout for everything that is downloaded or built once: build tools,
+//! Python environments, a root file system.
 //!
-//! An entry's folder carries a hash of its recipe, for example the pinned requirements. Another recipe makes another
-//! entry, so several checkouts share the cache.
+//! An entry's folder carries a hash of its recipe, for example the pinned requirements. Another
+//! recipe makes another entry, so several checkouts share the cache.
 
 use std::{
     env,
@@ -14,11 +15,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use rustix::fs::{FlockOperation, flock};
 
-/// Names another folder for the cache.
+/// Variable that names another folder for the cache.
 const VARIABLE: &str = "DEEPRES_CACHE";
-/// Written last into an entry: everything is there.
+/// File that is written last into an entry. The file shows that the entry is complete.
 const READY: &str = ".ready";
-/// An entry that nobody used for so long is removed when another recipe of its name is made.
+/// Age after which an unused entry is removed. The removal happens when another recipe of the same
+/// name is made.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The folder of the cache: `$DEEPRES_CACHE`, else `deepres` in `$XDG_CACHE_HOME` or `~/.cache`.
@@ -30,7 +32,8 @@ pub fn folder() -> PathBuf {
         .unwrap_or_else(|| env::temp_dir().join("deepres-cache"))
 }
 
-/// The folder of the entry `name` made by `recipe`; `make` fills the folder first if an earlier run did not.
+/// Returns the folder of the entry `name` made by `recipe`. If no earlier run filled the folder,
+/// `make` fills it first.
 ///
 /// Processes that want the same entry at the same time wait for each other.
 pub fn entry(name: &str, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
@@ -57,7 +60,7 @@ fn entry_in(
         make(&entry)?;
         remove_unused(cache, name);
     }
-    // Written on each use: its time says when that was.
+    // The file is written on each use, so its modification time is the time of the last use.
     fs::write(&ready, recipe).with_context(|| format!("cannot write {}", ready.display()))?;
     Ok(entry)
 }
@@ -68,7 +71,7 @@ fn hash(recipe: &str) -> u64 {
     hasher.finish()
 }
 
-/// Removes the entries of a name that nobody has used for long. What cannot be removed stays.
+/// Removes the entries of a name that nobody has used for longer than [`KEPT`]. Ignores errors.
 fn remove_unused(cache: &Path, name: &str) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {

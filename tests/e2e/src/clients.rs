@@ -1,4 +1,5 @@
-//! The clients under `tests/workloads`: C, CUDA and Rust programs, built here on first use, and Python scripts.
+//! The clients under `tests/workloads`: Python scripts, and C, CUDA and Rust programs that are
+//! built here on first use.
 
 use std::{
     env, fs,
@@ -12,16 +13,16 @@ use crate::artefacts::{artefacts, built, clients_python, nvrtc, repository, run,
 /// How a C client reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Bound by the linker to libcuda.so.1.
+    /// The linker binds the functions of libcuda.so.1.
     Linked,
-    /// dlopen and one dlsym a function.
+    /// dlopen, then one dlsym for each function.
     Dlsym,
     /// One dlsym, of cuGetProcAddress_v2.
     ProcAddress,
 }
 
 impl Way {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Self; 3] = [Self::Linked, Self::Dlsym, Self::ProcAddress];
 
     fn define(self) -> &'static str {
@@ -33,7 +34,7 @@ impl Way {
     }
 }
 
-/// Path of `tests/workloads/c/NAME.c`, compiled to reach the driver in this way.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled to reach the driver in this way.
 pub fn c_client(name: &str, way: Way) -> PathBuf {
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
     if way == Way::Linked {
@@ -42,7 +43,8 @@ pub fn c_client(name: &str, way: Way) -> PathBuf {
     compile(name, &format!("{name}-{way:?}"), &flags)
 }
 
-/// Path of `tests/workloads/c/NAME.c` compiled as a program that does not know of the driver.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled as a program that does not use the
+/// driver.
 pub fn c_program(name: &str) -> PathBuf {
     compile(name, name, &["-pthread".to_owned(), "-ldl".to_owned()])
 }
@@ -50,11 +52,11 @@ pub fn c_program(name: &str) -> PathBuf {
 /// A C library that this machine's compiler does not link to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CLibrary {
-    /// That of Debian 11.
+    /// The glibc of Debian 11.
     OldGlibc,
-    /// musl's, loaded at the start.
+    /// musl as a shared library.
     Musl,
-    /// musl's, inside the program.
+    /// musl, linked statically.
     Static,
 }
 
@@ -68,7 +70,7 @@ impl CLibrary {
     }
 }
 
-/// As [`c_client`] (not linked to libcuda), for another C library.
+/// Does the same as [`c_client`] for another C library. The client is not linked to libcuda.
 pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     assert_ne!(way, Way::Linked, "there is no driver to link to for {library:?}");
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
@@ -76,18 +78,19 @@ pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     compile_by(zig_cc(), name, &format!("{name}-{way:?}-{library:?}"), &flags)
 }
 
-/// As [`c_program`], for another C library.
+/// Does the same as [`c_program`] for another C library.
 pub fn c_program_on(library: CLibrary, name: &str) -> PathBuf {
     let flags: Vec<String> = library.flags().iter().map(|flag| (*flag).to_owned()).collect();
     compile_by(zig_cc(), name, &format!("{name}-{library:?}"), &flags)
 }
 
-/// Path of `tests/workloads/c/NAME.c` compiled as a shared library.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled as a shared library.
 pub fn c_library(name: &str) -> PathBuf {
     compile(name, &format!("lib{name}.so"), &["-shared".to_owned(), "-fPIC".to_owned(), "-ldl".to_owned()])
 }
 
-/// Path of `tests/workloads/c/NAME.c` compiled as a shared library that is linked to another, which has the driver's functions for it.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled as a shared library and linked to
+/// `driver`. The library `driver` has functions of the driver's names.
 pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
     let flags =
         ["-shared", "-fPIC", "-ldl"].map(str::to_owned).into_iter().chain([driver.display().to_string()]);
@@ -105,32 +108,35 @@ pub fn script(name: &str) -> PathBuf {
     repository().join("tests/workloads/python").join(name).with_extension("py")
 }
 
-/// The Rust client, built by cargo.
+/// Returns the path of the Rust client, which cargo builds.
 pub fn cudarc_client() -> PathBuf {
     built_by_cargo("deepres-cudarc-client", "cudarc-client")
 }
 
-/// The program that asks a driver what it does, built by cargo.
+/// Returns the path of the driver-semantics program, which cargo builds.
 pub fn conformance() -> PathBuf {
     built_by_cargo("deepres-conformance", "conformance")
 }
 
-/// The program that calls every function that is hooked, built by cargo.
+/// Returns the path of the program that calls every hooked function. Cargo builds it.
 pub fn every_call() -> PathBuf {
     built_by_cargo("deepres-every-call", "every-call")
 }
 
-/// The folder of a `libcuda.so.1` that notes how a function is called, built by cargo.
+/// Returns the folder of a `libcuda.so.1` that records how each function is called. Cargo builds
+/// it.
 pub fn recording_driver() -> PathBuf {
     driver_library("deepres-every-call", "librecording_cuda.so", "recording-driver")
 }
 
-/// The folder of a `libcuda.so.1` of which every call does next to nothing, built by cargo.
+/// Returns the folder of a `libcuda.so.1` in which every call does next to nothing. Cargo builds
+/// it.
 pub fn stub_driver() -> PathBuf {
     driver_library("deepres-stub-driver", "libstub_cuda.so", "stub-driver")
 }
 
-/// Gives a library that cargo builds the driver's name, in a folder of its own.
+/// Builds a library with cargo and copies it to `libcuda.so.1` in a folder of its own. Returns that
+/// folder.
 fn driver_library(package: &str, library: &str, folder: &str) -> PathBuf {
     let built = built_by_cargo(package, library);
     build(&built, &format!("{folder}/libcuda.so.1"), |product| {
@@ -145,20 +151,21 @@ fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
     built(&[package]).join(binary)
 }
 
-/// Path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc, which puts libcudart inside.
+/// Returns the path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc. nvcc links
+/// libcudart statically.
 pub fn cuda_program(name: &str) -> PathBuf {
     let toolkit = nvrtc(clients_python());
     let toolkit = toolkit.parent().expect("the folder of libraries lies in the toolkit's");
     let source = repository().join("tests/workloads/cuda").join(name).with_extension("cu");
     build(&source, name, |product| {
         let mut nvcc = Command::new(toolkit.join("bin/nvcc"));
-        // The wheels have `lib` where nvcc's own profile says `lib64`.
+        // The wheels have the folder `lib`, and nvcc's own profile names `lib64`.
         nvcc.arg("-L").arg(toolkit.join("lib")).arg(&source).arg("-o").arg(product);
         nvcc
     })
 }
 
-/// The simulated GPU's configuration under the training script.
+/// Returns the simulated GPU's configuration for the training script.
 pub fn demo_simgpu() -> String {
     let path = repository().join("tests/workloads/simgpu-demo.toml");
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -177,14 +184,15 @@ fn compile_by(compiler: Command, name: &str, output: &str, flags: &[String]) -> 
     })
 }
 
-/// Runs the compiler unless its product is there and younger than the sources.
+/// Runs the compiler unless its product exists and is younger than the sources.
 fn build(source: &Path, output: &str, compiler: impl FnOnce(&Path) -> Command) -> PathBuf {
     let folder = target().join("e2e-clients");
     let product = folder.join(output);
     if !is_newer(&product, source) {
         let within = product.parent().unwrap_or(&folder);
         fs::create_dir_all(within).unwrap_or_else(|error| panic!("{}: {error}", within.display()));
-        // Tests of one binary run in parallel: each compiles beside and puts its product in place at once.
+        // Tests of one binary run in parallel. Therefore each test compiles to a file of its own,
+        // and a rename puts the product in place atomically.
         static BUILDS: AtomicU32 = AtomicU32::new(0);
         let build = BUILDS.fetch_add(1, Ordering::Relaxed);
         let beside = folder.join(format!("{output}.{}-{build}", std::process::id()));

@@ -1,7 +1,7 @@
-//! Real containers: podman with runc on a root of this machine's Debian, or for the product as users get it of Debian 11, whose glibc
-//! is older.
+//! Real containers: podman with runc on a root file system of this machine's Debian. For the
+//! product of `cargo xtask dist` the root file system is Debian 11, which has an older glibc.
 //!
-//! They need root and the packages [`PACKAGES`], which `cargo xtask test` installs.
+//! The containers need root and the packages [`PACKAGES`], which `cargo xtask test` installs.
 
 use std::{
     fs,
@@ -24,27 +24,30 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 
-/// What has to be installed.
+/// Packages that have to be installed.
 const PACKAGES: &str = "podman runc debootstrap";
-/// The root's distribution for the product as users get it: Debian 11, of glibc 2.31.
+/// Distribution of the root file system for the product of `cargo xtask dist`: Debian 11, with
+/// glibc 2.31.
 const OLD_DISTRIBUTION: &str = "bullseye";
-/// musl's loader, for a program of musl.
+/// Package with musl's loader, for programs that are linked to musl.
 const FURTHER_PACKAGES: &str = "musl";
-/// The user of this machine that is root in a container with a user namespace; the root's files are that user's.
+/// User of this machine that is root in a container with a user namespace. This user owns the files
+/// of the root file system.
 pub const OUTER_ROOT: u32 = 100_000;
-/// The root file system in its folder of the cache.
+/// Name of the root file system inside its folder of the cache.
 const ROOT: &str = "root";
-/// How many users a container has.
+/// Number of users in a container's user namespace.
 const USERS: u32 = 65_536;
-/// Where runtimes look for specifications that end with the machine's uptime.
+/// Folder in which container runtimes look for CDI specifications. The machine's restart empties
+/// it.
 const SPECIFICATIONS: &str = "/run/cdi";
-/// The kind of deepres' devices.
+/// CDI kind of the devices of deepres.
 const KIND: &str = "deepres.dev/share";
 
-/// The containers and devices of one host; all gone when dropped.
+/// The containers and devices of one host. All of them are removed on drop.
 pub struct Containers<'host> {
     host: &'host Host,
-    /// In names that the whole machine shares.
+    /// Prefix of names that the whole machine shares.
     prefix: String,
     started: AtomicU32,
 }
@@ -52,22 +55,23 @@ pub struct Containers<'host> {
 /// How a container's processes see users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
-    /// As the machine does.
+    /// The container has the users of the machine.
     Shared,
-    /// In a namespace of their own, in which [`OUTER_ROOT`] is root.
+    /// The container has a user namespace, in which [`OUTER_ROOT`] is root.
     Apart,
 }
 
-/// A container, which lives as long as its first process. Killed when dropped.
+/// A container. It lives as long as its first process, and it is killed on drop.
 pub struct Container {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// `podman run`, in the foreground: its output is the container's.
+    /// `podman run` in the foreground. The container's output is the output of this process.
     pub process: Process,
 }
 
 impl<'host> Containers<'host> {
-    /// Containers on this host, whose simulated GPU all users of the machine may use. `None`: this user cannot have containers, and the test is skipped.
+    /// Returns the containers of this host, and lets all users of the machine use its simulated
+    /// GPU. Returns `None` and skips the test if this user cannot have containers.
     pub fn on(host: &'host Host) -> Option<Self> {
         if !skip::root_or_skipped() {
             return None;
@@ -78,7 +82,7 @@ impl<'host> Containers<'host> {
         Some(Self { host, prefix: folder, started: AtomicU32::new(0) })
     }
 
-    /// `deepres cdi generate` of a device; returns what to ask podman for.
+    /// Runs `deepres cdi generate` for a device. Returns the device's name for podman.
     #[track_caller]
     pub fn device(&self, name: &str, options: &[&str]) -> String {
         let name = format!("{}-{name}", self.prefix);
@@ -93,13 +97,14 @@ impl<'host> Containers<'host> {
         Path::new(SPECIFICATIONS).join(format!("{}.json", self.prefix))
     }
 
-    /// Starts a program in a container with this device. Programs of this machine are found in it where they are here.
+    /// Starts a program in a container with this device. The clients of this machine have the same
+    /// paths inside the container.
     #[track_caller]
     pub fn start(&self, device: &str, users: Users, program: &[&str]) -> Container {
         self.start_with(&[], device, users, program)
     }
 
-    /// As [`Self::start`], with further options of podman.
+    /// Does the same as [`Self::start`], with further options of podman.
     #[track_caller]
     pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
         let Artefacts { simgpu, .. } = artefacts();
@@ -120,21 +125,21 @@ impl<'host> Containers<'host> {
         self.start_bare(&given.iter().map(String::as_str).collect::<Vec<_>>(), users, program)
     }
 
-    /// Starts a program in a container that has nothing of deepres, nor of the simulated GPU.
+    /// Starts a program in a container without anything of deepres or of the simulated GPU.
     #[track_caller]
     pub fn start_bare(&self, options: &[&str], users: Users, program: &[&str]) -> Container {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", self.prefix);
         let mut podman = self.podman(&["run", "--rm", "--name", &name, "--network=none"]);
-        // A machine that runs tests may have tighter limits than podman's defaults.
+        // The limits of the machine that runs the tests may be tighter than podman's defaults.
         podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]);
         podman.args(options);
         if users == Users::Apart {
             podman.args(["--uidmap", &format!("0:{OUTER_ROOT}:{USERS}")]);
         }
-        // By which a host knows what is its own.
+        // The host finds its own processes by this variable.
         podman.arg("--env").arg(format!("DEEPRES_E2E={}", self.host.path().display()));
-        // What a container writes is its own.
+        // With `:O` the container writes to an overlay of its own.
         podman.arg("--rootfs").arg(format!("{}:O", root().display())).args(program);
         Container { name, process: self.host.spawn(podman) }
     }
@@ -148,8 +153,9 @@ impl<'host> Containers<'host> {
     fn podman(&self, arguments: &[&str]) -> Command {
         let mut podman = self.host.command("podman");
         podman.env_remove("LD_LIBRARY_PATH").args(["--runtime", "runc", "--cgroup-manager=cgroupfs"]);
-        // podman syncs its records to the disk whenever a container begins or ends, and waits for all that others have yet to write
-        // there. In memory it waits for nobody, and no test waits for another's records.
+        // At the start and end of each container podman syncs its records to the disk. The sync
+        // waits for all data that other processes have yet to write. Records in memory avoid this
+        // wait.
         let records = self.host.state_dir().join("podman");
         for (option, folder) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
             podman.arg(option).arg(records.join(folder));
@@ -158,14 +164,14 @@ impl<'host> Containers<'host> {
         podman
     }
 
-    /// The full id of a container.
+    /// Returns the full id of a container.
     #[track_caller]
     pub fn id(&self, container: &Container) -> String {
         let inspect = self.podman(&["inspect", "--format", "{{.Id}}", &container.name]);
         self.host.finish(inspect).success().stdout.trim().to_owned()
     }
 
-    /// Kills a container with all its processes, and waits until it is gone.
+    /// Kills a container with all its processes, and waits until `podman run` has ended.
     #[track_caller]
     pub fn kill(&self, mut container: Container) {
         self.host.finish(self.podman(&["kill", "--signal", "KILL", &container.name])).success();
@@ -177,22 +183,22 @@ impl Drop for Containers<'_> {
     fn drop(&mut self) {
         for number in 0..self.started.load(Ordering::Relaxed) {
             let name = format!("{}-{number}", self.prefix);
-            // Most are gone already.
+            // Most containers are gone already.
             let _ = self.podman(&["rm", "--force", "--ignore", "--time", "0", &name]).output();
         }
         let _ = fs::remove_file(self.specification());
     }
 }
 
-/// The folder with the root file system of the containers.
+/// Returns the folder with the root file system of the containers.
 fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     let find = || prepare(artefacts().are_portable());
     ROOT.get_or_init(|| find().unwrap_or_else(|error| panic!("the containers' root: {error:#}")))
 }
 
-/// Makes the root file system of the containers unless the cache has it: that of an old distribution for the product as users get it, or of
-/// this machine's. Returns its folder.
+/// Makes the root file system of the containers unless the cache has it, and returns its folder. A
+/// portable product gets the old distribution, any other product this machine's.
 pub fn prepare(is_portable: bool) -> Result<PathBuf> {
     let distribution = match is_portable {
         true => OLD_DISTRIBUTION.to_owned(),
@@ -200,7 +206,7 @@ pub fn prepare(is_portable: bool) -> Result<PathBuf> {
     };
     let recipe = format!("{distribution}, {FURTHER_PACKAGES}, owner {OUTER_ROOT}");
     let folder = cache::entry("containers", &recipe, |folder| {
-        // The folder of an entry belongs to the cache; its child belongs to the containers.
+        // The cache owns the entry's folder. The user of the containers owns the folder inside.
         let root = folder.join(ROOT);
         eprintln!("making a root file system of Debian {distribution} in {} (kept)", root.display());
         let include = format!("--include={FURTHER_PACKAGES}");
@@ -213,14 +219,15 @@ pub fn prepare(is_portable: bool) -> Result<PathBuf> {
     Ok(folder.join(ROOT))
 }
 
-/// The code name of this machine's Debian, whose glibc has what a build on this machine needs.
+/// Returns the code name of this machine's Debian. The glibc of this release is new enough for
+/// programs that are built on this machine.
 fn distribution() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     name.map(|name| name.trim_matches('"').to_owned()).context("/etc/os-release has no VERSION_CODENAME")
 }
 
-/// The Debian mirror that this machine installs from.
+/// Returns the Debian mirror that this machine installs from.
 fn mirror() -> Result<String> {
     let mut apt = Command::new("apt-get");
     apt.args(["indextargets", "--format", "$(ORIGIN) $(SUITE) $(REPO_URI)", "Created-By: Packages"]);
@@ -240,7 +247,7 @@ fn mirror() -> Result<String> {
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds. Panics if it does not hold within the limit.
 #[track_caller]
 pub fn wait_until(what: &str, within: Duration, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + within;

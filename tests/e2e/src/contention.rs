@@ -1,10 +1,19 @@
-//! What `contend` wrote down of a race for a tenant's memory, and what is to be said of it.
+//! The log that `contend` writes of a race for a tenant's memory, and the verdict on the race.
 //!
-//! An operation takes effect at some moment between its beginning and its end. So at any moment at least what was given before and not asked to
-//! be taken back was held, and at most what was ever asked for and given, up to the moment at which the driver was told to take it back. A refusal is *false*
-//! if at no moment of its call even the most that can have been held, once whatever was then on its way back is gone, left too little room for it; requests that
-//! were themselves refused are nothing that was held, however long they were under way. What a killed process had counts until the process is gone. Of an allocation that
-//! shares its memory with others it is known only what it counts for at least and at most; both are taken for what they prove.
+//! An operation takes effect at some moment between its beginning and its end. So for each moment
+//! there are two bounds on the memory held:
+//!
+//! - At least: allocations that had succeeded and whose free had not begun.
+//! - At most: every allocation that was begun and not refused, until the client told the driver to
+//!   free it.
+//!
+//! A refusal is *false* if the request would have fitted at every moment of its call, even with the
+//! upper bound. Memory on its way back to the driver does not count in this bound. A refused
+//! request was never held, however long its call took. The memory of a killed process counts until
+//! the process is gone.
+//!
+//! An allocation that shares its memory with others has only a lower and an upper bound on its
+//! size. The verdict uses each bound for the statement that the bound proves.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +23,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// As `contend.c` lays it out.
+/// The layout of the log in `contend.c`.
 const HEADER_BYTES: usize = 64;
 const RECORD_BYTES: usize = 56;
 const SUCCESS: u32 = 0;
 
-/// The file that all processes of a race write to.
+/// The file to which all processes of a race write.
 #[derive(Debug)]
 pub struct Log {
     path: PathBuf,
@@ -31,12 +40,13 @@ pub struct Log {
 struct Record {
     begin_ns: u64,
     end_ns: Option<u64>,
-    /// What it counts for, at least and at most.
+    /// Lower and upper bound on the size, bytes.
     bytes: u64,
     most_bytes: u64,
-    /// The allocation that this gives back.
+    /// Number of the allocation that this operation frees.
     frees: Option<usize>,
-    /// When the driver was told of that; if it does not say, the beginning.
+    /// When the client told the driver to free the allocation. If the log does not say, the
+    /// beginning of the operation.
     told_ns: u64,
     process: u32,
     code: u32,
@@ -45,13 +55,13 @@ struct Record {
 /// The end of a process by SIGKILL.
 #[derive(Debug, Clone, Copy)]
 pub struct Kill {
-    /// Before the signal was sent.
+    /// Time before the signal was sent.
     pub sent_ns: u64,
-    /// When the process was gone.
+    /// Time when the process was gone.
     pub dead_ns: u64,
 }
 
-/// What is to be said of a race.
+/// The verdict on a race.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// Operations that were begun.
@@ -64,42 +74,43 @@ pub struct Verdict {
     pub cut_short: u64,
     /// Moments at which more than the limit was certainly held.
     pub breaches: u64,
-    /// See the module.
+    /// Refusals that are false in the sense of the module's documentation.
     pub false_refusals: u64,
-    /// The most that was certainly held, bytes.
+    /// The largest amount that was certainly held, bytes.
     pub most_bytes: u64,
 }
 
 impl Log {
-    /// An empty log with room for so many operations.
+    /// Creates an empty log with room for `operations` operations.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the operating system.
     pub fn create(path: &Path, operations: u64) -> io::Result<Self> {
         let file = File::create(path)?;
         file.set_len(HEADER_BYTES as u64 + operations * RECORD_BYTES as u64)?;
         Ok(Self { path: path.to_owned(), operations })
     }
 
-    /// Where it is.
+    /// Returns the path of the log.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many operations were begun so far.
+    /// Returns the number of operations that were begun so far.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the operating system.
     pub fn begun(&self) -> io::Result<u64> {
         let mut word = [0; size_of::<u64>()];
         File::open(&self.path)?.read_exact_at(&mut word, 0)?;
         Ok(u64::from_le_bytes(word).min(self.operations))
     }
 
-    /// Judges a race that is over. `kills` are by process number, in the clients' words.
+    /// Judges a race that has ended. The keys of `kills` are the clients' process numbers in the
+    /// log.
     ///
     /// # Errors
-    /// The system's, and a log that contradicts itself.
+    /// Errors of the operating system, and a log that contradicts itself.
     pub fn judge(&self, limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> io::Result<Verdict> {
         let content = fs::read(&self.path)?;
         let begun = self.begun()? as usize;
@@ -126,7 +137,7 @@ impl Record {
     }
 }
 
-/// What is held, as a sum that changes at moments.
+/// An amount held, as a sum of changes over time.
 #[derive(Default)]
 struct Held {
     changes: Vec<(u64, i64)>,
@@ -141,7 +152,8 @@ impl Held {
         self.changes.extend(until_ns.map(|until_ns| (until_ns, -(bytes as i64))));
     }
 
-    /// The sum after each change, in order of time. At one moment what comes counts before what goes if `comes_first`.
+    /// Returns the sum after each change, in order of time. With `comes_first`, increases count
+    /// before decreases of the same moment.
     fn sums(mut self, comes_first: bool) -> Vec<(u64, u64)> {
         let goes = |change: i64| if comes_first { change < 0 } else { change > 0 };
         self.changes.sort_unstable_by_key(|(at_ns, change)| (*at_ns, goes(*change)));
@@ -186,7 +198,7 @@ fn judge(records: &[Record], limit_bytes: u64, kills: &BTreeMap<u32, Kill>) -> R
             end_ns => {
                 let (leaves_ns, left_ns) =
                     freed.get(&number).map_or((None, None), |(begin, end)| (Some(*begin), *end));
-                // It may have got something and had no time to say so.
+                // A killed process may have got its memory without time to log the end.
                 most.add(record.begin_ns, left_ns.or(kill.map(|kill| kill.dead_ns)), record.most_bytes);
                 if let Some(end_ns) = end_ns {
                     verdict.successes += 1;
@@ -237,7 +249,7 @@ mod tests {
         let records = [allocation(1, 2, 60, 0), allocation(3, 4, 50, 0)];
         let verdict = judge(&records, 100, &BTreeMap::new()).unwrap();
         assert_eq!((verdict.breaches, verdict.most_bytes), (1, 110));
-        // The first may have been gone before the second came.
+        // The first allocation may have been freed before the second came.
         let records = [records[0], free(3, 5, 0, 60), records[1]];
         assert_eq!(judge(&records, 100, &BTreeMap::new()).unwrap().breaches, 0);
     }
@@ -247,16 +259,17 @@ mod tests {
         let refused = allocation(3, 6, 50, 2);
         let held = [allocation(1, 2, 60, 0), refused];
         assert_eq!(judge(&held, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
-        // What was refused itself is nothing that was held.
+        // A request that was refused was never held.
         let contended = [allocation(1, 9, 60, 2), refused];
         assert_eq!(judge(&contended, 100, &BTreeMap::new()).unwrap().false_refusals, 2);
-        // Given back before.
+        // The memory was freed before the refused request began.
         let gone = [held[0], refused, free(2, 3, 0, 60)];
         assert_eq!(judge(&gone, 100, &BTreeMap::new()).unwrap().false_refusals, 1);
-        // On its way back: the driver had been told before, and was not through with it.
+        // The memory was on its way back: the driver was told before the request, and finished
+        // after it.
         let leaving = [held[0], refused, Record { told_ns: 2, ..free(2, 9, 0, 60) }];
         assert_eq!(judge(&leaving, 100, &BTreeMap::new()).unwrap().false_refusals, 1);
-        // The driver was told meanwhile.
+        // The driver was told during the request.
         let told = [held[0], refused, free(2, 5, 0, 60)];
         assert_eq!(judge(&told, 100, &BTreeMap::new()).unwrap().false_refusals, 0);
     }

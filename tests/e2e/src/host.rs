@@ -1,4 +1,4 @@
-//! One private host a test: its own simulated GPUs, its own daemon directory, its own clean-up.
+//! A private host for each test: its own simulated GPUs, daemon directory and clean-up.
 
 use std::{
     collections::BTreeMap,
@@ -25,18 +25,19 @@ use crate::{
     stolen::Stolen,
 };
 
-/// A daemon on this machine, however busy, answers within this.
+/// Time within which a daemon answers on this machine, however busy the machine is.
 const DAEMON_START_LIMIT: Duration = Duration::from_secs(20);
-/// A short command ends within this, however busy the machine.
+/// Time within which a short command ends, however busy the machine is.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
-/// All threads of a process that is told to stop have, after this.
+/// Time after which all threads of a process have stopped on SIGSTOP.
 const STOPS_WITHIN: Duration = Duration::from_millis(2);
-/// Whoever holds the simulated driver's lock for so long does not run.
+/// A process that holds the simulated driver's lock for this long is stopped.
 const STUCK_FOR: Duration = Duration::from_millis(20);
-/// A test that takes longer hangs: everything it started is killed, which fails it.
+/// Time after which a test counts as hanging. The watchdog then kills all processes of the test, so
+/// the test fails.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 
-/// Kernels of fixed lengths for the C clients: `quick`, and `busy_…` by name.
+/// Kernels of fixed lengths for the C clients, by name: `quick` and `busy_…`.
 const SIMGPU_TOML: &str = r#"
 kernel = [
     { name = "quick", ns = 2000 },
@@ -48,7 +49,7 @@ kernel = [
 ]
 "#;
 
-/// A test's own host. Everything started on it dies with it.
+/// A test's own host. All processes that were started on it are killed on drop.
 pub struct Host {
     folder: TempDir,
     state: TempDir,
@@ -61,18 +62,20 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host for a test that measures nothing fine: it may share the machine with others of its kind.
+    /// Returns a host for a test that does not measure precisely. The test may run beside others of
+    /// its kind.
     pub fn new() -> Self {
         Self::with(FlockOperation::LockShared)
     }
 
-    /// A host for a test that measures shares or times: it has the machine for itself.
+    /// Returns a host for a test that measures shares or times. No other test runs beside it.
     pub fn measuring() -> Self {
         Self::with(FlockOperation::LockExclusive)
     }
 
     fn with(kind: FlockOperation) -> Self {
-        // Build everything before the clock of the test runs and before the lock keeps others waiting.
+        // Everything is built first, so that building does not use up the test's time limit and
+        // other tests do not wait for the lock.
         artefacts();
         fs::create_dir_all(target()).expect("the build folder can be made");
         let machine = OpenOptions::new()
@@ -89,7 +92,7 @@ impl Host {
         let simgpu_toml = folder.path().join("simgpu.toml");
         fs::write(&simgpu_toml, SIMGPU_TOML).expect("a folder of our own");
         let watchdog = Watchdog::start(folder.path().to_owned(), TEST_LIMIT);
-        // CPUs that are kept awake are of use to measurements alone.
+        // Only measurements need CPUs that are kept awake.
         let stolen = match kind {
             FlockOperation::LockExclusive => Stolen::start(),
             _ => Stolen::count(),
@@ -106,19 +109,20 @@ impl Host {
         }
     }
 
-    /// For a test that takes so long by itself: it counts as hanging that much later.
+    /// Extends the time limit by `lasts`, for a test that takes this long by itself.
     pub fn lasting(mut self, lasts: Duration) -> Self {
         self._watchdog = Watchdog::start(self.folder.path().to_owned(), TEST_LIMIT + lasts);
         self
     }
 
-    /// Sets the simulated GPU's configuration; before the first process.
+    /// Sets the simulated GPU's configuration. Call this before the first process starts.
     pub fn simgpu(self, toml: &str) -> Self {
         fs::write(&self.simgpu_toml, toml).expect("a folder of our own");
         self
     }
 
-    /// Has contexts take no memory, for a test that counts allocations alone; after [`Self::simgpu`], before the first process.
+    /// Makes contexts take no memory, for a test that counts allocations alone. Call this after
+    /// [`Self::simgpu`] and before the first process starts.
     pub fn light_contexts(self) -> Self {
         let toml = fs::read_to_string(&self.simgpu_toml).expect("a file of our own");
         fs::write(&self.simgpu_toml, format!("context_overhead_bytes = 0\n{toml}"))
@@ -126,7 +130,7 @@ impl Host {
         self
     }
 
-    /// Sets the daemon's configuration file; before the daemon starts.
+    /// Sets the daemon's configuration file. Call this before the daemon starts.
     pub fn config(mut self, toml: &str) -> Self {
         let path = self.folder.path().join("deepres.toml");
         fs::write(&path, toml).expect("a folder of our own");
@@ -154,7 +158,8 @@ impl Host {
         self.state.path()
     }
 
-    /// Opens this host to all users of the machine, those of containers among them; before the first process.
+    /// Lets all users of the machine use this host, including those of containers. Call this before
+    /// the first process starts.
     pub fn let_all_users_in(&self) {
         use std::os::unix::fs::PermissionsExt;
         let modes = [(self.state.path(), 0o777), (self.folder.path(), 0o755)];
@@ -163,7 +168,8 @@ impl Host {
         }
     }
 
-    /// A command in this host's environment: the simulated driver is found, nothing is preloaded.
+    /// Returns a command in this host's environment. The command finds the simulated driver, and
+    /// nothing is preloaded.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         for (name, _) in std::env::vars_os() {
@@ -181,35 +187,37 @@ impl Host {
         command
     }
 
-    /// The `deepres` command with these arguments.
+    /// Returns the `deepres` command with these arguments.
     pub fn deepres(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(&artefacts().deepres);
         command.args(arguments);
         command
     }
 
-    /// A command with the library preloaded by hand and, if it runs, this host's daemon behind it.
+    /// Returns a command with the library preloaded by hand. The library connects to this host's
+    /// daemon if the daemon runs.
     pub fn preloaded(&self, program: impl AsRef<Path>) -> Command {
         let mut command = self.command(program);
         command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", self.tenant_socket());
         command
     }
 
-    /// `deepres run OPTIONS -- PROGRAM ARGUMENTS`.
+    /// Returns the command `deepres run OPTIONS -- PROGRAM ARGUMENTS`.
     pub fn run(&self, options: &[&str], program: impl AsRef<Path>, arguments: &[&str]) -> Command {
         let mut command = self.deepres(&["run"]);
         command.args(options).arg("--").arg(program.as_ref()).args(arguments);
         command
     }
 
-    /// `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables that tinygrad wants.
+    /// Returns the command `deepres run OPTIONS -- python train.py ARGUMENTS` with the variables
+    /// that tinygrad needs.
     pub fn run_training(&self, options: &[&str], arguments: &[&str]) -> Command {
         let mut command = self.training(self.run(options, python().python(), &[]));
         command.args(arguments);
         command
     }
 
-    /// A command that runs Python, made to run `train.py` with the variables that tinygrad wants.
+    /// Makes a command that runs Python run `train.py`, with the variables that tinygrad needs.
     pub fn training(&self, mut command: Command) -> Command {
         let libraries = std::env::join_paths([&artefacts().simgpu, &nvrtc(python())])
             .expect("no colon in a build folder");
@@ -217,7 +225,7 @@ impl Host {
             .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)
             .env("DEV", "CUDA")
-            // What tinygrad compiled stays between runs, as it does for its users.
+            // tinygrad's compiled kernels are kept between runs, as they are for its users.
             .env("CACHEDB", target().join("tinygrad-cache.db"));
         command
     }
@@ -240,7 +248,7 @@ impl Host {
         self.daemon_with(&[])
     }
 
-    /// The same with these variables beside those of the host.
+    /// Does the same as [`Self::daemon`], with these variables in addition to those of the host.
     #[track_caller]
     pub fn daemon_with(&self, variables: &[(&str, &Path)]) -> Process {
         let mut command = self.deepres(&["daemon"]);
@@ -258,13 +266,13 @@ impl Host {
         daemon
     }
 
-    /// `deepres ps --json`.
+    /// Returns the answer of `deepres ps --json` as numbers.
     #[track_caller]
     pub fn ps(&self) -> Ps {
         Ps::parse(&self.finish(self.deepres(&["ps", "--json"])).success().stdout)
     }
 
-    /// The same, whole.
+    /// Returns the whole answer of `deepres ps --json`.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let shown = self.finish(self.deepres(&["ps", "--json"])).success();
@@ -272,8 +280,9 @@ impl Host {
             .unwrap_or_else(|error| panic!("ps --json: {error} in {}", shown.stdout))
     }
 
-    /// Stops a process (SIGSTOP), but not in the middle of the simulated driver's lock, where nobody could go on: a real driver
-    /// holds its locks in the kernel, which no stop interrupts.
+    /// Stops a process (SIGSTOP) while it does not hold the simulated driver's lock. A process that
+    /// is stopped with the lock would block all others. A real driver holds its locks in the
+    /// kernel, which no stop interrupts.
     #[track_caller]
     pub fn stop(&self, pid: u32) {
         let pid = Pid::from_raw(pid as i32).expect("a process");
@@ -281,9 +290,9 @@ impl Host {
         self.stop_by(|| signal(Signal::STOP), || signal(Signal::CONT));
     }
 
-    /// As [`Self::stop`], in another way.
+    /// Does the same as [`Self::stop`] with another way to stop and continue.
     pub fn stop_by(&self, stop: impl Fn(), go_on: impl Fn()) {
-        // Without a state there is no lock.
+        // Without the state file there is no lock.
         let observer = Observer::open(self.state.path()).ok();
         loop {
             stop();
@@ -296,7 +305,7 @@ impl Host {
         }
     }
 
-    /// Waits until `ps` satisfies `wanted`.
+    /// Waits until the answer of `ps` satisfies `wanted`, and returns it.
     #[track_caller]
     pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {
         let deadline = Instant::now() + within;
@@ -310,18 +319,18 @@ impl Host {
         }
     }
 
-    /// The simulated GPU's record: what every process really had.
+    /// Returns the simulated GPU's record: the GPU time and memory that every process really used.
     #[track_caller]
     pub fn truth(&self) -> Snapshot {
         truth::snapshot(self.state.path()).expect("a process has created the state")
     }
 
-    /// The ids of all processes of this host that are alive, by their environment.
+    /// Returns the ids of all living processes of this host. Their environment shows the host.
     pub fn processes(&self) -> Vec<u32> {
         processes_with(self.folder.path())
     }
 
-    /// Asserts that nothing of this host runs, allowing what is on its way out a moment.
+    /// Asserts that no process of this host runs. Processes that are about to end have 5 s for it.
     #[track_caller]
     pub fn assert_nothing_runs(&self) {
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -348,7 +357,7 @@ impl Drop for Host {
     }
 }
 
-/// Ends a test that hangs.
+/// Kills the processes of a test that hangs.
 struct Watchdog {
     stop: std::sync::mpsc::Sender<()>,
 }
@@ -373,7 +382,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Processes whose environment names this folder, which only a host's own processes do.
+/// Returns the processes whose environment names this folder. Only a host's own processes name it.
 fn processes_with(folder: &Path) -> Vec<u32> {
     let wanted = folder.as_os_str().as_encoded_bytes();
     let own = std::process::id();
@@ -390,7 +399,7 @@ fn processes_with(folder: &Path) -> Vec<u32> {
 }
 
 fn kill_all(folder: &Path) {
-    // What a dying process starts in its last moment is found by the next round.
+    // A dying process may start another one in its last moment. The next round finds that one.
     for _ in 0..10 {
         let left = processes_with(folder);
         if left.is_empty() {
@@ -416,14 +425,14 @@ fn describe(pids: &[u32]) -> String {
 pub struct Tally {
     /// Kernel time by process id, ns.
     pub by_pid_ns: BTreeMap<u32, u64>,
-    /// All of them together, ns.
+    /// Kernel time of all processes together, ns.
     pub total_ns: u64,
-    /// The time between the two moments, ns.
+    /// Time between the two moments, ns.
     pub elapsed_ns: u64,
 }
 
 impl Tally {
-    /// What happened on GPU 0 from `before` to `after`.
+    /// Counts the kernel time on GPU 0 from `before` to `after`.
     pub fn between(before: &Snapshot, after: &Snapshot) -> Self {
         let busy = |snapshot: &Snapshot, pid: u32, start_time: u64| {
             let process = snapshot.processes.iter().find(|p| p.pid == pid && p.start_time == start_time);
@@ -438,7 +447,7 @@ impl Tally {
         Self { by_pid_ns, total_ns, elapsed_ns: after.at_ns - before.at_ns }
     }
 
-    /// The part of the GPU time that these processes had, in percent.
+    /// Returns the part of the GPU time that these processes used, in percent.
     pub fn percent(&self, pids: &[u32]) -> f64 {
         let part: u64 = pids.iter().filter_map(|pid| self.by_pid_ns.get(pid)).sum();
         part as f64 * 100.0 / self.total_ns as f64

@@ -1,4 +1,4 @@
-//! A tenant's account as the memory of the daemon has it.
+//! A tenant's ledger, read from the memfd that the daemon has open.
 
 use std::{
     fs::{self, File},
@@ -8,18 +8,18 @@ use std::{
 
 use crate::process::Process;
 
-/// Behind the page's head: the first word of the first GPU's account.
+/// Offset of the first word of the first GPU's account. It follows the page's head.
 const SLOTS_USED_AT: u64 = 64;
-/// Behind that account's head.
+/// Offset of the slots. They follow the head of the account.
 const SLOTS_AT: u64 = 128;
-/// A session's words.
+/// Size of a session's slot, bytes.
 pub const SLOT_BYTES: usize = 64;
 
-/// See the module.
+/// The ledger of a tenant.
 pub struct Ledger(File);
 
 impl Ledger {
-    /// That of the only tenant there is, on the first GPU.
+    /// Opens the ledger of the only tenant. The accessors read its account on the first GPU.
     #[track_caller]
     pub fn of(daemon: &Process) -> Self {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon runs");
@@ -36,12 +36,12 @@ impl Ledger {
         bytes
     }
 
-    /// How many slots are looked at whenever memory is asked for.
+    /// Returns the number of slots that each request for memory adds up.
     pub fn slots_looked_at(&self) -> usize {
         u32::from_ne_bytes(self.read(SLOTS_USED_AT)) as usize
     }
 
-    /// All words of a slot.
+    /// Returns all words of a slot.
     pub fn slot(&self, number: usize) -> [u8; SLOT_BYTES] {
         self.read(SLOTS_AT + (number * SLOT_BYTES) as u64)
     }

@@ -1,7 +1,9 @@
-//! What the end-to-end tests stand on: the built artefacts, one private host a test, guarded processes, the clients.
+//! The parts that all end-to-end tests share: the built artefacts, one private host for each test,
+//! guarded processes, and the clients.
 //!
-//! A test makes a [`Host`], starts a daemon and clients on it, and looks at three things that must agree: what the client
-//! says it did, what deepres says (`deepres ps --json`), and what the simulated GPU recorded ([`Host::truth`]).
+//! A test makes a [`Host`], and starts a daemon and clients on it. It then compares three accounts
+//! that must agree: the client's own, that of deepres (`deepres ps --json`), and the simulated
+//! GPU's record ([`Host::truth`]).
 
 pub mod artefacts;
 pub mod awake;

@@ -1,4 +1,5 @@
-//! What tests of the kernel programs share: what they take, and the real device that stands in for the driver's.
+//! The parts that tests of the kernel programs share: their requirements, and the real device that
+//! stands in for the driver's.
 
 use std::path::Path;
 
@@ -6,14 +7,14 @@ use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 
 use crate::{Host, skip};
 
-/// The stand-in: nothing else opens it, and it refuses NVIDIA's numbers.
+/// The stand-in device. No other program opens it, and it refuses the numbers of NVIDIA's ioctls.
 pub const DEVICE: &str = "/dev/vga_arbiter";
-/// Its numbers.
+/// Major and minor number of the stand-in device.
 pub const NUMBERS: (u32, u32) = (10, 256);
-/// All may open it.
+/// Mode with which all users may open the device.
 const OPEN_MODE: u32 = 0o666;
 
-/// Whether this machine can run the test; and if not says that it is skipped.
+/// Whether this machine can run the test. If not, the function reports the test as skipped.
 pub fn are_possible() -> bool {
     let is_there = Path::new(DEVICE).exists();
     if !is_there {
@@ -22,7 +23,7 @@ pub fn are_possible() -> bool {
     is_there && skip::root_or_skipped()
 }
 
-/// A node of the stand-in in the host's folder, which all may open.
+/// Makes a node of the stand-in device in the host's folder. All users may open it.
 pub fn open_node(host: &Host) -> std::path::PathBuf {
     let node = host.path().join("gpu");
     let made =

@@ -1,4 +1,4 @@
-//! Guarded child processes: every wait is bounded, and nothing outlives its test.
+//! Guarded child processes. Every wait is bounded, and no process outlives its test.
 
 use std::{
     fs::File,
@@ -12,10 +12,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 
-/// How often a wait looks.
+/// Time between two looks of a wait.
 const POLL: Duration = Duration::from_millis(1);
 
-/// A process in a group of its own; its standard output and error go to files. Killed with its group on drop.
+/// A process in a group of its own. Its standard output and error go to files. Drop kills it with
+/// its group.
 pub struct Process {
     child: Child,
     what: String,
@@ -24,21 +25,21 @@ pub struct Process {
     status: Option<ExitStatus>,
 }
 
-/// What a process left behind.
+/// The exit status and the output of a process that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
-    /// Exit code, or 128 + signal as a shell has it.
+    /// Exit code, or 128 + signal as shells report it.
     pub code: i32,
-    /// Signal that ended it.
+    /// Signal that ended the process.
     pub signal: Option<i32>,
-    /// Everything it wrote to standard output.
+    /// Everything that the process wrote to standard output.
     pub stdout: String,
-    /// Everything it wrote to standard error.
+    /// Everything that the process wrote to standard error.
     pub stderr: String,
 }
 
 impl Finished {
-    /// The output, if the process succeeded.
+    /// Asserts that the process succeeded, and returns the output.
     #[track_caller]
     pub fn success(self) -> Self {
         assert_eq!(
@@ -49,7 +50,7 @@ impl Finished {
         self
     }
 
-    /// The last line of standard output that is a JSON object.
+    /// Returns the last line of standard output that is a JSON object.
     #[track_caller]
     pub fn json(&self) -> serde_json::Value {
         last_json(&self.stdout)
@@ -62,7 +63,7 @@ fn last_json(text: &str) -> Option<serde_json::Value> {
 }
 
 impl Process {
-    /// Starts `command`; its output goes to two new files `stem.out` and `stem.err`.
+    /// Starts `command`. Its output goes to two new files `stem.out` and `stem.err`.
     pub(crate) fn spawn(mut command: Command, stem: PathBuf) -> Self {
         let (stdout, stderr) = (stem.with_extension("out"), stem.with_extension("err"));
         let what = format!("{command:?}");
@@ -75,7 +76,7 @@ impl Process {
         Self { child, what, stdout, stderr, status: None }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -84,12 +85,12 @@ impl Process {
         Pid::from_raw(self.child.id() as i32).expect("a child's pid is not 0")
     }
 
-    /// What it wrote to standard output until now.
+    /// Returns everything that the process wrote to standard output until now.
     pub fn stdout(&self) -> String {
         read(&self.stdout)
     }
 
-    /// What it wrote to standard error until now.
+    /// Returns everything that the process wrote to standard error until now.
     pub fn stderr(&self) -> String {
         read(&self.stderr)
     }
@@ -100,24 +101,24 @@ impl Process {
             .unwrap_or_else(|error| panic!("signalling {}: {error}", self.what));
     }
 
-    /// `kill -9` of the process alone, and waits until it is gone.
+    /// Kills the process alone (`kill -9`), and waits until it is gone.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.status = Some(self.child.wait().expect("our child"));
     }
 
-    /// Writes a line to its standard input.
+    /// Writes a line to the standard input of the process.
     pub fn say(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("its input is open");
         writeln!(input, "{line}").unwrap_or_else(|error| panic!("speaking to {}: {error}", self.what));
     }
 
-    /// Closes its standard input, at which the C clients end.
+    /// Closes the standard input of the process. The C clients end when their input is closed.
     pub fn close_stdin(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Its exit, if it has ended.
+    /// Returns the exit status if the process has ended.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().expect("our child");
@@ -125,14 +126,14 @@ impl Process {
         self.status
     }
 
-    /// Waits for the end of the process, at most so long.
+    /// Closes the standard input, and waits at most `within` for the end of the process.
     #[track_caller]
     pub fn finish(mut self, within: Duration) -> Finished {
         self.close_stdin();
         self.await_end(within)
     }
 
-    /// As [`Self::finish`], with its standard input left open.
+    /// Does the same as [`Self::finish`], but leaves the standard input open.
     #[track_caller]
     pub fn await_end(&mut self, within: Duration) -> Finished {
         let deadline = Instant::now() + within;
@@ -156,13 +157,13 @@ impl Process {
         self.await_text(Self::stdout, wanted, within)
     }
 
-    /// As [`Self::await_line`], of standard error.
+    /// Does the same as [`Self::await_line`] for standard error.
     #[track_caller]
     pub fn await_error_line(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
         self.await_text(Self::stderr, wanted, within)
     }
 
-    /// Waits for a line of standard output that is a JSON object.
+    /// Waits for a line of standard output that is a JSON object, and returns the object.
     #[track_caller]
     pub fn await_json(&mut self, within: Duration) -> serde_json::Value {
         let line = self.await_line(|line| line.starts_with('{') && line.ends_with('}'), within);
@@ -197,7 +198,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The group may be gone already: then there is nothing to do.
+        // If the group is gone already, there is nothing to do.
         let _ = kill_process_group(self.rustix_pid(), Signal::KILL);
         if self.status.is_none() {
             let _ = self.child.wait();
@@ -208,10 +209,12 @@ impl Drop for Process {
     }
 }
 
-/// Has the calling process end by what ends a program from a terminal. Who starts the tests in the background may have had that ignored, which children inherit.
+/// Resets SIGHUP, SIGINT and SIGQUIT of the calling process to their default. A background job of a
+/// shell may ignore these signals, and children inherit that.
 fn heed_signals() -> io::Result<()> {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default is no function of ours.
+        // SAFETY: SIG_DFL installs no handler, so no code of this program can run in a signal's
+        // context.
         if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }
@@ -226,7 +229,7 @@ fn read(path: &PathBuf) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether a process of this id lives (a zombie does not).
+/// Whether a process of this id lives. A zombie does not count as living.
 pub fn alive(pid: u32) -> bool {
     let Some(id) = Pid::from_raw(pid as i32) else { return false };
     test_kill_process(id).is_ok()

@@ -1,62 +1,64 @@
-//! What `deepres ps --json` says, as plain numbers.
+//! The answer of `deepres ps --json` as plain numbers.
 
 use serde_json::Value;
 
 /// The whole answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ps {
-    /// When it was taken, CLOCK_MONOTONIC.
+    /// Time of the answer, CLOCK_MONOTONIC, ns.
     pub now_ns: u64,
     /// The daemon's process id.
     pub daemon_pid: u32,
-    /// The tenants there are.
+    /// All tenants that the daemon lists.
     pub tenants: Vec<Tenant>,
 }
 
-/// One tenant; its counters are sums over the GPUs. A tenant stays listed a while after its last process, without sessions.
+/// One tenant. Its counters are sums over the GPUs. After its last process ended a tenant stays
+/// listed for a while, without sessions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// The share it is entitled to on the first of its GPUs, parts per million; 0 while it is on none.
+    /// The tenant's entitlement on the first of its GPUs, parts per million. 0 while the tenant is
+    /// on no GPU.
     pub entitled_ppm: u64,
-    /// GPU time by deepres' own meter.
+    /// GPU time by the meter of deepres, ns.
     pub gpu_ns: u64,
-    /// Time of copies.
+    /// Time of copies, ns.
     pub copy_ns: u64,
-    /// Kernels launched one by one.
+    /// Kernels that were launched one by one.
     pub kernel_launches: u64,
-    /// Graphs launched.
+    /// Graphs that were launched.
     pub graph_launches: u64,
-    /// Time spent waiting at the gate.
+    /// Time spent waiting at the gate, ns.
     pub wait_ns: u64,
-    /// Device memory held.
+    /// Device memory held, bytes.
     pub memory_bytes: u64,
-    /// What it waits for others to make room for.
+    /// Memory for which the tenant waits until other tenants make room, bytes.
     pub needed_bytes: u64,
-    /// Managed memory that it was given beyond its limit.
+    /// Managed memory that the tenant got beyond its limit, bytes.
     pub oversubscribed_bytes: u64,
-    /// The most it may hold, if there is a limit.
+    /// The most device memory that the tenant may hold, bytes, if there is a limit.
     pub memory_limit_bytes: Option<u64>,
-    /// Allocations refused, by the limit or by the driver.
+    /// Allocations that the limit or the driver refused.
     pub refusals: u64,
-    /// The `deepres run`s that keep it.
+    /// Number of `deepres run` processes that keep the tenant.
     pub keepers: u64,
-    /// Its processes.
+    /// The tenant's processes.
     pub sessions: Vec<Session>,
 }
 
 /// One process of a tenant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Session {
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
-    /// Threads that wait, on all GPUs.
+    /// Threads that wait at the gate, on all GPUs together.
     pub waiters: u64,
 }
 
 impl Ps {
-    /// Reads the answer.
+    /// Parses the answer.
     #[track_caller]
     pub fn parse(text: &str) -> Self {
         let root: Value =
@@ -68,12 +70,12 @@ impl Ps {
         }
     }
 
-    /// The tenant of this name, if it is there.
+    /// Returns the tenant of this name, if the answer lists it.
     pub fn find(&self, name: &str) -> Option<&Tenant> {
         self.tenants.iter().find(|tenant| tenant.name == name)
     }
 
-    /// The tenant of this name.
+    /// Returns the tenant of this name.
     #[track_caller]
     pub fn tenant(&self, name: &str) -> &Tenant {
         self.find(name).unwrap_or_else(|| panic!("no tenant {name} in {self:?}"))
@@ -98,7 +100,7 @@ impl Tenant {
                 .as_str()
                 .unwrap_or_else(|| panic!("a tenant without a name: {value}"))
                 .to_owned(),
-            // None is owed where nobody is left.
+            // A tenant without sessions has no entitlement.
             entitled_ppm: gpus.first().and_then(|gpu| gpu["entitled_ppm"].as_u64()).unwrap_or(0),
             gpu_ns: sum("gpu_ns"),
             copy_ns: sum("copy_ns"),
@@ -115,7 +117,7 @@ impl Tenant {
         }
     }
 
-    /// The process ids of its sessions.
+    /// Returns the process ids of the tenant's sessions.
     pub fn pids(&self) -> Vec<u32> {
         self.sessions.iter().map(|session| session.pid).collect()
     }

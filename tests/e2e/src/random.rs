@@ -1,15 +1,17 @@
-//! Numbers at random for tests whose moments are to differ from run to run; the seed is printed, and can be given.
+//! Random numbers for tests whose timing must differ from run to run. The seed is printed, and the
+//! environment can set it.
 
 use std::{env, process, time::Duration};
 
-/// Set to repeat a run: the number that the failed one printed.
+/// Variable that repeats a run. Its value is the number that the failed run printed.
 const SEED_VARIABLE: &str = "DEEPRES_TEST_SEED";
 
 /// A small generator of numbers (xorshift, Marsaglia 2003).
 pub struct Random(u64);
 
 impl Random {
-    /// Begins at the seed that is given, or at another one in each process, and prints it.
+    /// Starts at the seed of the environment, or else at a seed that differs by process. Prints the
+    /// seed.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
         let given = env::var(SEED_VARIABLE).ok().and_then(|seed| seed.parse().ok());
@@ -18,7 +20,7 @@ impl Random {
         Self(seed.max(1))
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -26,7 +28,7 @@ impl Random {
         self.0 % limit
     }
 
-    /// Less than so many milliseconds.
+    /// Returns a duration of less than `limit` milliseconds.
     pub fn millis(&mut self, limit: u64) -> Duration {
         Duration::from_millis(self.below(limit))
     }

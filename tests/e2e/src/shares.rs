@@ -1,4 +1,4 @@
-//! Measuring shares: the record of the simulated GPU beside deepres' own meter, over the same time.
+//! Measures shares by the simulated GPU's record and by the meter of deepres, over the same time.
 
 use std::{thread, time::Duration};
 
@@ -6,29 +6,30 @@ use simgpu_engine::truth::Snapshot;
 
 use crate::{Host, Ps, Tally};
 
-/// The share that a tenant may be off, and that deepres' own meter may differ from the record: percentage points.
+/// Greatest difference in percentage points, both between a tenant's share and its entitlement and
+/// between the meter and the record.
 pub const ALLOWED_POINTS: f64 = 2.0;
 
-/// Two looks at a host, some time apart.
+/// Two observations of a host, some time apart.
 pub struct Window {
     before: (Snapshot, Ps),
     after: (Snapshot, Ps),
 }
 
 impl Window {
-    /// Looks, lets time pass, looks again.
+    /// Observes the host, sleeps for `duration`, and observes it again.
     pub fn measure(host: &Host, duration: Duration) -> Self {
         let before = (host.truth(), host.ps());
         thread::sleep(duration);
         Self { before, after: (host.truth(), host.ps()) }
     }
 
-    /// GPU time by process.
+    /// Returns the GPU time by process.
     pub fn tally(&self) -> Tally {
         Tally::between(&self.before.0, &self.after.0)
     }
 
-    /// The tenant's part of the GPU time, by the record, percent.
+    /// Returns the tenant's part of the GPU time by the record, in percent.
     pub fn true_percent(&self, tenant: &str) -> f64 {
         let mut pids = self.before.1.find(tenant).map(|t| t.pids()).unwrap_or_default();
         pids.extend(self.after.1.find(tenant).map(|t| t.pids()).unwrap_or_default());
@@ -37,7 +38,7 @@ impl Window {
         self.tally().percent(&pids)
     }
 
-    /// The tenant's part of the GPU time, by deepres' own meter, percent.
+    /// Returns the tenant's part of the GPU time by the meter of deepres, in percent.
     pub fn metered_percent(&self, tenant: &str) -> f64 {
         let gpu_ns = |name: &str| {
             let before = self.before.1.find(name).map_or(0, |t| t.gpu_ns);
@@ -47,13 +48,13 @@ impl Window {
         gpu_ns(tenant) as f64 * 100.0 / total as f64
     }
 
-    /// The part of the time in which the GPU ran kernels, percent.
+    /// Returns the part of the time in which the GPU ran kernels, in percent.
     pub fn busy_percent(&self) -> f64 {
         let tally = self.tally();
         tally.total_ns as f64 * 100.0 / tally.elapsed_ns as f64
     }
 
-    /// Asserts that each tenant had its share, and that the meter says so too.
+    /// Asserts that each tenant had its share, and that the meter agrees with the record.
     #[track_caller]
     pub fn assert_shares(&self, wanted: &[(&str, f64)]) {
         let lines: Vec<String> = wanted

@@ -1,25 +1,27 @@
-//! Tests that cannot run here say so: `cargo xtask test` fails for each reason that [`ALLOWED`] does not list.
+//! Reports tests that cannot run on this machine. `cargo xtask test` fails for each reason that
+//! [`ALLOWED`] does not list.
 
 use std::io::{self, Write as _};
 
 use rustix::process::geteuid;
 
-/// What a line about a skipped test begins with.
+/// Beginning of a line about a skipped test.
 const SAID: &str = "skipped: ";
-/// The reason of every test that needs root.
+/// Reason of every test that needs root.
 const NO_ROOT: &str = "only root may do what this test does";
-/// Reasons that may stand in a passing run. Whoever runs the tests as a plain user has no root; everything else that a test needs, the run
-/// installs.
+/// Reasons that a passing run may contain. A plain user who runs the tests has no root. The run
+/// installs everything else that a test needs.
 pub const ALLOWED: [&str; 1] = [NO_ROOT];
 
-/// Says that a test, or a part of one, is skipped.
+/// Reports that a test, or a part of a test, is skipped.
 pub fn skipped(why: &str) {
-    // libtest captures what the macros print, and shows it for failures alone.
+    // libtest captures the output of the macros and shows it for failures alone. Therefore the line
+    // goes to standard error directly.
     let line = format!("\n{SAID}{why}\n");
     io::stderr().write_all(line.as_bytes()).expect("standard error can be written to");
 }
 
-/// Whether the test has root's rights; if not, says that it is skipped.
+/// Whether the test has root's rights. If not, the function reports the test as skipped.
 pub fn root_or_skipped() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
@@ -28,7 +30,7 @@ pub fn root_or_skipped() -> bool {
     is_root
 }
 
-/// The reasons for which tests were skipped, from what they wrote to standard error.
+/// Returns the reasons for skipped tests, from the tests' standard error.
 pub fn reasons(stderr: &str) -> impl Iterator<Item = &str> {
     stderr.lines().filter_map(|line| line.strip_prefix(SAID))
 }

@@ -1,8 +1,13 @@
-//! CPU time that the hypervisor takes from this machine: what a test measures meanwhile says little about deepres.
+//! Counts CPU time that the hypervisor takes from this machine. Measurements during that time say
+//! little about deepres.
 //!
-//! On a shared virtual machine a CPU can stand still for a second, between any two instructions, and no program on it can do anything about
-//! that. The kernel counts what it is told of (steal in /proc/stat, proc(5)); a thread on each CPU that runs before all others sees the rest: it
-//! wakes up late. A test that fails says how much it was; the runner decides by that whether to try again.
+//! On a shared virtual machine a CPU can stand still for a second, between any two instructions. No
+//! program on the CPU can prevent that. The kernel counts the time that the hypervisor reports
+//! (steal in /proc/stat, proc(5)).
+//!
+//! A watcher thread on each CPU, which runs before all other threads, sees the rest: the watcher
+//! wakes up late. A test that fails prints the time taken. The test runner uses this figure to
+//! decide whether it tries again.
 
 use std::{
     fmt, fs,
@@ -16,27 +21,30 @@ use std::{
 
 use crate::awake;
 
-/// What stands before the figures in a failed test's output.
+/// Text before the figures in a failed test's output.
 const SAID: &str = "taken by the hypervisor while the test ran: ";
-/// What stands between them.
+/// Text between the figures.
 const AT_ONCE: &str = " % of all CPUs' time, ms at once at most: ";
-/// How long [`await_quiet`] wants the CPUs for itself to see whether they are taken: only who wants a CPU is denied one.
+/// How long [`await_quiet`] keeps all CPUs busy to see whether they are taken. The hypervisor takes
+/// time only from a CPU that has work.
 const TRIED: Duration = Duration::from_millis(300);
-/// Between two tries.
+/// Time between two tries of [`await_quiet`].
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// How often a CPU's watcher wakes up.
+/// Time between two wake-ups of a CPU's watcher.
 const WATCHED_EVERY: Duration = Duration::from_millis(2);
-/// Waking up so much later is no stop of the CPU: an interrupt, an idle CPU's first steps.
+/// Least delay that counts as a stop of the CPU. Shorter delays come from interrupts or from an
+/// idle CPU's wake-up.
 const LATE: Duration = Duration::from_millis(1);
-/// A stop of a CPU that is remembered by itself.
+/// Least length of a stop that is remembered individually.
 const LONG: Duration = Duration::from_millis(5);
-/// Those there were.
+/// All stops of at least [`LONG`].
 static STOPS: Mutex<Vec<Stop>> = Mutex::new(Vec::new());
-/// For how long all CPUs together stood still since the first [`Stolen::start`], as their watchers saw it, ns.
+/// Time that CPUs stood still since the watchers started, as the watchers saw it, ns. It is the sum
+/// over all CPUs.
 static STOOD_STILL_NS: AtomicU64 = AtomicU64::new(0);
 
-/// USER_HZ, the same on all x86-64 and arm64 kernels.
+/// USER_HZ, which is the same on all x86-64 and arm64 kernels.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 struct Stop {
@@ -44,17 +52,17 @@ struct Stop {
     lasted: Duration,
 }
 
-/// How much it was.
+/// CPU time that the hypervisor took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Taken {
-    /// The part of all CPUs' time, percent: as the kernel was told or as the watchers saw it, whichever is more.
+    /// Part of all CPUs' time, percent. It is the greater of the kernel's and the watchers' figure.
     pub percent: f64,
-    /// The longest that a CPU stood still at a time, ms.
+    /// Longest single stop of a CPU, ms.
     pub at_once_ms: f64,
 }
 
 impl Taken {
-    /// What a failed test said.
+    /// Returns the figures that a failed test printed.
     pub fn said(output: &str) -> Option<Self> {
         let read = |line: &str| {
             let (percent, at_once_ms) = line.strip_prefix(SAID)?.split_once(AT_ONCE)?;
@@ -70,7 +78,8 @@ impl fmt::Display for Taken {
     }
 }
 
-/// Counts from a moment on. A test that fails while this lives says in its output how much it was.
+/// Counts the CPU time taken from its creation on. If a test fails while this value lives, drop
+/// prints the figures.
 #[derive(Debug)]
 pub struct Stolen {
     began: Instant,
@@ -79,19 +88,20 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Counts from now on, and keeps the CPUs awake.
+    /// Starts to count, and keeps the CPUs awake.
     pub fn start() -> Self {
         awake::keep();
         Self::count()
     }
 
-    /// Counts from now on, for what has a CPU all the time: one that is kept awake beside it on the same core would slow it.
+    /// Starts to count without keeping the CPUs awake. This is for tests that use a CPU all the
+    /// time, because a sibling CPU that is kept awake would slow them.
     pub fn count() -> Self {
         watch();
         Self { began: Instant::now(), ticks: ticks(), stood_still_ns: STOOD_STILL_NS.load(Ordering::Relaxed) }
     }
 
-    /// What was taken since.
+    /// Returns the CPU time that was taken since the creation.
     pub fn taken(&self) -> Taken {
         let told = ticks().saturating_sub(self.ticks) as f64 / TICKS_PER_SECOND;
         let seen = STOOD_STILL_NS.load(Ordering::Relaxed) - self.stood_still_ns;
@@ -114,8 +124,8 @@ impl Drop for Stolen {
     }
 }
 
-/// Waits until the hypervisor leaves the machine its CPUs: less than this part of their time is taken, percent. Whether that came to be
-/// within the limit.
+/// Waits until the hypervisor takes less than `percent` of the CPUs' time. Returns false if this
+/// does not happen within the limit.
 pub fn await_quiet(percent: f64, within: Duration) -> bool {
     let began = Instant::now();
     loop {
@@ -135,7 +145,8 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
     }
 }
 
-/// Starts a watcher on each CPU that there is for us, once. Where the rights for that are lacking, what the kernel was told must do.
+/// Starts a watcher on each CPU that this process may use, once. Without the rights for the
+/// watchers, only the kernel's figure counts.
 fn watch() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
@@ -145,9 +156,9 @@ fn watch() {
     });
 }
 
-/// Counts for how long the CPU stood still, for as long as the process lives.
+/// Counts how long the CPU stands still, until the process ends.
 fn watch_cpu(cpu: usize) {
-    // Before all that are scheduled fairly.
+    // SCHED_FIFO runs before all threads that are scheduled fairly.
     if !awake::bind_to(cpu) || !awake::set_scheduling(libc::SCHED_FIFO, 1) {
         return;
     }
@@ -165,7 +176,8 @@ fn watch_cpu(cpu: usize) {
     }
 }
 
-/// The eighth figure of the first line: ticks of all CPUs together. 0 where the kernel does not tell.
+/// Returns the eighth figure of the first line: steal ticks of all CPUs together. Returns 0 if the
+/// kernel does not report it.
 fn ticks() -> u64 {
     fs::read_to_string("/proc/stat").ok().and_then(|stat| steal(&stat)).unwrap_or(0)
 }

@@ -15,7 +15,7 @@ use crate::{
     cache,
 };
 
-/// Environments with a framework from PyPI: some GB each.
+/// Frameworks from PyPI with an environment each. An environment takes some GB.
 pub const FRAMEWORKS: [&str; 3] = ["torch", "tensorflow", "jax"];
 
 /// A Python environment.
@@ -25,24 +25,25 @@ pub struct Venv {
 }
 
 impl Venv {
-    /// The environment's folder.
+    /// Returns the environment's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The interpreter.
+    /// Returns the path of the interpreter.
     pub fn python(&self) -> PathBuf {
         self.folder.join("bin/python")
     }
 
-    /// The folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH; the headers of CUDA are in `../include`.
+    /// Returns the folder of `libnvrtc.so.*` and its builtins, for LD_LIBRARY_PATH. CUDA's headers
+    /// are in `../include`.
     pub fn nvrtc(&self) -> Result<PathBuf> {
         let holds_nvrtc = |folder: &Path| {
             children(folder).iter().any(|file| {
                 file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
             })
         };
-        // lib/python3.X/site-packages/nvidia/TOOLKIT/lib
+        // The folder is lib/python3.X/site-packages/nvidia/TOOLKIT/lib.
         children(&self.folder.join("lib"))
             .iter()
             .flat_map(|python| children(&python.join("site-packages/nvidia")))
@@ -53,7 +54,7 @@ impl Venv {
             })
     }
 
-    /// `pip` of this environment, without its search for a newer version of itself.
+    /// Returns `pip` of this environment, without its search for a newer version of itself.
     pub fn pip(&self) -> Command {
         let mut pip = Command::new(self.python());
         pip.args(["-m", "pip", "--disable-pip-version-check"]);
@@ -66,21 +67,22 @@ fn children(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// The environment of the training script: tinygrad and NVRTC.
+/// Makes or finds the environment of the training script: tinygrad and NVRTC.
 pub fn training() -> Result<Venv> {
     with_requirements("venv", "requirements.txt", "", &[])
 }
 
-/// The environment of the tests' other clients, with nvcc.
+/// Makes or finds the environment of the tests' other clients, with nvcc.
 pub fn clients() -> Result<Venv> {
     with_requirements("venv-clients", "requirements-clients.txt", "", &[])
 }
 
-/// The environment with PyCUDA, which is compiled with the headers of `clients` and linked to the driver in `driver`.
+/// Makes or finds the environment with PyCUDA. pip compiles PyCUDA with the headers of `clients`
+/// and links it to the driver in the folder `driver`.
 pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     let libraries = clients.nvrtc()?;
     let headers = libraries.with_file_name("include");
-    // PyCUDA's build looks for its settings in the home directory.
+    // PyCUDA's build reads its settings from the home directory.
     let home = cache::folder().join("venv-pycuda-home");
     fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
     let settings = format!(
@@ -93,17 +95,18 @@ pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     with_requirements("venv-pycuda", "requirements-pycuda.txt", &headers.display().to_string(), &variables)
 }
 
-/// The environment of one of the [`FRAMEWORKS`].
+/// Makes or finds the environment of one of the [`FRAMEWORKS`].
 pub fn framework(name: &str) -> Result<Venv> {
     with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), "", &[])
 }
 
-/// An environment with one package, for a build tool that PyPI carries.
+/// Makes or finds an environment with one package, for a build tool from PyPI.
 pub fn with_package(name: &str, package: &str) -> Result<Venv> {
     make(name, package, |venv| run(venv.pip().args(["install", "--no-cache-dir", package])))
 }
 
-/// An environment with pinned requirements; `further` is part of its recipe, `variables` are for what pip builds.
+/// Makes or finds an environment with pinned requirements. `further` is part of the recipe, and
+/// `variables` are for packages that pip builds.
 fn with_requirements(
     name: &str,
     requirements: &str,
@@ -114,7 +117,7 @@ fn with_requirements(
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
     make(name, &format!("{wanted}{further}"), |venv| {
-        // The environment is what is kept; a second copy in pip's cache would be as large.
+        // The cache keeps the environment itself. A second copy in pip's cache would be as large.
         let mut install = venv.pip();
         install.args(["install", "--no-cache-dir", "-r"]).arg(&requirements).envs(variables.iter().copied());
         run(&mut install)
@@ -131,11 +134,11 @@ fn make(name: &str, recipe: &str, install: impl FnOnce(&Venv) -> Result<()>) -> 
     Ok(Venv { folder })
 }
 
-/// `Python 3.11.7`, if Python can make environments.
+/// Returns the text `sys.prefix sys.version` of Python. Fails if Python cannot make environments.
 fn python_version() -> Result<&'static str> {
     static VERSION: OnceLock<Option<String>> = OnceLock::new();
     let version = VERSION.get_or_init(|| {
-        // Debian packs the modules that make environments apart from Python.
+        // Debian packages the modules that make environments separately from Python.
         let mut python = Command::new("python3");
         python.args(["-c", "import sys, venv, ensurepip; print(sys.prefix, sys.version)"]);
         let output = python.stderr(Stdio::null()).output().ok()?;

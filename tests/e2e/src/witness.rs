@@ -1,4 +1,5 @@
-//! Watching a client's look-ups of driver functions from outside: `tests/workloads/c/witness.c` writes down what each was answered.
+//! Observes a client's look-ups of driver functions from outside. `tests/workloads/c/witness.c`
+//! logs the answer to each look-up.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command, sync::OnceLock, time::Duration};
 
@@ -7,18 +8,18 @@ use object::Object as _;
 
 use crate::{Host, artefacts::artefacts, clients::c_library, host::COMMAND_LIMIT};
 
-/// What `witness.c` saw of one look-up that was answered.
+/// One look-up that found a function, as `witness.c` saw it.
 #[derive(Debug)]
 struct LookUp {
-    /// The exported symbol that a driver of this version has for what was asked.
+    /// Exported symbol that a driver of this version has for the name asked for.
     symbol: String,
-    /// The file that the answer lies in.
+    /// File that contains the function found.
     owner: String,
-    /// The file that the look-up came from.
+    /// File that contains the caller of the look-up.
     asker: String,
 }
 
-/// The look-ups in a witness's log that found something.
+/// Returns the look-ups in a witness's log that found a function.
 fn look_ups(log: &Path) -> Vec<LookUp> {
     let text = fs::read_to_string(log).expect("the witness was loaded and saw something");
     let parse = |line: &str| {
@@ -46,7 +47,8 @@ fn look_ups(log: &Path) -> Vec<LookUp> {
     text.lines().filter_map(parse).collect()
 }
 
-/// Every driver function that deepres hooks: it exports each under its name.
+/// Returns every driver function that deepres hooks. The library exports each hook under the
+/// function's name.
 fn hooked() -> &'static BTreeSet<String> {
     static HOOKED: OnceLock<BTreeSet<String>> = OnceLock::new();
     HOOKED.get_or_init(|| {
@@ -58,25 +60,27 @@ fn hooked() -> &'static BTreeSet<String> {
     })
 }
 
-/// A program that a witness watches.
+/// A program that a witness observes.
 pub struct Client<'a> {
-    /// The program.
+    /// Path of the program.
     pub program: &'a Path,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: &'a [&'a str],
-    /// Beside what it inherits.
+    /// Variables in addition to the inherited environment.
     pub variables: &'a [(&'a str, &'a str)],
-    /// Folders of libraries behind that of the simulated GPU, as LD_LIBRARY_PATH has them.
+    /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
+    /// GPU.
     pub libraries: &'a str,
-    /// The files of its libraries that stand for the driver: they have functions of its names, which our hooks come before, and look up what these
-    /// are to call. That may be the driver's own.
+    /// Libraries of the program that have functions of the driver's names. deepres puts its hooks
+    /// before these functions. The libraries look up the functions that they call, and may get the
+    /// driver's own.
     pub forwarders: &'a [&'a str],
-    /// How long it may take.
+    /// Time limit.
     pub within: Duration,
 }
 
 impl<'a> Client<'a> {
-    /// A program without anything beside it.
+    /// Returns a program without arguments, variables or libraries.
     pub fn new(program: &'a Path) -> Self {
         Self {
             program,
@@ -88,7 +92,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Adds what is the client's own to a command that runs its program.
+    /// Adds the client's arguments, variables and libraries to a command that runs its program.
     pub fn prepare(&self, command: &mut Command) {
         command.args(self.arguments).envs(self.variables.iter().copied());
         if !self.libraries.is_empty() {
@@ -98,8 +102,9 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Runs a client with a witness before deepres, and asserts that each answer to its look-ups was a hook if there is one for what
-/// was asked, and the driver's own function if not. Returns the client's output and the functions whose hooks it got.
+/// Runs a client with a witness preloaded before deepres, and checks the answer to each look-up.
+/// The answer must be a hook if deepres hooks the function, and the driver's own function if not.
+/// Returns the client's output and the functions whose hooks it got.
 #[track_caller]
 pub fn assert_every_look_up_is_answered_with_our_hook(client: &Client<'_>) -> (String, Vec<String>) {
     let host = Host::new();

@@ -1,7 +1,7 @@
-//! What a decision of the policy costs: `cargo xtask bench policy`.
+//! Measures what a decision of the policy costs: `cargo xtask bench policy`.
 //!
-//! A decision is what an arbiter does when a bell rings: take in what two tenants' meters say, and decide. A review, ten times a second, works
-//! out what everybody is owed.
+//! An arbiter decides when a bell rings: it reads what two tenants' meters say, and decides. A
+//! review, ten times a second, computes all entitlements.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -13,17 +13,17 @@ use deepres_policy::entitlement::{Request, entitlements};
 use deepres_policy::lease::{Grant, Scheduler, Seen};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 
-/// Processors of the host, for whether waiters spin.
+/// Number of the host's CPUs. It decides whether waiters spin.
 const PROCESSORS: usize = 8;
-/// From one decision to the next: a kernel of a millisecond is done.
+/// Time from one decision to the next, in which a kernel of a millisecond finishes.
 const STEP_NS: u64 = 1_000_000;
 const WAITS: Seen = Seen { waiting: true, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: STEP_NS };
 const RUNS: Seen = Seen { in_flight: true, used_ns: STEP_NS, pending_ns: STEP_NS, ..WAITS };
 
-/// One tenant in so many is a guest.
+/// One tenant of this many is a guest.
 const GUESTS: TenantId = 8;
 
-/// One GPU whose tenants all want it.
+/// One GPU that all its tenants want.
 struct Gpu {
     scheduler: Scheduler,
     tuning: Tuning,
@@ -43,12 +43,12 @@ impl Gpu {
             scheduler.observe(tenant, 0, WAITS);
         }
         let mut gpu = Self { scheduler, tuning, tenants, now_ns: 0, next: 0 };
-        // Into the middle of things.
+        // The measurement starts from a steady state.
         (0..1_000).for_each(|_| gpu.decide());
         gpu
     }
 
-    /// The holder got on, and another tenant has news.
+    /// The holder has made progress, and another tenant has news.
     fn decide(&mut self) {
         self.now_ns += STEP_NS;
         self.next = (self.next + 1) % self.tenants;
@@ -70,11 +70,12 @@ impl Gpu {
     }
 }
 
-/// One GPU of an owner that pauses, and of guests that all want it then, with kernels of as many lengths.
+/// A GPU with an owner that pauses and with guests. In the pauses all guests want the GPU, with
+/// kernels of different lengths.
 struct Beside {
     gpu: Gpu,
     cycle: u64,
-    /// Steps left of the owner's work, and then of its pause.
+    /// Remaining steps of the owner's work and of the pause after it.
     left: (u64, u64),
 }
 
@@ -94,12 +95,13 @@ impl Beside {
         beside
     }
 
-    /// From a kernel as long as the owner's shortest pauses to one that fits into none.
+    /// Sets a guest's kernel length. The lengths range from the owner's shortest pause to one that
+    /// fits into no pause.
     fn of_guest(guest: TenantId, seen: Seen) -> Seen {
         Seen { longest_ns: (1 + guest % PAUSES) * STEP_NS, ..seen }
     }
 
-    /// A step of the owner's work or of its pause is over, and a guest has news.
+    /// Ends a step of the owner's work or of its pause, and gives news of a guest.
     fn decide(&mut self) {
         if self.left == (0, 0) {
             self.cycle += 1;
@@ -128,7 +130,7 @@ impl Beside {
 
 /// The only tenant that is no guest.
 const OWNER: TenantId = 0;
-/// Its work is so many steps long, and its pauses have so many lengths.
+/// Steps of the owner's work, and the number of different lengths of its pauses.
 const WORK_STEPS: u64 = 4;
 const PAUSES: u64 = 16;
 

@@ -1,5 +1,6 @@
-//! Best effort beside production, held against the controllers that others use for it: never worse on any of three figures, but for exceptions that
-//! are named here, shown in docs/evaluation.md, and refused by a test once they are none any more.
+//! Compares best effort beside production with the controllers that others use for it. deepres must
+//! not be worse on any of three figures. The exceptions are named here and shown in
+//! docs/evaluation.md. A test fails for an exception that is no longer needed.
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,7 @@ use crate::metrics::{self, Row};
 use crate::policy::Policy;
 use crate::scenario::Scenario;
 
-/// The scenarios, by their files.
+/// Files of the scenarios.
 pub const SCENARIOS: &[&str] = &[
     "production-and-best-effort.toml",
     "irregular-production.toml",
@@ -21,31 +22,31 @@ pub const SCENARIOS: &[&str] = &[
     "two-productions.toml",
 ];
 
-/// Ours, and whom it is held against.
+/// The policy of deepres, and the policies that it is compared with.
 pub const POLICIES: [Policy; 3] = [Policy::Deepres, Policy::TgsLike, Policy::HamiLike];
 
-/// The part of the gaps that guests are to have.
+/// The part of the gaps that guests should get.
 const WISHED_HARVEST: f64 = 0.8;
 
-/// A part of a figure, or of a millisecond, that is no difference.
+/// Greatest difference of a figure that counts as none. It is a part of the whole, or ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
 /// One of the three figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// Production's speed.
+    /// Speed of production.
     Speed,
-    /// The part of the gaps harvested.
+    /// The part of the gaps that guests harvested.
     Harvest,
-    /// What is added to the 99th percentile.
+    /// Time added to the 99th percentile of answer times.
     Added,
 }
 
 impl Figure {
-    /// All three.
+    /// All three figures.
     pub const ALL: [Self; 3] = [Self::Speed, Self::Harvest, Self::Added];
 
-    /// Its name in the page.
+    /// Returns the figure's name in the page.
     pub fn name(self) -> &'static str {
         match self {
             Self::Speed => "production's speed",
@@ -54,7 +55,7 @@ impl Figure {
         }
     }
 
-    /// It in a row.
+    /// Returns the figure of a row.
     pub fn of(self, row: &Row) -> Option<f64> {
         match self {
             Self::Speed => row.production_speed,
@@ -63,7 +64,7 @@ impl Figure {
         }
     }
 
-    /// Whether it is worse in one row than in another.
+    /// Whether the figure is worse in one row than in another.
     pub fn is_worse(self, ours: &Row, theirs: &Row) -> bool {
         let (Some(ours), Some(theirs)) = (self.of(ours), self.of(theirs)) else { return false };
         let deficit = if self == Self::Added { ours - theirs } else { theirs - ours };
@@ -71,29 +72,29 @@ impl Figure {
     }
 }
 
-/// Where ours is worse, and why that is no fault.
+/// A figure that is worse under deepres, and the reason why that is no fault.
 pub struct Exception {
-    /// The file of the scenario.
+    /// File of the scenario.
     pub scenario: &'static str,
-    /// Against whom.
+    /// Policy that has the better figure.
     pub baseline: Policy,
-    /// In which figure.
+    /// The figure that is worse.
     pub figure: Figure,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
-/// The guest of the other makes production wait.
+/// Reason: the other policy's guest makes production wait.
 const KEPT_WAITING: &str = "its guest runs whenever it likes, and answers wait for it: look at what is added to them. Here ours is kept out of the gaps that cannot be foreseen \
      once answers waited for 1 % of the time, which is half of the gaps at most: see the operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
-/// The guest of the other hardly runs.
+/// Reason: the other policy's guest hardly runs.
 const STARVED: &str = "its guest hardly runs, and who does not run adds nothing. A request that comes while a guest's kernel of 1 ms runs waits for its end, half of it \
      in the mean, so no policy that cannot cut kernels harvests most of the gaps for less. Where that is too much, a lower `max_harm` is: see the operating points below";
 
-/// Both wait alike.
+/// Reason: both policies add nearly the same wait.
 const NEARLY_ALIKE: &str = "in one of three seeds by a hundredth of a millisecond, with twenty times the harvest: see the operating points below";
 
-/// All there are.
+/// All exceptions.
 pub const EXCEPTIONS: &[Exception] = &[
     Exception {
         scenario: "bursty-without-slo.toml",
@@ -115,20 +116,21 @@ pub const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
-/// Whether there is an exception.
+/// Returns the exception for this case, if there is one.
 pub fn exception(scenario: &str, baseline: Policy, figure: Figure) -> Option<&'static Exception> {
     EXCEPTIONS
         .iter()
         .find(|other| other.scenario == scenario && other.baseline == baseline && other.figure == figure)
 }
 
-/// The scenario of the operating points, and what an operator may set `max_harm` to, parts per million.
+/// The scenario of the operating points, and the values of `max_harm` that an operator may set,
+/// parts per million.
 pub const OPERATING_POINTS: (&str, [u32; 6]) =
     ("bursty-without-slo.toml", [1_000, 2_000, 5_000, 10_000, 20_000, 50_000]);
-/// The operating point at which nothing is worse than under the TGS-like controller.
+/// The operating point at which no figure is worse than under the TGS-like controller.
 pub const GENTLE_PPM: u32 = 5_000;
 
-/// The rows of the operating points, and the TGS-like controller's.
+/// Returns the rows of the operating points, and the row of the TGS-like controller.
 ///
 /// # Errors
 /// The scenario cannot be read.
@@ -143,7 +145,7 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
     Ok((ours.collect(), row(&scenario, Policy::TgsLike)))
 }
 
-/// The part of the page.
+/// Returns the part of the page about best effort.
 ///
 /// # Errors
 /// A scenario cannot be read.

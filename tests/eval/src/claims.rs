@@ -1,4 +1,5 @@
-//! What the project's scenarios have to show, held. Virtual time: the same on every machine.
+//! Tests that the project's scenarios show what the project claims. Time is virtual, so the results
+//! are the same on every machine.
 
 use crate::beside::{self, Figure};
 use crate::metrics::{self, Evaluated, Row};
@@ -23,7 +24,7 @@ fn seeded(file: &str, seed: u64) -> Scenario {
 
 #[test]
 fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_fluid_limit() {
-    // Whatever the moments at which they come back.
+    // The claims hold at whatever moments the applications come back.
     for seed in [0, 1, 3, 34] {
         let scenario = seeded("three-applications.toml", seed);
         let row = metrics::evaluate(&scenario, &[Policy::Deepres]).remove(0).row;
@@ -45,7 +46,7 @@ fn backlogged_tenants_are_at_most_two_quanta_and_the_longest_kernel_behind_the_f
 
 #[test]
 fn who_has_all_of_the_little_it_wants_is_treated_as_fairly_as_who_wants_much() {
-    // It waits for each 20 us until the other's kernel is done, a hundred times as long.
+    // Each kernel of 20 us waits for the other tenant's kernel, which is a hundred times as long.
     let little = "[[tenant]]\nname = \"little\"\n[tenant.requests]\narrival = \"poisson\"\nper_s = 10\nkernels = 1\nkernel_us = 20\n";
     let much = "[[tenant]]\nname = \"much\"\n[tenant.steps]\nkernels = 4\nkernel_us = 2_000\npause_ms = 1\n";
     let text = format!("name = \"unlike\"\nshows = \"that\"\nduration_s = 60\n{little}{much}");
@@ -103,7 +104,7 @@ fn however_long_its_kernels_are_a_guest_has_as_many_as_fit_into_every_pause() {
         );
         let row = &metrics::evaluate(&Scenario::parse(&text).unwrap(), &[Policy::Deepres])[0].row;
         let (speed, harvested) = (row.production_speed.unwrap(), row.harvested_fraction.unwrap());
-        // Pauses are a tenth shorter at least, and kernels a tenth longer at most.
+        // A pause may be a tenth shorter, and a kernel a tenth longer.
         let fit: f64 = (pause_ms * 0.9 / (kernel_ms * 1.1_f64)).floor() * kernel_ms / pause_ms;
         assert!(
             speed >= 0.99 && harvested >= 0.97 * fit,
@@ -185,7 +186,7 @@ fn in_no_scenario_with_guests_is_any_figure_worse_than_the_others_but_for_the_ex
                     worse.map(|rows| (figure.of(&rows[0]), figure.of(&rows[place]))).collect();
                 let is_excused = beside::exception(file, baseline, figure).is_some();
                 excused += usize::from(is_excused);
-                // An exception that is none any more is to go.
+                // An exception that is no longer needed must be removed.
                 if worse.is_empty() == is_excused {
                     wrong.push(format!("{file}, {baseline}: {} {worse:?}", figure.name()));
                 }
@@ -222,7 +223,8 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
         let guest = rows[0].tenants.last().unwrap();
         let service = rows[0].p99_added_ms.unwrap();
         assert!(service <= longest_ms + 0.1, "{file}: {service}");
-        // More than 0.6 of what the guest does alone, where the service says how long its answers may take and is alone with it.
+        // The guest does more than 0.6 of its work alone, where the service states its latency
+        // objective and no other owner runs.
         let is_said = file != "bursty-without-slo.toml";
         assert!(!is_said || guest.progress > 0.6, "{file}: {}", guest.progress);
     }
@@ -230,8 +232,10 @@ fn a_guest_adds_no_more_than_its_longest_kernel_and_a_hand_off_to_a_service() {
 
 #[test]
 fn between_two_owners_a_guest_adds_no_more_either_which_takes_many_runs_to_see() {
-    // One run has a hundred requests beyond the 99th percentile, and whether the trainer's step is before them or after is chance, once anything is moved: 10 ms for one in twenty.
-    // Of six groups of six runs the 99th percentiles were 0.12 to 0.67 ms apart, of all together 0.35.
+    // One run has a hundred requests beyond the 99th percentile. Whether the trainer's step comes
+    // before or after them is chance once anything moves. That makes 10 ms of difference for one
+    // run in twenty. In six groups of six runs the 99th percentiles differed by 0.12 to 0.67 ms.
+    // Over all runs together they differed by 0.35 ms.
     let p99_ms = |outcomes: &[Vec<u64>]| metrics::percentile_ms(&outcomes.concat(), 0.99).unwrap();
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for seed in 0..12 {
@@ -274,7 +278,7 @@ fn the_more_critical_a_job_the_more_it_has() {
 fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
     let evaluated = evaluated("lent-and-returned.toml", &[Policy::Deepres]);
     let curve = |tenant: usize| &evaluated[0].run.outcomes[tenant].curve_ns;
-    // Samples of a tenth of a second.
+    // The curve has a sample for each tenth of a second.
     let sample_ns = 40 * SECOND / (curve(0).len() as u64 - 1);
     assert_eq!(sample_ns, SECOND / 10);
     let had = |tenant: usize, from: usize, to: usize| {
@@ -288,7 +292,8 @@ fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
         (301, 399, [1.0, 0.0]),
     ] {
         for (tenant, share) in shares.into_iter().enumerate() {
-            // Within a tenth of a second one lease more or less is much, and what was queued behind an open gate runs out first.
+            // In a tenth of a second, one lease more or less is a large part. Work that was queued
+            // behind an open gate also has to finish first.
             let allowed = if to - from == 1 { 0.25 } else { 0.02 };
             let had = had(tenant, from, to);
             assert!((had - share).abs() <= allowed, "tenant {tenant} had {had} of samples {from} to {to}");
@@ -300,7 +305,8 @@ fn what_a_tenant_leaves_is_lent_and_it_has_its_share_back_at_once() {
 fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
     let row = &rows("short-pauses.toml", &[Policy::Deepres])[0];
     let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
-    // In the fluid limit it has two fifths; whoever is not waited for has a tenth.
+    // In the fluid limit the tenant gets two fifths. Without a wait for it, the tenant would get a
+    // tenth.
     assert!(received[0] >= 0.25 && received[1] >= 0.5, "{received:?}");
     assert!(row.jain >= 0.96, "{}", row.jain);
     assert!(row.throughput >= 0.85, "what it does not lose it is not waited for: {}", row.throughput);
@@ -364,7 +370,8 @@ fn under_mps_a_guest_of_few_sms_runs_beside_production_where_the_baseline_lets_i
     "#;
     let rows =
         metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::EarliestDeadline, Policy::TgsLike]);
-    // One at a time; and both at full speed as far as the limit lets the guest.
+    // Under earliest deadline, one tenant runs at a time. Under TGS, both run at full speed as far
+    // as the limit lets the guest.
     assert!((rows[0].row.throughput - 1.0).abs() < 0.01, "{}", rows[0].row.throughput);
     assert!(rows[1].row.throughput > 1.01 && rows[1].row.production_speed.unwrap() > 0.999);
 }

@@ -1,4 +1,5 @@
-//! Two GPUs without a scheduler of ours: one on which contexts take turns, one on which they run together.
+//! Two GPUs without the scheduler of deepres. On one, contexts take turns. On the other, contexts
+//! run together.
 
 use std::collections::VecDeque;
 
@@ -8,27 +9,30 @@ pub type Tenant = usize;
 /// A kernel that was launched.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel {
-    /// How long it takes with the whole GPU, ns.
+    /// Time that the kernel takes with the whole GPU, ns.
     pub length_ns: u64,
-    /// The part of the SMs that it can use.
+    /// Part of the SMs that the kernel can use, parts per million.
     pub sm_ppm: u32,
 }
 
-/// What runs kernels.
+/// A GPU that runs kernels.
 pub trait Device {
-    /// Takes a kernel in; those of one tenant run in order.
+    /// Accepts a kernel. The kernels of one tenant run in order.
     fn launch(&mut self, tenant: Tenant, kernel: Kernel);
-    /// When the next kernel is done, or something else changes, if nothing is launched before. Not before the time reached.
+    /// Returns the time when the next kernel is done or something else changes, if nothing is
+    /// launched before. The time is not before the time reached.
     fn next_ns(&self) -> Option<u64>;
-    /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends whose kernels are done, in order.
+    /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends the kernels
+    /// that are done, in order, with their tenants.
     fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>);
-    /// GPU time that each tenant has had, ns.
+    /// Returns the GPU time that each tenant has used, ns.
     fn used_ns(&self) -> &[u64];
-    /// Time in which anything ran, ns.
+    /// Returns the time in which any kernel ran, ns.
     fn busy_ns(&self) -> u64;
 }
 
-/// Contexts take turns, as they do without MPS: a slice each while others have work, with a switch in between.
+/// A GPU on which contexts take turns, as they do without MPS. Each context gets a slice while
+/// others have work, with a switch in between.
 #[derive(Debug)]
 pub struct TimeSlice {
     slice_ns: u64,
@@ -37,7 +41,7 @@ pub struct TimeSlice {
     used_ns: Vec<u64>,
     busy_ns: u64,
     now_ns: u64,
-    /// Who has the GPU, or had it last.
+    /// The tenant that has the GPU, or had it last.
     current: Option<Tenant>,
     backlogged: usize,
     slice_left_ns: u64,
@@ -45,7 +49,7 @@ pub struct TimeSlice {
 }
 
 impl TimeSlice {
-    /// A GPU for so many tenants.
+    /// Returns a GPU for this many tenants.
     pub fn new(tenants: usize, slice_ns: u64, switch_ns: u64) -> Self {
         Self {
             slice_ns,
@@ -61,7 +65,7 @@ impl TimeSlice {
         }
     }
 
-    /// The one after `current` that has work.
+    /// Picks the next tenant after `current` that has work.
     fn pick(&mut self) {
         let tenants = self.queues.len();
         let first = self.current.map_or(0, |current| current + 1);
@@ -70,7 +74,7 @@ impl TimeSlice {
             .find(|tenant| !self.queues[*tenant].is_empty());
         let Some(next) = next else { return };
         if self.current != Some(next) {
-            // The first context of all has nothing to switch from.
+            // The very first context has no context to switch from.
             self.switch_left_ns = if self.current.is_some() { self.switch_ns } else { 0 };
         }
         self.current = Some(next);
@@ -134,13 +138,14 @@ impl Device for TimeSlice {
     }
 }
 
-/// How fast each tenant's kernel runs at a moment beside the others', 1 being alone. `None` for who has nothing to run.
+/// Returns each tenant's speed at a moment beside the other kernels; 1 is the speed alone. `None`
+/// stands for a tenant without a kernel.
 pub type Rates = Box<dyn Fn(u64, &[Option<u32>]) -> Vec<f64>>;
 
-/// Kernels of several tenants run together, each at a rate.
+/// A GPU on which kernels of several tenants run together, each at its rate.
 pub struct Together {
     rates: Rates,
-    /// When the rates change by themselves, in order.
+    /// Times when the rates change by themselves, in order.
     changes_ns: VecDeque<u64>,
     queues: Vec<VecDeque<(Kernel, f64)>>,
     speed: Vec<f64>,
@@ -148,15 +153,15 @@ pub struct Together {
     used_ns: Vec<u64>,
     busy_ns: u64,
     now_ns: u64,
-    /// The rates are of before somebody came or went.
+    /// Whether the rates are older than the last change of the running kernels.
     is_stale: bool,
 }
 
-/// Work left that is none: less than the rounding of the times.
+/// Remaining work that counts as none, because it is below the rounding of the times.
 const NOTHING_NS: f64 = 0.5;
 
 impl Together {
-    /// A GPU for so many tenants, with these rates.
+    /// Returns a GPU for this many tenants, with these rates.
     pub fn new(tenants: usize, rates: Rates) -> Self {
         Self {
             rates,
@@ -171,7 +176,7 @@ impl Together {
         }
     }
 
-    /// The rates change by themselves at these moments.
+    /// Sets the times when the rates change by themselves.
     pub fn changing_at(mut self, moments_ns: impl IntoIterator<Item = u64>) -> Self {
         self.changes_ns = moments_ns.into_iter().collect();
         self
@@ -260,7 +265,8 @@ mod tests {
         let mut device = TimeSlice::new(2, 100, 10);
         device.launch(0, kernel(150));
         device.launch(1, kernel(50));
-        // 100 of the first, a switch, 50 of the second, a switch, 50 of the first.
+        // The GPU runs 100 of the first kernel, switches, runs 50 of the second, switches, and runs
+        // 50 of the first.
         assert_eq!(run(&mut device), [(160, 1), (220, 0)]);
         assert_eq!((device.used_ns(), device.busy_ns()), (&[150, 50][..], 200));
     }

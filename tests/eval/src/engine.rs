@@ -11,68 +11,71 @@ use crate::load::{Batch, Program};
 use crate::scenario::Scenario;
 use crate::standings::Standings;
 
-/// Kernels that the driver takes in before a launch blocks.
+/// Number of kernels that the driver accepts before a launch blocks.
 const QUEUE_DEPTH: usize = 1024;
-/// Points of the curve of shares over time.
+/// Number of points of the curve of shares over time.
 const SAMPLES: u64 = 400;
 
-/// What one tenant did.
+/// Figures of one tenant.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// Length of the kernels that were finished in the measured time, ns.
+    /// Total length of the kernels that finished in the measured time, ns.
     pub work_ns: u64,
-    /// GPU time had in the measured time, ns.
+    /// GPU time used in the measured time, ns.
     pub used_ns: u64,
-    /// From arrival to answer of each request measured, ns, in order of arrival; for who works in steps, of each step.
+    /// Time from arrival to answer of each measured request, ns, in order of arrival. For a program
+    /// that works in steps, the time of each step.
     pub latencies_ns: Vec<u64>,
-    /// Requests that were late, or not answered when their time was over.
+    /// Requests that were late, or that had no answer when their time was over.
     pub missed: u64,
-    /// Requests that had a time.
+    /// Requests that had a time limit.
     pub timed: u64,
-    /// GPU time had, sampled over the measured time.
+    /// GPU time used, sampled over the measured time.
     pub curve_ns: Vec<u64>,
-    /// The longest that it was behind the fluid limit, ns of GPU time. Filled in by who knows the weights.
+    /// Greatest lag behind the fluid limit, ns of GPU time. The caller that knows the weights fills
+    /// it in.
     pub lag_ns: u64,
-    /// When its whole job was done, if it was, ns.
+    /// Time when the whole job was done, ns, if it was.
     pub finished_ns: Option<u64>,
-    /// How long it had work, in the measured time, ns.
+    /// Time in which the tenant had work, in the measured time, ns.
     pub wanted_ns: u64,
-    /// What it was owed of that time, ns.
+    /// GPU time owed to the tenant in that time, ns.
     pub claim_ns: u64,
-    /// The part of the GPU that it was owed, parts per million, sampled as `curve_ns` is.
+    /// Entitlement, parts per million, sampled like `curve_ns`.
     pub owed_ppm: Vec<u32>,
 }
 
-/// What happened.
+/// Result of a run.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Of each tenant.
+    /// Figures of each tenant.
     pub outcomes: Vec<Outcome>,
-    /// Time in which the GPU ran something, within the measured time, ns.
+    /// Time in which the GPU ran a kernel, in the measured time, ns.
     pub busy_ns: u64,
-    /// GPU time that guests had while no owner had work, within the measured time, ns.
+    /// GPU time that guests used while no owner had work, in the measured time, ns.
     pub harvested_ns: u64,
-    /// What was owed over time, where the policy says.
+    /// Entitlements over time, where the policy reports them.
     pub standings: Standings,
 }
 
-/// Watches work become available and be done: for what is defined against an ideal that sees the same work.
+/// An observer of work that becomes available and is done. It serves figures that are defined
+/// against an ideal with the same work.
 pub trait Witness {
-    /// Work of this length is there.
+    /// Work of this length becomes available.
     fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
-    /// Something changed, and each tenant has had so much in all.
+    /// Something changed. `used_ns` is the total GPU time that each tenant has used.
     fn look(&mut self, now_ns: u64, used_ns: &[u64]);
-    /// What each tenant is owed from now on.
+    /// Sets each tenant's entitlement from now on.
     fn owe(&mut self, now_ns: u64, owed: &[Entitlement]);
-    /// All work of the tenant that was there is done.
+    /// All available work of the tenant is done.
     fn rests(&mut self, now_ns: u64, tenant: Tenant);
-    /// The longest that the tenant was behind, ns.
+    /// Returns the tenant's greatest lag, ns.
     fn lag_ns(&self, tenant: Tenant) -> u64;
-    /// How long it wanted the GPU, ns.
+    /// Returns the time in which the tenant wanted the GPU, ns.
     fn wanted_ns(&self, tenant: Tenant) -> u64;
-    /// What it was owed of that, ns.
+    /// Returns the GPU time owed to the tenant in that time, ns.
     fn claim_ns(&self, tenant: Tenant) -> u64;
-    /// What it is owed now, parts per million.
+    /// Returns the tenant's entitlement now, parts per million.
     fn owed_ppm(&self, tenant: Tenant) -> u32;
 }
 
@@ -82,19 +85,19 @@ struct Process {
     batch: Option<Batch>,
     to_launch: VecDeque<Kernel>,
     in_flight: usize,
-    /// GPU time that its whole job still takes, if that is known.
+    /// GPU time that the tenant's whole job still takes, if known.
     left_ns: Option<u64>,
 }
 
-/// The time in which no owner has work, and what guests have in it.
+/// The time in which no owner has work, and the GPU time that guests use in it.
 #[derive(Debug, Default)]
 struct Gaps {
     guests: Vec<Tenant>,
     is_guest: Vec<bool>,
-    /// Owners with work.
+    /// Number of owners with work.
     busy: usize,
     harvested_ns: u64,
-    /// What guests had had when the present gap began.
+    /// GPU time that guests had used when the present gap began.
     had_ns: u64,
 }
 
@@ -109,7 +112,7 @@ impl Gaps {
         self.guests.iter().map(|guest| used_ns[*guest]).sum()
     }
 
-    /// A tenant that had no work has some.
+    /// A tenant without work gets work.
     fn work_begins(&mut self, tenant: Tenant, used_ns: &[u64]) {
         if self.is_guest[tenant] {
             return;
@@ -131,12 +134,12 @@ impl Gaps {
         }
     }
 
-    /// Forgets what was harvested until now.
+    /// Resets the harvested time.
     fn begin_anew(&mut self, used_ns: &[u64]) {
         (self.harvested_ns, self.had_ns) = (0, self.guests_had_ns(used_ns));
     }
 
-    /// What was harvested until now.
+    /// Returns the GPU time harvested until now.
     fn harvested_ns(&self, used_ns: &[u64]) -> u64 {
         let now_ns = if self.busy == 0 { self.guests_had_ns(used_ns) - self.had_ns } else { 0 };
         self.harvested_ns + now_ns
@@ -300,7 +303,7 @@ impl Engine<'_> {
         self.gate.batch_done(now_ns, tenant);
         let (mut next, mut moment_ns) = process.program.done(now_ns);
         if process.left_ns == Some(0) {
-            // Its job is done: nothing follows.
+            // The tenant's job is done, so no work follows.
             (next, moment_ns) = (None, None);
             process.program.end();
             self.outcomes[tenant].finished_ns.get_or_insert(now_ns);
@@ -333,7 +336,7 @@ impl Engine<'_> {
         }
     }
 
-    /// What is not answered at the end, and should be, is missed.
+    /// Counts requests as missed that have no answer at the end although their time is over.
     fn close(&mut self, end_ns: u64) {
         for (tenant, process) in self.processes.iter().enumerate() {
             let outcome = &mut self.outcomes[tenant];

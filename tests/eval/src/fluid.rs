@@ -1,8 +1,11 @@
-//! The fluid limit, fed with the work of another run as it becomes available there, and with the GPU time that run spends on it: how far is each
-//! tenant behind what it would have had of that time, with what it was owed at each moment?
+//! The fluid limit, fed with the work of another run as the work becomes available there. It gets
+//! the GPU time that this run spends on the work. It shows each tenant's lag behind the GPU time
+//! that its entitlements would have given it.
 //!
-//! A fluid that also had the time of hand-offs would be further ahead the longer everybody is backlogged, by what is wasted and not by anything
-//! unfair: no bound could hold. So what a policy wastes, or spends on guests, shows in its throughput and progress, not here.
+//! The fluid limit does not get the time of hand-offs. Otherwise it would get further ahead the
+//! longer all tenants are backlogged. That distance would come from waste and not from unfairness,
+//! so no bound could hold. GPU time that a policy wastes or spends on guests therefore shows in its
+//! throughput and progress, and not in the lag.
 
 use std::collections::VecDeque;
 
@@ -14,20 +17,21 @@ use crate::engine::Witness;
 use crate::scenario::Scenario;
 use crate::standings::{MOST_WATCHED, Standings};
 
-/// Work left that is none: less than the rounding of the times.
+/// Remaining work that counts as none, because it is below the rounding of the times.
 const NOTHING_NS: f64 = 0.5;
 
-/// Weighted processor sharing between the owners that have work in the fluid. Guests have no claim there, and so no lag.
+/// Weighted processor sharing between the owners that have work in the fluid limit. Guests have no
+/// claim there, and so no lag.
 #[derive(Debug)]
 pub struct Fluid<'a> {
     warmup_ns: u64,
-    /// What is owed at each moment, and the moments that are still to come.
+    /// Entitlements at each moment, and the moments that are still to come.
     standings: &'a Standings,
     moments_ns: VecDeque<u64>,
     /// `None` for guests.
     weights: Vec<Option<f64>>,
     owed_ppm: Vec<u32>,
-    /// Up to when what was owed is in the claims.
+    /// Time up to which the claims contain what was owed.
     claimed_ns: u64,
     claims_ns: Vec<f64>,
     left_ns: Vec<f64>,
@@ -40,7 +44,8 @@ pub struct Fluid<'a> {
 }
 
 impl<'a> Fluid<'a> {
-    /// The fluid limit of a scenario's tenants, with nothing to do, who are owed this over time.
+    /// Returns the fluid limit of a scenario's tenants, without any work, with these entitlements
+    /// over time.
     pub fn new(scenario: &Scenario, standings: &'a Standings) -> Self {
         let tenants = scenario.tenants.len();
         let mut fluid = Self {
@@ -63,14 +68,14 @@ impl<'a> Fluid<'a> {
         fluid
     }
 
-    /// Takes in what is owed from now on, if that has changed.
+    /// Takes over the entitlements from now on if they have changed.
     fn follow(&mut self, now_ns: u64) {
         while let Some(at_ns) = self.moments_ns.pop_front_if(|at_ns| *at_ns <= now_ns) {
             self.owe(at_ns, self.standings.at(at_ns));
         }
     }
 
-    /// Adds to each claim what was owed up to now while it was wanted.
+    /// Adds to each claim the GPU time owed up to now while the tenant wanted the GPU.
     fn claim(&mut self, now_ns: u64) {
         let since_ns = self.claimed_ns;
         self.claimed_ns = since_ns.max(now_ns);
@@ -81,11 +86,11 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Spends so much GPU time.
+    /// Spends this much GPU time on the backlogged tenants.
     fn spend(&mut self, mut pass_ns: f64) {
         while pass_ns > 0.0 && !self.backlogged.is_empty() {
             let sum: f64 = self.backlogged.iter().filter_map(|tenant| self.weights[*tenant]).sum();
-            // Until the first of them has nothing left.
+            // A step ends when the first of the tenants has no work left.
             let mut step_ns = pass_ns;
             for tenant in &self.backlogged {
                 step_ns = step_ns.min(self.left_ns[*tenant] * sum / self.weights[*tenant].unwrap_or(sum));

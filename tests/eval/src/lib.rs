@@ -1,5 +1,5 @@
-//! Ways to share a GPU, evaluated in virtual time: `cargo xtask eval` prints what comes of it, and the end-to-end tests hold it against
-//! what the same scenarios come to in real time.
+//! Evaluates ways to share a GPU in virtual time. `cargo xtask eval` prints the results. The
+//! end-to-end tests compare them with the same scenarios in real time.
 
 pub mod beside;
 #[cfg(test)]

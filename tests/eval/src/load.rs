@@ -1,4 +1,5 @@
-//! What a tenant's program does, from outside the GPU: when work becomes available, and what follows when it is done.
+//! The behaviour of a tenant's program outside the GPU: when work becomes available, and what
+//! follows when the work is done.
 
 use std::collections::VecDeque;
 
@@ -8,14 +9,14 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::device::Kernel;
 use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
-/// A piece of work: kernels that become available together and are waited for together.
+/// A batch of work: kernels that become available together and are waited for together.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The kernels.
     pub kernels: Vec<Kernel>,
-    /// When it was asked for.
+    /// Time when the batch was asked for.
     pub arrived_ns: u64,
-    /// When it has to be done, if it has to.
+    /// Time when the batch must be done, if there is a limit.
     pub due_ns: Option<u64>,
 }
 
@@ -24,7 +25,7 @@ pub struct Batch {
 pub struct Program {
     work: Work,
     phases: Vec<Phase>,
-    /// The part of the SMs that its kernels can use where nothing else is said.
+    /// Part of the SMs that the program's kernels can use, unless a kernel says otherwise.
     sm_ppm: u32,
     random: ChaCha8Rng,
     queue: VecDeque<Waiting>,
@@ -32,12 +33,13 @@ pub struct Program {
     is_over: bool,
 }
 
-/// A request that waits for those before it. Its kernels are made when its turn comes, of the numbers that were its own when it came: where more is asked for
-/// than can be answered, millions wait.
+/// A request that waits for earlier ones. Its kernels are made when its turn comes, from the random
+/// numbers that it had when it came. The queue keeps little for each request, because under
+/// overload millions wait.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     arrived_ns: u64,
-    /// Where its random numbers begin.
+    /// Position of the request's first random number.
     first_word: u64,
 }
 
@@ -45,12 +47,13 @@ struct Waiting {
 enum Work {
     Steps(Steps),
     Requests(Requests),
-    /// What was recorded, and which stretch of it is next.
+    /// A recording, and the number of its next stretch.
     Recorded(Recorded, usize),
 }
 
 impl Program {
-    /// The program of a tenant; equal seeds and numbers do the same, whatever else is in the scenario.
+    /// Returns the program of a tenant. Equal seeds and tenant numbers give the same program,
+    /// whatever else is in the scenario.
     pub fn new(tenant: &Tenant, seed: u64) -> Self {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -73,7 +76,7 @@ impl Program {
         }
     }
 
-    /// When it does something for the first time.
+    /// Returns the time of the program's first action.
     pub fn begins_ns(&mut self) -> Option<u64> {
         let begin_ns = self.phases.first()?.from_ns;
         match self.work.clone() {
@@ -82,13 +85,14 @@ impl Program {
         }
     }
 
-    /// The job is done: nothing follows.
+    /// Ends the job. No work follows.
     pub fn end(&mut self) {
         self.is_over = true;
         self.queue.clear();
     }
 
-    /// Its moment has come. Returns the batch that becomes available now, if one does, and when its next moment is.
+    /// Acts at the program's moment. Returns the batch that becomes available now, if there is one,
+    /// and the program's next moment.
     pub fn act(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         if self.is_over {
             return (None, None);
@@ -128,7 +132,8 @@ impl Program {
         (Some(batch), None)
     }
 
-    /// A batch is done. Returns the next one that is there already, and, for who works in steps, its next moment.
+    /// Ends a batch. Returns the next batch that is available already, and, for a program that
+    /// works in steps, its next moment.
     pub fn done(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         self.is_busy = false;
         let pause_ns = match &mut self.work {
@@ -138,7 +143,7 @@ impl Program {
             },
             Work::Recorded(recorded, next) => {
                 *next = (*next + 1) % recorded.stretches.len();
-                // From the end to the beginning as long as the scenario says.
+                // The scenario sets the pause between the end and the next beginning.
                 if *next == 0 { recorded.pause_ns } else { recorded.stretches[*next].pause_ns }
             }
             Work::Requests(requests) => {
@@ -151,7 +156,8 @@ impl Program {
         (None, Some(now_ns.saturating_add(pause_ns)))
     }
 
-    /// Requests that wait for the one that is answered: when they came, and when they have to be done, if they have to.
+    /// Returns the requests that wait for the one being answered: arrival times, and times when
+    /// they must be done, if there are limits.
     pub fn queued(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         let slo_ns = match &self.work {
             Work::Requests(requests) => requests.slo_ns,
@@ -160,7 +166,7 @@ impl Program {
         self.queue.iter().map(move |waiting| (waiting.arrived_ns, due_ns(waiting.arrived_ns, slo_ns)))
     }
 
-    /// The turn of a request that waited has come.
+    /// Makes the batch of a request whose turn has come.
     fn waited(&mut self, waiting: Waiting, requests: &Requests) -> Batch {
         let now_at = self.random.get_word_pos();
         self.random.set_word_pos(u128::from(waiting.first_word));
@@ -174,7 +180,7 @@ impl Program {
         self.batch(arrived_ns, &requests.profile, 1.0, requests.jitter, due_ns)
     }
 
-    /// The kernels of a profile, so many times as many.
+    /// Returns the kernels of a profile, multiplied by `load`.
     fn batch(&mut self, now_ns: u64, profile: &[Part], load: f64, jitter: f64, due_ns: Option<u64>) -> Batch {
         let mut kernels = Vec::new();
         for part in profile {
@@ -188,7 +194,8 @@ impl Program {
         Batch { kernels, arrived_ns: now_ns, due_ns }
     }
 
-    /// When the next request comes. As many come as the load of the phase in which the one before came says, and none between phases.
+    /// Returns the time of the next request. The load of the phase in which the previous request
+    /// came determines the rate. No request comes between phases.
     fn next_arrival(&mut self, now_ns: u64, requests: &Requests) -> Option<u64> {
         let (from_ns, load) = self.active_from(now_ns)?;
         let mean_ns = SECOND as f64 / (requests.per_s * load);
@@ -200,9 +207,10 @@ impl Program {
         self.active_from(at_ns).map(|(at_ns, _)| at_ns)
     }
 
-    /// The first moment not before `at_ns` in which it is active, and its load then.
+    /// Returns the first moment from `at_ns` on in which the program is active, and its load then.
     fn active_from(&self, at_ns: u64) -> Option<(u64, f64)> {
-        // In order: a day may have one for each second.
+        // The phases are in order, and a binary search is needed: a day may have a phase for each
+        // second.
         let phase = self.phases.get(self.phases.partition_point(|phase| phase.to_ns <= at_ns))?;
         Some((at_ns.max(phase.from_ns), phase.load))
     }
@@ -215,24 +223,25 @@ impl Program {
         (value as f64 * factor).round() as u64
     }
 
-    /// Of mean 1.
+    /// Returns a random number with an exponential distribution of mean 1.
     fn exponential(&mut self) -> f64 {
-        // From (0, 1]: the logarithm of 0 is none.
+        // The argument is from (0, 1], because the logarithm of 0 does not exist.
         -(1.0 - self.uniform()).ln()
     }
 
-    /// From [0, 1), in steps of 2⁻⁵³.
+    /// Returns a random number from [0, 1), in steps of 2⁻⁵³.
     fn uniform(&mut self) -> f64 {
         (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// When work that was asked for then has to be done.
+/// Returns the time when work that was asked for at `arrived_ns` must be done.
 fn due_ns(arrived_ns: u64, slo_ns: Option<u64>) -> Option<u64> {
     slo_ns.map(|slo_ns| arrived_ns.saturating_add(slo_ns))
 }
 
-/// Words of random numbers that [`Program::varied`] takes for so many values.
+/// Returns the number of words of random numbers that [`Program::varied`] takes for this many
+/// values.
 fn words(values: u64, jitter: f64) -> u64 {
     if jitter == 0.0 { 0 } else { 2 * values }
 }
@@ -285,7 +294,8 @@ mod tests {
         let said = |batch: &Batch| (batch.arrived_ns, batch.due_ns);
         assert_eq!(waited.iter().map(said).collect::<Vec<_>>(), at_once.iter().map(said).collect::<Vec<_>>());
         assert_eq!(queued, waited[1..].iter().map(said).collect::<Vec<_>>());
-        // What is kept of each: on a machine with few GiB tens of millions may wait.
+        // The size matters, because on a machine with few GiB tens of millions of requests may
+        // wait.
         assert!(size_of::<Waiting>() <= 16);
     }
 
@@ -306,7 +316,7 @@ mod tests {
             phases = [{ from_s = 20, to_s = 40, load = 0.5 }]
             steps = { kernels = 10, kernel_us = 1000, pause_ms = 95 }
         "#);
-        // 5 and 20 a second.
+        // 5 and 20 requests per second.
         assert!(run.outcomes[0].latencies_ns.len().abs_diff(250 + 1000) <= 3);
         // Half of ten kernels, each 100 ms.
         assert!(run.outcomes[1].work_ns.abs_diff(1_000_000_000) <= 20_000_000, "{}", run.outcomes[1].work_ns);

@@ -1,4 +1,5 @@
-//! `cargo xtask eval`: scenarios in virtual time, under deepres' policy and under what people use instead.
+//! `cargo xtask eval`: runs scenarios in virtual time, under the policy of deepres and under common
+//! alternatives.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,23 +12,27 @@ use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
 use deepres_eval::{metrics, page, plot, report};
 
-/// Evaluates sharing policies in virtual time: the same scenario under each, the same figures of each. Deterministic to the bit.
+/// Evaluate sharing policies in virtual time
+///
+/// Each policy runs the same scenario and gets the same figures. The results are deterministic to
+/// the bit.
 #[derive(Parser)]
 #[command(name = "cargo xtask eval")]
 struct Options {
-    /// A scenario (repeatable); without any, all that come with deepres. docs/evaluation-scenarios.md describes the format.
+    /// A scenario (repeatable); without any, all that come with deepres.
+    /// docs/evaluation-scenarios.md describes the format
     #[arg(long, value_name = "FILE")]
     scenario: Vec<PathBuf>,
-    /// Only this policy (repeatable).
+    /// Run only this policy (repeatable)
     #[arg(long, value_name = "NAME")]
     policy: Vec<Policy>,
-    /// Print JSON: {"rows": […]}.
+    /// Print JSON: {"rows": […]}
     #[arg(long)]
     json: bool,
-    /// Write docs/evaluation.md: each system's claim with our figures beside it.
+    /// Write docs/evaluation.md: each system's claim with the figures of deepres beside it
     #[arg(long, conflicts_with_all = ["scenario", "policy", "json", "plots"])]
     report: bool,
-    /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG).
+    /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG)
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! What is measured of a run, and against what.
+//! Figures of a run, and their references.
 
 use std::collections::BTreeMap;
 use std::{panic, thread};
@@ -15,88 +15,94 @@ use crate::standings::Standings;
 
 const NS_PER_MS: f64 = 1e6;
 
-/// One scenario under one policy. docs/evaluation-scenarios.md says what each figure means; what does not apply is null.
+/// One scenario under one policy. docs/evaluation-scenarios.md explains each figure. A figure that
+/// does not apply is null.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// The scenario's name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// What it shows.
+    /// Description of what the scenario shows.
     #[serde(skip)]
     pub shows: String,
-    /// The policy's.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// GPU-seconds of kernels finished in a second.
+    /// GPU-seconds of finished kernels per second.
     pub throughput: f64,
-    /// The part of the time in which anything ran.
+    /// Part of the time in which any kernel ran.
     pub utilisation: f64,
     /// Mean over tenants of the work done, as a part of what each does alone.
     pub progress: f64,
-    /// `progress` as a multiple of the static equal split's.
+    /// `progress` as a multiple of that of the static equal split.
     pub progress_vs_static: f64,
-    /// `progress` as a part of the fluid limit's.
+    /// `progress` as a part of that of the fluid limit.
     pub progress_vs_gps: f64,
-    /// The longest that an owner was behind the fluid limit with the same work.
+    /// Greatest lag of an owner behind the fluid limit with the same work.
     pub max_lag_ms: f64,
-    /// What that may come to under deepres: two quanta and the longest kernel.
+    /// Bound on that lag under deepres: two quanta and the longest kernel.
     pub lag_bound_ms: f64,
-    /// Jain's index over owners of GPU time received, as a part of what each was owed while it wanted the GPU, which is no more than it takes
-    /// alone (1 at most: what flows over is nobody's claim).
+    /// Jain's index over owners of the GPU time received, as a part of what was owed to each while
+    /// it wanted the GPU. The amount owed is capped at the GPU time that the owner takes alone. The
+    /// part is at most 1, because no owner has a claim to GPU time that others leave.
     pub jain: f64,
-    /// Requests late or unanswered, of those that have a time.
+    /// Part of the requests with a time limit that were late or had no answer.
     pub slo_miss_ratio: Option<f64>,
-    /// Jobs done by their deadline, of those that have a size and a deadline within the measured time.
+    /// Part of the jobs with a size and a deadline in the measured time that were done by the
+    /// deadline.
     pub deadlines_met: Option<f64>,
-    /// Median answer time of owners' requests, and of their steps that have an SLO.
+    /// Median answer time of owners' requests, and of their steps with an SLO.
     pub p50_ms: Option<f64>,
-    /// … and the 99th percentile,
+    /// 99th percentile of these answer times.
     pub p99_ms: Option<f64>,
-    /// and what that is above its tenants' without guests: alone or, where there are several, under the same policy.
+    /// Increase of this 99th percentile over that without guests. The reference is the owner alone,
+    /// or several owners under the same policy.
     pub p99_added_ms: Option<f64>,
-    /// With guests: the owners' work as a part of what they do without, alone or, where there are several, under the same policy.
+    /// With guests: the owners' work as a part of their work without guests. The reference is the
+    /// owner alone, or several owners under the same policy.
     pub production_speed: Option<f64>,
-    /// … and the GPU time that guests had while no owner had work, as a part of what the owners leave then.
+    /// With guests: the GPU time that guests used while no owner had work, as a part of what the
+    /// owners leave then.
     pub harvested_fraction: Option<f64>,
-    /// Each tenant.
+    /// Figures of each tenant.
     pub tenants: Vec<TenantRow>,
 }
 
 /// One tenant of a row.
 #[derive(Debug, Clone, Serialize)]
 pub struct TenantRow {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// Its class.
+    /// Class of the tenant.
     pub class: &'static str,
-    /// The part of the GPU that it is owed while all want it: the mean over time.
+    /// Part of the GPU that is owed to the tenant while all tenants want it: the mean over time.
     pub entitled: f64,
-    /// The part that it had.
+    /// Part of the GPU that the tenant received.
     pub received: f64,
-    /// The part that it takes alone.
+    /// Part of the GPU that the tenant takes alone.
     pub demand: f64,
-    /// Work done, as a part of what it does alone.
+    /// Work done, as a part of what the tenant does alone.
     pub progress: f64,
-    /// The longest that it was behind the fluid limit.
+    /// Greatest lag behind the fluid limit.
     pub lag_ms: f64,
     /// Median time of a request or step.
     pub p50_ms: Option<f64>,
-    /// The 99th percentile.
+    /// 99th percentile of the time of a request or step.
     pub p99_ms: Option<f64>,
-    /// Late or unanswered.
+    /// Part of the requests that were late or had no answer.
     pub slo_miss_ratio: Option<f64>,
 }
 
-/// A row, and what its pictures need.
+/// A row, and the data for its pictures.
 pub struct Evaluated {
     /// The figures.
     pub row: Row,
-    /// What happened.
+    /// Result of the run.
     pub run: Run,
 }
 
 /// Runs a scenario under each policy.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
-    // What deepres owes over time is what the fluid limit gives, and what every policy is held against.
+    // The fluid limit gives what deepres owes over time, and every policy is measured against that.
     let ours_on = |part| (Policy::Deepres.run_alone(part), part);
     let (alone, standings): (_, Vec<(Run, &Scenario)>) =
         both(|| alone(scenario), || parts.iter().map(ours_on).collect());
@@ -121,7 +127,8 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     policies.iter().map(evaluated).collect()
 }
 
-/// Does both at once: an hour of a thousand tenants takes a while, and neither sees the other.
+/// Runs both functions at once. An hour of a thousand tenants takes a while, and neither function
+/// depends on the other.
 fn both<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
     thread::scope(|scope| {
         let one = scope.spawn(one);
@@ -130,13 +137,15 @@ fn both<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -
     })
 }
 
-/// Owners that share a GPU are slower than alone without any guest.
+/// Whether a scenario has guests and several owners. Owners that share a GPU are slower than alone
+/// even without guests.
 fn has_several_owners_beside_guests(scenario: &Scenario) -> bool {
     let guests = scenario.tenants.iter().filter(|tenant| tenant.is_guest()).count();
     guests > 0 && scenario.tenants.len() - guests > 1
 }
 
-/// What the owners of a scenario do under a policy when there are no guests; nothing for the guests.
+/// Returns what the owners of a scenario do under a policy without guests. Guests get an empty
+/// outcome.
 pub fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
     for gpu in 0..scenario.gpus {
@@ -149,7 +158,7 @@ pub fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
     outcomes
 }
 
-/// What happened on all GPUs.
+/// Combines the results of all GPUs.
 fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenario)>) -> Run {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
     let (mut busy_ns, mut harvested_ns) = (0, 0);
@@ -163,7 +172,7 @@ fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenar
     Run { outcomes, busy_ns, harvested_ns, standings: Standings::at_first(scenario) }
 }
 
-/// What each tenant does, with the same random numbers, if it has the GPU to itself.
+/// Returns what each tenant does, with the same random numbers, when it has the GPU to itself.
 fn alone(scenario: &Scenario) -> Vec<Outcome> {
     let mut only = scenario.without_tenants();
     let outcome = |tenant: &scenario::Tenant| {
@@ -174,7 +183,7 @@ fn alone(scenario: &Scenario) -> Vec<Outcome> {
     scenario.tenants.iter().map(outcome).collect()
 }
 
-/// The part of the GPU that the owners of a scenario take between them, each as if alone.
+/// Returns the part of the GPU that all owners of a scenario together take, each as if alone.
 pub fn demand_of_owners(scenario: &Scenario) -> f64 {
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
     let owners = alone(scenario).into_iter().zip(&scenario.tenants).filter(|(_, tenant)| !tenant.is_guest());
@@ -198,7 +207,7 @@ fn row(
         sum / f64::from(count.max(1))
     };
     let progress = progress_of(run);
-    // Where there was nothing to do, all of it was done.
+    // If there was nothing to do, all of it was done.
     let against = |policy: Policy| match references.get(policy.name()).map_or(0.0, progress_of) {
         0.0 => 1.0,
         other => progress / other,
@@ -245,7 +254,7 @@ fn row(
     });
     let received = owners.iter().map(|owner| {
         let outcome = &run.outcomes[*owner];
-        // Who wants little at a time waits for its turns longer than it could use them.
+        // A tenant that wants little at a time waits for its turns longer than it could use them.
         let owed_ns = outcome.claim_ns.min(alone[*owner].used_ns);
         if owed_ns > 0 { (outcome.used_ns as f64 / owed_ns as f64).min(1.0) } else { 1.0 }
     });
@@ -275,7 +284,7 @@ fn row(
     }
 }
 
-/// The part of the jobs that were done in time, of those that should have been.
+/// Returns the part of the jobs with a deadline that were done in time.
 fn deadlines_met(scenario: &Scenario, run: &Run) -> Option<f64> {
     let jobs = scenario.tenants.iter().zip(&run.outcomes);
     let due = jobs.filter_map(|(tenant, outcome)| {
@@ -287,7 +296,8 @@ fn deadlines_met(scenario: &Scenario, run: &Run) -> Option<f64> {
     ratio(met, all)
 }
 
-/// What deepres promises of every owner's lag: two quanta and the longest kernel of all.
+/// Returns the bound that deepres promises for every owner's lag: two quanta and the longest of all
+/// kernels.
 fn lag_bound_ns(scenario: &Scenario) -> u64 {
     let longest_ns = scenario.tenants.iter().map(scenario::Tenant::longest_kernel_ns).max();
     2 * deepres::tuning(scenario).quantum_ns + longest_ns.unwrap_or(0)
@@ -308,7 +318,7 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// The value that this part of the values does not pass (nearest rank).
+/// Returns the value that this part of the values does not exceed (nearest rank).
 pub fn percentile_ms(values_ns: &[u64], part: f64) -> Option<f64> {
     let mut sorted = values_ns.to_vec();
     sorted.sort_unstable();

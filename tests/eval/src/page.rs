@@ -1,5 +1,6 @@
-//! `cargo xtask eval --report`: docs/evaluation.md, each system's own claim with our figures beside it. Nothing in the page is typed but what is
-//! here: figures come from the scenarios.
+//! `cargo xtask eval --report`: writes docs/evaluation.md, which shows each system's own claim with
+//! the figures of deepres beside it. Only the text in this file is written by hand. The figures
+//! come from the scenarios.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,17 +13,17 @@ use crate::metrics::{self, Row};
 use crate::policy::Policy;
 use crate::scenario::{self, SECOND, Scenario};
 
-/// As much of a scenario is hashed.
+/// Length of the part of a scenario that is hashed.
 const HASHED_NS: u64 = 20 * SECOND;
 
-/// A figure of a row, and how it is shown.
+/// A figure of a row, and its format.
 struct Figure {
     name: &'static str,
     of: fn(&Row) -> Option<f64>,
     decimals: usize,
 }
 
-/// A claim, and what is held against it.
+/// A claim, and the scenario that it is compared with.
 struct Comparison {
     system: &'static str,
     claim: &'static str,
@@ -33,27 +34,28 @@ struct Comparison {
     not_shown: &'static str,
 }
 
-/// The work of the first guest, as a part of what it does alone.
+/// Returns the work of the first guest, as a part of what the guest does alone.
 fn guest_of_standalone(row: &Row) -> Option<f64> {
     row.harvested_fraction?;
     row.tenants.iter().find(|tenant| tenant.class == Class::BestEffort.name()).map(|guest| guest.progress)
 }
 
-/// The 99th percentile of answer times, as a multiple of that alone.
+/// Returns the 99th percentile of answer times, as a multiple of that without guests.
 fn p99_ratio(row: &Row) -> Option<f64> {
     let (p99_ms, added_ms) = (row.p99_ms?, row.p99_added_ms?);
     Some(p99_ms / (p99_ms - added_ms))
 }
 
-/// The most that any tenant's part of the GPU is off what it is owed.
+/// Returns the greatest difference between a tenant's part of the GPU and its entitlement,
+/// percentage points.
 fn worst_share_error(row: &Row) -> Option<f64> {
-    /// Points of a whole.
+    /// Percentage points in a whole.
     const POINTS: f64 = 100.0;
     let errors = row.tenants.iter().map(|tenant| (tenant.received - tenant.entitled).abs() * POINTS);
     Some(errors.fold(0.0, f64::max))
 }
 
-/// The work of the first tenant, as a part of what it does alone.
+/// Returns the work of the first tenant, as a part of what the tenant does alone.
 fn first_of_standalone(row: &Row) -> Option<f64> {
     row.tenants.first().map(|tenant| tenant.progress)
 }
@@ -169,7 +171,7 @@ rules, in their best case.
 
 ";
 
-/// The page.
+/// Returns the page.
 ///
 /// # Errors
 /// A scenario cannot be read.
@@ -213,10 +215,10 @@ pub fn page() -> Result<String> {
     Ok(page)
 }
 
-/// Writes the page.
+/// Writes the page and the file of hashes.
 ///
 /// # Errors
-/// The system's, or a scenario's.
+/// Errors of the operating system, or of a scenario.
 pub fn write() -> Result<PathBuf> {
     for (file, text) in [(file(), page()?), (hashes_file(), hashes()?)] {
         std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
@@ -224,7 +226,8 @@ pub fn write() -> Result<PathBuf> {
     Ok(file())
 }
 
-/// Every figure of the first seconds of every scenario under every policy, as a hash: whoever gets another one gets other figures.
+/// Returns a hash of every figure of the first seconds of every scenario under every policy. If a
+/// hash differs, figures differ.
 ///
 /// # Errors
 /// A scenario cannot be read.
@@ -242,17 +245,17 @@ pub fn hashes() -> Result<String> {
     Ok(hashes)
 }
 
-/// FNV-1a, which needs no library and never changes.
+/// Returns the FNV-1a hash, which needs no library and never changes.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Holds the page against what it would be now.
+/// Compares the page with its current content.
 ///
 /// # Errors
-/// It is not what it would be.
+/// The page is not current.
 pub fn check() -> Result<()> {
     is_current(&file(), &page()?)
 }

@@ -13,18 +13,19 @@ use crate::scenario::{SECOND, Scenario};
 const SIZE: (u32, u32) = (900, 500);
 const MARGIN: u32 = 12;
 const LABELS: u32 = 45;
-/// Points of a curve of answer times.
+/// Number of points of a curve of answer times.
 const CDF_POINTS: usize = 200;
-/// Samples over which a share is taken.
+/// Number of samples over which a share is taken.
 const SMOOTHING: usize = 8;
-/// Tenants that a picture has room for.
+/// Most tenants in a picture.
 const MAX_CURVES: usize = 12;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// What the names of a scenario's pictures begin with: its own, of letters and digits, and a number if it is another's already.
+/// Returns the beginning of the file names of a scenario's pictures. It consists of the letters and
+/// digits of the scenario's name. A number follows if another scenario has that beginning already.
 fn stem(name: &str, drawn: &mut BTreeSet<String>) -> String {
-    /// Bytes: with what follows, a file's name has room for it anywhere.
+    /// Most bytes. With the rest of the name, a file's name of this length is allowed everywhere.
     const LONGEST: usize = 120;
     let mut plain = String::new();
     for c in name.chars().flat_map(char::to_lowercase) {
@@ -43,8 +44,9 @@ fn stem(name: &str, drawn: &mut BTreeSet<String>) -> String {
     stem
 }
 
-/// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and `SCENARIO-utilisation.svg`. What was drawn into the folder before,
-/// and is not to be overwritten, is in `drawn`.
+/// Draws `SCENARIO-shares-POLICY.svg` for each policy, `SCENARIO-latency.svg` and
+/// `SCENARIO-utilisation.svg`. `drawn` names the pictures that are in the folder and must not be
+/// overwritten.
 pub fn draw(
     scenario: &Scenario,
     runs: &[Evaluated],
@@ -228,7 +230,8 @@ mod tests {
         requests = { arrival = "poisson", per_s = 10, kernels = 5, kernel_us = 1000 }
     "#;
 
-    /// The numbers of the y axis that the points of each curve with this stroke go through, by curve.
+    /// Returns the heights in the picture of the points of each curve with this stroke width, by
+    /// curve.
     fn heights(svg: &str, stroke_width: u32) -> Vec<Vec<f64>> {
         let curves = svg.split("<polyline").skip(1);
         let like = curves.filter(|curve| curve.contains(&format!("stroke-width=\"{stroke_width}\"")));
@@ -278,7 +281,8 @@ mod tests {
         let shares = std::fs::read_to_string(folder.path().join("two---more-shares-deepres.svg")).unwrap();
         assert_eq!(heights(&shares, 2).len(), 2, "a curve for each tenant");
         assert!(heights(&shares, 2).iter().all(|curve| curve.len() > 100));
-        // What is owed moves as the deadline comes near: the dashes are not all at one height.
+        // The entitlement changes as the deadline comes near, so the dashes are not all at one
+        // height.
         let dashes: Vec<f64> = heights(&shares, 1).concat();
         let (least, most) = dashes.iter().fold((f64::MAX, f64::MIN), |(a, b), y| (a.min(*y), b.max(*y)));
         assert!(most - least > 5.0, "owed is drawn between {least} and {most}");

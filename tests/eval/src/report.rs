@@ -1,4 +1,4 @@
-//! Rows for people and for programs.
+//! Prints rows for people and for programs.
 
 use std::io::{Write as _, stdout};
 

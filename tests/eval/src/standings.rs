@@ -1,19 +1,22 @@
-//! What each tenant is owed over time: priorities move, and every policy is held against what was owed at the moment.
+//! The tenants' entitlements over time. Priorities change, and every policy is measured against the
+//! entitlements of the moment.
 
 use deepres_policy::entitlement::{Entitlement, entitlements};
 use deepres_policy::priority::{Terms, Usage};
 
 use crate::scenario::Scenario;
 
-/// With more tenants than this what is owed is not followed over time, nor anybody's lag: it would take longer than all the rest.
+/// Most tenants for which entitlements over time and lags are computed. With more, this would take
+/// longer than everything else.
 pub const MOST_WATCHED: usize = 64;
 
-/// What each tenant is owed, from each moment at which that changed.
+/// Each tenant's entitlement, with each moment of a change.
 #[derive(Debug, Clone)]
 pub struct Standings(Vec<(u64, Vec<Entitlement>)>);
 
 impl Standings {
-    /// What a scenario's tenants are owed at the beginning, when nothing has been used, for good.
+    /// Returns the entitlements at the beginning, when nothing has been used, as constant over
+    /// time.
     pub fn at_first(scenario: &Scenario) -> Self {
         let value = |tenant: &crate::scenario::Tenant| {
             Terms::at(0, &tenant.priority(), &Usage::default()).value_ppm(&scenario.policy.weights())
@@ -22,7 +25,7 @@ impl Standings {
         Self(vec![(0, entitlements(&(0..).zip(requests).collect()).into_values().collect())])
     }
 
-    /// From `now_ns` on it is this.
+    /// Sets the entitlements from `now_ns` on.
     pub fn set(&mut self, now_ns: u64, owed: Vec<Entitlement>) {
         match self.0.last_mut() {
             Some((_, before)) if *before == owed => {}
@@ -31,13 +34,13 @@ impl Standings {
         }
     }
 
-    /// What is owed at a moment.
+    /// Returns the entitlements at a moment.
     pub fn at(&self, now_ns: u64) -> &[Entitlement] {
         let after = self.0.partition_point(|(at_ns, _)| *at_ns <= now_ns);
         self.0.get(after.saturating_sub(1)).map_or(&[], |(_, owed)| owed)
     }
 
-    /// The moments at which it changes, in order.
+    /// Returns the moments of changes, in order.
     pub fn moments_ns(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|(at_ns, _)| *at_ns)
     }

@@ -1,4 +1,5 @@
-//! A recorded trace as a workload: what `deepres run --record` wrote, read back and cut into work and pauses. docs/traces.md.
+//! A recorded trace as a workload. Reads the file of `deepres run --record` and cuts it into work
+//! and pauses (docs/traces.md).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,36 +10,38 @@ use deepres_abi::recording::{
 };
 use zerocopy::FromBytes as _;
 
-/// Shorter pauses between two kernels are none: a launch and its event take as long.
+/// Shortest pause between two kernels. Shorter ones count as none, because a launch and its event
+/// take as long.
 const LEAST_PAUSE_NS: u64 = 20_000;
-/// A kernel of which no time was measured, where none of the trace was.
+/// Time of a kernel if the trace contains no measured time at all.
 const UNKNOWN_NS: u64 = 10_000;
-/// Kernels in one batch, at most.
+/// Most kernels in one batch.
 const MOST_KERNELS: usize = 100_000;
-/// The largest file that is read, bytes: more launches than a scenario may have, and a machine has room for what is made of them.
+/// Largest file that is read, bytes. It holds more launches than a scenario may have, and a machine
+/// has memory for its content.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// A launch that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launched {
-    /// When it was asked for, ns of the recorded host's clock.
+    /// Time of the launch, ns of the recorded host's clock.
     pub at_ns: u64,
-    /// The thread that asked.
+    /// Thread that launched.
     pub thread: u64,
-    /// Its kernel and geometry: place in [`Process::shapes`].
+    /// Kernel and geometry, as the place in [`Process::shapes`].
     pub shape: usize,
-    /// Its stream.
+    /// Stream of the launch.
     pub stream: u64,
 }
 
 /// A kernel with its geometry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// What its measured times are told by.
+    /// Key of the shape's measured times.
     pub key: u64,
-    /// The driver function that launched it.
+    /// Driver function that launched the kernel.
     pub api: u64,
-    /// The function's handle.
+    /// Handle of the function.
     pub function: u64,
     /// Blocks.
     pub grid: [u64; 3],
@@ -48,48 +51,48 @@ pub struct Shape {
     pub shared_bytes: u64,
 }
 
-/// What one process did.
+/// The record of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its number in its own namespace.
+    /// Process id in the process's own namespace.
     pub pid: u32,
     /// Kernels with their geometry.
     pub shapes: Vec<Shape>,
-    /// Functions' names, by handle.
+    /// Names of functions, by handle.
     pub names: BTreeMap<u64, String>,
     /// Launches that ran, in order of time.
     pub launches: Vec<Launched>,
-    /// Launches that were captured into graphs instead.
+    /// Number of launches that were captured into graphs instead.
     pub captured: u64,
-    /// Copies: bytes by order of time.
+    /// Copies in order of time: (time, bytes).
     pub copies: Vec<(u64, u64)>,
-    /// Allocations: bytes by order of time.
+    /// Allocations in order of time: (time, bytes).
     pub allocations: Vec<(u64, u64)>,
-    /// Waits: when they began, and how long they lasted, ns.
+    /// Waits: beginning and length, ns.
     pub waits: Vec<(u64, u64)>,
-    /// Measured times by key: how many, and their sum, ns.
+    /// Measured times by key: number and sum, ns.
     pub took: BTreeMap<u64, (u64, u64)>,
-    /// Records that were lost.
+    /// Number of records that were lost.
     pub lost: u64,
-    /// It ended in order.
+    /// Whether the process ended its recording.
     pub is_whole: bool,
 }
 
-/// A whole file.
+/// The content of a whole file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// The processes, in the order in which they began to record.
+    /// Processes in the order in which they began to record.
     pub processes: Vec<Process>,
-    /// Bytes at the end that are no whole chunk: the writer died.
+    /// Bytes at the end that are no whole chunk, because the writer died.
     pub torn_bytes: usize,
 }
 
 /// Kernels that become available together, after a pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
-    /// From the end of the work before, ns.
+    /// Time since the end of the work before, ns.
     pub pause_ns: u64,
-    /// What each kernel takes, ns.
+    /// Time of each kernel, ns.
     pub kernels_ns: Vec<u64>,
 }
 
@@ -97,17 +100,17 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is none, is too large, or of another major version.
+    /// The file is no trace, is too large, or has another major version.
     pub fn read(file: &Path) -> Result<Self> {
         let bytes = read_file(file, MOST_BYTES, "record a minute or two of what is typical")
             .with_context(|| format!("cannot read the trace {}", file.display()))?;
         Self::parse(&bytes).with_context(|| format!("in the trace {}", file.display()))
     }
 
-    /// Reads a file's bytes, as far as they are whole.
+    /// Reads a file's bytes up to the first chunk that is not whole.
     ///
     /// # Errors
-    /// They are no trace, or one of another major version.
+    /// The bytes are no trace, or one of another major version.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let (head, mut rest) = Head::read_from_prefix(bytes)
             .ok()
@@ -140,7 +143,7 @@ impl Trace {
         Ok(Self { processes, torn_bytes: rest.len() })
     }
 
-    /// What is wrong with it, though as much as there is can be read.
+    /// Returns the defects of the trace that do not prevent reading the rest.
     pub fn flaws(&self) -> Vec<String> {
         let mut flaws = Vec::new();
         if self.torn_bytes > 0 {
@@ -163,15 +166,15 @@ impl Trace {
         flaws
     }
 
-    /// The work of one process of it, the one that launched most, in stretches.
+    /// Returns the work of the process that launched most, in stretches.
     ///
     /// # Errors
-    /// Nothing in it ran.
+    /// No kernel of the trace ran.
     pub fn stretches(&self) -> Result<Vec<Stretch>> {
         let busiest = self.processes.iter().max_by_key(|process| process.launches.len());
         let stretches = busiest.map(Process::stretches).unwrap_or_default();
         if stretches.is_empty() {
-            // What is missing may be why.
+            // Missing data may be the reason, so the error names the defects.
             let flaws = self.flaws().into_iter().map(|flaw| format!("; {flaw}")).collect::<String>();
             bail!("no kernel was launched in it{flaws}");
         }
@@ -250,7 +253,8 @@ impl Process {
         Some(())
     }
 
-    /// What a launch of this shape takes: the mean of what was measured, else the mean of all that was.
+    /// Returns the time of a launch of this shape: the mean of the shape's measured times, or else
+    /// the mean of all measured times.
     fn took_ns(&self, shape: usize) -> u64 {
         let known = self.shapes.get(shape).and_then(|shape| self.took.get(&shape.key));
         let mean = |(count, sum_ns): (u64, u64)| (sum_ns / count.max(1)).max(1);
@@ -264,7 +268,8 @@ impl Process {
         if all.0 == 0 { UNKNOWN_NS } else { mean(all) }
     }
 
-    /// The work in stretches: a launch that comes when the GPU has been done with all before for a while begins the next one.
+    /// Returns the work in stretches. A launch begins a new stretch if the GPU has been done with
+    /// all earlier work for a while.
     fn stretches(&self) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         let mut done_ns = 0;
@@ -286,7 +291,7 @@ impl Process {
     }
 }
 
-/// A regular file's bytes: a pipe may never end, nor does every device.
+/// Reads a regular file's bytes. Pipes and devices are refused, because they may never end.
 fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
     let found = std::fs::metadata(file)?;
     ensure!(found.is_dir() || found.is_file(), "it is no regular file");

@@ -1,7 +1,8 @@
-//! A `libcuda.so.1` with every function of the table: the one that is armed notes its arguments and answers what it was armed with; all others succeed,
-//! those that deepres asks something with an answer.
+//! A `libcuda.so.1` with every function of the table. The armed function records its arguments and
+//! returns the code it was armed with. All other functions succeed, and those that deepres calls by
+//! itself give an answer.
 //!
-//! One device, whose UUID `STUB_DRIVER_UUID` (32 hexadecimal digits) sets.
+//! There is one device. `STUB_DRIVER_UUID` (32 hexadecimal digits) sets its UUID.
 
 mod record;
 
@@ -13,7 +14,7 @@ use deepres_abi::driver::types::*;
 
 use record::Record;
 
-/// What one function is to answer, and what it was called with.
+/// The code that one function must return, and the record of its calls.
 struct Armed {
     id: u32,
     code: CUresult,
@@ -21,28 +22,28 @@ struct Armed {
 }
 
 static ARMED: Mutex<Armed> = Mutex::new(Armed { id: u32::MAX, code: CUDA_SUCCESS, record: Record::EMPTY });
-/// What handles point to: nobody looks behind them.
+/// Target of all handles. No code reads it.
 static SOMETHING: u8 = 0;
 
-/// From now on the function of this id answers `code`.
+/// Arms the function of this id, which returns `code` from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn recording_arm(id: u32, code: CUresult) {
     let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
     *armed = Armed { id, code, record: Record::EMPTY };
 }
 
-/// What it was called with since.
+/// Writes the record of the armed function's calls.
 ///
 /// # Safety
-/// `to` has room.
+/// `to` is valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recording_read(to: *mut Record) {
     let armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `to` is valid for a write.
     unsafe { to.write(armed.record) };
 }
 
-/// Notes the call if this function is the armed one, and says what it answers then.
+/// Records the call if this function is the armed one, and returns its code then.
 fn note(id: ApiId, arguments: impl FnOnce(&mut Record)) -> Option<CUresult> {
     let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
     if armed.id != id as u32 {
@@ -54,13 +55,13 @@ fn note(id: ApiId, arguments: impl FnOnce(&mut Record)) -> Option<CUresult> {
     Some(armed.code)
 }
 
-/// Answers what deepres asks by itself.
+/// Gives the answers to functions that deepres calls by itself.
 ///
 /// # Safety
 /// `first` and `second` are the first two arguments of the function, whose pointers are valid.
 unsafe fn serve(id: ApiId, first: u64, second: u64) {
     let handle = (&raw const SOMETHING) as u64;
-    // SAFETY: as promised; the types are the functions'.
+    // SAFETY: the caller promises valid pointers, and the types are those of the functions.
     unsafe {
         match id {
             ApiId::cuDeviceGetCount => *(first as *mut i32) = 1,
@@ -80,11 +81,11 @@ fn uuid() -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
 }
 
-/// The first bytes of an argument as a number.
+/// Returns the first bytes of an argument as a number.
 fn word<T>(argument: &T) -> u64 {
     let mut word = 0_u64;
     let bytes = size_of::<T>().min(size_of::<u64>());
-    // SAFETY: both are as long at least.
+    // SAFETY: both values have at least `bytes` bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(
             std::ptr::from_ref(argument).cast::<u8>(),
@@ -98,7 +99,7 @@ fn word<T>(argument: &T) -> u64 {
 macro_rules! expand {
     ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($argument:ident: $ty:ty),*) })*) => {
         $(
-            /// Notes its arguments, or succeeds.
+            /// Records its arguments if it is armed, and otherwise succeeds.
             ///
             /// # Safety
             /// Pointers are valid, as the driver API demands.

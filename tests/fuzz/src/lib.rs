@@ -1,11 +1,13 @@
-//! Fuzz targets: each takes any bytes, hands them to code that faces someone untrusted, and panics if a promise is broken.
+//! Fuzz targets. Each passes arbitrary bytes to code that faces an untrusted party, and panics if
+//! the code breaks a promise.
 //!
-//! `cargo xtask fuzz` runs them under libFuzzer. `cargo test -p deepres-fuzz` replays the seeds, among them every input that once
-//! broke something.
+//! `cargo xtask fuzz` runs the targets under libFuzzer. `cargo test -p deepres-fuzz` replays the
+//! seeds, including every input that once broke something.
 
 mod targets;
 
-// What the interposer does with what a daemon says, and with code that a job loads. It is no library that could be linked to: that would define `dlsym` here.
+// The interposer's code that handles a daemon's messages and a job's device code. This crate
+// includes the files, because linking the interposer as a library would define `dlsym` here.
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod config;
@@ -35,16 +37,16 @@ use targets::{
     pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
-/// Code under attack.
+/// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name, and that of the folder of its seeds.
+    /// Name of the target and of the folder of its seeds.
     pub name: &'static str,
-    /// One input.
+    /// Runs one input.
     pub run: fn(&[u8]),
 }
 
-/// All there are.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "admin", run: admin::run },
     Target { name: "cgroup", run: cgroup::run },
@@ -63,10 +65,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "welcome", run: welcome::run },
 ];
 
-/// The target of that name.
+/// Returns the target of this name.
 ///
 /// # Panics
-/// If there is none.
+/// If there is no such target.
 pub fn target(name: &str) -> Target {
     let names = || TARGETS.iter().map(|target| target.name).collect::<Vec<_>>().join(", ");
     let found = TARGETS.iter().find(|target| target.name == name);

@@ -1,4 +1,5 @@
-//! Under `cargo xtask fuzz`: libFuzzer on the target that `DEEPRES_FUZZ_TARGET` names. Built as usual: replays inputs.
+//! Under `cargo xtask fuzz` the program is libFuzzer on the target that `DEEPRES_FUZZ_TARGET`
+//! names. In a usual build it replays inputs.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
@@ -22,7 +23,7 @@ mod fuzzing {
     );
 }
 
-/// `deepres-fuzz TARGET FILE…`: runs the files through the target, for a debugger.
+/// `deepres-fuzz TARGET FILE…` runs the files through the target, for a debugger.
 #[cfg(not(fuzzing))]
 fn main() {
     let mut arguments = std::env::args().skip(1);

@@ -1,9 +1,11 @@
-//! Every seed through its target: what once broke something does not break it again.
+//! Runs every seed through its target, so that an input that once broke something does not break it
+//! again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// A target has the process to itself, as under the fuzzer: some keep a GPU, a folder or a socket between inputs.
+/// Gives a target the process to itself, as under the fuzzer. Some targets keep a GPU, a folder or
+/// a socket between inputs.
 static PROCESS: Mutex<()> = Mutex::new(());
 
 fn seeds(target: &str) -> Vec<PathBuf> {

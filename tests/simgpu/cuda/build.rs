@@ -1,5 +1,6 @@
-//! Gives the library the name under which the driver is looked for, and binds it to itself as the real one is: what it hands out by
-//! `cuGetProcAddress` are its own functions, also where another library exports the same names before it.
+//! Gives the library the name under which programs look for the driver. Also binds the library's
+//! own symbols to itself, as the real driver does. So `cuGetProcAddress` returns the library's own
+//! functions, even if a library loaded before exports the same names.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! Gives the library the name under which the management library is looked for.
+//! Gives the library the name under which programs look for the management library.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

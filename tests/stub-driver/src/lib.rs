@@ -1,8 +1,9 @@
-//! A `libcuda.so.1` for benchmarks: every call does next to nothing and costs the same each time, so that the
-//! difference between two runs is what stands between client and driver.
+//! A `libcuda.so.1` for benchmarks. Every call does next to nothing and costs the same each time.
+//! So the difference between two runs is the cost of the code between client and driver.
 //!
-//! One device, whose UUID `STUB_DRIVER_UUID` (32 hexadecimal digits) sets. Work is done the moment it is launched;
-//! events hold the time at which they were recorded. It exports what the client and the hooks call, no more.
+//! There is one device. `STUB_DRIVER_UUID` (32 hexadecimal digits) sets its UUID. Work is done the
+//! moment it is launched. Events hold the time at which they were recorded. The library exports
+//! only the functions that the client and the hooks call.
 #![expect(non_snake_case, reason = "argument names are those of the driver API")]
 
 use core::ffi::CStr;
@@ -14,22 +15,22 @@ use deepres_abi::driver::types::*;
 
 /// The version of CUDA that this driver claims: 13.0.
 const VERSION: i32 = 13_000;
-/// Memory that the device claims.
+/// Memory of the device, bytes.
 const MEMORY_BYTES: usize = 64 << 30;
-/// Where handed-out addresses begin: somewhere no host mapping is.
+/// First address that is returned. The host maps nothing there.
 const FIRST_ADDRESS: u64 = 0x7f00_0000_0000_0000;
-/// Addresses are this far apart.
+/// Distance between two addresses, bytes.
 const ADDRESS_STEP_BYTES: u64 = 2 << 20;
-/// How many different addresses are handed out before the first comes again.
+/// Number of different addresses before the first comes again.
 const ADDRESSES: u64 = 1 << 12;
-/// What handles other than events point to: nobody looks behind them.
+/// Target of all handles except events. No code reads it.
 static SOMETHING: u8 = 0;
 
 fn handle() -> *mut c_void {
     (&raw const SOMETHING).cast_mut().cast()
 }
 
-/// Writes a result where the caller wants it; callers that want none pass null.
+/// Writes a result to `to`. Returns CUDA_ERROR_INVALID_VALUE if `to` is null.
 ///
 /// # Safety
 /// `to` is null or valid for a write.
@@ -37,7 +38,7 @@ unsafe fn answer<T>(to: *mut T, value: T) -> CUresult {
     if to.is_null() {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: not null, so valid for a write by this function's contract.
+    // SAFETY: `to` is not null, so it is valid for a write by this function's contract.
     unsafe { to.write(value) };
     CUDA_SUCCESS
 }
@@ -50,7 +51,7 @@ fn now_ns() -> u64 {
 }
 
 thread_local! {
-    /// The context made current, as the real driver keeps one for each thread.
+    /// The current context of the thread, as in the real driver.
     static CURRENT: Cell<CUcontext> = const { Cell::new(core::ptr::null_mut()) };
 }
 
@@ -135,7 +136,7 @@ give! {
     cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) => numNodes, 0;
 }
 
-/// The primary context is always active.
+/// Reports the primary context as active, as it always is.
 ///
 /// # Safety
 /// Both pointers are null or valid for a write.
@@ -160,26 +161,26 @@ pub extern "C" fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
     CUDA_SUCCESS
 }
 
-/// Makes a context current; the stack is one deep.
+/// Makes a context current. The stack has only one entry.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
     cuCtxSetCurrent(ctx)
 }
 
-/// Leaves the current context current.
+/// Writes the current context to `pctx` and leaves it current.
 ///
 /// # Safety
 /// `pctx` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
     if !pctx.is_null() {
-        // SAFETY: not null, and the caller's to be written to.
+        // SAFETY: `pctx` is not null, so it is valid for a write by this function's contract.
         unsafe { pctx.write(CURRENT.get()) };
     }
     CUDA_SUCCESS
 }
 
-/// Free and total memory.
+/// Writes the free and the total memory.
 ///
 /// # Safety
 /// Both pointers are valid for a write.
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
     }
 }
 
-/// Notes the time.
+/// Stores the current time in the event.
 ///
 /// # Safety
 /// `hEvent` comes from `cuEventCreate` and is not destroyed.
@@ -204,21 +205,22 @@ pub unsafe extern "C" fn cuEventRecord(hEvent: CUevent, hStream: CUstream) -> CU
     CUDA_SUCCESS
 }
 
-/// Notes the time.
+/// Stores the current time in the event.
 ///
 /// # Safety
-/// As for [`cuEventRecord`].
+/// The same as for [`cuEventRecord`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventRecordWithFlags(hEvent: CUevent, hStream: CUstream, flags: u32) -> CUresult {
     let _ = flags;
-    // SAFETY: the same contract.
+    // SAFETY: the caller fulfils the same contract.
     unsafe { cuEventRecord(hEvent, hStream) }
 }
 
-/// The time between two records.
+/// Writes the time between two records, ms.
 ///
 /// # Safety
-/// Both events come from `cuEventCreate` and are not destroyed; `pMilliseconds` is valid for a write.
+/// Both events come from `cuEventCreate` and are not destroyed; `pMilliseconds` is valid for a
+/// write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime_v2(
     pMilliseconds: *mut f32,
@@ -229,24 +231,24 @@ pub unsafe extern "C" fn cuEventElapsedTime_v2(
     const NS_PER_MS: f64 = 1e6;
     // SAFETY: `cuEventCreate` made it of this type, and it lives.
     let start = unsafe { &*hStart.cast::<AtomicU64>() }.load(Ordering::Relaxed);
-    // SAFETY: the same holds of the other.
+    // SAFETY: `cuEventCreate` made it of this type, and it lives.
     let end = unsafe { &*hEnd.cast::<AtomicU64>() }.load(Ordering::Relaxed);
     let elapsed_ns = i128::from(end) - i128::from(start);
     // SAFETY: the caller's pointer, under the same contract.
     unsafe { answer(pMilliseconds, (elapsed_ns as f64 / NS_PER_MS) as f32) }
 }
 
-/// The time between two records.
+/// Writes the time between two records, ms.
 ///
 /// # Safety
-/// As for [`cuEventElapsedTime_v2`].
+/// The same as for [`cuEventElapsedTime_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(
     pMilliseconds: *mut f32,
     hStart: CUevent,
     hEnd: CUevent,
 ) -> CUresult {
-    // SAFETY: the same contract.
+    // SAFETY: the caller fulfils the same contract.
     unsafe { cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd) }
 }
 
@@ -261,7 +263,7 @@ pub unsafe extern "C" fn cuEventDestroy_v2(hEvent: CUevent) -> CUresult {
     CUDA_SUCCESS
 }
 
-/// A name for the device.
+/// Writes the device's name.
 ///
 /// # Safety
 /// `name` is valid for `len` bytes.
@@ -279,7 +281,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdev
     CUDA_SUCCESS
 }
 
-/// Knows no names: the client looks symbols up by `dlsym`.
+/// Finds no symbol. The client looks symbols up by `dlsym`.
 ///
 /// # Safety
 /// Pointers are null or valid for a write.
@@ -300,14 +302,14 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     CUDA_ERROR_NOT_FOUND
 }
 
-/// Streams are told apart, and never freed.
+/// Returns a new stream. Each stream has its own address, and none is freed.
 fn new_stream() -> CUstream {
     Box::into_raw(Box::new(SOMETHING)).cast()
 }
 
 fn next_address() -> CUdeviceptr {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // One thread allocates: a load and a store cost less than an addition that other cores must see whole.
+    // Only one thread allocates. A load and a store cost less than an atomic addition.
     let index = NEXT.load(Ordering::Relaxed);
     NEXT.store((index + 1) % ADDRESSES, Ordering::Relaxed);
     FIRST_ADDRESS + index * ADDRESS_STEP_BYTES

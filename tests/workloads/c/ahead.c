@@ -1,5 +1,7 @@
-/* Launches kernels of 20 ms without waiting and then waits for them: prints after how long it had launched all, and after how long they were done, as one
- * JSON object. */
+/* ahead: launches kernels of 20 ms without waiting, then waits for them.
+ *
+ * Prints one JSON object: the time after which all kernels were launched, and the time after which
+ * they were done. */
 #include <time.h>
 
 #include "driver.h"
@@ -15,7 +17,7 @@ static long milliseconds(void) {
 int main(void) {
     open_context();
     CUfunction kernel = load_kernel("busy_20000us");
-    /* What the first takes is known before the others are launched. */
+    /* The first launch makes the kernel's time known to deepres before the others come. */
     CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
     CHECK(cu(cuCtxSynchronize)());
     long began = milliseconds();

@@ -1,19 +1,25 @@
-/* allocators grow|preallocate|expandable: takes memory as deep-learning frameworks do, until there is no more.
+/* allocators grow|preallocate|expandable: allocates memory as deep-learning frameworks do, until no
+ * more is left.
  *
- * grow         TensorFlow's BFC allocator with memory growth: regions that double in size, and when the driver has no such region, nine tenths of it
- *              again and again, down to what is needed at the moment.
- * preallocate  JAX's: three quarters of what is free, at once, and everything else out of that.
- * expandable   PyTorch's caching allocator with expandable segments: one range of addresses for all there is, physical memory mapped into it piece
- *              by piece; what was freed last is unmapped and given back, and mapped again.
- * Prints one JSON line: what cuMemGetInfo and cuDeviceTotalMem said at first, what was got, and what is left then. */
+ *   grow         TensorFlow's BFC allocator with memory growth: regions that double in size. If
+ *                the driver has no such region, the allocator asks for nine tenths of the size,
+ *                again and again, down to the size needed at the moment.
+ *   preallocate  JAX's allocator: three quarters of the free memory at once. All allocations come
+ *                from this region.
+ *   expandable   PyTorch's caching allocator with expandable segments: one range of addresses for
+ *                all memory, into which physical memory is mapped piece by piece. The pieces
+ *                freed last are unmapped and released, and mapped again.
+ *
+ * Prints one JSON line: the first answers of cuMemGetInfo and cuDeviceTotalMem, the bytes
+ * allocated, and the bytes left. */
 #include "driver.h"
 #include <string.h>
 
 enum { MIB = 1 << 20, MAX_REGIONS = 4096 };
-static const size_t NEED_BYTES = 2 * MIB;           /* what a tensor takes while a region is looked for */
-static const size_t SEGMENT_BYTES = 20 * MIB;       /* pieces of an expandable segment */
-static const double BACK_OFF = 0.9;                 /* of a region that was refused */
-static const double PREALLOCATED = 0.75;            /* of what is free */
+static const size_t NEED_BYTES = 2 * MIB;           /* size of a tensor that needs a region */
+static const size_t SEGMENT_BYTES = 20 * MIB;       /* piece of an expandable segment */
+static const double BACK_OFF = 0.9;                 /* next size after a refused region */
+static const double PREALLOCATED = 0.75;            /* part of the free memory */
 
 static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -61,7 +67,7 @@ static size_t expandable(size_t total_bytes) {
         while (got + SEGMENT_BYTES <= range && is_given(cu(cuMemCreate)(&piece, SEGMENT_BYTES, &on_device_0, 0))) {
             CHECK(cu(cuMemMap)(base + got, SEGMENT_BYTES, 0, piece, 0));
             CHECK(cu(cuMemSetAccess)(base + got, SEGMENT_BYTES, &read_write, 1));
-            /* The mapping keeps it. */
+            /* The mapping keeps the piece alive. */
             CHECK(cu(cuMemRelease)(piece));
             got += SEGMENT_BYTES;
         }

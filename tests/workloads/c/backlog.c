@@ -1,9 +1,16 @@
-/* Keeps the GPU backlogged with kernels of one name, by which the simulated GPU knows their length, and prints how many it
- * launched, and the longest time that a launch took, as one JSON line.
+/* backlog: keeps the GPU backlogged with kernels of one name. The simulated GPU knows the kernels'
+ * time by their name.
  *
- * backlog [--kernel NAME] [--seconds S] [--sync-every N] [--streams N] [--graph KERNELS] [--hold BYTES] [--progress]
- *   --seconds 0 (the default) runs until it is killed; --sync-every is in launches; --graph launches a graph of so many
- *   kernels instead of single ones; --hold allocates first; --progress prints a line about every 10 ms of launching. */
+ *   backlog [--kernel NAME] [--seconds S] [--sync-every N] [--streams N] [--graph KERNELS]
+ *           [--hold BYTES] [--progress]
+ *
+ *   --seconds S      0 (the default): runs until it is killed
+ *   --sync-every N   waits after every N launches
+ *   --graph KERNELS  launches a graph of so many kernels instead of single kernels
+ *   --hold BYTES     allocates memory first
+ *   --progress       prints the number of launches about every 10 ms
+ *
+ * Prints one JSON line: the number of launches, and the longest time that a launch call took. */
 #include "driver.h"
 #include <string.h>
 #include <time.h>

@@ -1,5 +1,7 @@
-/* behind LAUNCHES: queues so many launches behind a wait that it ends itself only afterwards, by a value and by another stream's event that waits for one,
- * and destroys every other stream meanwhile. Prints how many were launched. */
+/* behind LAUNCHES: queues launches behind a wait, and ends the wait only after the last launch. The
+ * launches wait for a value in memory, or for an event of another stream that waits for the value.
+ * In half of the rounds the program destroys the stream while its launches wait. Prints the number
+ * of launches. */
 #include "driver.h"
 
 enum { ROUNDS = 3 };

@@ -1,5 +1,7 @@
-/* beyond LIMIT_BYTES: fills its limit with memory of the device, and looks at what it is given beyond that: by which calls, what such memory is, how it is
- * freed, during captures, in a forked child, and when its context goes. Prints one JSON line of results, all of which the test knows. */
+/* beyond LIMIT_BYTES: fills its limit with device memory and then examines memory beyond the limit.
+ * The program checks the calls that give such memory, its kind and its frees. It repeats this
+ * during captures, in a forked child, and at the end of the context. Prints one JSON line of
+ * results, which the test compares with known values. */
 #include "driver.h"
 #include <string.h>
 #include <sys/wait.h>
@@ -16,7 +18,7 @@ static int is_managed(CUdeviceptr at) {
     return managed;
 }
 
-/* Whether memory keeps what is copied into it, at both ends. */
+/* Whether memory keeps the bytes that are copied into it, at both ends. */
 static int keeps(CUdeviceptr at, size_t bytes) {
     unsigned char sent[64], got[64];
     for (int end = 0; end < 2; end++) {
@@ -68,7 +70,7 @@ int main(int argc, char **argv) {
     int is_exported = cu(cuIpcGetMemHandle)((void *)exported, linear) == 0;
     CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
 
-    /* In a capture memory is asked for as ever: where the mode forbids it, and where it does not. */
+    /* Allocates during captures in every mode; some modes forbid allocations. */
     int capture_codes[MODES], end_codes[MODES];
     for (int mode = 0; mode < MODES; mode++) {
         CUgraph graph = NULL;
@@ -82,7 +84,8 @@ int main(int argc, char **argv) {
         if (graph) CHECK(cu(cuGraphDestroy)(graph));
     }
 
-    /* A child that frees gets an error of the driver's, and leaves the parent's as it is. */
+    /* A free in a forked child returns an error of the driver and does not touch the parent's
+     * memory. */
     pid_t child = fork();
     if (child == 0) _exit(cu(cuMemFree_v2)(linear) == 0);
     int child_status = -1;
@@ -94,7 +97,7 @@ int main(int argc, char **argv) {
         CHECK(i % 2 ? cu(cuMemFreeAsync_ptsz)(small[i], NULL) : cu(cuMemFree_v2)(small[i]));
     CHECK(cu(cuMemFree_v2)(managed));
 
-    /* What is beyond the limit goes with its context. */
+    /* Memory beyond the limit ends with its context. */
     CHECK(cu(cuMemAlloc_v2)(&linear, 64 * MIB));
     CHECK(cu(cuCtxDestroy_v2)(context));
     CUdevice device;

@@ -1,5 +1,6 @@
-/* boot: initialises the driver, which is when a process gets its session, and stays until its input ends. Prints one JSON line: how
- * long cuInit took, and when it returned (CLOCK_MONOTONIC). */
+/* boot: initialises the driver and stays until its input ends. At cuInit a process gets its
+ * session. Prints one JSON line: the time that cuInit took, and when it returned (CLOCK_MONOTONIC).
+ */
 #include "driver.h"
 #include <time.h>
 
@@ -10,7 +11,7 @@ static long long now_ns(void) {
 }
 
 int main(void) {
-    /* Looking the driver up is no part of the figure. */
+    /* The time excludes the look-up of the driver. */
     load_driver();
     long long begin_ns = now_ns();
     CHECK(cu(cuInit)(0));

@@ -1,5 +1,6 @@
-/* cancelled: threads that are to be cancelled at the next place for it (a request is pending all the time) launch, at once and after a pause.
- * Prints how far each came. */
+/* cancelled: launches from threads that have a pending cancellation, at once and after a pause. A
+ * thread with a pending cancellation ends at its next cancellation point. Prints how far each
+ * thread came. */
 #define _DEFAULT_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -28,7 +29,7 @@ static void *worker(void *none) {
 }
 
 int main(void) {
-    // Past the time after which the meter thread sleeps until it is woken.
+    // Longer than the time after which the meter thread sleeps until a launch wakes it.
     static const unsigned waits_us[WAITS] = {0, 2500000};
     context = open_context();
     kernel = load_kernel("quick");

@@ -1,5 +1,6 @@
-/* captures: captures graphs in each of the three modes on one thread while others launch, allocate and wait. Prints one JSON
- * line per mode: the codes of begin and end of the captures and how many graphs had not exactly the captured kernels. */
+/* captures: captures graphs in each of the three modes on one thread while other threads launch on
+ * streams of their own. Prints one JSON line for each mode: the failed captures with the last error
+ * code, and how many graphs did not contain exactly the captured kernels. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -43,7 +44,7 @@ int main(void) {
             CUgraph graph = NULL;
             CUgraphExec exec;
             size_t nodes = 0;
-            /* Work in flight on the very stream that is captured next. */
+            /* Work in flight on the stream that is captured next. */
             for (int j = 0; j < 10; j++)
                 CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
             CUresult code = cu(cuStreamBeginCapture_v2)(stream, mode);

@@ -1,6 +1,9 @@
-/* Closes every descriptor that it did not open and the driver does not need, as a daemon or a launcher does, and gives their numbers to files of its own: `first`
- * turns which kind of file gets which number. Goes on launching, and prints what became of those files, as one JSON object.
- * Then stays until its standard input is closed. */
+/* closes [first]: closes every descriptor that it did not open and the driver does not need, as
+ * daemons and launchers do. Then it opens files of its own under the same numbers. `first` selects
+ * which kind of file gets which number.
+ *
+ * The program goes on launching and prints the state of those files as one JSON object. Then it
+ * stays until its standard input is closed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +40,7 @@ static void expect(int holds, const char *what) {
     }
 }
 
-/* Whether the file is as it was made. */
+/* Whether the file is unchanged since its creation. */
 static int is_untouched(int number, int kind, int other_end) {
     struct stat status;
     unsigned long long count = 0;
@@ -55,7 +58,7 @@ static int is_untouched(int number, int kind, int other_end) {
 
 static int files[FILES], other_ends[FILES], first, has_files;
 
-/* Runs after whatever a library does at the end of the process. */
+/* Runs after the exit handlers of all libraries. */
 static void report(void) {
     int touched = 0;
     for (int i = 0; has_files && i < FILES; i++)

@@ -1,5 +1,5 @@
-/* A library whose constructor looks something up while the dynamic linker's lock is held, as the libraries of a framework do. It first tells by a
- * pipe that it has begun. */
+/* A library whose constructor calls dlsym while the dynamic linker's lock is held, as libraries of
+ * frameworks do. Before the look-up it writes to a pipe that it has begun. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,9 +1,14 @@
-/* contend LOG OPERATIONS PROCESS THREADS [pools]: threads of several processes race for their tenant's memory and write down every operation.
+/* contend LOG OPERATIONS PROCESS THREADS [pools]: threads of several processes compete for their
+ * tenant's memory and log every operation.
  *
- * LOG is a file shared by all processes: a counter of operations begun, then a record for each. A process takes operations until OPERATIONS are
- * begun, says `done`, and frees what it holds once a line comes in. Most sizes are such that the driver serves them from blocks of their own, so
- * what an allocation counts for is known here. Small ones share blocks: of each it is known that it counts for its length at least and for a block at most.
- * Those from a pool, where pools are raced for, are as long as it grows by, and the pool gives back what is freed of it. */
+ * LOG is a file that all processes share: the number of operations begun, then a record for each. A
+ * process carries out operations until OPERATIONS have begun, prints `done`, and frees its memory
+ * when a line comes in.
+ *
+ * The driver serves most sizes from blocks of their own, so the program knows the charge of these
+ * allocations. Small allocations share blocks: each counts for at least its length and at most a
+ * block. With `pools` the threads also allocate from a pool. A pool's allocation is as long as the
+ * pool's growth, and the pool releases the memory when it is freed. */
 #include "kinds.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,17 +18,19 @@
 #include <time.h>
 #include <unistd.h>
 
-/* One of SMALL_ONE_IN allocations is small: what is not known of them is little against the limit. */
+/* One of SMALL_ONE_IN allocations is small. So the uncertainty about them is small against the
+ * limit. */
 enum { HELD_PER_THREAD = 48, MAX_BLOCKS = 12, SMALL_ONE_IN = 16, SMALL_MAX_BYTES = 1 << 20, LOG_HEADER_BYTES = 64 };
 static const size_t BLOCK_BYTES = 2 << 20, POOL_GROWTH_BYTES = 32 << 20;
 
-/* What is read by whoever judges the run. `begin_ns` is written first and `end_ns` last; 0 is "not yet". */
+/* A record for the judge of the run. A thread writes `begin_ns` first and `end_ns` last; 0 means
+ * "not yet". */
 struct record {
     _Atomic uint64_t begin_ns;
     _Atomic uint64_t end_ns;
-    uint64_t bytes;     /* what it counts for at least */
-    uint64_t most_bytes; /* and at most */
-    uint64_t operation; /* of a free: the allocation, plus one; of an allocation: 0 */
+    uint64_t bytes;     /* the smallest possible charge */
+    uint64_t most_bytes; /* the largest possible charge */
+    uint64_t operation; /* of a free: number of the allocation, plus one; of an allocation: 0 */
     uint64_t told_ns;   /* of a free: when the driver was told, if it says so */
     uint32_t process;
     uint32_t code;
@@ -41,7 +48,7 @@ static uint32_t process;
 static CUcontext context;
 static CUmemoryPool pool;
 static int races_for_pools;
-/* What the simulated driver exports beside CUDA's functions: when this thread last told it to free something. */
+/* Export of the simulated driver: the time at which this thread last told it to free something. */
 static uint64_t (*told_ns)(void);
 static pthread_barrier_t finished, may_free;
 
@@ -53,7 +60,8 @@ static uint64_t now_ns(void) {
 
 static int is_pooled(kind k) { return k == ASYNC || k == POOL_PTSZ; }
 
-/* The pool has what was freed once the stream has come to that, and keeps it until it is trimmed. */
+/* The pool gets freed memory back when the stream reaches the free, and keeps it until it is
+ * trimmed. */
 static CUresult give_back(kind k) {
     CUresult code = k == ASYNC ? cu(cuStreamSynchronize)(NULL) : cu(cuStreamSynchronize_ptsz)(NULL);
     return code == CUDA_SUCCESS ? cu(cuMemPoolTrimTo)(pool, 0) : code;
@@ -64,7 +72,7 @@ static unsigned next_random(uint64_t *state) {
     return (unsigned)(*state >> 33);
 }
 
-/* A record for another operation, or NULL if there were enough. */
+/* Returns a record for another operation, or NULL if all operations have begun. */
 static struct record *begin(uint64_t bytes, uint64_t most_bytes, uint64_t of, uint64_t *number) {
     *number = atomic_fetch_add(&book->begun, 1);
     if (*number >= operations) return NULL;
@@ -101,7 +109,7 @@ static void *worker(void *argument) {
     CHECK(cu(cuCtxSetCurrent)(context));
     for (;;) {
         unsigned slot = next_random(&random) % HELD_PER_THREAD;
-        /* Who was refused gives something back first, if there is anything. */
+        /* After a refusal the thread frees something first, if it has anything. */
         for (int other = 0; was_refused && !held[slot].bytes && other < HELD_PER_THREAD; other++)
             slot = (slot + 1) % HELD_PER_THREAD;
         was_refused = 0;
@@ -120,7 +128,7 @@ static void *worker(void *argument) {
         uint64_t most = is_small       ? BLOCK_BYTES
                         : is_pooled(k) ? POOL_GROWTH_BYTES
                                        : (1 + next_random(&random) % MAX_BLOCKS) * BLOCK_BYTES;
-        /* Only plain linear memory may be asked for in odd sizes. */
+        /* Only plain linear memory may have odd sizes. */
         uint64_t bytes = is_small      ? 1 + next_random(&random) % SMALL_MAX_BYTES
                          : k == LINEAR ? most - next_random(&random) % (BLOCK_BYTES / 2)
                                        : most;

@@ -1,4 +1,5 @@
-/* A tool to be preloaded that has one of the driver's functions for itself: it counts the calls, and passes them on to whoever comes next. */
+/* A preloaded tool that exports one of the driver's functions. The tool counts the calls and passes
+ * them on to the next library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

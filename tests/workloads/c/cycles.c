@@ -1,11 +1,14 @@
-/* cycles ROUNDS: makes, uses and ends one thing of each kind over and over, and prints, as JSON, how many KiB of the process stay behind for each kind: the
- * least of several times so many rounds, since what is made once is made whenever more is in flight than before. */
+/* cycles ROUNDS: creates, uses and ends one object of each kind, over and over. Prints as JSON how
+ * many KiB of the process stay behind for each kind.
+ *
+ * The number is the least of several runs of ROUNDS rounds. Some objects are created only once, but
+ * at any time at which more work than before is in flight. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>
 
-/* After so many nothing grows any more that is made once. */
+/* After WARM_UP rounds no object that is created only once appears any more. */
 enum { WARM_UP = 300, TIMES = 4 };
 
 static CUstream stream;

@@ -1,4 +1,5 @@
-/* A library linked to libcuda that makes some launches by itself: what a plug-in does that is opened with RTLD_DEEPBIND. */
+/* A library linked to libcuda that launches by itself, as a plug-in does that is opened with
+ * RTLD_DEEPBIND. */
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 int launch_some(void *kernel, int count) {

@@ -1,4 +1,5 @@
-/* drains KERNEL: over and over makes a context, queues some kernels there and destroys it with what is queued. Prints the launches. */
+/* drains KERNEL: creates a context, queues some kernels there and destroys the context while they
+ * are queued, over and over. Prints the number of launches. */
 #include "driver.h"
 
 enum { ROUNDS = 12, KERNELS = 20 };

@@ -1,10 +1,12 @@
-/* The part of the CUDA driver API that the C clients use, and the three ways in which a program reaches it.
+/* The part of the CUDA driver API that the C clients use, and the three ways in which a program
+ * reaches it.
  *
- * A client is compiled once for each way:
+ * A client is compiled once for each way and calls the driver as cu(cuInit)(0) in each:
+ *
  *   -DWAY_LINKED        bound by the linker to libcuda.so.1
- *   -DWAY_DLSYM         dlopen("libcuda.so.1") and one dlsym a function
- *   -DWAY_PROC_ADDRESS  one dlsym, of cuGetProcAddress_v2; everything else through it, as libcudart does
- * and calls the driver as cu(cuInit)(0) whichever it is. */
+ *   -DWAY_DLSYM         dlopen("libcuda.so.1") and one dlsym for each function
+ *   -DWAY_PROC_ADDRESS  one dlsym of cuGetProcAddress_v2; all other functions through it, as
+ *                       libcudart does */
 #ifndef DRIVER_H
 #define DRIVER_H
 
@@ -156,7 +158,7 @@ enum {
     GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
 };
 
-/* X(exported symbol, name and CUDA version and flags to ask cuGetProcAddress for, parameters) */
+/* X(exported symbol, name, CUDA version and flags for cuGetProcAddress, parameters) */
 #define LEGACY GET_PROC_ADDRESS_LEGACY_STREAM
 #define PTDS GET_PROC_ADDRESS_PER_THREAD_STREAM
 #define DRIVER_FUNCTIONS(X)                                                                                              \
@@ -358,7 +360,7 @@ static inline void load_driver(void) {
         exit(1);
     }
     int status = -1;
-    /* The look-up function looks itself up, and what it hands out is what is used from then on. */
+    /* The look-up function looks itself up. From then on the program uses the returned function. */
     CHECK(first("cuGetProcAddress", (void **)&get, 12000, LEGACY, &status));
     if (!get || status != 0) {
         fprintf(stderr, "cuGetProcAddress does not find itself (status %d)\n", status);
@@ -405,7 +407,8 @@ static inline CUfunction load_kernel(const char *name) {
     return function;
 }
 
-/* Waits until whoever started us closes our standard input, so that it can look at us while we live. */
+/* Waits until the parent process closes this program's standard input, so that it can observe the
+ * live program. */
 static inline void wait_for_end_of_input(void) {
     fflush(stdout);
     while (getchar() != EOF) {

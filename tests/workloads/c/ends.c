@@ -1,4 +1,5 @@
-/* ends MANNER: a process that uses the GPU and then ends, or starts others, in one of the ways that processes do. Prints what it saw. */
+/* ends MANNER: uses the GPU and then ends, or starts other processes, in one of the ways that
+ * processes do. Prints what it observed. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -60,7 +61,7 @@ int main(int argc, char **argv) {
     char *const nothing[] = {"true", NULL};
     pid_t child = -1;
     if (!strcmp(manner, "fork-before")) {
-        /* The child is the one that uses the GPU. */
+        /* The child uses the GPU. */
         child = fork();
         if (child > 0) {
             printf("child %d\n", wait_for(child));
@@ -75,9 +76,10 @@ int main(int argc, char **argv) {
     if (!strcmp(manner, "_exit")) _exit(4);
     if (!strcmp(manner, "abort")) abort();
     if (!strcmp(manner, "first-ends") || !strcmp(manner, "first-ends-full")) {
-        /* The process goes on until the last of its own threads ends, and then exits as if main had returned. */
+        /* The process goes on until the last of its threads ends. Then it exits as if main had
+         * returned. */
         pthread_t other;
-        /* Without a descriptor for anybody, if so. */
+        /* `first-ends-full`: uses up all file descriptors first. */
         while (strcmp(manner, "first-ends") && dup(2) >= 0) {
         }
         atexit(say_end);
@@ -114,7 +116,7 @@ int main(int argc, char **argv) {
         printf("launch %d\n", cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
     }
     if (!strcmp(manner, "library")) {
-        /* A library goes while its kernel is queued. */
+        /* Unloads a library while its kernel is queued. */
         typedef CUresult (*loader)(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
         loader load = (loader)dlsym(open_driver(), "cuLibraryLoadData");
         CUresult (*get)(void **, void *, const char *) = (CUresult(*)(void **, void *, const char *))dlsym(open_driver(), "cuLibraryGetKernel");
@@ -128,7 +130,7 @@ int main(int argc, char **argv) {
         printf("unload %d, launch %d, waited %d\n", gone, after, cu(cuStreamSynchronize)(stream));
     }
     if (!strcmp(manner, "handler-in-storm")) {
-        /* The signal comes in the midst of a launch, mostly. */
+        /* In most runs the signal arrives in the middle of a launch. */
         enum { STORM_US = 30000 };
         CUfunction quick = load_kernel("quick");
         signal(SIGALRM, leave);
@@ -137,7 +139,8 @@ int main(int argc, char **argv) {
             CHECK(cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
     }
     if (!strcmp(manner, "plain-child")) {
-        /* A program that has nothing to do with GPUs has nothing of theirs: no descriptor, no connection, no thread. */
+        /* A program that does not use the GPU must have no descriptor, connection or thread of
+         * deepres. */
         char *const shell[] = {"sh", "-c", "ls /proc/$$/fd; grep Threads /proc/$$/status; find /proc/$$/fd -lname 'socket:*'", NULL};
         int failed = posix_spawnp(&child, "sh", NULL, NULL, shell, environ);
         printf("spawned %d\nchild %d\n", failed, wait_for(child));
@@ -162,7 +165,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 50; i++) {
             child = fork();
             if (child == 0) {
-                /* The driver answers in the child, and nothing of ours hangs there. */
+                /* In the child the driver returns an error and no call hangs. */
                 _exit(cu(cuCtxSynchronize)() == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
             }
             statuses |= wait_for(child);

@@ -1,5 +1,5 @@
-/* A hook library that exports the driver's names and does no more: whoever looks them up in the driver's own library passes it. It counts what
- * it sees, for hazards.c. */
+/* A hook library that only exports the driver's names. A program that looks names up in the
+ * driver's own library bypasses it. The library counts the launches that it sees, for hazards.c. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

@@ -1,4 +1,5 @@
-/* Preloaded into a program that asks how much memory the host has: it reads the file MEMINFO for /proc/meminfo. */
+/* Preloaded into a program that reads the size of the host's memory: opens the file MEMINFO instead
+ * of /proc/meminfo. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,7 +15,7 @@ static int open_by(const char *name, const char *path, int flags, mode_t mode) {
     return real(instead && !strcmp(path, "/proc/meminfo") ? instead : path, flags, mode);
 }
 
-/* Both are one on this machine; programs call either. */
+/* Both functions are the same on this machine, and programs call either. */
 #define OPEN(name)                          \
     int name(const char *path, int flags, ...) { \
         va_list rest;                       \

@@ -1,6 +1,8 @@
-/* fill CHUNK_BYTES [KIND…]: for each kind (default: all) allocates chunks until a call fails, then frees them all and does
- * it again: what was freed must be usable. Prints one JSON line: the tenant's view of the device, and per kind the bytes it
- * got, the code of the failing call and what the second round got. */
+/* fill CHUNK_BYTES [KIND…]: for each kind (default: all) allocates chunks until a call fails, frees
+ * them all, and repeats this once. Freed memory must be usable again.
+ *
+ * Prints one JSON line: the tenant's view of the device. For each kind it has the bytes allocated,
+ * the code of the failing call, and the result of the second round. */
 #include "kinds.h"
 
 enum { MAX_CHUNKS = 1 << 16 };
@@ -38,7 +40,7 @@ int main(int argc, char **argv) {
     int tried = argc > 2 ? argc - 2 : KINDS;
     for (int i = 0; i < tried; i++) {
         kind k = argc > 2 ? kind_of(argv[i + 2]) : (kind)i;
-        /* The _ptsz variants mean the thread's own default stream by NULL. */
+        /* For the _ptsz variants NULL means the thread's own default stream. */
         CUstream on = k == ASYNC_PTSZ || k == POOL_PTSZ ? NULL : stream;
         CUresult first_code, second_code;
         size_t free_when_full, ignored;

@@ -1,4 +1,5 @@
-/* Forbids itself some system calls once the driver is there, as sandboxes do: those of `what`. Launches, allocates and ends. */
+/* filtered [SET]: once the driver is initialised, forbids itself a set of system calls, as
+ * sandboxes do. Then it launches, allocates and ends. */
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -57,7 +58,7 @@ int main(int count, char **arguments) {
     CHECK(cu(cuCtxSynchronize)());
     CHECK(cu(cuMemAlloc_v2)(&held, 1 << 20));
     long before = milliseconds(CLOCK_PROCESS_CPUTIME_ID), until = milliseconds(CLOCK_MONOTONIC) + 500;
-    /* Without a call that may be forbidden. */
+    /* Sleeps without any call of the sets. */
     for (long left; (left = until - milliseconds(CLOCK_MONOTONIC)) > 0;) {
         int word = 0;
         struct timespec rest = {left / 1000, left % 1000 * 1000000};

@@ -1,5 +1,5 @@
-/* forks: initialises the driver, launches, forks. The child sees what the driver says after a fork and then runs another
- * program; the parent goes on launching. Prints one JSON line. */
+/* forks: initialises the driver, launches, and forks. One child calls the driver, another runs a
+ * different program, and the parent goes on launching. Prints one JSON line. */
 #include "driver.h"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,8 @@ int main(void) {
     if (pipe(pipe_ends)) return 1;
     pid_t calling = fork();
     if (calling == 0) {
-        /* A forked DataLoader worker that touches the driver gets an error of the driver's, and does not hang or crash. */
+        /* A forked DataLoader worker that calls the driver must get an error of the driver, and
+         * must not hang or crash. */
         size_t free_bytes = 0, total_bytes = 0;
         CUresult codes[2] = {cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes),
                              cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL)};

@@ -1,11 +1,13 @@
-/* A library that stands for the driver as TensorFlow's does: it has the driver's functions under their names, opens libcuda.so.1 when the first
- * of them is called, and looks each up when it is, by name or (BY_PROC_ADDRESS) by cuGetProcAddress. Nothing in it knows a function's parameters: they are words, passed on as they came. */
+/* A library that stands for the driver, as TensorFlow's does: it exports the driver's functions
+ * under their names. At the first call of any function the library opens libcuda.so.1. At the first
+ * call of each it looks the function up, by name or (BY_PROC_ADDRESS) by cuGetProcAddress. The
+ * library knows no function's parameters and passes them on as words. */
 #define WAY_DLSYM
 #include "driver.h"
 
 typedef unsigned long long word;
 
-/* Six words come in registers, the others on the stack, among them a structure of eight. */
+/* Six words come in registers, the others on the stack, among them a struct of eight words. */
 #define PARAMETERS                                                                                                       \
     word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l, word m, word n, word o
 #define ARGUMENTS a, b, c, d, e, f, g, h, i, j, k, l, m, n, o

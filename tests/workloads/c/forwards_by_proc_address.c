@@ -1,3 +1,3 @@
-/* forwards.c, looking the functions up by cuGetProcAddress. */
+/* forwards.c with look-ups by cuGetProcAddress. */
 #define BY_PROC_ADDRESS
 #include "forwards.c"

@@ -1,4 +1,5 @@
-/* graphs: launches graphs that allocate, and says how each call ended. Sizes are in MiB. */
+/* graphs WHAT COUNT MIB: launches graphs that allocate, and prints the result of each call. Sizes
+ * are in MiB. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,7 +16,7 @@ static CUgraph new_graph(void) {
     return graph;
 }
 
-/* Adds an allocation after `after`, if that is a node. */
+/* Adds an allocation node, behind `after` unless it is NULL. */
 static CUgraphNode allocate(CUgraph graph, CUgraphNode after, size_t mib, CUdeviceptr *at) {
     CUDA_MEM_ALLOC_NODE_PARAMS params = {
         .pool = {.allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
@@ -33,7 +34,7 @@ static CUgraphNode release(CUgraph graph, CUgraphNode after, CUdeviceptr at) {
     return node;
 }
 
-/* A graph in another, which it is moved into. */
+/* Returns a graph into which `inner` is moved as a child. */
 static CUgraph wrapped(CUgraph inner) {
     CUgraph outer = new_graph();
     CUgraphNode node;
@@ -42,7 +43,7 @@ static CUgraph wrapped(CUgraph inner) {
     return outer;
 }
 
-/* The body of a new node of `graph` that runs at each launch. */
+/* Adds a conditional node to `graph` and returns its body, which runs at each launch. */
 static CUgraph body_in(CUgraph graph) {
     unsigned long long handle;
     CUgraphNode node;
@@ -70,7 +71,7 @@ static void launch(CUgraphExec exec, CUstream stream) {
     CHECK(cu(cuStreamSynchronize)(stream));
 }
 
-/* Each of what follows is one of the program's parts; `count` and `mib` are its arguments. */
+/* The functions below are the program's parts. `count` and `mib` are the program's arguments. */
 
 static void nested(size_t count, size_t mib) {
     CUgraph graph = new_graph();
@@ -81,7 +82,7 @@ static void nested(size_t count, size_t mib) {
     launch(executable(graph, 0), new_stream());
 }
 
-/* In the body of a condition in the body of a condition, which is in a child graph. */
+/* Allocates in a child graph inside `count` nested bodies of conditions. */
 static void conditional(size_t count, size_t mib) {
     CUgraph graph = new_graph(), body = graph, inner;
     CUdeviceptr at;
@@ -96,7 +97,7 @@ static void conditional(size_t count, size_t mib) {
     CHECK(cu(cuGraphDestroy)(graph));
 }
 
-/* Each allocation is freed before the next one. */
+/* The graph frees each allocation before the next one. */
 static void chain(size_t count, size_t mib) {
     CUgraph graph = new_graph();
     CUgraphNode last = NULL;
@@ -119,18 +120,19 @@ static void launches(size_t count, size_t mib, unsigned flags) {
     CUstream stream = new_stream();
     for (size_t i = 0; i < count; i++)
         launch(exec, stream);
-    /* It counts all the while, and not once it was freed and taken back. */
+    /* The memory counts while it is allocated, and no longer once it has been freed and reused. */
     printf("%d\n", cu(cuMemAlloc_v2)(&over, mib * MIB));
     CHECK(cu(cuMemFreeAsync)(at, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     CHECK(cu(cuMemAlloc_v2)(&over, mib * MIB));
-    /* What was freed must be had again. */
+    /* A launch must be able to allocate freed memory again. */
     launch(exec, stream);
     CHECK(cu(cuMemFree_v2)(over));
     launch(exec, stream);
 }
 
-/* Two that leave something allocated, by turns; and another graph that frees what one of them left. */
+/* Two graphs that leave memory allocated run by turns. Another graph frees the memory that one of
+ * them left. */
 static void turns(size_t count, size_t mib) {
     CUgraph graphs[2] = {new_graph(), new_graph()}, freeing = new_graph();
     CUgraphExec execs[2];
@@ -153,7 +155,7 @@ static void turns(size_t count, size_t mib) {
     launch(execs[1], stream);
 }
 
-/* What the driver does not destroy is launched as before. */
+/* A graph that the driver fails to destroy can still be launched. */
 static void kept(size_t count, size_t mib) {
     CUgraph graph = new_graph();
     CUdeviceptr at, over;
@@ -175,7 +177,7 @@ static atomic_int stops;
 static atomic_ulong done[THREADS];
 static size_t race_mib;
 
-/* What each of the threads does over and over. */
+/* The loop of each thread. */
 static void *racer(void *argument) {
     int which = (int)(size_t)argument;
     CHECK(cu(cuCtxSetCurrent)(context));
@@ -212,7 +214,7 @@ static void *racer(void *argument) {
             fprintf(stderr, "thread %d: %d\n", which, code);
             exit(1);
         }
-        /* What waits gets its turn. */
+        /* Frees the memory now and then, so that the waiting threads get their turn. */
         if (which == 0 && code == CUDA_SUCCESS && done[0] % 64 == 0) {
             CHECK(cu(cuMemFreeAsync)(at, stream));
             CHECK(cu(cuStreamSynchronize)(stream));

@@ -1,4 +1,5 @@
-/* greedy MS: for so long takes as much memory as it is given, piece by piece, gives all of it back, and begins again. Prints the most that it had, bytes. */
+/* greedy MS: for MS milliseconds allocates as much memory as it gets, piece by piece, frees all of
+ * it, and begins again. Prints the most memory that it had, in bytes. */
 #include "driver.h"
 #include <time.h>
 

@@ -1,5 +1,6 @@
-/* hazards WHAT [LIBRARY]: does what has broken interposers, and prints the driver's answers: the same lines whoever stands in between. A hang ends
- * it by SIGALRM. */
+/* hazards WHAT [LIBRARY]: does things that have broken interposers, and prints the driver's
+ * results. The output must be the same under any interposer. SIGALRM ends the program if it hangs.
+ */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <pthread.h>
@@ -7,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Longer than anything takes here that does not hang, on a machine however busy. */
+/* Longer than anything here takes without a hang, even on a busy machine. */
 enum { PATIENCE_S = 12 };
 
 static void *extra(const char *name) {
@@ -25,7 +26,7 @@ static CUresult launch_on(CUfunction kernel, CUstream stream) {
 
 typedef CUresult (*looker)(const char *, void **, int, unsigned long long, int *);
 
-/* The context's constructor has four parameters since CUDA 13. */
+/* Since CUDA 13 the function that creates a context has four parameters. */
 static void by_abi(void) {
     looker get = (looker)extra("cuGetProcAddress_v2");
     CUresult (*create)(CUcontext *, void *, unsigned, CUdevice) = NULL;
@@ -38,7 +39,7 @@ static void by_abi(void) {
     printf("cuCtxCreate of CUDA 13: %d\n", create(&context, NULL, CU_CTX_SCHED_BLOCKING_SYNC, 0));
 }
 
-/* Stream 0 of a per-thread variant is this thread's own. */
+/* Stream 0 of a per-thread variant means this thread's own stream. */
 static void per_thread(void) {
     looker get = (looker)extra("cuGetProcAddress_v2");
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
@@ -65,7 +66,7 @@ static void *look_meanwhile(void *unused) {
     return read(begun[0], &byte, 1) == 1 ? dlsym(RTLD_DEFAULT, "getpid") : NULL;
 }
 
-/* Looks up while another thread looks up inside a library's constructor (constructor.c). */
+/* Calls dlsym while another thread calls it inside a library's constructor (constructor.c). */
 static void constructor(const char *library) {
     pthread_t thread;
     char number[16];
@@ -95,7 +96,7 @@ static void capture(void) {
     printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
 }
 
-/* Captures on one stream, which may wait for the legacy one or not, and takes some time over it. */
+/* Captures slowly on one stream, which waits for the legacy stream or not, depending on `flags`. */
 static void capture_slowly(unsigned flags, int mode) {
     enum { PAUSE_US = 20000 };
     CUgraph graph = NULL;
@@ -123,7 +124,7 @@ static void capture_meanwhile(void) { capture_slowly(CU_STREAM_NON_BLOCKING, CU_
 
 static void capture_blocking(void) { capture_slowly(0, CU_STREAM_CAPTURE_MODE_RELAXED); }
 
-/* A library that binds to the driver itself launches. */
+/* Launches from a library that binds to the driver itself. */
 static void launch_by(void *library) {
     int (*launch)(void *, int) = library ? (int (*)(void *, int))dlsym(library, "launch_some") : NULL;
     if (!launch) {
@@ -240,7 +241,8 @@ static CUresult launch_with(CUfunction kernel, CUstream stream, attribute *attri
     return cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL);
 }
 
-/* An event that a launch records is waited for by this thread and by another stream: not before the launch is through. */
+/* This thread and another stream wait for an event that a launch records. Neither wait may end
+ * before the launch does. */
 static int await_recorded(CUfunction kernel, attribute *recorded, volatile int *flag, CUdeviceptr flag_at) {
     CUresult (*synchronize)(CUevent) = (CUresult(*)(CUevent))extra("cuEventSynchronize");
     CUresult (*query)(CUstream) = (CUresult(*)(CUstream))extra("cuStreamQuery");
@@ -258,7 +260,8 @@ static int await_recorded(CUfunction kernel, attribute *recorded, volatile int *
     return code;
 }
 
-/* Each attribute that a launch may have, with a value that means something, the one that is none, and two that no driver knows. */
+/* Tries each attribute of a launch with a sensible value. Also tries the attribute that means none,
+ * and two attributes that no driver knows. */
 static void attributes(void) {
     enum { ATTRIBUTES = 20, WINDOW_BYTES = 1 << 20, PERSISTING = 2, STREAMING = 1 };
     CUdeviceptr window, flag_at;
@@ -330,7 +333,7 @@ static void forked(void) {
     CHECK(cu(cuInit)(0));
     CHECK(cu(cuDeviceGetCount)(&devices));
     fflush(stdout);
-    /* Whoever has a thread in this process gets to run it. */
+    /* Gives threads of preloaded libraries time to run. */
     usleep(5000);
     pid_t child = fork();
     if (child == 0) {
@@ -359,7 +362,7 @@ static void allocate(void) {
     printf("allocated %d\n", cu(cuMemAlloc_v2)(&at, 1 << 20));
 }
 
-/* A context lives until the last of those who attached to it has left: what is in it stays. */
+/* A context lives until its last user has detached, with everything in it. */
 static void attached(void) {
     CUresult (*attach)(CUcontext *, unsigned) = (CUresult(*)(CUcontext *, unsigned))extra("cuCtxAttach");
     CUresult (*detach)(CUcontext) = (CUresult(*)(CUcontext))extra("cuCtxDetach");
@@ -383,7 +386,8 @@ static void attached(void) {
     getchar();
 }
 
-/* A stream that was not destroyed captures as before (SIMGPU_FAULTS makes the first attempt fail). */
+/* If a stream could not be destroyed, it can still be captured (SIMGPU_FAULTS makes the first
+ * destruction fail). */
 static void kept_stream(void) {
     CUgraph graph = NULL;
     CUstream stream;

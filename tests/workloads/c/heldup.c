@@ -1,4 +1,5 @@
-/* heldup: says `ready`, then makes the call that each line of its input names, and says `done` and the name when it has returned. */
+/* heldup: prints `ready`, then makes the call that each line of its input names. When the call has
+ * returned, prints `done` and the name. */
 #include "driver.h"
 #include <string.h>
 

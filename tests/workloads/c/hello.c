@@ -1,4 +1,4 @@
-/* hello: a program that knows nothing of GPUs. */
+/* hello: a program that does not use a GPU. */
 #include <stdio.h>
 
 int main(void) {

@@ -1,4 +1,4 @@
-/* holds BYTES: allocates BYTES, says `holding`, and does nothing until its input ends. */
+/* holds BYTES: allocates BYTES, prints `holding`, and does nothing until its input ends. */
 #include "driver.h"
 
 enum { CHUNK_BYTES = 32 << 20 };

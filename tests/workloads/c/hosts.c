@@ -1,4 +1,5 @@
-/* hosts local|global LIBRARY: loads the library, visible to itself alone or to all, and calls its function run. */
+/* hosts local|global LIBRARY: loads the library, with symbols visible only to itself or to all, and
+ * calls its function `run`. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

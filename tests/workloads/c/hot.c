@@ -1,6 +1,10 @@
-/* hot counted|watched: counts what launches cost beside plain instructions. `counted`: system calls (by a filter of this thread's), and allocations (by an
- * allocator in front of libc's). `watched`: instructions that lock memory, without which no lock is taken (by going through launches one instruction at a
- * time), for each kind of call by its name. Prints one JSON line. For the driver of tests/stub-driver, which does none of that to launch. */
+/* hot counted|watched: counts the costs of launches beyond plain instructions. For the driver of
+ * tests/stub-driver, whose launches have none of these costs. Prints one JSON line.
+ *
+ *   counted  system calls (by a seccomp filter of this thread) and allocations (by an allocator in
+ *            front of libc's)
+ *   watched  instructions that lock memory, for each kind of call. Without such an instruction no
+ *            lock is taken. The program runs launches one instruction at a time. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -22,7 +26,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* WARM_UP is enough for every kind to be known. */
+/* After WARM_UP launches the times of all kinds are known. */
 enum { STREAMS = 8, WARM_UP = 400000, WATCHED = 500, BETWEEN = 2000, COUNTED = 1000000 };
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
@@ -54,17 +58,19 @@ int posix_memalign(void **at, size_t alignment, size_t bytes) {
 
 static long others, last_other;
 static long wakes, looks;
-/* Of the calls that are counted: the one that is under way, how many gave others the processor, and the last that did. */
+/* State of the counted launches: number of the present one, how many gave up the processor, and the
+ * last that did. */
 static long underway, yielding, last_yielding = -1;
 
-/* A call that the helper makes in the filtered thread's place. */
+/* A system call that the helper thread makes for the filtered thread. */
 static struct {
     atomic_int is_asked;
     long number, arguments[3], result;
 } call;
 
-/* A call of the filtered thread. Waking the meter thread, which sleeps after a pause, is a write of eight bytes, after a look at what stands at the
- * descriptor's number. Who meets the meter thread at a stream gives it the processor until it is through. */
+/* Handles a system call of the filtered thread. To wake the meter thread, which sleeps after a
+ * pause, a launch checks the descriptor and writes eight bytes. A launch that meets the meter
+ * thread at a stream yields the processor until the meter thread is done. */
 static void on_call(int signal, siginfo_t *info, void *context) {
     (void)signal;
     enum { GET_SIGNAL = 11 };
@@ -128,7 +134,8 @@ static void filter_this_thread(void) {
 
 static volatile long steps, locked;
 
-/* After each instruction: looks whether the next one locks memory, by its prefix or as an exchange does. */
+/* After each instruction, checks whether the next one locks memory, by its prefix or as an
+ * exchange. */
 static void on_step(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
     const unsigned char *next = (const unsigned char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
@@ -141,7 +148,7 @@ static void on_step(int signal, siginfo_t *info, void *context) {
     locked += is_locked;
 }
 
-/* From here to the end of the caller's block, one instruction at a time. */
+/* Runs the rest of the caller's block one instruction at a time. */
 static inline __attribute__((always_inline)) void step(int on) {
     enum { TRAP = 0x100 };
     unsigned long flags;
@@ -206,7 +213,7 @@ static long long now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Whether the other threads run only while this one rests. */
+/* Sets whether the other threads run only while this thread rests. */
 static void run_alone(int is_alone) {
     struct sched_param none = {0};
     static cpu_set_t before;
@@ -226,8 +233,9 @@ static void run_alone(int is_alone) {
     if (threads) closedir(threads);
 }
 
-/* Gives every lane all the events that it ever needs: as many as when the meter thread, which may be kept waiting for any time, gets to none of them.
- * Its way to a launch is there afterwards, when it has ended what was queued. */
+/* Gives every lane all the events that it ever needs: as many as without any help of the meter
+ * thread, whose turn may be delayed for any time. During the rest the meter thread ends the queued
+ * segments. The launches after the rest bring the lanes back to their normal state. */
 static void have_events(void) {
     enum { REST_US = 100000 };
     run_alone(1);
@@ -243,7 +251,8 @@ static void watch(void) {
     int watched[KINDS] = {0}, unlocked[KINDS] = {0};
     long fewest_steps[KINDS] = {0};
     sigaction(SIGTRAP, &action, NULL);
-    /* Going through a launch one instruction at a time takes so long that the meter thread would end its segment. */
+    /* Stepping through a launch takes so long that otherwise the meter thread would end the
+     * launch's segment. */
     run_alone(1);
     for (int i = 0; i < WATCHED; i++) {
         usleep(REST_US);
@@ -307,6 +316,6 @@ int main(int argc, char **argv) {
                           "{\"launches\":%d,\"took_ns\":%lld,\"wakes\":%ld,\"looks\":%ld,\"yielding\":%ld,\"system_calls\":%ld,"
                           "\"last_system_call\":%ld,\"allocations\":%ld}\n",
                           COUNTED, took_ns, wakes, looks, yielding, others, last_other, allocations);
-    /* The filter allows no more than this. */
+    /* The filter allows nothing but this write. */
     _exit(write(STDOUT_FILENO, line, length) != length);
 }

@@ -1,5 +1,5 @@
-/* inside: a program with the driver's functions inside, as a static program has them. Launches and allocates as often as it is told, and
- * waits for the end of its input. */
+/* inside LAUNCHES ALLOCATIONS: a program that contains the driver's functions, as a static program
+ * does. Calls them as often as its arguments say, and waits for the end of its input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

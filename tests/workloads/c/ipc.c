@@ -1,9 +1,14 @@
-/* ipc: does as the lines of its input say with memory that processes share, and answers each with a JSON object that begins with the line's number.
- *   allocate BYTES  allocates and keeps           give_back  frees what was allocated last
- *   export          gives a handle of what was allocated last
- *   open HANDLE     opens another process's       close      closes what was opened last
- *   free            frees what was opened last, which is no way to do it
- *   write VALUE     writes into what was opened or allocated last; read reads it */
+/* ipc: carries out the commands of its input on memory that processes share. Answers each with a
+ * JSON object that begins with the line's number.
+ *
+ *   allocate BYTES  allocates and keeps memory
+ *   give_back       frees the last allocation
+ *   export          prints a handle of the last allocation
+ *   open HANDLE     opens memory of another process
+ *   close           closes the memory opened last
+ *   free            frees the memory opened last, which is an error
+ *   write VALUE     writes to the memory opened or, if none is open, allocated last
+ *   read            reads that memory */
 #include "driver.h"
 #include <string.h>
 

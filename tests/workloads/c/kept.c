@@ -1,4 +1,5 @@
-/* kept: takes memory in ways in which the driver keeps more than what lives. Says `stage NAME` at each stage and goes on when a line comes in. */
+/* kept: allocates memory in ways in which the driver keeps more than the live allocations. Prints
+ * `stage NAME` at each stage and goes on when a line comes in. */
 #include "driver.h"
 #include <string.h>
 
@@ -17,7 +18,7 @@ static void slabs(void) {
     for (int i = 0; i < SMALL; i++)
         CHECK(cu(cuMemAlloc_v2)(&small[i], SMALL_BYTES));
     stage("small");
-    /* One is left in the first block, and in the second too. */
+    /* One allocation is left in the first block, and one in the last. */
     for (int i = 1; i < SMALL - 1; i++)
         CHECK(cu(cuMemFree_v2)(small[i]));
     stage("few");
@@ -26,7 +27,8 @@ static void slabs(void) {
     stage("none");
 }
 
-/* What is left of the limit is less than a block: beside others a small allocation fits, and no more than that. */
+/* Less than a block is left of the limit. One more small allocation fits beside other small ones,
+ * and nothing larger. */
 static void tight(size_t limit) {
     CUdeviceptr one, rest, another, large;
     CHECK(cu(cuMemAlloc_v2)(&one, SMALL_BYTES));
@@ -43,7 +45,7 @@ static void tight(size_t limit) {
     stage("loose");
 }
 
-/* Rows of an array begin at a pitch, however short they are. */
+/* Each row of an array begins at a multiple of the pitch, however short the row is. */
 static void array(void) {
     const CUDA_ARRAY_DESCRIPTOR tall = {1, TALL, CU_AD_FORMAT_UNSIGNED_INT32, 1};
     CUarray array;
@@ -52,7 +54,7 @@ static void array(void) {
     CHECK(cu(cuArrayDestroy)(array));
 }
 
-/* A pool keeps what was freed. */
+/* A pool keeps freed memory. */
 static void pool(size_t limit) {
     const CUmemPoolProps props = {.allocation_type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
     unsigned long long everything = ~0ull;
@@ -67,12 +69,12 @@ static void pool(size_t limit) {
     CHECK(cu(cuMemFreeAsync)(at, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     stage("kept");
-    /* All of it can be had by others. */
+    /* Other allocations can have all of the pool's spare memory. */
     CHECK(cu(cuMemAlloc_v2)(&other, limit));
     stage("trimmed");
     CHECK(cu(cuMemFree_v2)(other));
     CHECK(cu(cuMemAllocFromPoolAsync)(&at, 40 * MIB, own, stream));
-    /* At the limit, what it has to spare can be had of the pool itself. */
+    /* At the limit, the pool itself can still allocate its spare memory. */
     CHECK(cu(cuMemFreeAsync)(at, stream));
     CHECK(cu(cuMemAllocFromPoolAsync)(&at, 10 * MIB, own, stream));
     CHECK(cu(cuMemAlloc_v2)(&other, limit - 40 * MIB));
@@ -89,7 +91,7 @@ static void pool(size_t limit) {
     stage("destroyed");
 }
 
-/* What is captured takes no memory; its graph does, and keeps it. */
+/* A captured allocation takes no memory. Its graph does at the launch, and keeps the memory. */
 static void graph(size_t limit) {
     CUstream stream;
     CUgraph graph;
@@ -106,7 +108,7 @@ static void graph(size_t limit) {
         CHECK(cu(cuGraphLaunch)(exec, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     stage("launched");
-    /* A pool can have what graphs keep, and they have it again afterwards. */
+    /* A pool can take the memory that graphs keep, and graphs can take it again afterwards. */
     CHECK(cu(cuMemAllocAsync)(&other, limit - 20 * MIB, stream));
     stage("pooled");
     CHECK(cu(cuMemFreeAsync)(other, stream));
@@ -116,7 +118,7 @@ static void graph(size_t limit) {
     stage("launched again");
     CHECK(cu(cuDeviceGraphMemTrim)(0));
     stage("given back");
-    /* An upload takes what the launch after it has. */
+    /* An upload takes the memory of the next launch. */
     CHECK(cu(cuGraphUpload)(exec, stream));
     stage("uploaded");
     CHECK(cu(cuGraphLaunch)(exec, stream));
@@ -128,7 +130,7 @@ static void graph(size_t limit) {
     CHECK(cu(cuGraphInstantiateWithParams)(&second, graph, &with_upload));
     stage("made and uploaded");
     CHECK(cu(cuDeviceGraphMemTrim)(0));
-    /* The limit is 400 MiB: there is no room for the graph any more. */
+    /* The limit is 400 MiB, so the graph has no room any more. */
     CHECK(cu(cuMemAlloc_v2)(&other, 360 * MIB));
     printf("full %d\n", cu(cuGraphUpload)(exec, stream));
     printf("full %d\n", cu(cuGraphLaunch)(exec, stream));
@@ -143,7 +145,7 @@ static void graph(size_t limit) {
     stage("end");
 }
 
-/* A graph that allocates is launched, whenever that can be. */
+/* Launches a graph that allocates. The launch may have to wait. */
 static void late(size_t bytes) {
     CUstream stream;
     CUgraph graph;

@@ -62,7 +62,8 @@ static inline CUresult allocate_by(kind k, size_t bytes, CUstream stream, unsign
     }
 }
 
-/* `bytes` is a multiple of 2 MiB, the largest granularity of any kind. Looks that what is refused leaves nothing behind. */
+/* Allocates `bytes`, a multiple of 2 MiB, which is the largest granularity of any kind. Checks that
+ * a refused allocation leaves nothing behind. */
 static inline CUresult allocate(kind k, size_t bytes, CUstream stream, unsigned long long *out) {
     unsigned long long before = *out = 0xdead;
     CUresult code = allocate_by(k, bytes, stream, out);

@@ -1,5 +1,5 @@
-/* Launches by every entry point, some often, and prints how many there were of each, as one JSON object.
- * Then stays until its standard input is closed. */
+/* launches: launches through every entry point, some of them several times. Prints the number of
+ * launches of each kind as one JSON object, and stays until its standard input is closed. */
 #include "driver.h"
 
 enum { PER_ENTRY_POINT = 50, KERNELS_IN_GRAPH = 3 };
@@ -30,7 +30,7 @@ int main(void) {
         kernels += 11;
     }
 
-    /* Captured launches do not execute; the launches of the graph do. */
+    /* Captured launches do not execute; the graph's launches do. */
     CUgraph graph;
     CUgraphExec exec;
     size_t nodes = 0;

@@ -1,5 +1,6 @@
-/* loads WAY: opens the driver in one of the ways a program can, launches some kernels, and prints which library the launch function it
- * found lies in, as one JSON object. Then stays until its standard input is closed. */
+/* loads WAY: opens the driver in one of the ways that programs use, and launches some kernels.
+ * Prints as one JSON object the library in which its launch function lies. Then it stays until its
+ * standard input is closed. */
 #define _GNU_SOURCE
 #define WAY_DLSYM
 #include "driver.h"
@@ -7,7 +8,7 @@
 
 enum { LAUNCHES = 20 };
 
-/* The driver by its whole path, from LD_LIBRARY_PATH. */
+/* Opens the driver by its whole path, from LD_LIBRARY_PATH. */
 static void *open_absolute(void) {
     char path[4096];
     const char *folders = getenv("LD_LIBRARY_PATH");

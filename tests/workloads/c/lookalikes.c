@@ -1,4 +1,4 @@
-/* A library whose names begin as the driver's do and are not the driver's. */
+/* A library with names that begin like the driver's but are not the driver's. */
 int cudnnCreate(void) { return 1; }
 int cublasCreate_v2(void) { return 2; }
 int cudaMalloc(void) { return 3; }

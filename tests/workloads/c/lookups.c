@@ -1,5 +1,6 @@
-/* lookups LIBRARY: what dlsym and dlvsym answer to a program that has no libcuda, in words that do not depend on addresses.
- * LIBRARY exports names that look like the driver's (lookalikes.c). */
+/* lookups LIBRARY: prints the results of dlsym and dlvsym in a program that is not linked to
+ * libcuda, in a form that does not depend on addresses. LIBRARY exports names that look like the
+ * driver's (lookalikes.c). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -23,7 +24,7 @@ static void by_name(const char *what, void *handle, const char *name) {
     void *address = dlsym(handle, name);
     const char *error = dlerror();
     tell(what, name, address);
-    /* Before this comes the name of an object, which is free to differ. */
+    /* The text before this part names an object, which may differ. */
     const char *problem = error ? strstr(error, "undefined symbol") : NULL;
     if (error) printf("  %s\n", problem ? problem : error);
 }

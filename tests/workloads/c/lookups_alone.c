@@ -1,4 +1,4 @@
-/* A library that looks something up which has nothing to do with a GPU. */
+/* A library that looks up a name that has nothing to do with a GPU. */
 #include <dlfcn.h>
 #include <stddef.h>
 

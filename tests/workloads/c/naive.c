@@ -1,7 +1,9 @@
-/* A naive hook library, as they are written first: each value of NAIVE is a mistake that a published interposer made. The tests of
- * tests/e2e/tests/known_failures.rs show that the mistake breaks a client (hazards.c), and that deepres does not.
+/* A naive hook library. Each value of NAIVE selects a mistake that a published interposer made. The
+ * tests in tests/e2e/tests/known_failures.rs show that the mistake breaks a client (hazards.c), and
+ * that deepres does not break it.
  *
- * It finds the driver's functions as the client looks them up, and hands its own out instead. */
+ * The library intercepts the client's look-ups of driver functions and returns its own functions
+ * instead. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,7 +32,7 @@ static finder real_dlsym(void) {
     return real;
 }
 
-/* The driver's own functions, beside the client's back. */
+/* Returns the driver's own function, without the client's knowledge. */
 static void *driver(const char *name) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     return library ? real_dlsym()(library, name) : NULL;
@@ -44,7 +46,7 @@ static void *real_launch, *real_launch_ex, *real_alloc, *real_free, *real_create
 
 static void *event;
 
-/* Looks how far the marker is, as a thread that meters would. */
+/* Queries the marker again and again, as a metering thread would. */
 static void *looker(void *context) {
     DRIVER("cuCtxSetCurrent", (void *))(context);
     for (;;) {
@@ -80,13 +82,14 @@ static int launch(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, u
         if (code) return code;
     }
     if (is("legacy-markers")) {
-        /* The legacy stream waits for all others: one marker there would do, it seems. */
+        /* The legacy stream waits for all others, so one marker there seems to suffice. */
         int code = event ? 0 : DRIVER("cuEventCreate", (void **, unsigned))(&event, 0);
         if (!code) code = DRIVER("cuEventRecord", (void *, void *))(event, NULL);
         if (code) return code;
     }
     if (is("markers") || is("pooled-events")) {
-        /* A marker before every launch, whatever the stream is doing, in an event that is kept for good. */
+        /* Records a marker before every launch, whatever the stream is doing. The event is kept for
+         * good. */
         int code = event ? 0 : DRIVER("cuEventCreate", (void **, unsigned))(&event, 0);
         if (!code) code = DRIVER("cuEventRecord", (void *, void *))(event, stream);
         if (!code && is("markers")) DRIVER("cuEventQuery", (void *))(event);
@@ -95,7 +98,7 @@ static int launch(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, u
     return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
 }
 
-/* -- `null`: looks into what it is given -- */
+/* -- `null`: reads the arguments without checks -- */
 
 struct config {
     unsigned grid[3], block[3], shared_bytes;
@@ -114,7 +117,7 @@ static int launch_ex(const struct config *config, void *f, void **params, void *
 static size_t held;
 enum { LIMIT = 1 << 30 };
 
-/* A lock in a file that all processes share, as a flag that whoever dies leaves set. */
+/* A lock in a file that all processes share. The lock is a flag that a dying process leaves set. */
 static atomic_int *shared_flag(void) {
     static atomic_int *flag;
     if (!flag) {
@@ -162,7 +165,7 @@ static int create(unsigned long long *handle, size_t bytes, const void *properti
                                                                                                  flags);
 }
 
-/* -- `thread`: a lock of the process that a thread of ours holds most of the time -- */
+/* -- `thread`: a lock in the process that a thread of this library holds most of the time -- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -190,7 +193,7 @@ static int count(int *devices) {
     return code;
 }
 
-/* -- `boot-lock`: one process at a time begins -- */
+/* -- `boot-lock`: one process at a time initialises -- */
 
 static int init(unsigned flags) {
     while (atomic_exchange(shared_flag(), 1)) usleep(100);
@@ -211,7 +214,7 @@ static int get(const char *name, void **found, int version, unsigned long long f
     if (code) return code;
     if (is("by-name") && strcmp(name, "cuCtxCreate") == 0) *found = (void *)context_v2;
     if (is("detour") && strcmp(name, "cuLaunchKernel") == 0) {
-        /* The per-thread variant's address makes way for a hook that calls the other one. */
+        /* Replaces the address of the per-thread variant by a hook that calls the other variant. */
         real_launch = driver("cuLaunchKernel");
         *found = (void *)launch;
     }

@@ -1,5 +1,5 @@
-/* A preload library of somebody else's, as tools are that count or trace: it has one of the driver's functions for itself, and calls the one that comes
- * next in the search order. */
+/* A third-party preload library, as counting or tracing tools are. The library exports one of the
+ * driver's functions and calls the next one in the search order. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

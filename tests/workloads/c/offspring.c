@@ -1,5 +1,5 @@
-/* offspring: opens a context, launches, says so; for each line of its input it forks a child that does nothing for a minute, and
- * prints the child's number. */
+/* offspring: opens a context, launches, and prints `ready`. For each line of its input it forks a
+ * child that sleeps for a minute, and prints the child's process id. */
 #include "driver.h"
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-/* A library that is not linked to libcuda: opens it and looks up what it launches by, as a plug-in with libcudart inside does. */
+/* A library that is not linked to libcuda. The library opens libcuda and looks up its launch
+ * function, as a plug-in with libcudart inside does. */
 #include <dlfcn.h>
 
 int launch_some(void *kernel, int count) {

@@ -1,4 +1,5 @@
-/* overheads: makes and ends what the driver takes memory for by itself. Reads one command a line and answers each with `NUMBER CODE`, what the driver said. */
+/* overheads: creates and ends objects for which the driver itself takes memory. Reads one command a
+ * line and answers each with `NUMBER CODE`; CODE is the driver's result. */
 #include "driver.h"
 #include <string.h>
 
@@ -10,7 +11,7 @@ static CUlibrary libraries[MANY];
 static CUdeviceptr memory[MANY];
 static CUcontext primary;
 
-/* A module with a variable of so many bytes, in this version of PTX. */
+/* Returns a module in this version of PTX with a variable of so many bytes. */
 static const char *image_in(const char *version, unsigned long long bytes) {
     static char ptx[TEXT];
     snprintf(ptx, sizeof ptx,
@@ -21,10 +22,10 @@ static const char *image_in(const char *version, unsigned long long bytes) {
 }
 
 static const char *image(unsigned long long bytes) { return image_in("7.0", bytes); }
-/* One that no driver knows. */
+/* Returns a module in a version of PTX that no driver knows. */
 static const char *wrong_image(unsigned long long bytes) { return image_in("42.0", bytes); }
 
-/* Runs one command about the thing `which`. */
+/* Runs one command on object number `which`. */
 static CUresult answer(const char *what, int which, unsigned long long bytes) {
     if (!strcmp(what, "create"))
         return cu(cuCtxCreate_v2)(&contexts[which], CU_CTX_SCHED_AUTO, 0);
@@ -60,7 +61,7 @@ static CUresult answer(const char *what, int which, unsigned long long bytes) {
     exit(2);
 }
 
-/* The same, and looks that what is refused leaves no handle behind. */
+/* Runs one command, and checks that a refused command leaves no handle behind. */
 static CUresult run(const char *what, int which, unsigned long long bytes) {
     void *before[] = {contexts[which], modules[which], libraries[which], primary};
     CUresult code = answer(what, which, bytes);

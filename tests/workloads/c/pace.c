@@ -1,17 +1,28 @@
-/* Launches kernels at a pace of its own, by a pattern that the command line spells, so that a meter can be compared with what the simulated GPU
- * recorded. Runs until it is killed.
+/* pace: launches kernels at a pace and in a pattern that the command line gives. Tests compare a
+ * meter with the record of the simulated GPU. Runs until it is killed.
  *
- * pace [--threads N] [--streams N] [--default legacy|per-thread] [--priorities N] [--gpus N] [--contexts N] STEP…
- *   Every thread goes through the steps again and again, each thread's launches in turn on its streams (N non-blocking ones, one by default;
- *   --default: the default stream instead; --priorities: by turns of so many priorities, from the least on). The streams are by turns in as many contexts as
- *   --contexts says (one by default), which are by turns on as many GPUs as --gpus says. A step:
- *   NAME           launches the kernel NAME          NAMExK      launches it K times
- *   graph:NAMExK   launches a graph of K of them     wait:US     lets US microseconds pass on the host, spinning
- *   while:NAMExK   … with the K in the body of a condition, round after round, as often as the simulated GPU says
- *   sync           waits for everything              to:BYTES    copies so much to the device    from:BYTES   … back, waiting
- *   host:US        a host function of US microseconds in the stream
- *   after:N        makes the stream wait for what was launched on stream N
- *   all:N          makes every stream of the context wait for that */
+ *   pace [--threads N] [--streams N] [--default legacy|per-thread] [--priorities N] [--gpus N]
+ *        [--contexts N] STEP…
+ *
+ * Every thread goes through the steps again and again, and launches by turns on its N non-blocking
+ * streams (one by default). The streams are by turns in N contexts (--contexts, one by default),
+ * and the contexts by turns on N GPUs (--gpus). --default uses the default stream instead.
+ * --priorities gives the streams N priorities by turns, from the least urgent on.
+ *
+ * A step:
+ *
+ *   NAME          launches the kernel NAME
+ *   NAMExK        launches the kernel K times
+ *   graph:NAMExK  launches a graph of K such kernels
+ *   while:NAMExK  launches a graph with the K kernels in the body of a WHILE condition; the
+ *                 simulated GPU decides the number of rounds
+ *   wait:US       spins on the host for US microseconds
+ *   sync          waits for all work
+ *   to:BYTES      copies BYTES to the device
+ *   from:BYTES    copies BYTES back and waits
+ *   host:US       queues a host function of US microseconds in the stream
+ *   after:N       makes the stream wait for the work launched on stream N
+ *   all:N         makes every stream of the context wait for the work launched on stream N */
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>
@@ -47,14 +58,14 @@ typedef struct {
     long number;
 } step;
 
-/* The context of a stream. */
+/* Returns the number of a stream's context. */
 static long context_of(long stream) { return stream % context_count; }
 
 static void enter(long context) {
     if (context_count > 1) CHECK(cu(cuCtxSetCurrent)(contexts[context]));
 }
 
-/* Splits NAMExK. */
+/* Splits NAMExK: cuts the name and returns K. */
 static long split_times(char *name) {
     char *times = strrchr(name, 'x');
     if (!times || times == name || !times[1] || strspn(times + 1, "0123456789") != strlen(times + 1)) return 1;
@@ -62,7 +73,7 @@ static long split_times(char *name) {
     return atol(times + 1);
 }
 
-/* A graph of kernels, one after the other. */
+/* Returns a graph of kernels, one after another. */
 static CUgraph captured(CUfunction kernel, long count) {
     CUgraph graph;
     CUstream capturing;
@@ -74,7 +85,7 @@ static CUgraph captured(CUfunction kernel, long count) {
     return graph;
 }
 
-/* A graph that does another for as long as its condition holds. */
+/* Returns a graph that repeats another one as long as its condition holds. */
 static CUgraph repeated(CUgraph body, CUcontext context) {
     CUgraph graph;
     CUgraphNode node;
@@ -139,7 +150,7 @@ static void *run(void *unused) {
         enter(context_of(i));
         if (!*default_stream && priorities == 1) CHECK(cu(cuStreamCreate)(&on[i], CU_STREAM_NON_BLOCKING));
         else if (!*default_stream)
-            /* The least is the greatest number. */
+            /* The least urgent priority has the largest number. */
             CHECK(cu(cuStreamCreateWithPriority)(&on[i], CU_STREAM_NON_BLOCKING, least - i % priorities));
         CHECK(cu(cuEventCreate)(&reached[i], CU_EVENT_DISABLE_TIMING));
     }

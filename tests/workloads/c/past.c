@@ -1,4 +1,5 @@
-/* Calls what deepres sees and does not account for: prints how often as one JSON object, then stays until its standard input is closed. */
+/* past: makes calls that deepres sees but does not account for. Prints the number of each as one
+ * JSON object, then stays until its standard input is closed. */
 #include "driver.h"
 
 enum { HOST_ALLOCATIONS = 3, WRITES = 5, OPENINGS = 2, HEAPS = 4, MALLOC_HEAP_SIZE = 2 };
@@ -19,7 +20,8 @@ int main(void) {
     for (int i = 0; i < HEAPS; i++)
         CHECK(cu(cuCtxSetLimit)(MALLOC_HEAP_SIZE, (size_t)8 << 20));
     CHECK(cu(cuCtxSynchronize)());
-    /* Handles that nobody exported: the call goes past us all the same, and fails as it would alone. */
+    /* No process exported this handle. The call still bypasses deepres, and fails as it would
+     * without deepres. */
     CUipcMemHandle nothing = {{0}};
     CUdeviceptr opened = 0;
     int codes[OPENINGS];

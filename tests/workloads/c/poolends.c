@@ -1,5 +1,6 @@
-/* poolends: destroys a pool whose memory is being freed behind half a second of kernels. Prints what is free before it was made, while the kernels run (the program has waited
- * for another stream meanwhile), and once they are through. */
+/* poolends: destroys a pool while its memory waits to be freed behind half a second of kernels.
+ * Prints the free memory before the pool was created, while the kernels run, and after they are
+ * done. Before the second number the program has waited for another stream. */
 #include <string.h>
 #include <unistd.h>
 

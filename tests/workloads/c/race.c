@@ -1,6 +1,9 @@
-/* race THREADS SECONDS [KIND…]: threads allocate and free chunks of these kinds (default: all) at random, each running into the limit again and again.
- * Prints one JSON line: successes, refusals, codes other than success and out of memory, and the most this process held
- * at once by its own count (a lower bound of the truth, taken after each success). */
+/* race THREADS SECONDS [KIND…]: threads allocate and free chunks of these kinds (default: all) at
+ * random and reach the limit again and again.
+ *
+ * Prints one JSON line: successes, refusals, other error codes, and the most memory that this
+ * process held at once. The program counts the memory after each success, so the number is a lower
+ * bound. */
 #include "kinds.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -29,7 +32,8 @@ static void *worker(void *argument) {
     while (!atomic_load(&stop)) {
         unsigned slot = next_random(&random) % HELD_PER_THREAD;
         if (held[slot].bytes) {
-            /* Our count goes down before the driver's does, so that it never claims more than there was. */
+            /* The program's count falls before the driver's, so that it never claims more memory
+             * than there was. */
             atomic_fetch_sub(&held_bytes, held[slot].bytes);
             CHECK(release(held[slot].k, stream, held[slot].allocation));
             held[slot].bytes = 0;
@@ -54,7 +58,7 @@ static void *worker(void *argument) {
     }
     for (int slot = 0; slot < HELD_PER_THREAD; slot++) {
         if (!held[slot].bytes) continue;
-        /* Others may still be allocating, and counting. */
+        /* Other threads may still allocate and count. */
         atomic_fetch_sub(&held_bytes, held[slot].bytes);
         CHECK(release(held[slot].k, stream, held[slot].allocation));
     }
@@ -84,7 +88,7 @@ int main(int argc, char **argv) {
         pthread_join(threads[i], NULL);
     CHECK(cu(cuCtxSynchronize)());
     CUmemoryPool pool;
-    /* Also where a test has these fail. */
+    /* The calls may fail, because a test injects faults. */
     if (!cu(cuDeviceGetDefaultMemPool)(&pool, 0)) cu(cuMemPoolTrimTo)(pool, 0);
     printf("{\"successes\":%zu,\"refusals\":%zu,\"other_errors\":%zu,\"most_bytes\":%zu}\n", atomic_load(&successes),
            atomic_load(&refusals), atomic_load(&other_errors), atomic_load(&most_bytes));

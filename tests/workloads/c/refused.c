@@ -1,5 +1,6 @@
-/* refused KERNEL LAUNCHES PAUSE_US: launches a kernel by each way that there is, with a pause after each launch. The faults say which the driver refuses. Prints
-   how many it took. */
+/* refused KERNEL LAUNCHES PAUSE_US: launches a kernel by two entry points in turn, with a pause
+ * after each launch. Injected faults say which launches the driver refuses. Prints the number of
+ * accepted launches. */
 #include "driver.h"
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-/* released ROUNDS: in each round queues 300 ms of kernels behind a host function that this thread lets end only afterwards. Prints the longest that a launch took
- * in each round, ms. */
+/* released ROUNDS: in each round queues 300 ms of kernels behind a host function. The function ends
+ * only after the last launch. Prints the longest time of a launch call in each round, ms. */
 #include <time.h>
 
 #include "driver.h"
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     open_context();
     CUfunction kernel = load_kernel("busy_1000us");
     CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
-    /* What is known of the kernel beforehand is what bounds how much of it may be queued. */
+    /* Makes the kernel's time known, because deepres bounds the queued work by it. */
     for (int i = 0; i < 20; i++) CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
     CHECK(cu(cuStreamSynchronize)(stream));
     printf("{\"longest_ms\":[");

@@ -1,5 +1,7 @@
-/* reopens base|namespace [cuda]: asks NVML for the memory, closes it and opens it again, and asks again: by the same function and by one that it asks for the
- * first time. In between the place where it was is taken, if it is free. With `cuda` the driver is initialised before. Prints the total of each answer, MiB. */
+/* reopens base|namespace [cuda]: queries the memory by NVML, closes NVML, opens it again, and
+ * queries again. The second time the program uses the same function and one that it has not used
+ * before. In between it occupies NVML's former addresses, if they are free. With `cuda` it
+ * initialises the driver first. Prints the total of each answer, MiB. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -28,7 +30,7 @@ static void *find(void *library, const char *name) {
     return found;
 }
 
-/* Takes every address that the library had, unless something is there. */
+/* Occupies every address that the library had, unless something else is there. */
 static void take_places(const char *name, unsigned long from, unsigned long to) {
     if (from && !dlopen(name, RTLD_LAZY | RTLD_NOLOAD))
         mmap((void *)from, to - from, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -60,7 +62,7 @@ static void ask(int is_again) {
     dlclose(library);
 }
 
-/* From the first to the last address of the library. */
+/* Finds the first and the last address of the library. */
 static void places(unsigned long *from, unsigned long *to) {
     char line[4096];
     FILE *maps = fopen("/proc/self/maps", "r");

@@ -1,9 +1,13 @@
-/* replays: captures graphs and launches them, as the lines of its input say, while another of its threads launches and asks about events all the
- * time. Each line is answered by one JSON object: the order's number, how many captures failed, and how many graphs had not exactly what was captured.
- *   capture N   N captures in each of the three modes; the last graph is kept
- *   replay N    N launches of that graph, each waited for
- *   both N      N captures in each mode, the graph of each launched at once
- *   stop        the other thread ends; says how often it launched and how often its calls failed */
+/* replays: captures and launches graphs by the commands of its input, while another thread launches
+ * and queries events all the time. Answers each line with one JSON object: the command's number,
+ * the failed captures, and how many graphs did not contain exactly the captured kernels.
+ *
+ *   capture N   makes N captures in each of the three modes and keeps the last graph
+ *   replay N    launches that graph N times and waits for each launch
+ *   both N      makes N captures in each mode and launches each graph at once
+ *   stop        ends the other thread
+ *
+ * Each answer also has the other thread's launches and failed calls. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,7 +27,8 @@ static void *launch_eagerly(void *unused) {
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     (void)unused;
     CHECK(cu(cuCtxSetCurrent)(context));
-    /* Else it could not ask about events while another thread captures in the global mode. */
+    /* Otherwise this thread could not query events while another thread captures in the global
+     * mode. */
     CHECK(cu(cuThreadExchangeStreamCaptureMode)(&mode));
     CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
@@ -43,7 +48,7 @@ static void *launch_eagerly(void *unused) {
 
 static int failed, wrong;
 
-/* One capture; the graph takes the place of the last one. */
+/* Makes one capture; its graph replaces the last one. */
 static void capture(CUstream stream, int mode, CUgraphExec *exec) {
     CUgraph graph = NULL;
     size_t nodes = 0;

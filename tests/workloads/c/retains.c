@@ -1,5 +1,9 @@
-/* retains: two threads retain primary contexts. `retains same`: the second that of the same GPU, once the first has had it made. `retains other`: that of another GPU, at
- * the same time. Prints `CODE CODE APART`: both answers, and by how many ms the ends of the calls are apart. Then it waits for its input's end. */
+/* retains [same|other]: two threads retain primary contexts. With `same` the second thread retains
+ * the same GPU's context once the first thread's call has created it. With `other` it retains
+ * another GPU's context at the same time.
+ *
+ * Prints `CODE CODE APART`: both results, and the time between the ends of the calls in ms. Then
+ * the program waits for the end of its input. */
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>

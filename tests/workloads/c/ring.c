@@ -1,8 +1,12 @@
-/* A job with a rank on each of the first GPUs, whose kernels spin until those of the other ranks have begun.
+/* ring: a job with a rank on each of the first GPUs, whose kernels spin until the kernels of all
+ * ranks have begun.
  *
- * ring [--kernel NAME] [--gpus N] [--depth N] [--rank R]
- *   One thread for each GPU launches kernels of one name, by which the simulated GPU knows how many meet, until it is killed; --depth of them are
- *   launched before each wait. With --rank the process is that rank alone. Prints a line with the rounds that the first of its ranks has done about every 10 ms. */
+ *   ring [--kernel NAME] [--gpus N] [--depth N] [--rank R]
+ *
+ * One thread for each GPU launches kernels of one name until the process is killed. By the name the
+ * simulated GPU knows how many kernels meet. Each thread launches --depth kernels before each wait.
+ * With --rank the process is only that rank. Prints the rounds of its first rank about every 10 ms.
+ */
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* second_copy LIBRARY [namespace]: works with the driver while something else looks its functions up in another copy of it, LIBRARY, perhaps in a
- * namespace of its own. Prints the driver's answers, and what an allocation of 6 GiB gives. */
+/* second_copy LIBRARY [namespace]: uses the driver while it also looks up functions in another copy
+ * of the driver, LIBRARY. With `namespace` the copy is in a linker namespace of its own. Prints the
+ * driver's results, and the result of allocating 6 GiB. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <string.h>
@@ -25,7 +26,7 @@ int main(int argc, char **argv) {
     CUdeviceptr small, large;
     size_t free_bytes, total_bytes;
 #ifdef WAY_LINKED
-    /* Before the program's own first call. */
+    /* A linked program can look up the copy before its own first call of the driver. */
     look_up(argv[1], is_apart);
 #endif
     open_context();

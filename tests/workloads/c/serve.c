@@ -1,12 +1,20 @@
-/* Does pieces of work (requests of a server, steps of a trainer) with time between them, and says how long they took.
+/* serve: does pieces of work (requests of a server, steps of a trainer) with pauses between them,
+ * and prints how long they took.
  *
- * serve [--kernel NAME] [--kernels K] [--rate R | --gap-us US] [--seconds S] [--seed N] [--log FILE]
- *   A piece is K launches of the kernel and a wait for them. --rate: pieces come as a Poisson process of R a second, whether the one before is
- *   done or not; a piece's time counts from then. --gap-us: the next piece comes so long after the one before was done. --seconds 0 (the default)
- *   runs until it is killed. --log: a file of 8-byte numbers that exists; the first becomes how many launches there were, the others when each
- *   returned (ns of CLOCK_MONOTONIC), going round.
+ *   serve [--kernel NAME] [--kernels K] [--rate R | --gap-us US] [--seconds S] [--seed N]
+ *         [--log FILE]
  *
- * Prints one JSON line: pieces, how long they took, and how long their first launches took to return, in microseconds. */
+ * A piece is K launches of the kernel and a wait for them.
+ *
+ *   --rate R      pieces arrive as a Poisson process of R a second, even if the piece before is not
+ *                 done; a piece's time counts from its arrival
+ *   --gap-us US   the next piece arrives US microseconds after the piece before was done
+ *   --seconds S   0 (the default): runs until it is killed
+ *   --log FILE    an existing file of 8-byte numbers: the number of launches, then in a ring the
+ *                 time at which each launch returned (ns of CLOCK_MONOTONIC)
+ *
+ * Prints one JSON line: the number of pieces, their times, and the times of their first launch
+ * calls, in microseconds. */
 #include "driver.h"
 #include <fcntl.h>
 #include <math.h>

@@ -1,10 +1,15 @@
-/* shareable: does as the lines of its input say with physical memory that can be exported, and answers each with a JSON object that begins with the line's number.
- * Handles, descriptors and addresses are numbers; all pieces have as many bytes as its argument says.
- *   create              makes a piece                      release HANDLE
- *   export HANDLE       gives a descriptor                 close DESCRIPTOR
- *   import DESCRIPTOR   gives a handle
- *   map HANDLE          gives an address                   unmap ADDRESS
- *   take BYTES          allocates linear memory, and frees it again if it was given */
+/* shareable BYTES: carries out the commands of its input on physical memory that can be exported.
+ * Answers each with a JSON object that begins with the line's number. Handles, descriptors and
+ * addresses are numbers. All pieces have BYTES bytes.
+ *
+ *   create              creates a piece
+ *   release HANDLE      releases a handle
+ *   export HANDLE       prints a descriptor
+ *   close DESCRIPTOR    closes a descriptor
+ *   import DESCRIPTOR   prints a handle
+ *   map HANDLE          prints an address
+ *   unmap ADDRESS       unmaps a piece
+ *   take BYTES          allocates linear memory, and frees it on success */
 #include "driver.h"
 #include <string.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-/* Preloaded into a program that loads NVML: each list of a GPU's processes takes NVML_MS longer, and none comes before there is the file NVML_AWAITS, if it is given.
- * So does a driver that is busy. */
+/* Preloaded into a program that loads NVML: each list of a GPU's processes takes NVML_MS longer, as
+ * with a busy driver. If NVML_AWAITS is set, no list comes before the file of that name exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static void wait(void) {
     while (file && access(file, F_OK)) usleep(MS_US);
 }
 
-/* One for each version of the function. */
+/* One pair for each version of the function. */
 #define LIST(version)                                             \
     static int (*real_##version)(void *, unsigned *, void *);     \
     static int version(void *gpu, unsigned *count, void *infos) { \

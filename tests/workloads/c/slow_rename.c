@@ -1,5 +1,6 @@
-/* Preloaded into a program: while there is the file SLOW_RENAME_WHILE, a file that takes another's name does so only once that is gone, and the file
- * SLOW_RENAME_TELLS says that one waits. So does a file system whose disk is busy. */
+/* Preloaded into a program: delays renames as a file system on a busy disk does. While the file
+ * SLOW_RENAME_WHILE exists, a rename waits. The library creates the file SLOW_RENAME_TELLS to show
+ * that a rename waits. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,5 +1,7 @@
-/* A framework's library that reaches the driver in two ways: it is linked to forwards.c, which stands for the driver, and its runtime library
- * asks the driver itself, by cuGetProcAddress. Launches in both ways; prints what it launched and lives until its input ends. */
+/* A framework's library that reaches the driver in two ways. The library is linked to forwards.c,
+ * which stands for the driver. Its runtime library queries the driver itself by cuGetProcAddress.
+ * The library launches in both ways, prints the number of launches, and stays until its input ends.
+ */
 #define WAY_PROC_ADDRESS
 #include "driver.h"
 

@@ -1,5 +1,6 @@
-/* storm: waves of short-lived threads, each with a stream of its own and its per-thread default stream, that launch and end,
- * some with work in flight. Prints one JSON line with the launches. */
+/* storm: waves of short-lived threads that launch and end. Each thread has a stream of its own and
+ * its per-thread default stream; some end with work in flight. Prints the number of launches as one
+ * JSON line. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>

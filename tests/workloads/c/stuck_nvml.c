@@ -1,4 +1,5 @@
-/* Preloaded into a program that loads NVML: whoever asks that for its processes says so and waits for ever, as for a driver that hangs. */
+/* Preloaded into a program that loads NVML: a query for a GPU's processes prints a line and waits
+ * for ever, as with a driver that hangs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>

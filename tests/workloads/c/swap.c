@@ -1,5 +1,6 @@
-/* swap BYTES KERNELS: allocates BYTES, writes to all of it, says `holding`, runs so many kernels of a millisecond, and looks whether its
- * memory is as it was. Prints one JSON line: how long the kernels took, and how many bytes had changed. */
+/* swap BYTES KERNELS: allocates BYTES, writes to each chunk, prints `holding`, runs KERNELS kernels
+ * of a millisecond, and checks whether its memory has changed. Prints one JSON line: the time that
+ * the kernels took, and the number of changed bytes. */
 #include "driver.h"
 #include <stdint.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* A library that takes dlsym from the C library itself and wraps nothing: what it finds by that, nobody else sees. */
+/* A library that looks up dlsym in the C library itself and wraps nothing. No other library sees
+ * look-ups by that address. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

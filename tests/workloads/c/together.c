@@ -1,8 +1,12 @@
-/* together KERNEL: launches on two GPUs by one call. For each line of its input one order, answered by one line when it is done:
- *   launch N     N calls, each waited for on both GPUs: says `calling I` before call I of the process and `called I` after it, then `done 0`
- *   amid N       N calls without a wait, after each of them a wrong one: says `done CODE` of the last of these
- *   twice        gives one stream twice                    default      gives a default stream on the second GPU
- * which are answered with `done CODE`. */
+/* together KERNEL: launches on two GPUs by one call. Each line of its input is one command. The
+ * program answers with one line when the command is done.
+ *
+ *   launch N   makes N calls and waits for each on both GPUs; prints `calling I` before call I of
+ *              the process and `called I` after it, then `done 0`
+ *   amid N     makes N calls without a wait, and an invalid call after each; prints `done CODE`
+ *              with the code of the last invalid call
+ *   twice      makes a call with one stream twice; prints `done CODE`
+ *   default    makes a call with a default stream on the second GPU; prints `done CODE` */
 #include "driver.h"
 #include <string.h>
 

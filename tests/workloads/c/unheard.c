@@ -1,4 +1,5 @@
-/* unheard gone|full: asks for more memory than any limit has room for while stderr is a pipe whose reader is gone, or that is full and that nobody reads. Prints the answer. */
+/* unheard gone|full: asks for more memory than any limit allows while stderr is a broken pipe. The
+ * reader of the pipe is gone, or the pipe is full and nobody reads it. Prints the result. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include <fcntl.h>

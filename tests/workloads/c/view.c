@@ -1,5 +1,5 @@
-/* view: prints what the device's memory looks like from here whenever it changes, with the time, one JSON line each, until
- * its standard input is closed. */
+/* view: prints the tenant's view of the device's memory whenever it changes, with the time, one
+ * JSON line each, until its standard input is closed. */
 #include "driver.h"
 #include <poll.h>
 #include <time.h>
@@ -8,7 +8,7 @@ int main(void) {
     size_t free_bytes, total_bytes, last_total = 0;
     struct pollfd input = {.fd = 0, .events = POLLIN};
     open_context();
-    /* A look a millisecond, and the end of the input in between. */
+    /* Looks once a millisecond, until the input ends. */
     while (poll(&input, 1, 1) == 0) {
         CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
         if (total_bytes != last_total) {

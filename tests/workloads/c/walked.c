@@ -1,5 +1,6 @@
-/* walked allocate|free|refused KIND BYTES: one call of memory between two signals to itself, at which whoever traces it begins and ends to walk through it.
- * Says `ready` before and goes on when a line comes in. The calls that it begins with have the driver and the library ready for it. */
+/* walked allocate|free|refused KIND BYTES: makes one memory call between two signals to itself. A
+ * tracer steps through the process between the signals. The program prints `ready` and goes on when
+ * a line comes in. The calls before make the driver and the interposer ready. */
 #include "kinds.h"
 #include <signal.h>
 
@@ -18,7 +19,8 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], "free")) CHECK(allocate(k, bytes, NULL, &at));
     size_t free_bytes, total_bytes;
     CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
-    /* A multiple of what any kind comes in, and less than the limit: it is asked for. */
+    /* A multiple of every kind's granularity: more than the free memory, but below the limit, so
+     * the request reaches deepres' check of the ledger. */
     size_t too_much = (free_bytes / (2 << 20) + 1) * (2 << 20);
     puts("ready");
     fflush(stdout);

@@ -1,10 +1,12 @@
-/* A preload library of somebody else's, in front of deepres: it sees every look-up of a driver function that the program makes,
- * by dlsym or cuGetProcAddress, and appends to the file WITNESS_LOG what was answered and which library that lies in:
+/* A third-party preload library in front of deepres. The library sees every look-up of a driver
+ * function that the program makes, by dlsym or cuGetProcAddress. For each look-up it appends a line
+ * to the file WITNESS_LOG:
  *
- *     dlsym NAME - - OWNER ASKER
- *     cuGetProcAddress NAME VERSION FLAGS OWNER ASKER
+ *   dlsym NAME - - OWNER ASKER
+ *   cuGetProcAddress NAME VERSION FLAGS OWNER ASKER
  *
- * OWNER is a file's name, or `nobody` where there was no answer. ASKER is the file that the look-up came from. */
+ * OWNER is the file name of the library that contains the result, or `nobody` if there was none.
+ * ASKER is the file from which the look-up came. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,7 +20,7 @@ typedef int (*look_up_v2)(const char *, void **, int, unsigned long long, int *)
 static look_up_v1 real_v1;
 static look_up_v2 real_v2;
 
-/* From this version on cuGetProcAddress has the ABI with a status. */
+/* From this version on cuGetProcAddress has a parameter for the status. */
 enum { V2_SINCE = 12000 };
 
 static const char *file_of(void *address) {
@@ -34,7 +36,7 @@ static void witness(const char *how, const char *name, const char *detail, void 
     if (!log) return;
     int length =
         snprintf(line, sizeof line, "%s %s %s %s %s\n", how, *name ? name : "-", detail, owner, file_of(asker));
-    /* One write a line: threads and processes share the file. */
+    /* One write per line, because threads and processes share the file. */
     int file = open(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (file < 0 || write(file, line, (size_t)length) != length) abort();
     close(file);
@@ -50,7 +52,7 @@ static void witness_answer(int result, const char *name, void **answer, int vers
     snprintf(detail, sizeof detail, "%d %llu", version, flags);
     witness("cuGetProcAddress", name, detail, found, asker);
     if (!found || strcmp(name, "cuGetProcAddress") != 0) return;
-    /* What is looked up through the answer is to be seen too. */
+    /* Look-ups through the returned function must be seen too. */
     if (version >= V2_SINCE) {
         real_v2 = (look_up_v2)found;
         *answer = (void *)witness_v2;

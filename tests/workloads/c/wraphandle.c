@@ -1,4 +1,5 @@
-/* A preload library of somebody else's that wraps dlsym, and finds the real one in the C library itself, whoever else wraps it. */
+/* A third-party preload library that wraps dlsym. The library finds the real dlsym in the C library
+ * itself, past other wrappers. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

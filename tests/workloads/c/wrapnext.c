@@ -1,5 +1,6 @@
-/* A preload library of somebody else's, as tracers and overlays are: it wraps a libc function, whose real one it finds by
- * RTLD_NEXT, and wraps dlsym itself, with a plain call. A look-up that loses its caller's place makes it call itself. */
+/* A third-party preload library, as tracers and overlays are. The library wraps a libc function,
+ * whose real one it finds by RTLD_NEXT. The library also wraps dlsym, and passes calls on with a
+ * plain call. If a look-up loses the address of its caller, the library calls itself for ever. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* yields BYTES: allocates BYTES, says `holding`, and runs kernels of a millisecond until SIGUSR2 comes; then frees what it holds and says `freed`. */
+/* yields BYTES: allocates BYTES, prints `holding`, and runs kernels of a millisecond until SIGUSR2
+ * comes. Then it frees its memory and prints `freed`. */
 #include "driver.h"
 #include <signal.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-// static_runtime: a CUDA program as nvcc links it by default, with libcudart inside. It says what each runtime call returned,
-// as one JSON object: {"cudaGetDeviceCount": "cudaSuccess", …}
+// static_runtime: a CUDA program as nvcc links it by default, with libcudart inside. Prints the
+// result of each runtime call as one JSON object: {"cudaGetDeviceCount": "cudaSuccess", …}
 #include <cstdio>
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
-"""A program on NVIDIA's own Python packages: cuda.bindings (driver and NVRTC, call by call), then cuda.core on top of them.
+"""Uses NVIDIA's own Python packages: cuda.bindings (driver and NVRTC), then cuda.core.
 
-Prints one JSON object with its own counts and lives until its standard input ends."""
+Prints one JSON object with its own counts, and stays until its standard input ends."""
 
 import ctypes
 import json
@@ -19,12 +19,12 @@ BLOCKS = 64
 BYTES = THREADS * BLOCKS * ctypes.sizeof(ctypes.c_float)
 CHUNK_BYTES = 64 << 20
 
-# What is held stays held, so that whoever started us sees it on the account.
+# The program keeps its memory, so that its parent process sees the memory on the account.
 held = []
 
 
 def checked(answer):
-    """The values of a call's answer, if its first says success."""
+    """Returns the values of a call's answer, or raises if the first one is no success."""
     status, *values = answer
     if int(status) != 0:
         raise RuntimeError(f"{status!r}")
@@ -40,7 +40,7 @@ def compiled(arch):
 
 
 def use_bindings(launches):
-    """A context of its own, a stream, copies, and that many launches."""
+    """Creates a context and a stream, copies, and launches `launches` kernels."""
     checked(driver.cuInit(0))
     device = checked(driver.cuDeviceGet(0))
     attribute = driver.CUdevice_attribute
@@ -63,7 +63,7 @@ def use_bindings(launches):
 
 
 def use_core(launches):
-    """That many launches through cuda.core, on memory from a pool; then the pool takes all there is."""
+    """Launches `launches` kernels through cuda.core on a pool's memory, then fills the memory."""
     device = Device(0)
     device.set_current()
     stream = device.create_stream()

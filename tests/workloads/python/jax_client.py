@@ -1,6 +1,8 @@
-"""JAX as far as it gets with this machine's driver: import, what devices there are, first work, and work without a GPU.
+"""Takes JAX as far as it gets with this machine's driver.
 
-Prints one JSON object: for each step what came out, or the error's class and first line."""
+The steps are: import, list devices, work on the GPU, work without a GPU.
+
+Prints one JSON object: for each step its result, or the error's class and first line."""
 
 import json
 

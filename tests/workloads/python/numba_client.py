@@ -1,6 +1,8 @@
-"""A numba-cuda program: vector additions in two streams with pinned memory and events, then all the device memory there is.
+"""A numba-cuda program: adds vectors in two streams with pinned memory and events.
 
-Prints one JSON object with its own counts and lives until its standard input ends."""
+Then it takes all device memory.
+
+Prints one JSON object with its own counts, and stays until its standard input ends."""
 
 import json
 import sys
@@ -13,7 +15,7 @@ ELEMENTS = 1 << 16
 THREADS = 256
 CHUNK_BYTES = 64 << 20
 
-# What is held stays held, so that whoever started us sees it on the account.
+# The program keeps its memory, so that its parent process sees the memory on the account.
 held = []
 
 
@@ -25,7 +27,7 @@ def add(a, b, c):
 
 
 def add_vectors(launches):
-    """Launches that often; returns what the events say of the time, ms."""
+    """Launches `launches` kernels. Returns the time between the events, ms."""
     streams = [cuda.stream(), cuda.stream()]
     started, ended = cuda.event(), cuda.event()
     pinned = cuda.pinned_array(ELEMENTS, dtype=np.float32)
@@ -45,7 +47,7 @@ def add_vectors(launches):
 
 
 def fill_memory():
-    """Takes memory until there is no more; returns the bytes, and the error's class and code."""
+    """Takes memory until no more is left. Returns the bytes, and the error's class and code."""
     try:
         while True:
             held.append(cuda.device_array(CHUNK_BYTES, dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""Prints what NVML says of GPU 0 by every version of the calls that nvidia-ml-py has, as one JSON object."""
+"""Prints NVML's answers for GPU 0, by every version of nvidia-ml-py's calls, as one JSON object."""
 
 import ctypes
 import json
@@ -28,7 +28,7 @@ class Infos(ctypes.Structure):
 
 
 def asked_twice(kind, ask):
-    """What is said where there is no room, and then the processes in a list with as much as it needs."""
+    """Asks without room for a list, then with enough room. Returns code, count and pids."""
     count = c_uint(0)
     code = ask(None, count)
     needed = count.value

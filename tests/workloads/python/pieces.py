@@ -1,5 +1,7 @@
-"""Runs one line of Python after another, with the driver's functions by their names, and answers each with its number and what it gives: for tests of memory that comes in
-unusual ways."""
+"""Runs the lines of its input as Python expressions. Answers each with its number and its value.
+
+The expressions use the functions below, for tests of unusual kinds of memory. Most functions return
+the driver's code."""
 
 import ctypes
 import struct
@@ -30,21 +32,21 @@ def start():
 
 
 def context():
-    """The current one."""
+    """Returns the current context."""
     current = c_void_p()
     must(cuda.cuCtxGetCurrent(byref(current)))
     return current
 
 
 def pool(name, location=DEVICE, place=0, kind=PINNED, handles=0):
-    """Creates a pool, kept by that name; the driver's code."""
+    """Creates a pool and keeps it under a name. Returns the driver's code."""
     properties = struct.pack("iiiiQQ56x", kind, handles, location, place, 0, 0)
     kept[name] = c_void_p()
     return cuda.cuMemPoolCreate(byref(kept[name]), properties)
 
 
 def driver_pool(name, location, place=0, kind=PINNED, is_present=False):
-    """Keeps the driver's own pool of a location by that name; the driver's code."""
+    """Keeps the driver's own pool of a location under a name. Returns the driver's code."""
     kept[name] = c_void_p()
     get = cuda.cuMemGetMemPool if is_present else cuda.cuMemGetDefaultMemPool
     return get(byref(kept[name]), struct.pack("ii", location, place), kind)
@@ -70,7 +72,7 @@ def end_pool(name):
 
 
 def in_a_context_that_ends(call):
-    """Calls in a context of its own, which is destroyed then; the one before is current again."""
+    """Calls in a new context and destroys it. The previous context is current again afterwards."""
     own = c_void_p()
     must(cuda.cuCtxCreate_v2(byref(own), 0, 0))
     code = call()
@@ -79,14 +81,14 @@ def in_a_context_that_ends(call):
 
 
 def export_pool(name):
-    """A descriptor of a pool."""
+    """Returns a descriptor of a pool."""
     descriptor = c_int()
     must(cuda.cuMemPoolExportToShareableHandle(byref(descriptor), kept[name], FILE_DESCRIPTOR, c_uint64(0)))
     return descriptor.value
 
 
 def export_pointer(name):
-    """What another process opens memory of a pool by."""
+    """Returns the data by which another process opens memory of a pool."""
     data = ctypes.create_string_buffer(64)
     must(cuda.cuMemPoolExportPointer(data, kept[name]))
     return data.raw.hex()
@@ -135,14 +137,14 @@ PREFERRED, PREFETCHED = 2, 4
 
 
 def place(name, size, attribute):
-    """Where managed memory belongs, or was brought last: a GPU, or less than nothing."""
+    """Returns the GPU to which managed memory belongs or was brought last; negative: no GPU."""
     value = c_int()
     must(cuda.cuMemRangeGetAttribute(byref(value), c_size_t(4), attribute, kept[name], c_size_t(size)))
     return value.value
 
 
 def on_a_dead_context(call):
-    """Calls with a context current that another thread has destroyed."""
+    """Calls while the current context is one that another thread has destroyed."""
     import threading
 
     before, dead = context(), c_void_p()
@@ -171,7 +173,7 @@ def mipmapped(name, flags, levels, width=1024, height=1024):
 
 
 def box(resource, name, x, width, handle=None):
-    """Maps physical memory into columns of an array's first level, or unmaps what is there."""
+    """Maps physical memory into columns of an array's first level, or unmaps those columns."""
     operation = 2 if handle is None else 1
     part = struct.pack("8I", 0, 0, x, 0, 0, width, 1024, 1)
     info = struct.pack("I4xQI4x", resource, kept[name].value, 0) + part
@@ -186,7 +188,7 @@ def requirements(name):
 
 
 def external(name, pid, descriptor, size):
-    """Imports what another process has exported as memory of somebody else's."""
+    """Imports memory that another process has exported, as external memory."""
     import os
 
     kept[name] = c_void_p()

@@ -1,4 +1,7 @@
-"""Children by each of multiprocessing's methods, before and after the parent initialised the driver. Prints what each was answered."""
+"""Starts children by each of multiprocessing's methods.
+
+The parent initialises the driver between the first round and the second. Prints the driver's answers
+in each child and in the parent."""
 
 import ctypes
 import multiprocessing

@@ -1,6 +1,8 @@
-"""A PyCUDA program: kernels in a stream with pinned memory and events, then all the device memory there is.
+"""A PyCUDA program: launches in a stream with pinned memory and events.
 
-Prints one JSON object with its own counts and lives until its standard input ends."""
+Then it takes all device memory.
+
+Prints one JSON object with its own counts, and stays until its standard input ends."""
 
 import json
 import sys
@@ -23,12 +25,12 @@ PTX = b"""
 }
 """
 
-# What is held stays held, so that whoever started us sees it on the account.
+# The program keeps its memory, so that its parent process sees the memory on the account.
 held = []
 
 
 def scale_vector(launches):
-    """Launches that often; returns what the events say of the time, ms."""
+    """Launches `launches` kernels. Returns the time between the events, ms."""
     kernel = cuda.module_from_buffer(PTX).get_function("scale")
     stream, started, ended = cuda.Stream(), cuda.Event(), cuda.Event()
     host = cuda.pagelocked_empty(ELEMENTS, dtype=np.float32)
@@ -48,7 +50,7 @@ def scale_vector(launches):
 
 
 def fill_memory():
-    """Takes memory until there is no more; returns the bytes, and the error's class and text."""
+    """Takes memory until no more is left. Returns the bytes, and the error's class and text."""
     try:
         while True:
             held.append(cuda.mem_alloc(CHUNK_BYTES))

@@ -1,4 +1,5 @@
-//! `cargo xtask bench beside`: a best-effort trainer beside a trainer with pauses, and beside a server of requests.
+//! `cargo xtask bench beside`: a best-effort trainer beside a trainer with pauses, and beside a
+//! server of requests.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,21 +9,22 @@ use serde::Serialize;
 
 use super::pieces::{As, Kit, LONG_KERNEL_MS, Served, Times, kernels_ns, record};
 
-/// From the last client's first launch to the first look.
+/// Time from the last client's first launch to the first observation.
 const SETTLED: Duration = Duration::from_millis(700);
-/// How often an interruption is looked for.
+/// Time between two checks for an interruption.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The one that is to run as if it were alone.
+/// Tenant that should run as if it were alone.
 const FIRST: &str = "first";
-/// The one that has the pauses.
+/// Tenant that runs in the pauses.
 const GUEST: &str = "guest";
 const BEST_EFFORT: [&str; 4] = ["--name", GUEST, "--class", "best-effort"];
-/// What the guest does: it always has work.
+/// Steps of the guest, which is always backlogged.
 const GUEST_STEPS: [&str; 2] = ["busy_1000usx32", "sync"];
-/// A trainer's step is 20 ms of work; then it pauses as for its next batch.
+/// Arguments of the trainer. A step is 20 ms of work, followed by a pause as for the next batch.
 const TRAINER: [&str; 6] = ["--kernel", "busy_1000us", "--kernels", "20", "--gap-us", "10000"];
-/// Requests' work, ms, how many come in a second, and the objective of who answers them: the GPU would be used to 15 and 20 % by them.
+/// Work of a request, ms, requests per second, and the server's objective. The requests use about
+/// 15 and 20 % of the GPU.
 const SERVERS: [(&str, &str, &str); 2] = [("5", "30", "50ms"), ("25", "8", "250ms")];
 
 const US_PER_MS: f64 = 1e3;
@@ -31,13 +33,13 @@ const NS_PER_MS: f64 = 1e6;
 /// Options of `cargo xtask bench beside`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a text.
+    /// Print one JSON object instead of a text
     #[arg(long)]
     json: bool,
-    /// Fail if a figure is past its bar.
+    /// Fail if a figure is past its bar
     #[arg(long)]
     check: bool,
-    /// How long to measure each pair.
+    /// Time to measure each pair, in seconds
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
 }
@@ -57,12 +59,12 @@ struct TrainerReport {
     time_slicing: Trained,
 }
 
-/// Beside the guest.
+/// A trainer's figures beside the guest.
 #[derive(Serialize)]
 struct Trained {
-    /// Steps in a second, of those alone.
+    /// Steps per second, as a part of the steps per second alone.
     speed: f64,
-    /// The guest's time of what the trainer left.
+    /// The guest's GPU time, as a part of the time that the trainer left.
     harvested_of_gaps: f64,
 }
 
@@ -72,17 +74,18 @@ struct ServerReport {
     work_ms: f64,
     requests_per_s: f64,
     alone: Millis,
-    /// As a latency tenant.
+    /// Objective of the server as a latency tenant.
     slo: &'static str,
     deepres: Asked,
-    /// As one that did not say how soon it has to answer.
+    /// Figures of the server as a tenant without an objective.
     without_slo: Asked,
     time_slicing: Asked,
-    /// What the tail may grow by: the guest's longest kernel and a hand-off.
+    /// Greatest allowed growth of the 99th percentile: the guest's longest kernel and a hand-off,
+    /// ms.
     p99_may_grow_by_ms: f64,
 }
 
-/// Beside the guest.
+/// A server's figures beside the guest.
 #[derive(Serialize)]
 struct Asked {
     took: Millis,
@@ -103,7 +106,7 @@ impl From<Times> for Millis {
     }
 }
 
-/// What came of a run.
+/// Figures of one run.
 struct Run {
     served: Served,
     harvested_of_gaps: f64,
@@ -219,7 +222,7 @@ impl Bench {
         })
     }
 
-    /// The first beside the guest, under deepres and without.
+    /// Runs the first tenant beside the guest, under deepres and without.
     fn beside(&self, arguments: &[&str]) -> Result<(Run, Run)> {
         let guest = As::Tenant(&BEST_EFFORT);
         let deepres = self.run(arguments, As::Tenant(&["--name", FIRST]), Some(guest))?;
@@ -241,7 +244,7 @@ impl Bench {
             self.sleep(SETTLED)?;
             let pids = [first.pid(&host, how, FIRST)?, guest.pid(&host, guest_is, GUEST)?];
             let before = record(&host)?;
-            // Up to a moment at which the first still runs.
+            // The second observation comes while the first tenant still runs.
             self.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
             let after = record(&host)?;
             guest.still_runs()?;

@@ -1,4 +1,4 @@
-//! Many programs that start at once, each with a session of its own, and then do nothing.
+//! Many programs that start at once, each with a session of its own, and then stay idle.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -13,28 +13,29 @@ use crate::command;
 use crate::host::Host;
 use crate::process::{Interrupt, Running};
 
-/// See the module. All are killed when it is dropped.
+/// The programs. All are killed on drop.
 pub struct Crowd {
     running: Vec<Running>,
-    /// Before the first start, `CLOCK_MONOTONIC`, ns.
+    /// Time before the first start, `CLOCK_MONOTONIC`, ns.
     pub begin_ns: u64,
-    /// After the last start, ns.
+    /// Time after the last start, `CLOCK_MONOTONIC`, ns.
     pub started_ns: u64,
-    /// What each said once it was served.
+    /// Report of each program once it had its session.
     pub served: Vec<Served>,
 }
 
-/// What a program says once it is served.
+/// Report of a program once it has its session.
 #[derive(Deserialize)]
 pub struct Served {
-    /// How long `cuInit` took, the handshake with it, ns.
+    /// Duration of `cuInit` with the handshake, ns.
     pub init_ns: u64,
-    /// When it had returned, `CLOCK_MONOTONIC`, ns.
+    /// Time when `cuInit` returned, `CLOCK_MONOTONIC`, ns.
     pub at_ns: u64,
 }
 
 impl Crowd {
-    /// Starts `count` programs under the library, each of the tenant that `tenant` names by its number, and waits until all have a session.
+    /// Starts `count` programs with the library preloaded, and waits until all have a session.
+    /// `tenant` gives each program's tenant by its number.
     pub fn start(
         host: &Host,
         artefacts: &Artefacts,
@@ -43,7 +44,7 @@ impl Crowd {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let client = build::c_client("boot")?;
-        // The simulated GPU is made by whoever comes first; that is no part of any figure.
+        // This run creates the simulated GPU's state, so that no figure includes that.
         command::run(host.command(&client).stdin(Stdio::null()).stdout(Stdio::null()))?;
 
         let begin_ns = now_ns();
@@ -64,7 +65,7 @@ impl Crowd {
         Ok(Self { running, begin_ns, started_ns, served })
     }
 
-    /// Has all of them end by themselves.
+    /// Closes the programs' input and waits until all have ended.
     pub fn end(self) -> Result<()> {
         for mut program in self.running {
             drop(program.child().stdin.take());
@@ -84,7 +85,7 @@ fn served(program: &mut Running) -> Result<Served> {
     serde_json::from_str(&line).with_context(|| format!("not understood: {line} from {}", program.shown()))
 }
 
-/// The clock that the programs read too.
+/// Returns the time of the clock that the programs read too, ns.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64

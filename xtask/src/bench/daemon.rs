@@ -1,4 +1,4 @@
-//! `cargo xtask bench daemon`: what the daemon costs while many programs are connected and do nothing.
+//! `cargo xtask bench daemon`: the daemon's cost while many idle programs are connected.
 
 use std::fs;
 use std::thread;
@@ -13,28 +13,28 @@ use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// What the daemon may take of a core.
+/// Most CPU time of the daemon, percent of a core.
 const LIMIT_CPU_PERCENT: f64 = 1.0;
-/// What it may have resident.
+/// Most resident memory of the daemon, MiB.
 const LIMIT_RESIDENT_MIB: f64 = 64.0;
-/// Sessions of one tenant.
+/// Number of sessions of each tenant.
 const SESSIONS_PER_TENANT: u32 = 10;
-/// After the last session begins, until the daemon is at rest.
+/// Time after the last session's start until the daemon is at rest.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Clock ticks of /proc in a second; the same on every Linux of x86-64.
+/// Clock ticks of /proc per second, the same on every Linux of x86-64.
 const TICKS_PER_S: f64 = 100.0;
 const KIB_PER_MIB: f64 = 1024.0;
 
 /// Options of `cargo xtask bench daemon`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text.
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// How many programs to start, a session each.
+    /// Number of programs to start, with a session each
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sessions: u32,
-    /// How long to watch the daemon, in seconds.
+    /// Time to watch the daemon, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
 }
@@ -42,14 +42,14 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     sessions: usize,
-    /// Of how many tenants.
+    /// Number of tenants.
     tenants: usize,
-    /// Of how many GPUs each session sees all.
+    /// Number of GPUs. Each session sees all of them.
     gpus: usize,
     seconds: f64,
     cpu_percent: f64,
     resident_mib: f64,
-    /// How long it took until all were served.
+    /// Time until all sessions were served, s.
     all_served_s: f64,
 }
 
@@ -100,11 +100,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Processor time that a process has used, seconds.
+/// Returns the CPU time that a process has used, seconds.
 fn cpu_s(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the daemon is gone")?;
     let (_, fields) = stat.rsplit_once(')').context("an unknown stat line")?;
-    // utime and stime are the 14th and 15th of proc(5); two were before the parenthesis.
+    // utime and stime are the 14th and 15th field of proc(5). Two fields come before the
+    // parenthesis, so these are fields 12 and 13 here.
     let times = fields.split_ascii_whitespace().skip(11).take(2);
     let ticks: u64 = times.map(str::parse::<u64>).sum::<Result<u64, _>>().context("an unknown stat line")?;
     Ok(ticks as f64 / TICKS_PER_S)

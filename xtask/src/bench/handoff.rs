@@ -1,4 +1,5 @@
-//! `cargo xtask bench handoff`: how fast the GPU changes hands, and how soon who is owed it has it.
+//! `cargo xtask bench handoff`: how fast the GPU changes hands, and how soon a tenant that is owed
+//! the GPU gets it.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,20 +17,22 @@ use super::pieces::{As, Kit, LONG_KERNEL_MS, Times, record};
 use crate::host::{Gpu, Host};
 use crate::process::Interrupt;
 
-/// From the last client's first launch to the first look.
+/// Time from the last client's first launch to the first observation.
 const SETTLED: Duration = Duration::from_millis(700);
-/// How often an interruption is looked for.
+/// Time between two checks for an interruption.
 const POLL: Duration = Duration::from_millis(20);
-/// Quotas that are set, one after the other, and how long each holds: some turns of either tenant.
+/// Number of quotas that are set one after the other, and how long each holds. Each tenant has some
+/// turns in that time.
 const SETTINGS: usize = 100;
 const SETTING_HOLDS: Duration = Duration::from_millis(60);
-/// The share of the one tenant, and then of the other.
+/// Share that the two tenants have in turn, percent.
 const MAJOR_PERCENT: u32 = 90;
-/// Launches that a client's log has room for: more than are made while a setting holds.
+/// Number of launches in a client's log. A client makes fewer while a setting holds.
 const LOG_PLACES: u64 = 4096;
-/// So many requests would cost more than guests usually may: they would be kept off, and the GPU found idle.
+/// Configuration for the guest's run. This many requests cost more than guests may usually cost.
+/// Otherwise the guest would be kept off, and the server would find the GPU idle.
 const GUESTS_MAY_HARM: &str = "max_harm = \"100%\"\n";
-/// Requests a second of the tenant that waits for a best-effort holder.
+/// Requests per second of the tenant that waits for a best-effort holder.
 const REQUESTS_PER_S: &str = "50";
 
 const NS_PER_US: f64 = 1e3;
@@ -40,13 +43,13 @@ const PPM_PER_PERCENT: u32 = 10_000;
 /// Options of `cargo xtask bench handoff`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a text.
+    /// Print one JSON object instead of a text
     #[arg(long)]
     json: bool,
-    /// Fail if a figure is past its bar.
+    /// Fail if a figure is past its bar
     #[arg(long)]
     check: bool,
-    /// How long to measure hand-offs, and requests beside a best-effort holder.
+    /// Time to measure hand-offs, and requests beside a best-effort holder, in seconds
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
 }
@@ -59,20 +62,24 @@ struct Quantiles {
 
 #[derive(Serialize)]
 struct Report {
-    /// From the last work of one tenant to the first of the next and all else that the GPU idled in a hold, as the daemon measures it.
+    /// Duration of a hand-off as the daemon measures it. It runs from the last work of one tenant
+    /// to the first of the next. Other idle time of the GPU during a hold is included.
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Time in which the GPU ran nothing between the work of one tenant and that of the other, by its own record, over hand-offs. Switching between contexts,
-    /// which the GPU itself does, is apart.
+    /// Idle time of the GPU between the work of one tenant and that of the other, for each
+    /// hand-off. It comes from the simulated GPU's record. The GPU's switches between contexts are
+    /// not included.
     idle_per_handoff_us: f64,
-    /// The same between the work of a tenant and its own next: the program waited for its results.
+    /// Idle time between the work of a tenant and its own next work, for each hand-off. In this
+    /// time the program waited for its results.
     idle_within_us: f64,
     switch_per_handoff_us: f64,
     idle_fraction_of_quantum: f64,
-    /// From the request to the daemon until the first launch of the tenant that gains, once the daemon has said that the quota is in force.
+    /// Time from the request to the daemon until the first launch of the tenant that gains. A
+    /// launch counts once the daemon has confirmed the quota.
     set_reaction_ms: Quantiles,
-    /// What the first launch of a request waits while a best-effort tenant has the GPU.
+    /// Wait of a request's first launch while a best-effort tenant has the GPU.
     waiting_reaction_ms: Quantiles,
     guest_longest_kernel_ms: f64,
 }
@@ -126,7 +133,7 @@ impl Report {
     }
 }
 
-/// Two tenants that always have work.
+/// Measures hand-offs between two backlogged tenants.
 fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
     let host = kit.host()?;
     let steps = ["busy_200usx100", "sync"];
@@ -164,7 +171,7 @@ fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
     })
 }
 
-/// Two tenants that always have work and change places again and again.
+/// Measures new quotas of two backlogged tenants, whose shares are exchanged again and again.
 fn settings(kit: &Kit) -> Result<Quantiles> {
     let host = kit.host()?;
     let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
@@ -198,7 +205,7 @@ fn settings(kit: &Kit) -> Result<Quantiles> {
     Ok(quantiles(reactions_ms))
 }
 
-/// A latency tenant with requests beside a best-effort one that always has work.
+/// Measures a latency tenant's requests beside a backlogged best-effort tenant.
 fn waiting(kit: &Kit, seconds: f64) -> Result<(Quantiles, f64)> {
     let host = kit.configured_host(GUESTS_MAY_HARM)?;
     let guest_is = As::Tenant(&["--name", "guest", "--class", "best-effort"]);
@@ -212,7 +219,7 @@ fn waiting(kit: &Kit, seconds: f64) -> Result<(Quantiles, f64)> {
     Ok((Quantiles { p50: p50 / US_PER_MS, p99: p99 / US_PER_MS }, LONG_KERNEL_MS))
 }
 
-/// When a client's launches returned.
+/// A client's log of the times when its launches returned.
 struct Log(File);
 
 impl Log {
@@ -235,7 +242,8 @@ impl Log {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The first launch that returned after `at_ns`, if the log goes back so far and there was one.
+    /// Returns the first launch that returned after `at_ns`. Returns `None` if there was none, or
+    /// if the log does not reach back that far.
     fn first_after(&self, at_ns: u64) -> Result<Option<u64>> {
         let launches = self.word(0)?;
         let mut first_ns = None;
@@ -250,7 +258,7 @@ impl Log {
     }
 }
 
-/// A connection to the daemon.
+/// A connection to the daemon's admin socket.
 struct Administrator(BufReader<UnixStream>);
 
 impl Administrator {
@@ -261,7 +269,7 @@ impl Administrator {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Returns when it is in force.
+    /// Sets a tenant's share. Returns when the share is in force.
     fn set_share(&mut self, tenant: &str, percent: u32) -> Result<()> {
         let share_ppm = percent * PPM_PER_PERCENT;
         let request = serde_json::json!({ "op": "set", "tenant": tenant, "share_ppm": share_ppm, "memory_bytes": null });
@@ -295,7 +303,7 @@ fn quantiles(mut values: Vec<f64>) -> Quantiles {
     Quantiles { p50: at(50), p99: at(99) }
 }
 
-/// Nanoseconds of the clock that clients log.
+/// Returns the time of the clock that clients log, ns.
 fn now_ns() -> u64 {
     const NS_PER_S: i64 = 1_000_000_000;
     let now = clock_gettime(ClockId::Monotonic);

@@ -1,4 +1,5 @@
-//! `cargo xtask bench memory`: a tenant's memory limit under a race of threads and processes, with kills among it.
+//! `cargo xtask bench memory`: a tenant's memory limit under a race of threads and processes, with
+//! kills.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,39 +22,39 @@ use crate::process::{Interrupt, Running};
 
 /// The racing tenant.
 const TENANT: &str = "race";
-/// What it may hold: far less than its threads want.
+/// Limit of the tenant. Its threads want far more.
 const LIMIT_BYTES: u64 = 1 << 30;
-/// Contexts' own memory is none, so that the simulated GPU's record is of allocations alone.
+/// Contexts take no memory, so the simulated GPU's record contains allocations alone.
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
-/// The part of the kills that the stated time holds for, percent.
+/// Percentile of the reported time after a kill.
 const QUANTILE_PERCENT: usize = 99;
-/// How often a race is looked at that is to go on to a certain point.
+/// Time between two looks at a race that should reach a certain point.
 const POLL: Duration = Duration::from_millis(1);
-/// A race that gets no further for so long hangs.
+/// Time without progress after which a race counts as hanging.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const NS_PER_MS: f64 = 1e6;
-/// Within so long a killed process's memory is to be had again.
+/// Time within which a killed process's memory must be available again, ms.
 const RECLAIM_LIMIT_MS: f64 = 100.0;
 
 /// Options of `cargo xtask bench memory`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of lines.
+    /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// Allocations and frees, all together.
+    /// Number of allocations and frees, all together
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     operations: u64,
-    /// Processes at a time.
+    /// Number of processes at a time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
-    /// Threads of each.
+    /// Number of threads of each process
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// Processes that are killed on the way.
+    /// Number of processes that are killed during the race
     #[arg(long, value_name = "N", default_value_t = 40)]
     kills: u32,
-    /// How often to time an allocation and its free, bare and hooked.
+    /// Number of runs that time an allocation and its free, bare and hooked
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
@@ -68,7 +69,7 @@ struct Report {
     kills: usize,
     alloc_ns_bare: f64,
     alloc_ns_hooked: f64,
-    /// None if nobody was killed.
+    /// `None` if no process was killed.
     reclaim_ms_after_kill_p99: Option<f64>,
 }
 
@@ -127,7 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What came of the race.
+/// Result of the race.
 struct Raced {
     operations: u64,
     successes: u64,
@@ -140,12 +141,12 @@ struct Raced {
     reclaims: Vec<Reclaim>,
 }
 
-/// What passed from a kill until what the process held could be had again.
+/// Time from a kill until the process's memory was available again.
 #[derive(Clone, Copy)]
 struct Reclaim {
-    /// Until the kernel had ended the process and freed its memory.
+    /// Time until the kernel had ended the process and freed its memory, ns.
     exit_ns: u64,
-    /// From then on, until it was off its tenant's account.
+    /// Time from then on until the memory was off the tenant's account, ns.
     account_ns: u64,
 }
 
@@ -156,7 +157,7 @@ impl Reclaim {
 }
 
 impl Raced {
-    /// The reclaim that all but one in a hundred were no slower than.
+    /// Returns the 99th percentile of the reclaims.
     fn reclaim_p99(&self) -> Option<Reclaim> {
         let mut sorted = self.reclaims.clone();
         sorted.sort_unstable_by_key(|reclaim| reclaim.ns());
@@ -229,7 +230,7 @@ impl<'a> Race<'a> {
             let at = number as usize % racers.len();
             let replacement = self.racer()?;
             let victim = std::mem::replace(&mut racers[at], replacement);
-            // One that has not connected yet leaves nothing to take back.
+            // A process that has not connected yet would leave nothing to reclaim.
             admin.await_session(victim.running.id(), true)?;
             let pid = Pid::from_raw(victim.running.id() as i32).context("a process has an id")?;
             let sent_ns = now_ns();
@@ -239,7 +240,7 @@ impl<'a> Race<'a> {
             running.child().wait().context("cannot wait for a process of ours")?;
             let dead_ns = now_ns();
             kills.insert(victim.number, Kill { sent_ns, dead_ns });
-            // What it held can be had again once it is off the account and off the GPU.
+            // The memory is available again once it is off the account and off the GPU.
             admin.await_session(victim_pid, false)?;
             let free_ns = now_ns();
             reclaims.push(Reclaim { exit_ns: dead_ns - sent_ns, account_ns: free_ns - dead_ns });
@@ -247,8 +248,8 @@ impl<'a> Race<'a> {
         for racer in &mut racers {
             racer.await_line("done")?;
         }
-        // All stand still: account and record are of one moment.
-        // Managed memory counts, wherever its pages are.
+        // All processes stand still, so account and record show the same moment. Managed memory
+        // counts wherever its pages are, so the comparison leaves it out.
         let account_bytes = admin.held_bytes()?.saturating_sub(admin.managed_bytes()?);
         let true_bytes = self.truth()?.memory_used_bytes;
         ensure!(
@@ -285,7 +286,7 @@ impl<'a> Race<'a> {
         })
     }
 
-    /// Waits until so many operations were begun.
+    /// Waits until this many operations were begun.
     fn await_operation(&self, point: u64, interrupt: &Interrupt) -> Result<()> {
         let (mut last, mut moved) = (0, Instant::now());
         loop {
@@ -308,7 +309,7 @@ impl<'a> Race<'a> {
     }
 }
 
-/// The daemon, asked without starting a program each time.
+/// A connection to the daemon, so that a query does not start a program each time.
 struct Admin {
     stream: BufReader<UnixStream>,
 }
@@ -339,7 +340,7 @@ impl Admin {
         Ok(kinds.and_then(|kinds| kinds.get("managed")).copied().unwrap_or(0))
     }
 
-    /// Waits until a process is a session, or is none any more.
+    /// Waits until a process is a session (`is_there`), or is none any more.
     fn await_session(&mut self, pid: u32, is_there: bool) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -356,7 +357,7 @@ impl Admin {
     }
 }
 
-/// The clock that the clients read too.
+/// Returns the time of the clock that the clients read too, ns.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what deepres costs those who use it.
+//! `cargo xtask bench`: measures the costs of deepres.
 
 mod beside;
 mod crowd;
@@ -18,56 +18,66 @@ use anyhow::{Result, ensure};
 use clap::Subcommand;
 use deepres_e2e::stolen::Stolen;
 
-/// Which cost to measure.
+/// The cost to measure.
 #[derive(Subcommand)]
 pub enum Bench {
-    /// What hooks add to driver calls: launches, allocations, memory queries.
+    /// Measure what hooks add to driver calls: launches, allocations, memory queries
     ///
-    /// A driver that does nothing serves a client that calls each function a million times, bare and then
-    /// under `deepres run` with a live daemon and an open gate, in turns. Shown is the median of the turns.
+    /// A driver that does nothing serves a client that calls each function ten million times. The
+    /// client runs bare and under `deepres run` in turn. Under `deepres run` there is a live daemon
+    /// and the gate is open. The output shows the medians of the runs.
     Hook(hook::Options),
-    /// What a best-effort tenant makes of another's pauses, and what that costs the other.
+    /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
+    /// the other
     ///
-    /// A trainer with pauses and a server of requests, each alone, beside a best-effort trainer, and beside it with the simulated GPU's own
-    /// time-slicing instead of deepres.
+    /// A trainer with pauses and a server of requests run alone and beside a best-effort trainer. A
+    /// third run replaces deepres by the simulated GPU's own time-slicing.
     Beside(beside::Options),
-    /// What the daemon takes while a thousand processes are connected and do nothing. Fails if that is more than it may be.
+    /// Measure the daemon's cost while a thousand idle processes are connected, and fail above a
+    /// limit
     Daemon(daemon::Options),
-    /// How fast the GPU changes hands, and how soon a new quota or a waiting tenant has it.
+    /// Measure how fast the GPU changes hands, and how soon a new quota or a waiting tenant gets it
     Handoff(handoff::Options),
-    /// Whether racing processes stay inside their tenant's memory, and what that costs.
+    /// Check that racing processes stay within their tenant's memory limit, and measure the cost
     ///
-    /// Threads of several processes of one tenant allocate and free on a simulated GPU as fast as they can, and some processes are killed among
-    /// it. Counted are moments at which more than the limit was held (by the clients' own record, and by the simulated GPU's) and
-    /// refusals that nothing justifies that was really held: at no moment of the call was what had been given, and not yet been given
-    /// back, enough to leave too little room. The time of an allocation and its free is that of `bench hook`, under a limit.
+    /// Threads of several processes of one tenant allocate and free memory on a simulated GPU as
+    /// fast as they can. Some of the processes are killed during the race.
+    ///
+    /// The report counts breaches: moments at which more than the limit was held, by the clients'
+    /// own record or by the simulated GPU's. It also counts false refusals: requests that would
+    /// have fitted at every moment of their call.
+    ///
+    /// The time of an allocation and its free is measured as in `bench hook`, under a limit.
     Memory(memory::Options),
-    /// What a decision of the policy costs, and a review of what everybody is owed.
+    /// Measure what a decision of the policy costs, and what a review of all entitlements costs
     ///
-    /// Sixteen tenants on one GPU, and a thousand on eight; one decision on each GPU. Shown is the mean.
+    /// The cases are sixteen tenants on one GPU and a thousand on eight, with one decision for each
+    /// GPU. The output shows the mean.
     Policy(policy::Options),
-    /// What preloading the library adds to a process that uses no CUDA.
+    /// Measure what preloading the library adds to a process that does not use CUDA
     ///
-    /// Runs /bin/true bare and preloaded in turns; shown are the medians.
+    /// Runs /bin/true bare and preloaded in turn. The output shows the medians.
     Preload(preload::Options),
-    /// How exact shares of GPU time are, and what sharing costs.
+    /// Measure how exact shares of GPU time are, and what sharing costs
     ///
-    /// Two or three tenants that always have work share a simulated GPU, for each choice of shares and work; shown are the distance of what they
-    /// had from what they are owed and from what the meter says, and the work done against one tenant alone. Also, what one tenant alone does against the
-    /// bare driver.
+    /// Two or three backlogged tenants share a simulated GPU, for each choice of shares and work.
+    /// The output compares the GPU time used with the entitlement and with the meter. It also
+    /// compares the work done with one tenant alone, and one tenant alone with the bare driver.
     Share(share::Options),
-    /// How long many processes that start at once wait until they are served.
+    /// Measure how long many processes that start at once wait until they are served
     ///
-    /// Three hundred processes start one right after the other, preloaded, and call cuInit, which is when a process
-    /// gets its session. Fails if any of them goes without one, or waits for longer than it may.
+    /// Three hundred preloaded processes start one right after the other and call cuInit, which
+    /// connects a session. The command fails if a process gets no session or waits too long.
     Storm(storm::Options),
-    /// How fast two trainers are that take turns on a GPU whole, since it has not the memory for both.
+    /// Measure the speed of two trainers that take turns on a GPU without memory for both
     ///
-    /// Each takes 60 % of the simulated GPU's memory. Their time together is set against that of one after the other, with what moving them costs told beside it.
+    /// Each trainer takes 60 % of the simulated GPU's memory. The output compares their time
+    /// together with the time one after the other, and shows the cost of moving their memory.
     Suspend(suspend::Options),
-    /// What the kernel programs cost an ioctl, and whether they lose events. Takes root.
+    /// Measure what the kernel programs cost an ioctl, and whether they lose events (needs root)
     ///
-    /// Ours against empty programs on the same device, watched or not, and on another system call.
+    /// Compares the programs of deepres with empty programs on the same device, watched or not, and
+    /// on another system call.
     Trace(trace::Options),
 }
 
@@ -101,18 +111,19 @@ fn measure(bench: &Bench) -> Result<()> {
     }
 }
 
-/// Fails if one of these does not hold, and says which.
+/// Fails if one of these conditions does not hold, and names it.
 fn check(bars: &[(&str, bool)]) -> Result<()> {
     let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| *bar).collect();
     ensure!(missed.is_empty(), "past the bar: {}", missed.join("; "));
     Ok(())
 }
 
-/// A time to measure, as an option.
+/// Parses an option for the time to measure.
 pub fn seconds(text: &str) -> Result<f64, String> {
-    /// Less than this says nothing: tenants take turns of milliseconds.
+    /// Least time, s. Tenants take turns of milliseconds, so a shorter measurement would say
+    /// nothing.
     const LEAST: f64 = 1.0;
-    /// A day.
+    /// Most time, s: a day.
     const MOST: f64 = 86_400.0;
     match text.parse::<f64>() {
         Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
@@ -120,7 +131,8 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The middle value; the mean of the two in the middle of an even number.
+/// Returns the middle value. For an even number of values, returns the mean of the two in the
+/// middle.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,5 @@
-//! Programs that work piece by piece, or always, as tenants of a host or beside deepres; what they say and what the record says of them.
+//! Programs that work piece by piece or all the time. They run as tenants of a host or without
+//! deepres. This module reads their reports and their GPU time from the record.
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::{Path, PathBuf};
@@ -12,19 +13,20 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
 
-/// How long the GPU takes for the clients' kernels. A launch costs it 1 µs more.
+/// Configuration of the simulated GPU with the times of the clients' kernels. A launch costs the
+/// GPU 1 µs more.
 const SIMGPU_TOML: &str = "kernel = [
     { name = \"quick\", ns = 2000 },
     { name = \"busy_200us\", ns = 200000 },
     { name = \"busy_1000us\", ns = 1000000 },
 ]
 ";
-/// The longest of them, with that.
+/// Time of the longest of these kernels with the cost of its launch, ms.
 pub const LONG_KERNEL_MS: f64 = 1.001;
-/// What a client says when it begins to launch.
+/// Line that a client prints when it begins to launch.
 const READY: &str = "ready";
 
-/// What clients need to be built and run.
+/// The built programs and settings that clients need.
 pub struct Kit {
     artefacts: Artefacts,
     serve: PathBuf,
@@ -44,7 +46,7 @@ pub struct Client {
 pub enum As<'a> {
     /// As a tenant, with these options of `deepres run`.
     Tenant(&'a [&'a str]),
-    /// As if there were no deepres.
+    /// Without deepres.
     Bare,
 }
 
@@ -56,7 +58,7 @@ pub struct Times {
     pub p99: f64,
 }
 
-/// What `serve` says at its end.
+/// Report of `serve` at its end.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Served {
     pub pieces: u64,
@@ -66,14 +68,14 @@ pub struct Served {
 }
 
 impl Served {
-    /// Pieces in a second.
+    /// Returns the pieces per second.
     pub fn speed(&self) -> f64 {
         self.pieces as f64 / self.seconds
     }
 }
 
 impl Kit {
-    /// Builds everything.
+    /// Builds the product and the clients.
     pub fn new() -> Result<Self> {
         let artefacts = build::artefacts()?;
         let (serve, pace) = (build::c_client("serve")?, build::c_client("pace")?);
@@ -82,13 +84,13 @@ impl Kit {
         Ok(Self { artefacts, serve, pace, config, interrupt: Interrupt::catch()? })
     }
 
-    /// A host without tenants.
+    /// Starts a host without tenants.
     pub fn host(&self) -> Result<Host> {
         let device = Device::Simulated { config: Some(self.config.clone()) };
         Host::start(&self.artefacts, device, &self.interrupt)
     }
 
-    /// The same, with these lines in the daemon's configuration.
+    /// Does the same as [`Self::host`], with these lines in the daemon's configuration.
     pub fn configured_host(&self, toml: &str) -> Result<Host> {
         let device = Device::Simulated { config: Some(self.config.clone()) };
         let config = build::target().join("deepres/pieces-daemon.toml");
@@ -101,13 +103,13 @@ impl Kit {
         start(host, how, &self.serve, arguments)
     }
 
-    /// Starts `pace`, which always has work if its steps are such.
+    /// Starts `pace`, which is backlogged if its steps are.
     pub fn pace(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.pace, arguments)
     }
 }
 
-/// Starts a program of ours on a host, and waits until it begins to launch.
+/// Starts a client on a host, and waits until it begins to launch.
 pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Result<Client> {
     let mut command = match how {
         As::Tenant(options) => {
@@ -131,7 +133,7 @@ pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Re
 }
 
 impl Client {
-    /// Waits until `serve` has ended by itself and says what it did.
+    /// Waits until `serve` has ended by itself, and returns its report.
     pub fn served(mut self) -> Result<Served> {
         let line = self.lines.next().transpose()?.unwrap_or_default();
         let served = serde_json::from_str(&line)
@@ -140,13 +142,14 @@ impl Client {
         Ok(served)
     }
 
-    /// Fails if it has ended.
+    /// Fails if the client has ended.
     pub fn still_runs(&mut self) -> Result<()> {
         ensure!(self.running.exited()?.is_none(), "ended too early: {}", self.running.shown());
         Ok(())
     }
 
-    /// The process that uses the GPU: its own, or the only one of the tenant of this name.
+    /// Returns the process that uses the GPU: the client itself, or the only process of the tenant
+    /// of this name.
     pub fn pid(&self, host: &Host, how: As<'_>, tenant: &str) -> Result<u32> {
         if let As::Bare = how {
             return Ok(self.running.id());
@@ -161,12 +164,12 @@ impl Client {
     }
 }
 
-/// The simulated GPU's record.
+/// Reads the simulated GPU's record.
 pub fn record(host: &Host) -> Result<truth::Snapshot> {
     truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")
 }
 
-/// Kernels' time of a process so far, ns.
+/// Returns the kernel time of a process so far, ns.
 pub fn kernels_ns(record: &truth::Snapshot, pid: u32) -> u64 {
     let found = record.processes.iter().find(|process| process.pid == pid);
     found.and_then(|process| process.gpus.first()).map_or(0, |gpu| gpu.kernel_busy_ns)

@@ -1,4 +1,4 @@
-//! `cargo xtask bench policy`: what a decision of the policy costs.
+//! `cargo xtask bench policy`: measures what a decision of the policy costs.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::check;
 use crate::{build, command};
 
-/// What is measured (tests/eval/benches/policy.rs), and what it may cost, ns.
+/// Names of the measurements (tests/eval/benches/policy.rs), and their limits, ns.
 const MEASURED: [(&str, Option<f64>); 7] = [
     ("decision-16-tenants-1-gpu", Some(20_000.0)),
     ("decisions-1000-tenants-on-8-gpus", Some(1_000_000.0)),
@@ -22,15 +22,16 @@ const MEASURED: [(&str, Option<f64>); 7] = [
 /// Options of `cargo xtask bench policy`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text: nanoseconds, the mean, by what was measured.
+    /// Print one JSON object instead of text: the mean of each measurement, in nanoseconds
     #[arg(long)]
     json: bool,
 }
 
-/// Measures and prints, and fails over a limit.
+/// Measures and prints. Fails if a limit is exceeded.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
-    // As the evaluation is built: optimised, without the minutes of a release's link.
+    // The profile is that of the evaluation. It optimises without the minutes that a release takes
+    // to link.
     cargo.args(["bench", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--bench", "policy"]);
     command::output(&mut cargo)?;
     let mut means = Map::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask bench preload`: what the library costs a process that never touches CUDA.
+//! `cargo xtask bench preload`: measures what the library costs a process that never uses CUDA.
 
 use std::process::Command;
 use std::time::Instant;
@@ -9,20 +9,20 @@ use serde::Serialize;
 use super::median;
 use crate::{build, command};
 
-/// The process that does nothing.
+/// Program that does nothing.
 const NOTHING: &str = "/bin/true";
-/// Runs of each kind before those that count.
+/// Runs of each kind that are not counted, before those that are.
 const WARM_UP_RUNS: u32 = 50;
-/// What preloading may add.
+/// Most time that preloading may add, ms.
 const LIMIT_MS: f64 = 0.3;
 
 /// Options of `cargo xtask bench preload`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text.
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// How often to run each of bare and preloaded.
+    /// Number of runs of bare and of preloaded
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
 }

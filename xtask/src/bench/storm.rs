@@ -1,4 +1,5 @@
-//! `cargo xtask bench storm`: many processes that start at once, and how long each waits until it is served.
+//! `cargo xtask bench storm`: starts many processes at once, and measures how long each waits until
+//! it is served.
 
 use std::time::Duration;
 
@@ -11,24 +12,25 @@ use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// Within this all must have started, or they were no storm.
+/// Time within which all must have started, s. Otherwise there was no storm.
 const STARTED_LIMIT_S: f64 = 1.0;
-/// All must be served within this.
+/// Time within which all must be served, s.
 const LIMIT_S: f64 = 3.0;
-/// The part of the processes that the stated wait holds for, percent.
+/// Percentile of the reported wait.
 const QUANTILE_PERCENT: usize = 99;
 const NS_PER_MS: f64 = 1e6;
 
 /// Options of `cargo xtask bench storm`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a line.
+    /// Print one JSON object instead of a line
     #[arg(long)]
     json: bool,
-    /// How many processes start.
+    /// Number of processes to start
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     processes: u32,
-    /// Of how many tenants they are, in turns; 0: of none by name, each is a tenant of its own by its process tree.
+    /// Number of tenants over which the processes are spread; with 0 no tenant is named, and each
+    /// process is a tenant of its own by its process tree
     #[arg(long, value_name = "N", default_value_t = 1)]
     tenants: u32,
 }
@@ -36,11 +38,11 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     processes: usize,
-    /// From the first start to the last start.
+    /// Time from the first start to the last, s.
     started_s: f64,
-    /// From the first start to the last one's cuInit having returned with a session.
+    /// Time from the first start until the last process's cuInit returned with a session, s.
     all_served_s: f64,
-    /// cuInit, the handshake with it.
+    /// 99th percentile of cuInit with the handshake, ms.
     p99_ms: f64,
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask bench suspend`: two trainers of 60 % of the GPU's memory each, which take turns on it whole, against one after the other.
+//! `cargo xtask bench suspend`: two trainers with 60 % of the GPU's memory each take turns on the
+//! whole GPU. Their time is compared with that of one after the other.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,30 +20,30 @@ use deepres_e2e::venv::{self, Venv};
 
 /// The tenants.
 const TENANTS: [&str; 2] = ["one", "other"];
-/// How often it is looked whether a trainer has ended, and what it has.
+/// Time between two looks at a trainer and its memory.
 const POLL: Duration = Duration::from_millis(20);
-/// How often in each turn it is looked who is off the GPU.
+/// Number of looks in each turn that show which tenant is suspended.
 const LOOKS_EACH_TURN: u32 = 4;
-/// Memory for whoever has it alone: more than is wanted.
+/// Memory of the GPU for a trainer alone: more than it wants.
 const AMPLE_BYTES: u64 = 8 << 30;
-/// What goes to the host and back in a microsecond, bytes: slow enough to be seen.
+/// Bytes that move to the host or back in a microsecond. The rate is slow enough to be seen.
 const BYTES_PER_US: u64 = 4_000;
-/// Of one after the other, less what is lost to moving.
+/// Least speed relative to one after the other, before the loss by moving memory is subtracted.
 const LEAST_FRACTION: f64 = 0.95;
 
 /// Options of `cargo xtask bench suspend`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of lines.
+    /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
-    /// Steps that each trainer makes.
+    /// Number of steps of each trainer
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     steps: u32,
-    /// How long each stays on the GPU before the other has it, ms.
+    /// Time that each trainer stays on the GPU before the other gets it, ms
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
     turn_ms: u64,
-    /// Fail where the bar is missed.
+    /// Fail if the bar is missed
     #[arg(long)]
     check: bool,
 }
@@ -52,18 +53,18 @@ struct Report {
     steps: u32,
     turn_ms: u64,
     host_bytes_per_us: u64,
-    /// What a trainer has half of the time, and at most, bytes.
+    /// Median and maximum of a trainer's memory, bytes.
     usual_bytes: u64,
     most_bytes: u64,
     gpu_bytes: u64,
     one_after_the_other_s: f64,
     together_s: f64,
-    /// The former over the latter.
+    /// Time one after the other, divided by the time together.
     speed: f64,
-    /// What a change of turns moves takes so much of a turn.
+    /// Time for moving memory at a change of turns, as a part of a turn.
     moving_fraction: f64,
     least_speed: f64,
-    /// How often a tenant was taken off the GPU.
+    /// Number of times that a tenant was suspended.
     suspensions: usize,
 }
 
@@ -98,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
             report.least_speed
         );
     }
-    // Else nothing was measured.
+    // Without suspensions nothing was measured.
     ensure!(report.suspensions >= TENANTS.len(), "the two had room enough together: train for more steps");
     if options.check {
         check(&[("speed of two in turns", report.speed >= report.least_speed)])?;
@@ -117,10 +118,10 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&self) -> Result<Report> {
         let (usual_bytes, most_bytes, alone) = self.one_after_the_other()?;
-        // 60 % of what there is, of what each has half of the time: what it has for a moment might never meet what the other has.
+        // The trainers' median memory is 60 % of the GPU's. Their short peaks might never coincide.
         let gpu_bytes = (usual_bytes * 10 / 6).max(most_bytes);
         let (together, suspensions) = self.together(gpu_bytes)?;
-        // A change takes one tenant's memory to the host and brings the other's back.
+        // A change of turns moves one tenant's memory to the host and the other's back.
         let moving_ms = (2 * most_bytes / BYTES_PER_US) as f64 / 1e3;
         let moving_fraction = moving_ms / self.options.turn_ms as f64;
         Ok(Report {
@@ -139,10 +140,11 @@ impl Bench<'_> {
         })
     }
 
-    /// What a trainer has half of the time and at most, bytes, and how long two take that have all they want, each by itself.
+    /// Runs two trainers one after the other, with ample memory. Returns the median and the maximum
+    /// of a trainer's memory, bytes, and the time of both.
     fn one_after_the_other(&self) -> Result<(u64, u64, Duration)> {
         let host = self.host(AMPLE_BYTES, "")?;
-        // Compiled kernels are kept; the first time is not what is measured.
+        // The first run compiles the kernels, which are kept, so it is not measured.
         self.finish(self.start(&host, "first")?, || ())?;
         let begun = Instant::now();
         let (mut usual_bytes, mut most_bytes) = (0, 0);
@@ -162,13 +164,14 @@ impl Bench<'_> {
         Ok((usual_bytes, most_bytes, begun.elapsed()))
     }
 
-    /// How long two take together on a GPU of so many bytes, and how often one was taken off it.
+    /// Runs two trainers together on a GPU of this size. Returns their time and the number of
+    /// suspensions.
     fn together(&self, gpu_bytes: u64) -> Result<(Duration, usize)> {
         let host = self.host(gpu_bytes, &format!("suspend_turn_ms = {}\n", self.options.turn_ms))?;
         let begun = Instant::now();
         let mut trainers =
             TENANTS.map(|name| self.start(&host, name)).into_iter().collect::<Result<Vec<_>>>()?;
-        // Whoever is asked takes a processor from the trainers.
+        // A query of the daemon takes CPU time from the trainers, so the looks are rare.
         let look_every = Duration::from_millis(self.options.turn_ms) / LOOKS_EACH_TURN;
         let (mut suspensions, mut were_suspended, mut looked) = (0, [false; TENANTS.len()], begun);
         while let Some(trainer) = trainers.pop() {
@@ -217,7 +220,7 @@ impl Bench<'_> {
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    /// Waits for a trainer's end, and looks meanwhile.
+    /// Waits for a trainer's end, and calls `look` meanwhile.
     fn finish(&self, mut trainer: Running, mut look: impl FnMut()) -> Result<()> {
         let status = loop {
             self.interrupt.check()?;

@@ -1,4 +1,5 @@
-//! `cargo xtask bench trace`: what the kernel programs cost an ioctl, and whether they lose events.
+//! `cargo xtask bench trace`: measures what the kernel programs cost an ioctl, and whether they
+//! lose events.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -6,14 +7,14 @@ use std::process::Command;
 
 use crate::{build, command, ebpf};
 
-/// It measures, in this machine's kernel.
+/// Example program that measures in this machine's kernel.
 const EXAMPLE: &str = "probe-cost";
-/// What ours may cost above empty programs, ns.
+/// Most time that the programs of deepres may cost above empty programs, ns.
 const OTHER_LIMIT_NS: f64 = 60.0;
 const WATCHED_LIMIT_NS: f64 = 200.0;
-/// What the watching thread may take of a core, percent.
+/// Most CPU time of the watching thread, percent of a core.
 const IDLE_LIMIT_PERCENT: f64 = 0.5;
-/// What `--json` prints.
+/// Fields of the output of `--json`.
 const FIELDS: [&str; 8] = [
     "bare_ns",
     "empty_other_ns",
@@ -28,7 +29,7 @@ const FIELDS: [&str; 8] = [
 /// Options of `cargo xtask bench trace`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object (of the tracepoints, which the daemon takes) instead of text.
+    /// Print one JSON object instead of text; it covers the tracepoints, which the daemon uses
     #[arg(long)]
     json: bool,
 }
@@ -47,7 +48,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.json {
         let report = reports.first().context("nothing was measured")?;
         let mut report = report.clone();
-        // What the command loses counts, not what the ring could take.
+        // The report counts events that the command loses, and not the events that the ring could
+        // not take.
         report["lost_at_1e5_per_s"] = all["lost_by_trace"].clone();
         let fields: Vec<String> =
             FIELDS.iter().map(|field| format!("\"{field}\":{}", report[field])).collect();
@@ -58,7 +60,7 @@ pub fn run(options: &Options) -> Result<()> {
     judge(&all, reports)
 }
 
-/// What the example measures, a part in a process of its own.
+/// Runs the example's measurements, each in a process of its own.
 fn measure() -> Result<Value> {
     let part = |name: &str| -> Result<Value> {
         let mut example = Command::new(build::target().join("release/examples").join(EXAMPLE));
@@ -72,7 +74,7 @@ fn measure() -> Result<Value> {
     Ok(all)
 }
 
-/// Fails past a bar. The bars of costs are for the way that the daemon takes.
+/// Fails if a bar is missed. The bars for costs apply to the method that the daemon uses.
 fn judge(all: &Value, reports: &[Value]) -> Result<()> {
     let report = reports.first().context("nothing was measured")?;
     let above = |ours: &str, empty: &str| {

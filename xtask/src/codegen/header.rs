@@ -1,29 +1,30 @@
-//! A small reader of preprocessed C: the declarations that `cuda.h` and its companions are made of.
+//! A small reader of preprocessed C, for the declarations in `cuda.h` and its companions.
 //!
-//! It knows enumerations, type definitions and functions that return `CUresult`. Everything else (system
-//! headers, structures, inline functions) is skipped as a whole statement.
+//! It reads enumerations, type definitions and functions that return `CUresult`. It skips
+//! everything else (system headers, structures, inline functions) as a whole statement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 
-/// What the headers declare.
+/// The declarations in the headers.
 #[derive(Default, Debug)]
 pub struct Header {
     /// Functions that return `CUresult`, by exported name.
     pub functions: BTreeMap<String, Vec<Argument>>,
-    /// `PFN_<family>_v<since>[_ptds|_ptsz]`: the types of what `cuGetProcAddress` returns.
+    /// `PFN_<family>_v<since>[_ptds|_ptsz]`: the types of the functions that `cuGetProcAddress`
+    /// returns.
     pub pointers: Vec<Pointer>,
     /// Enumerations in order of declaration.
     pub enums: Vec<Enum>,
-    /// Every other type name and what it stands for.
+    /// Every other type name and its meaning.
     pub types: BTreeMap<String, Named>,
 }
 
 /// One argument of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// As declared; empty where the header gives none.
+    /// The declared name; empty if the header gives none.
     pub name: String,
     pub ty: Type,
 }
@@ -33,16 +34,16 @@ pub struct Argument {
 pub struct Type {
     /// The C name, for instance `unsigned int` or `CUstream`.
     pub base: String,
-    /// For each `*`, innermost first, whether what it points to is `const`.
+    /// For each `*`, innermost first, whether the pointed-to type is `const`.
     pub pointers: Vec<bool>,
 }
 
 /// A function pointer type of a `*Typedefs.h` header.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// The name `cuGetProcAddress` is asked for.
+    /// The name with which `cuGetProcAddress` is asked.
     pub family: String,
-    /// The CUDA version that introduced this variant, times 1000 for the major and 10 for the minor.
+    /// The CUDA version that introduced this variant: 1000 times the major plus 10 times the minor.
     pub since: u32,
     /// Whether this is the variant for per-thread default streams.
     pub per_thread: bool,
@@ -56,17 +57,17 @@ pub struct Enum {
     pub values: Vec<(String, u32)>,
 }
 
-/// What a type name stands for.
+/// Meaning of a type name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
     Enum,
-    /// A pointer to a structure nobody outside the driver knows, or to a function.
+    /// A pointer to a function or to a structure that only the driver knows.
     Handle,
     Structure,
     Alias(Type),
 }
 
-/// Reads preprocessed C.
+/// Parses preprocessed C.
 pub fn parse(source: &str) -> Result<Header> {
     let tokens = tokens(source)?;
     let mut header = Header::default();
@@ -78,8 +79,9 @@ pub fn parse(source: &str) -> Result<Header> {
     Ok(header)
 }
 
-/// The errors that each function's reference names, from a header's text with its comments, by the name that the comment stands before: the family's; and
-/// by that which a macro of the header puts in its place.
+/// Reads the errors that each function's reference names, from a header's text with its comments.
+/// The key is the name after the comment, which is the family. If a macro of the header replaces
+/// the name, the replacement is a key too.
 pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut errors = BTreeMap::<String, BTreeSet<String>>::new();
     for part in source.split("/**").skip(1) {
@@ -92,7 +94,7 @@ pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
             continue;
         };
         let lists = comment.split("\\return").skip(1);
-        // A list ends at the next command.
+        // A list of errors ends at the next command of the comment.
         let codes = lists.flat_map(|list| list.split('\\').next().unwrap_or_default().split("::"));
         let codes = codes.filter_map(|text| {
             let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
@@ -113,7 +115,7 @@ pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
     errors
 }
 
-/// Object-like macros whose value is an integer, from the preprocessor's list of macros.
+/// Reads object-like macros with an integer value, from the preprocessor's list of macros.
 pub fn parse_macros(source: &str) -> BTreeMap<String, u32> {
     let parse = |line: &str| {
         let (name, value) = line.strip_prefix("#define ")?.split_once(' ')?;
@@ -147,7 +149,7 @@ fn tokens(source: &str) -> Result<Vec<&str>> {
     Ok(without_attributes(tokens))
 }
 
-/// `__attribute__((...))` says nothing about names and types.
+/// Removes `__attribute__((...))`, which says nothing about names and types.
 fn without_attributes(tokens: Vec<&str>) -> Vec<&str> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut tokens = tokens.into_iter();
@@ -167,7 +169,7 @@ fn without_attributes(tokens: Vec<&str>) -> Vec<&str> {
     kept
 }
 
-/// Cuts a file into top-level statements; a function's body ends one as a semicolon does.
+/// Cuts a file into top-level statements. A function's body ends a statement as a semicolon does.
 fn statements<'t, 's>(tokens: &'t [&'s str]) -> Vec<&'t [&'s str]> {
     let mut found = Vec::new();
     let (mut start, mut depth) = (0, 0);
@@ -230,7 +232,7 @@ fn read(statement: &[&str], header: &mut Header, known: &mut BTreeMap<String, u3
     Ok(())
 }
 
-/// The name in `int (*name)(...)`.
+/// Returns the name in `int (*name)(...)`.
 fn function_pointer<'s>(tokens: &[&'s str]) -> Option<&'s str> {
     tokens.windows(5).find_map(|window| match window {
         ["(", "*", name, ")", "("] => Some(*name),
@@ -270,7 +272,7 @@ fn read_argument(tokens: &[&str]) -> Result<Argument> {
     Ok(Argument { name: name.to_owned(), ty: read_type(ty)? })
 }
 
-/// Last words of types that are more than one word.
+/// Last words of types that have more than one word.
 const TYPE_WORDS: &[&str] = &["int", "long", "char", "short"];
 
 fn read_type(tokens: &[&str]) -> Result<Type> {
@@ -292,7 +294,7 @@ fn read_type(tokens: &[&str]) -> Result<Type> {
     Ok(Type { base: base.join(" "), pointers })
 }
 
-/// Whether two argument lists agree in all but their names.
+/// Whether two argument lists agree in everything but the names.
 pub fn same_types(one: &[Argument], other: &[Argument]) -> bool {
     one.iter().map(|argument| &argument.ty).eq(other.iter().map(|argument| &argument.ty))
 }
@@ -317,9 +319,10 @@ fn read_values(tokens: &[&str], known: &mut BTreeMap<String, u32>) -> Result<Vec
     Ok(values)
 }
 
-/// Sums, alternatives and shifts of numbers and earlier names: all that enumerations use.
+/// Evaluates sums, alternatives and shifts of numbers and earlier names. Enumerations use no other
+/// operators.
 fn evaluate(tokens: &[&str], known: &BTreeMap<String, u32>) -> Result<u32> {
-    // The loosest operator first: it is the one applied last.
+    // The operator with the lowest precedence comes first, because it is applied last.
     for operator in ["|", "<<", "+"] {
         let mut depth = 0;
         for (at, &token) in tokens.iter().enumerate().rev() {

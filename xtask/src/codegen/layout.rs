@@ -1,5 +1,5 @@
-//! Holds the handwritten structures of `types.rs` against the headers: a C compiler has to find the same sizes,
-//! alignments and offsets as the table at the end of that file states.
+//! Checks the handwritten structures of `types.rs` against the headers. A C compiler has to find
+//! the sizes, alignments and offsets of the table at the end of that file.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,8 @@ struct Layout<'t> {
     fields: Vec<(&'t str, &'t str)>,
 }
 
-/// A C file that compiles if the table in `types` is right, for those structures that the headers name.
+/// Returns a C file that compiles if the table in `types` is right, for those structures that the
+/// headers name.
 pub fn assertions(types: &str, headers: &[&str], header: &Header) -> Result<String> {
     let mut text = String::from("#define __CUDA_API_VERSION_INTERNAL\n#include <stddef.h>\n");
     for name in headers {

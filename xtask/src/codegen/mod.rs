@@ -1,7 +1,9 @@
-//! `cargo xtask codegen`: the driver API table of `deepres-abi`, from NVIDIA's published headers.
+//! `cargo xtask codegen`: generates the driver API table of `deepres-abi` from NVIDIA's published
+//! headers.
 //!
-//! The headers come from a pinned wheel and pass through the C preprocessor with the switch that declares
-//! every variant of every function at once. The table keeps facts alone: names, types, versions, values.
+//! The headers come from a pinned wheel. They pass through the C preprocessor with the switch that
+//! declares every variant of every function at once. The table keeps facts alone: names, types,
+//! versions, values.
 
 mod header;
 mod layout;
@@ -19,11 +21,11 @@ use deepres_e2e::venv;
 
 use crate::{build, command};
 
-/// The wheel that carries `cuda.h` and the `*Typedefs.h` headers.
+/// Wheel with `cuda.h` and the `*Typedefs.h` headers.
 const WHEEL: &str = "nvidia-cuda-runtime==13.5.37";
-/// How the wheel's file name begins.
+/// Beginning of the wheel's file name.
 const WHEEL_FILE: &str = "nvidia_cuda_runtime-13.5.37-";
-/// Where the headers lie inside the wheel.
+/// Folder of the headers inside the wheel.
 const INCLUDE: &str = "nvidia/cu13/include";
 /// Headers that declare driver functions, in order of inclusion.
 const HEADERS: &[&str] = &[
@@ -37,7 +39,8 @@ const HEADERS: &[&str] = &[
     "cudaVDPAU.h",
     "cudaVDPAUTypedefs.h",
 ];
-/// What those headers include and a build machine need not have: the types that structures need, no more.
+/// Headers that those headers include and that a build machine may lack. The text contains only the
+/// types that structures need.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
     ("cudaProfiler.h", ""),
     ("GL/gl.h", ""),
@@ -51,12 +54,12 @@ const STRUCTURE_HEADERS: &[&str] = &["cuda.h", "cudaEGL.h"];
 /// Options of `cargo xtask codegen`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Change nothing; fail if a committed file differs from what would be written.
+    /// Change nothing, and fail if a committed file differs from the generated one
     #[arg(long)]
     pub check: bool,
 }
 
-/// Writes, or with `--check` compares, the generated files.
+/// Writes the generated files, or compares them with `--check`.
 pub fn run(options: &Options) -> Result<()> {
     let root = crate::workspace();
     let folder = root.join("abi/src/driver");
@@ -111,7 +114,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Fetches and unpacks the wheel unless an earlier run left it; returns the folder of the headers.
+/// Downloads and unpacks the wheel unless an earlier run did. Returns the folder of the headers.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);
@@ -132,12 +135,13 @@ fn headers(cache: &Path) -> Result<PathBuf> {
     Ok(include)
 }
 
-/// The folder of the stand-in headers.
+/// Returns the folder of the stand-in headers.
 fn stand_ins(include: &Path) -> PathBuf {
     include.ancestors().nth(3).expect("INCLUDE has three parts").join("stand-ins")
 }
 
-/// The headers' text after the C preprocessor, with every variant of every function declared.
+/// Returns the headers' text after the C preprocessor, with every variant of every function
+/// declared.
 fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
     let all = include.join("deepres_all.h");
     fs::write(&all, HEADERS.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;

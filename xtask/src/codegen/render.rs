@@ -1,4 +1,4 @@
-//! The generated files as text; rustfmt gives them their layout.
+//! The text of the generated files. rustfmt gives them their layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ fn opening(job: &str) -> String {
     )
 }
 
-/// `functions.rs`: the one table, as a macro that hands its rows to another.
+/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro.
 pub fn functions(table: &Table) -> String {
     let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
     text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
@@ -55,7 +55,8 @@ pub fn functions(table: &Table) -> String {
     text
 }
 
-/// `constants.rs`: type names that need no definition of their own, and every enumerator and flag.
+/// Returns `constants.rs`: type names that need no definition of their own, and every enumerator
+/// and flag.
 pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table) -> Result<String> {
     let mut text =
         opening("Handles, enumerations and flags of the driver API, under their names in the headers.");
@@ -82,7 +83,7 @@ pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table)
     Ok(text)
 }
 
-/// `errors.rs`: the errors that each function's reference names.
+/// Returns `errors.rs`: the errors that each function's reference names.
 pub fn errors(
     header: &Header,
     documented: &BTreeMap<String, BTreeSet<String>>,
@@ -106,10 +107,10 @@ pub fn errors(
     Ok(text)
 }
 
-/// The enumeration that has a file of its own.
+/// Name of the enumeration that has a file of its own.
 const RESULT: &str = "CUresult";
 
-/// `result.rs`: result codes and their names.
+/// Returns `result.rs`: result codes and their names.
 pub fn results(header: &Header) -> Result<String> {
     let declared = header.enums.iter().find(|declared| declared.name == RESULT);
     let values = &declared.context("the headers declare no CUresult")?.values;
@@ -132,7 +133,7 @@ pub fn results(header: &Header) -> Result<String> {
     Ok(text)
 }
 
-/// Flags read best in hexadecimal once they are large.
+/// Returns the number in hexadecimal if it is large, because large flags read best like that.
 fn number(value: u32) -> String {
     /// The largest value written in decimal.
     const DECIMAL_MAX: u32 = 0xffff;

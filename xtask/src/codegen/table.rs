@@ -1,4 +1,5 @@
-//! From declarations to table rows: which exported symbol each (family, version, stream) is, in Rust's types.
+//! Builds table rows from declarations. A row says which exported symbol a (family, version,
+//! stream) is, with Rust's types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +11,14 @@ use super::header::{Argument, Header, Named, Type};
 pub struct Table {
     /// Sorted by symbol.
     pub rows: Vec<Row>,
-    /// Types of the header that `types.rs` need not write by hand, as Rust, by name.
+    /// Types of the header, as Rust, by name. `types.rs` need not define these by hand.
     pub aliases: BTreeMap<String, String>,
 }
 
 /// One exported entry point.
 pub struct Row {
     pub symbol: String,
-    /// The name that `cuGetProcAddress` is asked for.
+    /// The name with which `cuGetProcAddress` is asked.
     pub family: String,
     pub since: u32,
     pub stream: Stream,
@@ -25,7 +26,7 @@ pub struct Row {
     pub arguments: Vec<(String, String)>,
 }
 
-/// Which default stream an entry point means by stream 0.
+/// The default stream that an entry point means by stream 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stream {
     Any,
@@ -33,7 +34,7 @@ pub enum Stream {
     PerThread,
 }
 
-/// The type names that `types.rs` defines itself.
+/// Returns the type names that `types.rs` defines itself.
 pub fn handwritten_names(types: &str) -> BTreeSet<String> {
     let name = |line: &str| {
         let rest =
@@ -50,7 +51,8 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
         types.canonical.entry(types.last_alias(name)).or_insert_with(|| name.clone());
     }
 
-    // A family's symbols in the order of their suffixes are its versions in the order of their numbers.
+    // A family's symbols in the order of their suffixes correspond to its versions in the order of
+    // their numbers.
     let mut symbols: BTreeMap<(String, bool), Vec<(u32, &str)>> = BTreeMap::new();
     for symbol in header.functions.keys() {
         let (family, variant, per_thread) = split(symbol);
@@ -67,7 +69,7 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
         let mut named = symbols.remove(&(family.clone(), per_thread)).unwrap_or_default();
         named.sort_unstable();
         if named.is_empty() && versions.len() == 1 && !per_thread {
-            // The header of this function is not in the wheel; its pointer type says everything.
+            // The wheel lacks the header of this function. The pointer type contains all facts.
             named.push((1, &family));
         }
         if named.len() != versions.len() {
@@ -103,10 +105,11 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
     Ok(Table { rows, aliases: types.aliases })
 }
 
-/// When a variant came, and its arguments.
+/// The version that introduced a variant, and the variant's arguments.
 type Version<'h> = (u32, &'h [Argument]);
 
-/// `cuMemcpyHtoD_v2_ptds` is the second variant of `cuMemcpyHtoD`, for per-thread default streams.
+/// Splits a symbol into family, variant and stream. `cuMemcpyHtoD_v2_ptds` is the second variant of
+/// `cuMemcpyHtoD`, for per-thread default streams.
 fn split(symbol: &str) -> (String, u32, bool) {
     let plain = symbol.strip_suffix("_ptsz").or_else(|| symbol.strip_suffix("_ptds"));
     let name = plain.unwrap_or(symbol);
@@ -117,11 +120,11 @@ fn split(symbol: &str) -> (String, u32, bool) {
     (family.to_owned(), variant, plain.is_some())
 }
 
-/// Translates C's types.
+/// Translator of C's types into Rust's.
 struct Types<'h> {
     header: &'h Header,
     handwritten: &'h BTreeSet<String>,
-    /// The handwritten name of a type that the header knows under several.
+    /// The handwritten name of a type that has several names in the header.
     canonical: BTreeMap<String, String>,
     aliases: BTreeMap<String, String>,
 }
@@ -138,7 +141,7 @@ impl Types<'_> {
         } else if let Some(name) = self.canonical.get(&self.last_alias(&ty.base)) {
             name.clone()
         } else if self.is_structure(&ty.base) {
-            // Nobody looks into it: a pointer to something.
+            // No code reads the structure, so a pointer to it is an opaque pointer.
             "c_void".to_owned()
         } else {
             self.alias(&ty.base)?
@@ -166,10 +169,10 @@ impl Types<'_> {
         matches!(self.header.types.get(&self.last_alias(name)), Some(Named::Structure) | None)
     }
 
-    /// Notes that `constants.rs` has to define `name`, and returns the name.
+    /// Records that `constants.rs` has to define `name`, and returns the name.
     fn alias(&mut self, name: &str) -> Result<String> {
         let last = self.last_alias(name);
-        // `CUdevice_v1` and `CUdevice` are one type; the shorter name is the current one.
+        // `CUdevice_v1` and `CUdevice` are one type, and the shorter name is the current one.
         let name = last.strip_suffix("_v1").filter(|short| self.last_alias(short) == last).unwrap_or(&last);
         let rust = match self.header.types.get(&last).with_context(|| format!("{last} is not declared"))? {
             Named::Enum => "u32".to_owned(),
@@ -182,7 +185,7 @@ impl Types<'_> {
         Ok(name)
     }
 
-    /// Enumerations no function mentions are still worth a name: structures hold them.
+    /// Adds the enumerations that no function mentions, because structures contain them.
     fn add_remaining(&mut self) -> Result<()> {
         for declared in &self.header.enums {
             if !self.handwritten.contains(&declared.name) {

@@ -1,4 +1,4 @@
-//! A training program under `deepres run`: started, listened to, ended.
+//! A training program under `deepres run`: its start, its output and its end.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{Running, ended};
 
-/// Longer than any demo: the demo ends the programs, not they themselves.
+/// Run time of the script, s. It is longer than any demo, because the demo ends the programs.
 pub const ENDLESS_SECONDS: u32 = 1_000_000;
-/// The script says this when its kernels are compiled and its steady state begins.
+/// Line of the script when its kernels are compiled and its steady state begins.
 const TRAINS: &str = "compiled; training";
-/// Lines of output kept to explain an early end.
+/// Number of output lines that are kept to explain an early end.
 const KEPT_LINES: usize = 30;
 
-/// What a program has said.
+/// Output of a program.
 #[derive(Default)]
 struct Heard {
     last: VecDeque<String>,
@@ -32,7 +32,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts it and listens.
+    /// Starts the program and listens to its output.
     pub fn start(name: &'static str, command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running::start(command)?;
@@ -43,12 +43,12 @@ impl Client {
         Ok(Self { name, running, heard })
     }
 
-    /// Whether it has begun its steady state.
+    /// Whether the program has begun its steady state.
     pub fn trains(&self) -> bool {
         self.heard.lock().is_ok_and(|heard| heard.trains)
     }
 
-    /// Fails, with what it said last, if it has ended.
+    /// Fails with the program's last output if the program has ended.
     pub fn require_alive(&mut self) -> Result<()> {
         let Some(status) = self.running.exited()? else { return Ok(()) };
         let said = self.heard.lock().map(|heard| heard.last.iter().cloned().collect::<Vec<_>>().join("\n"));
@@ -62,7 +62,7 @@ impl Client {
     }
 }
 
-/// Reads to the end on a thread of its own: a full pipe would stop the program.
+/// Reads the stream to its end in a thread of its own, because a full pipe would stop the program.
 fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) {
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {

@@ -17,24 +17,24 @@ use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 use crate::training::{self, SCRIPT};
 
-/// The tenants: name and share.
+/// Names and shares of the tenants.
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
-/// What each tenant may have of the GPU's memory.
+/// Memory limit of each tenant.
 const MEMORY: &str = "8GiB";
-/// How long the scripts may take until both train: they compile their kernels first, on the CPU.
+/// Time limit until both scripts train. They compile their kernels first, on the CPU.
 const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Time between two live lines.
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often processes and signals are looked at.
+/// Time between two looks at processes and signals.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Options of `cargo xtask demo`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// How long to measure, from the moment at which both programs train.
+    /// Time to measure from the moment when both programs train, in seconds
     #[arg(long, default_value_t = 20.0, value_parser = crate::bench::seconds)]
     seconds: f64,
-    /// Print one JSON object instead of a table; live lines go to standard error.
+    /// Print one JSON object instead of a table, with the live lines on standard error
     #[arg(long)]
     json: bool,
 }
@@ -54,14 +54,15 @@ pub fn run(options: &Options) -> Result<()> {
     for (name, share) in TENANTS {
         let options = ["--name", name, "--share", share, "--memory", MEMORY];
         let arguments = ["--seconds", &client::ENDLESS_SECONDS.to_string()];
-        // Apart, so that neither finds the other's compiled kernels.
+        // Each program has its own cache, so that neither finds the other's compiled kernels.
         let cache = artefacts.folder().join(format!("{name}.cache"));
         let mut command = training::run(&host, &venv, &options, &arguments, &cache)?;
         clients.push(Client::start(name, &mut command)?);
     }
 
     let report = observe(&host, &mut clients, options, &interrupt)?;
-    // Everything ends before the result is shown, so that it is the last thing on the screen.
+    // Everything ends before the result is shown, so that the result is the last thing on the
+    // screen.
     drop(clients);
     drop(host);
     if options.json {
@@ -72,11 +73,11 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Everything that is known at one moment.
+/// All figures of one moment.
 pub struct Moment {
-    /// By the daemon.
+    /// The daemon's figures.
     pub ps: Ps,
-    /// By the simulated GPU.
+    /// The simulated GPU's record.
     pub truth: Option<truth::Snapshot>,
 }
 
@@ -93,7 +94,7 @@ impl Moment {
     }
 }
 
-/// Waits until both train, then measures for the given time.
+/// Waits until both programs train, then measures for the given time.
 fn observe(host: &Host, clients: &mut [Client], options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let deadline = Instant::now() + READY_LIMIT;
     while !clients.iter().all(Client::trains) {
@@ -123,13 +124,13 @@ fn report(host: &Host, first: &Moment, last: &Moment) -> Result<Report> {
     Report::between(host.device().name(), SCRIPT, &names, first, last)
 }
 
-/// Fails if someone wants us to stop, or if a program has ended.
+/// Fails if a signal asks the task to stop, or if a program has ended.
 fn watch(clients: &mut [Client], interrupt: &Interrupt) -> Result<()> {
     interrupt.check()?;
     clients.iter_mut().try_for_each(Client::require_alive)
 }
 
-/// One line for each tenant, rewritten in place on a terminal.
+/// Live output: one line for each tenant, rewritten in place on a terminal.
 struct Live {
     to_stderr: bool,
     in_place: bool,
@@ -147,7 +148,8 @@ impl Live {
         let lines = report.live_lines();
         let mut text = String::new();
         if self.in_place && self.lines_shown > 0 {
-            // Up by as many lines as were written, then each line anew.
+            // The cursor moves up by the number of lines written, and then each line is written
+            // anew.
             text += &format!("\x1b[{}A", self.lines_shown);
         }
         for line in &lines {

@@ -12,24 +12,25 @@ use crate::host::{Ps, TenantGpu};
 
 /// Nanoseconds in a second.
 const NS_PER_S: f64 = 1e9;
-/// Parts in a whole, for shares given in parts per million.
+/// Parts per million in a whole.
 const PPM: f64 = 1e6;
 /// Bytes in a gibibyte.
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What happened between two moments.
+/// Figures of the time between two moments.
 #[derive(Serialize)]
 pub struct Report {
     device: &'static str,
     seconds: f64,
-    /// The part of the time in which both had work running or waiting.
+    /// Part of the time in which both tenants had work running or waiting.
     gpu_bound_fraction: f64,
     tenants: Vec<Tenant>,
-    /// The largest distance, in percent points, of a metered share from the true one or of the true one from
-    /// what the tenant is entitled to. Without a record of the truth: of the metered share from the entitled.
+    /// Largest distance in percentage points of a tenant's metered share from its true share, or of
+    /// its true share from its entitlement. Without a record, the distance of the metered share
+    /// from the entitlement.
     max_share_error_points: f64,
-    /// The same beside what was due instead of what a tenant is entitled to: who has no work for a moment leaves the GPU to the other, which has nothing to
-    /// make up for.
+    /// The same error relative to the due share instead of the entitlement. A tenant without work
+    /// for a moment leaves the GPU to the other, which then has nothing to make up for.
     max_due_error_points: f64,
 }
 
@@ -38,10 +39,11 @@ struct Tenant {
     name: String,
     client: &'static str,
     entitled_share: f64,
-    /// What it is entitled to of the time in which both had work, and the time in which it alone had.
+    /// Due share: the entitlement for the time in which both had work, and all of the time in which
+    /// this tenant alone had work.
     due_share: f64,
     metered_share: f64,
-    /// Only a simulated GPU records the truth.
+    /// True share. Only a simulated GPU records it.
     true_share: Option<f64>,
     launches: u64,
     gpu_s: f64,
@@ -51,7 +53,7 @@ struct Tenant {
 }
 
 impl Report {
-    /// The figures of the time between two moments, for these tenants on the first GPU.
+    /// Returns the figures of the time between two moments, for these tenants on the first GPU.
     pub fn between(
         device: &'static str,
         client: &'static str,
@@ -118,7 +120,7 @@ impl Report {
         })
     }
 
-    /// One line for each tenant.
+    /// Returns one line for each tenant.
     pub fn live_lines(&self) -> Vec<String> {
         let line = |tenant: &Tenant| {
             format!(
@@ -138,7 +140,8 @@ impl Report {
 }
 
 impl Tenant {
-    /// How far it is from the share that it should have, and its meter from the truth.
+    /// Returns the larger distance: between true and expected share, or between metered and true
+    /// share. Without a record, returns the distance between metered and expected share.
     fn error_points(&self, expected: f64) -> f64 {
         let distance = |one: f64, other: f64| (one - other).abs() * 100.0;
         match self.true_share {
@@ -156,29 +159,30 @@ impl Tenant {
     }
 }
 
-/// The processes of a tenant, as any of the moments knew them.
+/// Returns the processes of a tenant that any of the moments lists.
 fn pids(name: &str, moments: &[&Ps]) -> BTreeSet<u32> {
     let sessions = moments.iter().filter_map(|ps| Some(&ps.on_first_gpu(name)?.0.sessions));
     sessions.flatten().map(|session| session.pid).collect()
 }
 
-/// GPU time that these processes have had of the first GPU.
+/// Returns the GPU time of these processes on the first GPU, ns.
 fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
     let theirs = truth.processes.iter().filter(|process| pids.contains(&process.pid));
     theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
 }
 
-/// What a tenant was due since it came, ns: its part while others wanted the GPU too, and all of it while it alone did.
+/// Returns the GPU time due to a tenant since its start, ns. It is the tenant's part while others
+/// wanted the GPU too, and all of the time while it alone did.
 fn due(gpu: &TenantGpu) -> u64 {
     gpu.owed_ns.saturating_add(gpu.wanted_ns.saturating_sub(gpu.contended_ns))
 }
 
-/// The largest error beside these shares, in points.
+/// Returns the largest error relative to these shares, in percentage points.
 fn largest(tenants: &[Tenant], expected: impl Fn(&Tenant) -> f64) -> f64 {
     tenants.iter().map(|tenant| tenant.error_points(expected(tenant))).fold(0.0, f64::max)
 }
 
-/// Each one's part of the sum; of nothing, nobody has a part.
+/// Returns each part of the sum. If the sum is 0, each part is 0.
 fn shares(ns: &[u64]) -> Vec<f64> {
     let sum = ns.iter().sum::<u64>() as f64;
     ns.iter().map(|&ns| if sum > 0.0 { ns as f64 / sum } else { 0.0 }).collect()
@@ -227,7 +231,8 @@ mod tests {
     use super::*;
     use crate::host::{self, Gpu, Session};
 
-    /// A moment at which tenant `a` (process 1) and `b` (process 2) have had this much, metered and true.
+    /// Returns a moment at which tenant `a` (process 1) and tenant `b` (process 2) have used this
+    /// much GPU time, metered and true.
     fn moment(now_ns: u64, contended_ns: u64, metered: [u64; 2], truth: Option<[u64; 2]>) -> Moment {
         let tenant = |index: usize, name: &str, entitled_ppm| host::Tenant {
             name: name.into(),
@@ -237,7 +242,7 @@ mod tests {
                 gpu: 0,
                 entitled_ppm: Some(entitled_ppm),
                 gpu_ns: metered[index],
-                // The first alone had work while not both had.
+                // While not both tenants had work, the first one had.
                 wanted_ns: if index == 0 { now_ns } else { contended_ns },
                 contended_ns,
                 owed_ns: contended_ns * entitled_ppm / PPM as u64,
@@ -280,10 +285,10 @@ mod tests {
         assert!((a.metered_share - 0.5).abs() < 1e-9 && (b.metered_share - 0.5).abs() < 1e-9);
         assert!((a.true_share.unwrap() - 0.68).abs() < 1e-9, "processes of nobody do not count");
         assert_eq!(a.launches, 2000);
-        // 0.7 of the 19/20 in which both had work, and the rest.
+        // The due share is 0.7 of the 19/20 in which both had work, and all of the rest.
         assert!((a.due_share - 0.715).abs() < 1e-9 && (b.due_share - 0.285).abs() < 1e-9, "{}", a.due_share);
         assert!((report.max_due_error_points - 18.0).abs() < 1e-9, "{}", report.max_due_error_points);
-        // The meter is 18 points from the truth; the truth is 2 from what a is entitled to.
+        // The meter is 18 points from the truth. The truth is 2 points from the entitlement of `a`.
         assert!((report.max_share_error_points - 18.0).abs() < 1e-9, "{}", report.max_share_error_points);
     }
 

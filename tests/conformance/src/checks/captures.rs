@@ -1,4 +1,5 @@
-//! Stream capture: what it collects, what breaks it, and who may ask what meanwhile.
+//! Stream capture: which calls it collects, which calls invalidate it, and which queries are
+//! allowed meanwhile.
 
 use std::ptr::null_mut;
 
@@ -127,7 +128,8 @@ fn asking_about_what_is_captured_breaks_it(facts: &mut Facts) -> Result<(), Stop
     Ok(())
 }
 
-/// What `cuEventQuery` of an event outside the capture answers on another thread in that mode.
+/// Returns the answer of `cuEventQuery` for an event outside the capture, from another thread in
+/// that mode.
 fn ask_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> Result<CUresult, Stop> {
     let (context, event) = (context as usize, event as usize);
     let thread = std::thread::spawn(move || {
@@ -263,7 +265,8 @@ fn a_capture_ends_where_it_began(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What deepres itself calls on an application thread while a capture is active, with the thread's mode relaxed.
+/// Makes the calls that deepres itself makes on an application thread during a capture, with the
+/// thread's mode relaxed.
 fn a_relaxed_thread_may_ask_anything_else(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let (stream, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);

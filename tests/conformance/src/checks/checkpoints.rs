@@ -1,4 +1,4 @@
-//! Checkpoints: a process is locked, taken off the GPU, brought back and let go on.
+//! Checkpoints: a process is locked, checkpointed, restored and unlocked.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ checks! { "checkpoints":
     Documented what_was_submitted_is_complete_once_the_process_is_locked;
 }
 
-/// Longer than any call takes that does not wait.
+/// A time longer than any call takes that does not wait.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 fn own_pid() -> i32 {
@@ -143,7 +143,7 @@ fn what_was_submitted_is_complete_once_the_process_is_locked(facts: &mut Facts) 
     must!(cuCheckpointProcessLock(pid, null_mut()));
     must!(cuCheckpointProcessUnlock(pid, null_mut()));
     facts.code("the stream", cu!(cuStreamQuery(stream)), CUDA_SUCCESS);
-    // Whoever cannot be locked in time goes on.
+    // A process that cannot be locked in time goes on.
     let mut limit = [0_u32; 16];
     limit[0] = 1;
     gpu.spin(stream, crate::gpu::SPIN_NS)?;

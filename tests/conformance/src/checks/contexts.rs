@@ -1,4 +1,4 @@
-//! Contexts: stacks, primary contexts, and what is left of destroyed ones.
+//! Contexts: stacks, primary contexts, and the remains of destroyed ones.
 
 use std::ptr::null_mut;
 
@@ -134,7 +134,7 @@ fn a_reset_ends_it_under_its_holders(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A driver that reads what is behind a handle crashes here, which is an answer too.
+/// A driver that dereferences a handle crashes here, which is an answer too.
 fn handles_that_never_were(facts: &mut Facts) -> Result<(), Stop> {
     const NEVER: usize = 0x1234_5678;
     let _gpu = Gpu::new()?;

@@ -1,4 +1,4 @@
-//! Events: the clock that deepres meters with.
+//! Events, which are the clock with which deepres meters.
 
 use std::ptr::null_mut;
 
@@ -91,7 +91,7 @@ fn times_are_of_what_lies_between(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuStreamSynchronize(stream));
     let took_ns = elapsed_ns(start, end)?;
     let spin_ns = SPIN_NS as f64;
-    // Others may have the GPU in between, so there is no upper bound.
+    // Other processes may have the GPU in between, so there is no upper bound.
     facts.has("around a kernel of a known length", took_ns, "at least that long", took_ns >= 0.99 * spin_ns);
     must!(cuEventRecord(start, stream));
     must!(cuEventRecord(end, stream));
@@ -102,7 +102,8 @@ fn times_are_of_what_lies_between(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn times_before_are_negative_and_add_up(facts: &mut Facts) -> Result<(), Stop> {
-    /// Times are multiples of half a microsecond, in single precision: three of them may be off by this, ns.
+    /// Greatest error of three times, ns. Times are multiples of half a microsecond, in single
+    /// precision.
     const ROUNDING_NS: f64 = 5_000.0;
     let gpu = Gpu::new()?;
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
@@ -174,7 +175,7 @@ fn destroying_one_that_is_pending_is_allowed(facts: &mut Facts) -> Result<(), St
     Ok(())
 }
 
-/// deepres' meter thread asks with a context of its own choice current.
+/// The meter thread of deepres queries events while a context of its own choice is current.
 fn an_event_is_asked_from_a_thread_without_its_context(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let (start, end) = (gpu.event(0)?, gpu.event(0)?);

@@ -37,21 +37,22 @@ fn initialising_takes_no_flags_and_may_be_repeated(facts: &mut Facts) -> Result<
 }
 
 fn a_child_forked_after_initialisation_has_no_driver(facts: &mut Facts) -> Result<(), Stop> {
-    /// The status of a child that could not even ask.
+    /// Exit status of a child that could not make the calls.
     const FAILED: i32 = 255;
     let gpu = Gpu::new()?;
     let ask = || -> Result<bool, Stop> {
         Ok([cu!(cuInit(0)), cu!(cuCtxSynchronize())].iter().all(|code| *code == CUDA_ERROR_NOT_INITIALIZED))
     };
-    // SAFETY: this process has no other thread of its own; the child calls functions that answer at once, and `_exit`.
+    // SAFETY: this process has no other thread of its own. The child only calls functions that
+    // answer at once, and `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = ask().map_or(FAILED, i32::from);
-        // SAFETY: ends the child without running anything of the parent's.
+        // SAFETY: `_exit` ends the child without running any code of the parent's.
         unsafe { libc::_exit(status) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: `child` is our child, and `status` is valid for a write.
     unsafe { libc::waitpid(child, &mut status, 0) };
     let is_told = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1;
     facts.has("the child's calls", status, "all answer NOT_INITIALIZED", is_told);
@@ -63,11 +64,11 @@ fn a_child_forked_after_initialisation_has_no_driver(facts: &mut Facts) -> Resul
 fn errors_have_names(facts: &mut Facts) -> Result<(), Stop> {
     let mut text = null();
     must!(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &mut text));
-    // SAFETY: the driver points to a constant of its own.
+    // SAFETY: the driver returns a pointer to a constant text with a NUL.
     let name = unsafe { CStr::from_ptr(text) };
     facts.is("the name of 2", name, c"CUDA_ERROR_OUT_OF_MEMORY");
     must!(cuGetErrorString(CUDA_ERROR_OUT_OF_MEMORY, &mut text));
-    // SAFETY: as above.
+    // SAFETY: the driver returns a pointer to a constant text with a NUL.
     let words = unsafe { CStr::from_ptr(text) };
     facts.is("what it says", words, c"out of memory");
     facts.code("a code that is none", cu!(cuGetErrorName(424_242, &mut text)), CUDA_ERROR_INVALID_VALUE);
@@ -76,7 +77,7 @@ fn errors_have_names(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn devices_are_described_within_bounds(facts: &mut Facts) -> Result<(), Stop> {
-    /// An attribute that the enumeration does not have.
+    /// A number that is no attribute.
     const NO_ATTRIBUTE: u32 = 0;
     must!(cuInit(0));
     let (mut count, mut device, mut value, mut total) = (0, 0, 0, 0);

@@ -32,7 +32,7 @@ fn executable(graph: CUgraph) -> Result<CUgraphExec, Stop> {
     Ok(exec)
 }
 
-/// A graph that sets a word.
+/// Returns a graph that sets a word.
 fn set(gpu: &Gpu, at: CUdeviceptr, value: u32) -> Result<CUgraph, Stop> {
     let (graph, mut node) = (graph()?, null_mut());
     let params = CUDA_MEMSET_NODE_PARAMS { dst: at, pitch: 0, value, elementSize: 4, width: 1, height: 1 };
@@ -86,7 +86,7 @@ fn a_conditions_first_value_decides_which_body_runs(facts: &mut Facts) -> Result
             value,
             CU_GRAPH_COND_ASSIGN_DEFAULT
         ));
-        // SAFETY: all zeros is a valid value of this plain struct.
+        // SAFETY: all zeros is a valid value of this plain structure.
         let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
         params.r#type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
         params.params.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
@@ -100,7 +100,7 @@ fn a_conditions_first_value_decides_which_body_runs(facts: &mut Facts) -> Result
         let mut kind = 0;
         must!(cuGraphNodeGetType(node, &mut kind));
         facts.is("the node's type", kind, CU_GRAPH_NODE_TYPE_CONDITIONAL);
-        // SAFETY: the driver answers as many graphs as were asked for.
+        // SAFETY: the driver returns as many graphs as `size` asked for, which is one.
         let body = unsafe { *params.params.conditional.phGraph_out };
         let set =
             CUDA_MEMSET_NODE_PARAMS { dst: device, pitch: 0, value: 7, elementSize: 4, width: 1, height: 1 };
@@ -128,10 +128,10 @@ fn a_cycle_is_refused(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What [`writing_to_its_own`] allocates.
+/// Size of the allocation in [`writing_to_its_own`].
 const OWN_BYTES: usize = 6 << 20;
 
-/// A graph that allocates memory and writes to it, and where that is.
+/// Returns a graph that allocates memory and writes to it, and the memory's address.
 fn writing_to_its_own(stream: CUstream) -> Result<(CUgraph, CUdeviceptr), Stop> {
     let (mut address, mut graph) = (0, null_mut());
     must!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -141,7 +141,7 @@ fn writing_to_its_own(stream: CUstream) -> Result<(CUgraph, CUdeviceptr), Stop> 
     Ok((graph, address))
 }
 
-/// What the device says about its graphs' memory.
+/// Returns a figure of the device about the memory of its graphs.
 fn graph_bytes(attribute: CUgraphMem_attribute) -> Result<usize, Stop> {
     let mut bytes = 0_u64;
     must!(cuDeviceGetGraphMemAttribute(0, attribute, (&raw mut bytes).cast()));
@@ -187,7 +187,7 @@ fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Resul
     facts.is("reserved then", reserved()?, before + taken);
     facts.is("the memory holds what the graph wrote", gpu.read(address, 1)?, vec![8]);
     must!(cuMemFree_v2(address));
-    // The same as it is made executable.
+    // The upload may also happen when the graph is made executable.
     must!(cuGraphExecDestroy(exec));
     must!(cuDeviceGraphMemTrim(0));
     let before = reserved()?;

@@ -24,7 +24,7 @@ checks! { "ipc":
 const BYTES: usize = 4 << 20;
 const LAZY: CUipcMem_flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
 
-/// A second process, with a context on the same device.
+/// A second process with a context on the same device.
 struct Other {
     child: Child,
     to: ChildStdin,
@@ -63,13 +63,13 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What the second process does: as the lines of its input say, with a number for each in answer.
+/// Runs the second process. It executes the lines of its input, and answers each with a number.
 pub fn be_the_other_process() -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let mut opened = 0;

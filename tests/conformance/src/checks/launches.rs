@@ -1,4 +1,4 @@
-//! Launches: which are refused, and by which code.
+//! Launches: which ones are refused, and with which code.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -27,7 +27,7 @@ fn shape(kernel: CUfunction, grid: [u32; 3], block: [u32; 3], shared: u32) -> Re
 }
 
 fn shapes_that_no_gpu_could_run(facts: &mut Facts) -> Result<(), Stop> {
-    /// More than any GPU lets a block have.
+    /// Shared memory that exceeds a block's limit on any GPU.
     const TOO_MUCH_SHARED: u32 = 1 << 20;
     let gpu = Gpu::new()?;
     let kernel = gpu.kernel(c"nothing")?;

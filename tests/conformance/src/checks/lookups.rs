@@ -1,4 +1,5 @@
-//! Which function a look-up leads to. deepres recognises functions by their addresses, so this comes first.
+//! The functions to which look-ups lead. This subject comes first, because deepres recognises
+//! functions by their addresses.
 
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};
@@ -48,7 +49,7 @@ fn addresses_are_those_of_the_exports(facts: &mut Facts) -> Result<(), Stop> {
                 };
                 let found = look_up(&family, version, flags)?;
                 let expected = resolve(id.family().as_bytes(), version, per_thread);
-                // An older driver lacks what is newer than it.
+                // An older driver lacks functions that are newer than it.
                 let Some(export) = expected.and_then(|expected| find(expected.symbol())) else { continue };
                 if found.address == 0 {
                     continue;
@@ -110,7 +111,7 @@ fn what_is_not_there_is_told_from_what_is_too_new(facts: &mut Facts) -> Result<(
 
 fn the_empty_name_and_unknown_tables(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuInit(0));
-    // libcudart's first look-up, since 12.8.
+    // libcudart makes this look-up first, since 12.8.
     let empty = look_up(c"", 0, 0)?;
     facts.code("the empty name with version 0", empty.code, CUDA_SUCCESS);
     facts.is("its address", empty.address, 0);

@@ -1,4 +1,5 @@
-//! Memory by cuMemAlloc and its relatives: what is refused, what is charged, what addresses say of themselves.
+//! Memory from cuMemAlloc and its relatives: which requests are refused, how much memory they take,
+//! and the attributes of addresses.
 
 use std::ptr::null_mut;
 
@@ -72,10 +73,10 @@ fn addresses_that_are_not_allocations(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Holds on a GPU that nobody else uses meanwhile.
+/// The expectation holds on a GPU that no other process uses meanwhile.
 fn what_is_allocated_is_taken_in_pieces_of_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
-    // What small allocations share is there already.
+    // The block that small allocations share must exist before the measurement.
     let _small = gpu.memory(64)?;
     let before = gpu.used_bytes()?;
     let large = gpu.memory(3 * MIB)?;
@@ -152,7 +153,7 @@ fn managed_memory(facts: &mut Facts) -> Result<(), Stop> {
     facts.is("says that it is managed", is_managed, 1);
     must!(cuMemsetD32_v2(address, 9, 1));
     must!(cuCtxSynchronize());
-    // SAFETY: managed memory is the host's too once the device is through.
+    // SAFETY: the host may read managed memory once the device has finished.
     facts.is("the host reads what the device wrote", unsafe { *(address as *const u32) }, 9);
     facts.code("cuMemFree frees it", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);
     let other = gpu.memory(4096)?;
@@ -194,7 +195,7 @@ fn managed_memory_goes_where_it_is_prefetched(facts: &mut Facts) -> Result<(), S
     }
     let more = cu!(cuMemPrefetchAsync(address, BYTES + MIB, CU_DEVICE_CPU, null_mut()));
     facts.code("prefetching more than there is of it", more, CUDA_ERROR_INVALID_VALUE);
-    // More managed memory than the GPU has can be had where it moves by pages.
+    // Where managed memory migrates by pages, a process can have more of it than the GPU has.
     let (mut total, mut large) = (0, 0);
     must!(cuDeviceTotalMem_v2(&mut total, 0));
     if migrates != 0 {

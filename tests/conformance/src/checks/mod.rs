@@ -1,4 +1,4 @@
-//! What is asked, by subject.
+//! The checks, by subject.
 
 mod captures;
 mod checkpoints;
@@ -17,7 +17,8 @@ mod streams;
 
 use crate::check::Check;
 
-/// Declares the checks of a subject: `basis function;`, named after the function with the subject before it.
+/// Declares the checks of a subject as `basis function;`. A check's name is the subject followed by
+/// the function's name.
 macro_rules! checks {
     ($subject:literal: $($basis:ident $name:ident;)+) => {
         /// The checks of this subject.
@@ -28,7 +29,7 @@ macro_rules! checks {
 }
 use checks;
 
-/// All of them.
+/// Returns all checks.
 pub fn all() -> impl Iterator<Item = &'static Check> {
     [
         lookups::CHECKS,

@@ -135,7 +135,7 @@ fn whole_mappings_are_unmapped(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// NCCL does so.
+/// NCCL does this.
 fn it_is_made_without_a_current_context(facts: &mut Facts) -> Result<(), Stop> {
     let _gpu = Gpu::new()?;
     let piece = piece_bytes()?;
@@ -154,8 +154,9 @@ fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// It is nobody's but the process's: `cuCtxDestroy` does not destroy what `cuMemCreate` made, which is associated with no context (a note in its reference). That it may still be
-/// mapped, used and unmapped follows.
+/// Physical memory belongs to the process. `cuCtxDestroy` does not destroy memory of `cuMemCreate`,
+/// because that is associated with no context (a note in its reference). It follows that the memory
+/// may still be mapped, used and unmapped.
 fn it_outlives_the_context_it_was_made_in(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let piece = piece_bytes()?;
@@ -219,7 +220,7 @@ struct MapInfo {
     resource_kind: u32,
     resource: CUarray,
     part_kind: u32,
-    /// What follows is a union with words of 64 bits.
+    /// Padding before a union with words of 64 bits.
     padding: u32,
     /// Level and layer, three offsets, three extents.
     part: [u32; 8],
@@ -254,7 +255,7 @@ fn an_array_that_it_is_mapped_into_keeps_it(facts: &mut Facts) -> Result<(), Sto
     let before = gpu.used_bytes()?;
     must!(cuArray3DCreate_v2(&mut array, &descriptor));
     facts.is("the array takes", gpu.used_bytes()?, before);
-    // Bytes and alignment, and what is reserved.
+    // The words are size, alignment and two reserved ones.
     let mut needs = [0_usize; 4];
     must!(cuArrayGetMemoryRequirements(needs.as_mut_ptr().cast(), array, 0));
     let bytes = needs[0];

@@ -170,7 +170,7 @@ fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A pool as clients create it.
+/// Returns a pool as clients create it.
 fn own_pool(location: CUmemLocation, handles: CUmemAllocationHandleType) -> Result<CUmemoryPool, Stop> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! Order in streams and between them; what waits for what.
+//! Order in streams and between streams, and which work waits for which.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -103,7 +103,7 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" fn note(data: *mut c_void) {
     let word = data.cast::<u32>();
-    // SAFETY: the check passes a word that lives until its stream is through.
+    // SAFETY: the check passes a word that lives until its stream has finished.
     unsafe {
         SEEN.store(word.read_volatile(), Ordering::SeqCst);
         word.write_volatile(8);

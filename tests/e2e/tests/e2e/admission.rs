@@ -1,4 +1,5 @@
-//! Guaranteed memory: promised once, and whoever comes when it is promised to others is told so, or waits.
+//! Guaranteed memory. The daemon promises it once. A later job that asks for promised memory is
+//! refused with the reason, or waits.
 
 use std::{
     thread,
@@ -29,7 +30,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
     assert!(refused.stderr.contains("what they hold leave 1 GiB of a GPU's"), "{}", refused.stderr);
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
-    // What is not guaranteed takes what comes.
+    // A tenant without a guarantee is admitted, and takes the memory that is free.
     let mut fair = host.spawn(host.run(&["--name", "fair", "--memory", "4GiB"], view(), &[]));
     fair.await_json(COMMAND_LIMIT);
     fair.finish(COMMAND_LIMIT).success();
@@ -83,7 +84,8 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
         refused.stderr
     );
 
-    // One that runs already is not turned away.
+    // The daemon does not refuse a process that runs already. The process gets a lower limit until
+    // there is room.
     let mut late = host.preloaded(c_client("yields", Way::Dlsym));
     late.env("DEEPRES_TENANT", "late").env("DEEPRES_MEMORY", "800MiB").arg((320 * MIB).to_string());
     let mut late = host.spawn(late);
@@ -197,7 +199,7 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     let filled = greedy("greedy");
     assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
     assert_eq!(filled["info_total"], 1u64 << 30, "{filled}");
-    // It has no limit of its own.
+    // This tenant has no limit of its own.
     daemon.await_error_line(
         |line| {
             line.contains("refused 32 MiB for cuMemAlloc_v2")
@@ -248,7 +250,7 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
         client
     };
     let _holder = holding(&["--name", "holder"], 2 << 30);
-    // It sees both GPUs, and uses the first.
+    // The tenant sees both GPUs, and uses the first.
     let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "1GiB"];
     let _first = holding(&options, 512 << 20);
     let set = |memory| host.finish(host.deepres(&["set", "first", "--memory", memory]));
@@ -277,7 +279,7 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     assert!(told.contains("1 GiB are kept for it"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
     first.finish(COMMAND_LIMIT).success();
-    // Beside nobody it is kept what there is.
+    // Without other tenants, all of the GPU's memory is kept for the follower.
     let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
     let begun = Instant::now();
     while !all(&host.finish(host.deepres(&["ps", "-v"])).success().stdout) {
@@ -302,7 +304,8 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
         host.finish(run).success().json()["kinds"][0]["bytes"].as_u64().expect("a number")
     };
     const MIB: u64 = 1 << 20;
-    // All but the margin, once it was seen to use nothing for a while.
+    // Everything but the margin is lent, once the daemon has seen for a while that `first` uses
+    // nothing.
     let begun = Instant::now();
     while greedy() != (4096 - 256) * MIB {
         assert!(begun.elapsed() < COMMAND_LIMIT);
@@ -311,14 +314,15 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     assert!(told.contains("it follows its use as asked"), "{told}");
     assert!(told.contains("256 MiB are kept for it"), "{told}");
 
-    // What is lent comes back once others have given it back, and not before.
+    // Lent memory comes back once the borrower has freed it, and not before.
     let bytes = (3072 * MIB).to_string();
     let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
     holder.await_line(|line| line == "holding", COMMAND_LIMIT);
     let stop = || host.finish(host.deepres(&["set", "first", "--memory-follow-use=false"]));
     let refused = stop();
     assert!(refused.code != 0 && refused.stderr.contains("cannot be guaranteed now"), "{}", refused.stderr);
-    // Its own limit follows what is left, and is never below what is kept for it.
+    // The limit of `first` follows the memory that is left, and is never below the memory that is
+    // kept for it.
     let arguments = ["33554432", "cuMemAlloc_v2"];
     let filled =
         host.finish(host.run(&["--name", "first"], c_client("fill", Way::Dlsym), &arguments)).success();

@@ -1,5 +1,9 @@
-//! The evaluation in virtual time beside the same scenarios in real time: daemon, interposer and client processes on the simulated GPU. Compared are each tenant's
-//! part of the GPU time that was had, and its GPU time for each second. What a hand-off costs is the machine's, so virtual time has it from the daemon.
+//! Runs the same scenarios in virtual time and in real time, and compares the results. Virtual time
+//! is the evaluation. Real time is the daemon, the interposer and client processes on the simulated
+//! GPU.
+//!
+//! The tests compare each tenant's part of the GPU time used, and its GPU time for each second. The
+//! cost of a hand-off depends on the machine, so virtual time takes it from the daemon.
 
 use std::{thread, time::Duration};
 
@@ -11,14 +15,15 @@ use deepres_e2e::{
 };
 use deepres_eval::{policy::Policy, scenario::Scenario};
 
-/// Both are connected, metered and past their first launches.
+/// Time after which all clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(1_000);
-/// Long enough that hundreds of quanta pass.
+/// Time of a measurement. Hundreds of quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(8);
-/// How far the two may be apart, as a part of what it is in virtual time.
+/// Greatest relative difference between the two, as a part of the figure in virtual time.
 const ALLOWED: f64 = 0.05;
 
-/// One tenant: what the scenario says of it, the options of `deepres run` that say the same, and the steps of the client `pace`.
+/// One tenant: its table in the scenario, the same wishes as options of `deepres run`, and the
+/// steps of the client `pace`.
 struct Tenant {
     name: &'static str,
     scenario: &'static str,
@@ -26,16 +31,16 @@ struct Tenant {
     steps: &'static [&'static str],
 }
 
-/// What a tenant had, percent.
+/// GPU time that a tenant used, percent.
 #[derive(Debug, Clone, Copy)]
 struct Had {
-    /// Of the GPU time that all had,
+    /// Part of the GPU time that all tenants used.
     share: f64,
-    /// and of the time.
+    /// Part of the elapsed time.
     throughput: f64,
 }
 
-/// What each had in virtual time, where a hand-off costs so much.
+/// Returns each tenant's figures in virtual time, where a hand-off costs `handoff_ns`.
 fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
     let tables: String = tenants
         .iter()
@@ -62,7 +67,7 @@ fn start(host: &Host, tenant: &Tenant) -> Process {
     client
 }
 
-/// Runs the scenario both ways.
+/// Runs the scenario in real and in virtual time, and asserts that the figures agree.
 #[track_caller]
 fn assert_agreement(tenants: &[Tenant]) {
     assert_agreement_over(MEASURED, tenants);
@@ -169,7 +174,8 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn what_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
-        // Over many pauses: one more or less in the window is to count little.
+        // The measurement covers many pauses, so that one pause more or less changes the result
+        // little.
         assert_agreement_over(
             3 * MEASURED,
             &[
@@ -192,7 +198,8 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn a_guest_gets_in_real_time_what_it_gets_in_virtual_time() {
-        // Over many pauses: of the first ones the guard knows little, and a pause more or less in the window is to count little.
+        // The measurement covers many pauses. The guard knows little of the first ones, and one
+        // pause more or less must change the result little.
         assert_agreement_over(
             3 * MEASURED,
             &[
@@ -206,8 +213,10 @@ mod measured {
                     name: "guest",
                     scenario: "class = \"best-effort\"\n[tenant.steps]\nkernels = 100\nkernel_us = 20000",
                     options: &["--class", "best-effort"],
-                    // Long ones: beside owners a guest has one kernel in flight, and how soon its thread wakes up for the next is the machine's. Ten fit into a pause, and
-                    // for the eleventh there is never room: where one more just fits or does not, a millisecond decides on a tenth of the time.
+                    // The kernels are long. Beside owners a guest has one kernel in flight, and the
+                    // machine decides how soon the guest's thread wakes for the next. Ten kernels
+                    // fit into a pause, and the eleventh never fits. If one more just fitted, one
+                    // millisecond would decide about a tenth of the time.
                     steps: &["busy_20000usx100", "sync"],
                 },
             ],

@@ -1,4 +1,5 @@
-//! Allocators that take "all there is" take all of their tenant's part: programs that ask for memory as TensorFlow's, JAX's and PyTorch's do.
+//! Allocators that take all free memory get all of their tenant's part. The clients ask for memory
+//! as TensorFlow, JAX and PyTorch do.
 
 use deepres_e2e::{
     Host, Process,
@@ -30,7 +31,8 @@ fn number(said: &Value, key: &str) -> u64 {
     said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
 }
 
-/// Runs one that takes all it can get; requires that views, account and the GPU's record agree.
+/// Runs a client that takes all the memory it can get. Requires that the client's view, the account
+/// and the GPU's record agree.
 fn assert_fills_its_part(way: &str, least_bytes: u64) {
     let host = host();
     let _daemon = host.daemon();
@@ -71,7 +73,8 @@ fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
     }
 }
 
-/// Takes all that is shown as free, says so, and asks for what the driver refuses for itself. Argument: bytes that are taken first.
+/// Takes all memory that the driver shows as free, prints the results, and makes calls with wrong
+/// arguments. The argument is the number of bytes that are taken first.
 const ALL_THAT_IS_FREE: &str = r#"
 import ctypes, sys
 cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -91,7 +94,7 @@ print("wrong", take(0), cuda.cuMemAlloc_v2(nothing, large), cuda.cuMemAllocManag
 fn all_that_is_shown_as_free_can_be_had_at_once_and_what_is_wrong_is_called_so_at_the_limit() {
     let host = host();
     let _daemon = host.daemon();
-    // No multiple of the blocks that the driver takes memory in.
+    // The limit is no multiple of the blocks in which the driver takes memory.
     let limit = (1001 * MIB - 1000).to_string();
     let first = (3 * MIB).to_string();
     let command = host.run(&["--memory", &limit], "python3", &["-c", ALL_THAT_IS_FREE, &first]);

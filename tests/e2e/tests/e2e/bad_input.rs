@@ -1,4 +1,4 @@
-//! Every bad input: one clear line, a non-zero exit, nothing left running.
+//! Every bad input gets one clear line and a non-zero exit status, and leaves no process running.
 
 use std::{fs, io::Write, os::unix::net::UnixListener, process::Command, thread};
 
@@ -46,9 +46,10 @@ fn values_that_make_no_sense_are_refused_before_anything_starts() {
         ("--name", "a\u{7}b"),
         ("--name", &"n".repeat(300)),
     ] {
-        // As one word, so that a leading minus is a value and not another option.
+        // Option and value are one word, so that a value with a leading minus is not read as
+        // another option.
         let option_and_value = format!("{option}={value}");
-        // Control characters are not repeated, and long values not in full.
+        // The message omits control characters and shortens long values.
         let shown = value.split(char::is_control).next().unwrap_or_default();
         let mentions = [shown.get(..20).unwrap_or(shown)];
         assert_refused(&host, host.run(&[&option_and_value], "sh", &["-c", &touch]), &mentions);
@@ -105,7 +106,8 @@ fn a_socket_that_is_not_ours_is_refused() {
     assert_refused(&host, host.deepres(&["ps"]), &["admin.sock"]);
     fs::remove_file(&admin).expect("just made");
 
-    // Somebody else's service: it takes the connection and talks of other things, or says nothing at all.
+    // The socket belongs to another service. The service accepts the connection and sends another
+    // protocol, or sends nothing.
     for answer in ["220 mail.example.org ESMTP\r\n", "{\"unexpected\":true}\n", "\n", ""] {
         let listener = UnixListener::bind(&admin).expect("a new path");
         let server = thread::spawn(move || {
@@ -154,11 +156,11 @@ fn a_second_daemon_on_the_same_gpu_says_who_holds_it() {
     second.env("DEEPRES_DIR", host.path().join("other"));
     let pid = daemon.pid().to_string();
     assert_refused(&host, second, &[&pid]);
-    // In the same folder as well.
+    // A second daemon in the same folder is refused too.
     assert_refused(&host, host.deepres(&["daemon"]), &[&pid]);
     assert_eq!(host.ps().daemon_pid, daemon.pid(), "the first goes on");
 
-    // And when the first is gone the GPU is free, whatever way it went.
+    // When the first daemon is gone, even by SIGKILL, the GPU is free for the next one.
     let mut daemon = daemon;
     daemon.kill();
     let second = host.daemon();

@@ -1,4 +1,5 @@
-//! Captures while the gate is closed: what is captured does not wait and is not charged, what is launched of it does and is.
+//! Captures while the gate is closed. Captured calls do not wait and are not charged. Launches of
+//! the captured graph wait and are charged.
 
 use std::{thread, time::Duration};
 
@@ -9,13 +10,14 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// For so long what waits is watched waiting.
+/// Time for which the test observes that a launch still waits.
 const WATCHED: Duration = Duration::from_millis(500);
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const MODES: u64 = 3;
 const KERNELS_IN_GRAPH: u64 = 50;
 
-/// A client that captures and launches as it is told, with another thread that launches all the time.
+/// A client that captures and launches on orders, while another of its threads launches all the
+/// time.
 struct Client {
     process: Process,
     orders: u64,
@@ -40,7 +42,7 @@ impl Client {
         self.process.stdout().contains(&self.begin_of_answer())
     }
 
-    /// The answer to the last order, in which nothing has gone wrong.
+    /// Returns the answer to the last order. Asserts that no call of it failed.
     #[track_caller]
     fn answer(&mut self) -> Value {
         let begin = self.begin_of_answer();
@@ -59,14 +61,15 @@ impl Client {
     }
 }
 
-/// Kernels of the client that really ran, and for how long, ns.
+/// Returns the number of the client's kernels that really ran, and their GPU time, ns.
 fn ran(host: &Host, pid: u32) -> (u64, u64) {
     let record = host.truth();
     let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
     (process.gpus[0].kernels, process.gpus[0].kernel_busy_ns)
 }
 
-/// Ends the client's other thread and waits until all that it did is on the account, and nothing else; charged for what it ran, within a fifth.
+/// Ends the client's other thread, and waits until the account shows exactly the client's launches.
+/// The GPU time charged must match the record within a fifth.
 #[track_caller]
 fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
     let pid = host.ps().tenant("capturer").pids()[0];
@@ -91,7 +94,7 @@ fn a_paused_tenant_captures_and_launches_its_graphs_once_it_is_resumed() {
     client.order("both 1");
     let pid = host.ps().tenant("capturer").pids()[0];
     host.finish(host.deepres(&["pause", "capturer"])).success();
-    // What was launched before runs out.
+    // The work that was launched before the pause finishes.
     thread::sleep(WATCHED);
     let before = ran(&host, pid);
     client.order("capture 5");

@@ -1,4 +1,5 @@
-//! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out: what runs in one is one tenant, by the kernel's word.
+//! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out. The processes in
+//! one cgroup are one tenant, by what the kernel reports.
 
 use deepres_e2e::{
     Host, Process, Ps,
@@ -12,20 +13,22 @@ use std::{
     time::Duration,
 };
 
-/// Where hierarchies are mounted: of version 1 with one controller, and of version 2 beside them or by itself.
+/// Mount points of cgroup hierarchies: version 1 with one controller, and version 2 beside version
+/// 1 or alone.
 const V1: &str = "/sys/fs/cgroup/pids";
 const V2: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-/// The file that moves a process, and that every cgroup has.
+/// File that every cgroup has. A process id written to it moves that process into the cgroup.
 const PROCESSES: &str = "cgroup.procs";
 
-/// The mounted hierarchies.
+/// Returns the mounted hierarchies.
 fn hierarchies() -> Vec<&'static Path> {
     let v2 = V2.into_iter().map(Path::new).find(|path| path.join("cgroup.controllers").exists());
     let v1 = Some(Path::new(V1)).filter(|path| path.join(PROCESSES).exists());
     [v1, v2].into_iter().flatten().collect()
 }
 
-/// A cgroup, made with what is above it. What was made is removed when it is dropped; by then nobody is in it any more.
+/// A cgroup, created with its missing parents. Drop removes the folders it created. By then no
+/// process is in them.
 struct Cgroup {
     path: PathBuf,
     made: Vec<PathBuf>,
@@ -40,7 +43,7 @@ impl Cgroup {
         Self { path, made }
     }
 
-    /// Starts a client in it that says no name.
+    /// Starts a client without a tenant's name in this cgroup.
     fn start(&self, host: &Host) -> Process {
         let mut inside = host.preloaded("sh");
         inside
@@ -56,7 +59,8 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for path in &self.made {
-            // It is busy for a moment after its last process ended, and that of another test too as long as it is used.
+            // The cgroup is busy for a moment after its last process ended. A parent is busy as
+            // long as another test uses it.
             for _ in 0..50 {
                 if fs::remove_dir(path).is_ok() {
                     break;
@@ -77,7 +81,7 @@ fn who_runs_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_is_its_tenant() {
         "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{}.slice",
         uid(3).replace('-', "_")
     );
-    // Where two processes are, and whose they are then.
+    // The cgroups of two processes, and the tenant that the daemon must find for both.
     let places = [
         ([format!("docker/{}", id(1)), format!("docker/{}/init", id(1))], docker(1)),
         ([(); 2].map(|()| format!("system.slice/docker-{}.scope", id(2))), docker(2)),

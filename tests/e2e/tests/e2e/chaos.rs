@@ -1,4 +1,5 @@
-//! Tenants and the daemon are killed, stopped and started again at random; then nothing is left of the dead and all is as if nothing had been.
+//! Kills, stops and restarts tenants and the daemon at random. Afterwards no trace of dead
+//! processes is left, and shares are right.
 
 use std::{
     thread,
@@ -13,18 +14,20 @@ use deepres_e2e::{
 };
 use rustix::process::Signal;
 
-/// Tenants, and their shares in percent.
+/// Tenants and their shares, percent.
 const TENANTS: [(&str, f64); 3] = [("a", 50.0), ("b", 30.0), ("c", 20.0)];
-/// Processes of each.
+/// Number of processes of each tenant.
 const PROCESSES: usize = 2;
-/// What each process holds.
+/// Memory that each process holds.
 const HELD_BYTES: u64 = 64 << 20;
-/// Shares are right again after so long.
+/// Time after which shares are right again.
 const RIGHT_WITHIN: Duration = Duration::from_secs(1);
-/// The share that a tenant may then be off, points: a stretch of this length has some hundred turns.
+/// Greatest allowed difference from a tenant's share, percentage points. A measurement of
+/// [`MEASURED`] has only some hundred turns.
 const ALLOWED_POINTS: f64 = 4.0;
 const MEASURED: Duration = Duration::from_secs(3);
-/// How long a tenant takes to find a new daemon, on a busy machine; also, until the memory of the dead is free.
+/// Time within which tenants find a new daemon on a busy machine. Within the same time the memory
+/// of dead processes is free.
 const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 
 struct Client {
@@ -54,7 +57,7 @@ impl Client {
     }
 }
 
-/// Lets chaos reign for so long.
+/// Kills, stops and restarts tenants and the daemon at random for this long.
 fn reign(host: &Host, daemon: &mut Process, clients: &mut [Client], random: &mut Random, lasts: Duration) {
     let ends = Instant::now() + lasts;
     while Instant::now() < ends {
@@ -100,7 +103,7 @@ fn survive(lasts: Duration) {
     reign(&host, &mut daemon, &mut clients, &mut random, lasts);
     assert!(daemon.try_wait().is_none(), "the daemon ended:\n{}", daemon.stderr());
 
-    // Everybody is here, and of the dead nothing.
+    // All tenants are connected, and the accounts hold nothing of dead processes.
     let held_bytes = HELD_BYTES * PROCESSES as u64;
     host.await_ps(
         |ps| {

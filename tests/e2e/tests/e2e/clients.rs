@@ -1,5 +1,5 @@
-//! Clients of other makers, as PyPI and crates.io have them: deepres counts what they count, its limit is their own out of
-//! memory, and none of their look-ups goes past it.
+//! Clients from PyPI and crates.io. deepres counts as many launches as they do, they see the limit
+//! as their own out-of-memory error, and all their look-ups reach the hooks.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,18 +13,19 @@ use deepres_e2e::{
 use serde_json::Value;
 use simgpu_engine::Config;
 
-/// Python clients import and compile first, on a machine that others use too.
+/// Time limit of a client. Python clients import and compile first, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(90);
-/// The meter page is brought up to date by the session's own meter thread.
+/// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
-/// The part of its kernels' GPU time that a client is charged at the least: these run for some milliseconds, in which the meter knows their kernels
-/// from few samples. `metering.rs` holds what is promised of programs that go on.
+/// Least part of its kernels' GPU time that a client is charged. These clients run for some
+/// milliseconds, so the meter knows their kernels from few samples. `metering.rs` tests the
+/// accuracy for programs that run longer.
 const METERED_AT_LEAST: f64 = 0.5;
 const LIMIT_BYTES: u64 = 1 << 30;
-/// Enough for the client's memory to be taken and its look-ups to be made.
+/// Number of launches. It is enough to take the client's memory and to make all its look-ups.
 const FEW: &str = "3";
 
-/// A client's program and what comes before its own arguments.
+/// A client's program, and the script that precedes its other arguments.
 struct Client {
     name: &'static str,
     program: PathBuf,
@@ -59,8 +60,9 @@ impl Client {
     }
 }
 
-/// Runs a client under `deepres run`: as many launches as it says it made, all of the memory limit in its hands, and the error
-/// that it knows from a full device. Returns what it said.
+/// Runs a client under `deepres run` and checks its account. deepres must count the launches that
+/// the client reports. The client must get all memory up to the limit, and then its own error for a
+/// full device. Returns the client's output.
 fn assert_counted_and_limited(client: &Client) -> Value {
     let host = Host::new();
     let _daemon = host.daemon();
@@ -71,7 +73,7 @@ fn assert_counted_and_limited(client: &Client) -> Value {
     let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {said}"));
 
     let launches = number(&said["kernel_launches"]);
-    // It has synchronised, so the record is complete.
+    // The client has synchronised, so the record is complete.
     let truth = host.truth();
     let [record] =
         &truth.processes.iter().filter(|record| record.gpus[0].kernels > 0).collect::<Vec<_>>()[..]
@@ -134,7 +136,7 @@ fn cudarc_is_counted_and_meets_its_own_out_of_memory() {
 
 #[test]
 fn no_look_up_of_the_clients_goes_past_the_hooks() {
-    // PyCUDA looks nothing up: it is linked to libcuda.
+    // PyCUDA makes no look-ups, because it is linked to libcuda.
     for client in [Client::numba(), Client::cuda_python(), Client::cudarc()] {
         let (_, got) = assert_every_look_up_is_answered_with_our_hook(&witness::Client {
             arguments: &client.arguments(FEW),
@@ -145,7 +147,8 @@ fn no_look_up_of_the_clients_goes_past_the_hooks() {
     }
 }
 
-/// libcudart asks the driver to prove that it is NVIDIA's, by private tables; the simulated one cannot. All its look-ups come before.
+/// libcudart asks the driver for private tables, to verify that it is NVIDIA's. The simulated
+/// driver has no such tables, so libcudart fails. All its look-ups come before that.
 #[test]
 fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
     let program = cuda_program("static_runtime");

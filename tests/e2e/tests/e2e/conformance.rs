@@ -1,10 +1,11 @@
-//! The driver-semantics program (tests/conformance): the simulated driver is as it claims, and with deepres in between it is no other.
+//! Runs the driver-semantics program (tests/conformance). The simulated driver must behave as that
+//! program expects, with and without deepres in between.
 
 use std::{fs, process::Command, time::Duration};
 
 use deepres_e2e::{Finished, Host, artefacts::repository, clients::conformance};
 
-/// A hundred processes with a context each, on a busy machine.
+/// Time limit. The program starts a hundred processes with a context each, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn host() -> Host {

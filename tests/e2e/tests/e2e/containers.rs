@@ -1,4 +1,5 @@
-//! Containers that got deepres by a device: nothing in their root file system, which has an older glibc, knows of it.
+//! Containers that get deepres by a CDI device. Their root file system contains nothing of deepres,
+//! and may have an older glibc.
 
 use std::{fs, path::PathBuf, thread, time::Duration};
 
@@ -13,15 +14,15 @@ use deepres_e2e::{
 use simgpu_engine::Config;
 
 const GIB: u64 = 1 << 30;
-/// Long enough that a hundred quanta pass.
+/// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(4);
-/// Both are connected, metered and past their first launches.
+/// Time after which both clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);
-/// What a dead process held is back within this, on a busy machine.
+/// Time within which a dead process's memory is free again, on a busy machine.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
-/// Reconnecting is tried more often than this.
+/// Time limit for reconnecting. The library tries several times within it.
 const RECONNECTED_WITHIN: Duration = Duration::from_secs(10);
-/// As `fill` wants it, and no kind of allocation rounds it.
+/// Size of an allocation of the client `fill`. No kind of allocation rounds it.
 const CHUNK_BYTES: &str = "33554432";
 
 fn client(name: &str) -> String {
@@ -36,7 +37,7 @@ fn start(containers: &Containers<'_>, device: &str, users: Users, arguments: &[&
     container
 }
 
-/// Which namespace of a kind a process is in, by the id that this machine knows it by.
+/// Returns the id of the namespace of this kind in which a process is.
 fn namespace(pid: u32, kind: &str) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/ns/{kind}")).expect("it runs")
 }
@@ -47,14 +48,14 @@ fn a_container_stays_inside_its_devices_memory() {
     let Some(containers) = Containers::on(&host) else { return };
     let _daemon = host.daemon();
     let device = containers.device("small", &["--tenant", "small", "--memory", "1GiB"]);
-    // The kinds that take from the GPU what was asked for and no more.
+    // These kinds of allocation take exactly the requested amount from the GPU.
     let program = [&client("fill"), CHUNK_BYTES, "cuMemAlloc_v2", "cuMemCreate"];
     let said = containers.finish(&device, Users::Apart, &program).success();
-    // The library spoke, and nobody else: not the loader, for one.
+    // Only the library wrote messages. The loader, for example, wrote none.
     assert!(said.stderr.lines().all(|line| line.starts_with("deepres: cuMem")), "{}", said.stderr);
     let said = said.json();
     assert_eq!(said["device_total"], GIB);
-    // The context counts too.
+    // The context's memory counts too.
     let left = GIB - Config::default().context_overhead_bytes;
     for kind in said["kinds"].as_array().expect("a list") {
         assert_eq!(
@@ -119,7 +120,7 @@ fn a_container_without_a_name_is_known_by_its_id_with_all_its_processes() {
     let script = format!("{0} & exec {0}", client("backlog"));
     let start = |users| containers.start(&device, users, &["sh", "-c", &script]);
     let running = [start(Users::Apart), start(Users::Shared)];
-    // A session is listed a moment before its GPU's arbiter knows it.
+    // The daemon lists a session a moment before the GPU's arbiter knows it.
     let both = |ps: &Ps| {
         let complete = |tenant: &&deepres_e2e::Tenant| tenant.sessions.len() == 2 && tenant.entitled_ppm > 0;
         ps.tenants.iter().filter(complete).count() == 2
@@ -219,7 +220,7 @@ fn programs_that_cannot_load_the_library_run_unharmed() {
         let said = finish(&c_program_on(library, "hello").display().to_string());
         assert_eq!((said.stdout.as_str(), said.stderr.as_str()), ("hello\n", ""), "{library:?}");
     }
-    // The last of them did load it.
+    // A program that is linked to glibc does load the library.
     let maps = containers.finish(&device, Users::Apart, &["cat", "/proc/self/maps"]).success().stdout;
     assert!(maps.contains("/usr/lib/deepres/lib/x86_64-linux-gnu/libdeepres.so"), "{maps}");
     if artefacts().are_portable() {

@@ -1,5 +1,8 @@
-//! Processes and threads of one tenant that race for its memory while some of them are killed: `cargo xtask bench memory`, short, and without pools. One of these
-//! that the driver lets grow though enough of it is spare passes the limit for the length of a call, which shows in the GPU's own record of its peak.
+//! Processes and threads of one tenant race for its memory while some of them are killed. This is a
+//! short `cargo xtask bench memory`, without pools.
+//!
+//! The driver may let a pool grow although enough of its memory is spare. Such a pool passes the
+//! limit for the length of a call, which shows in the GPU's record of its peak.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +39,7 @@ fn racer(host: &Host, log: &Log, number: u32) -> (u32, Process) {
 
 #[test]
 fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
-    // Contexts' own memory is none, so that the record is of allocations alone.
+    // Contexts take no memory, so the record contains allocations alone.
     let host = Host::new().simgpu("context_overhead_bytes = 0\n");
     let _daemon = host.daemon();
     let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
@@ -64,7 +67,7 @@ fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
         racer.await_line(|line| line == "done", COMMAND_LIMIT);
     }
     let truth = host.truth().gpus[0];
-    // Managed memory counts, wherever its pages are.
+    // Managed memory counts wherever its pages are.
     let managed = host.status()["tenants"][0]["gpus"][0]["memory_by_kind"]["managed"].as_u64();
     let held_bytes = host.ps().tenant(TENANT).memory_bytes - managed.unwrap_or(0);
     assert_eq!(held_bytes, truth.memory_used_bytes, "account and GPU agree");

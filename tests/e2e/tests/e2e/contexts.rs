@@ -1,4 +1,5 @@
-//! Contexts that are made at the same time: by threads of a process, by many processes, on several GPUs. Each counts, and none is waited for that is another's matter.
+//! Contexts that are made at the same time, by threads of a process, by many processes, and on
+//! several GPUs. Each context counts, and no call waits for an unrelated context.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -24,7 +25,8 @@ fn host() -> Host {
     host_of(1)
 }
 
-/// A daemon to which NVML answers later by so many milliseconds, and not before there is the file `awaited`, if one is given.
+/// Starts a daemon whose NVML answers `ms` milliseconds late. If `awaited` names a file, NVML does
+/// not answer before the file exists.
 fn daemon_of_slow_nvml(host: &Host, ms: &str, awaited: Option<&Path>) -> Process {
     let library = c_library("slow_nvml");
     let mut variables = vec![("LD_PRELOAD", library.as_path()), ("NVML_MS", Path::new(ms))];
@@ -32,7 +34,7 @@ fn daemon_of_slow_nvml(host: &Host, ms: &str, awaited: Option<&Path>) -> Process
     host.daemon_with(&variables)
 }
 
-/// What the tenant has on its first GPU.
+/// Returns the tenant's account on its first GPU.
 fn account(host: &Host) -> Value {
     let ps: Value =
         serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout).expect("JSON");
@@ -43,14 +45,15 @@ fn contexts_mib(host: &Host) -> u64 {
     account(host)["memory_by_kind"]["context"].as_u64().unwrap_or(0) / MIB
 }
 
-/// A process that makes contexts when it is told.
+/// Starts a process that makes contexts on command.
 fn maker(host: &Host) -> Process {
     let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
     command.env("DEEPRES_TENANT", TENANT);
     host.spawn(command)
 }
 
-/// `retains` in this mode: the codes of both threads, and by how much the ends of their calls were apart.
+/// Runs `retains` in this mode. Returns the process, the result codes of both threads, and the time
+/// between the ends of their calls.
 fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
     let mut command = host.preloaded(c_client("retains", Way::Dlsym));
     command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());
@@ -92,7 +95,7 @@ fn contexts_of_many_processes_that_begin_at_once_all_count() {
     for maker in &mut makers {
         maker.await_line(|line| line == "0 0", COMMAND_LIMIT);
     }
-    // One that was not told of in time is counted soon after.
+    // A context that NVML does not report in time is counted soon after.
     host.await_ps(
         |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == PROCESSES * CONTEXT_MIB * MIB),
         COMMAND_LIMIT,

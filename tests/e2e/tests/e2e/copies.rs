@@ -1,4 +1,4 @@
-//! Copies that are charged: what they take counts toward the share, by the record of the simulated GPU.
+//! Charged copies. Their time counts toward the share, by the record of the simulated GPU.
 
 use std::{thread, time::Duration};
 
@@ -9,7 +9,7 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// Kernels by name; copies take 1 ms for 1 MB, much less than the host takes to move that.
+/// Kernels by name. A copy of 1 MB takes 1 ms, much longer than the host takes to move 1 MB.
 const SIMGPU_TOML: &str = r#"
 host_to_device_bytes_per_us = 1000
 kernel = [
@@ -22,11 +22,11 @@ kernel = [
 const COPY_2_MS: &str = "to:2000000";
 const COPY_4_MS: &str = "to:4000000";
 const MEASURED: Duration = Duration::from_secs(4);
-/// Until kernels and copies are known, and a burst at the beginning is over.
+/// Time after which kernels and copies are known and the burst at the beginning is over.
 const SETTLED: Duration = Duration::from_millis(1200);
-/// What the meter may be off, in points of the time …
+/// Greatest allowed error of the meter, in percentage points of the time.
 const METER_POINTS: f64 = 1.0;
-/// … and a share.
+/// Greatest allowed error of a share, in percentage points.
 const SHARE_POINTS: f64 = 3.0;
 const CHARGED: &str = "--charge-copies";
 
@@ -41,12 +41,12 @@ fn start(host: &Host, name: &str, options: &[&str], steps: &[&str]) -> Process {
     client
 }
 
-/// What was had of the GPU, ns; or percent of the time.
+/// GPU time used: ns, or percent of the time.
 #[derive(Debug, Clone, Copy)]
 struct Had<T> {
     kernels: T,
     copies: T,
-    /// Either, what overlaps once.
+    /// Time of kernels or copies. Overlapping time counts once.
     either: T,
 }
 
@@ -58,7 +58,7 @@ fn had(host: &Host, pid: u32) -> (u64, Had<u64>) {
     (truth.at_ns, had)
 }
 
-/// What a process has of the time, and what its tenant is charged for it.
+/// Returns a process's part of the time, and the part that its tenant is charged, percent.
 fn percent(host: &Host, name: &str, pid: u32) -> (Had<f64>, f64) {
     let look = || (had(host, pid), host.ps().tenant(name).gpu_ns);
     let ((began_ns, before), charged_before_ns) = look();
@@ -75,12 +75,12 @@ fn percent(host: &Host, name: &str, pid: u32) -> (Had<f64>, f64) {
     (had, charged)
 }
 
-/// The process of a tenant that has one.
+/// Returns the process of a tenant that has one process.
 fn pid_of(host: &Host, name: &str) -> u32 {
     host.ps().tenant(name).sessions[0].pid
 }
 
-/// Runs the pattern alone, with copies charged and without.
+/// Runs the pattern alone, once without and once with charged copies.
 fn assert_charged(steps: &[&str]) {
     for (options, is_charged) in [(&[][..], false), (&[CHARGED], true)] {
         let host = host();

@@ -1,4 +1,5 @@
-//! `deepres ps --coverage`: which ways into the driver a process took, and what went past the hooks.
+//! `deepres ps --coverage` shows how a process reached the driver, and which calls bypassed the
+//! hooks.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// The page is brought up to date by the session's own meter thread.
+/// Time within which the session's meter thread brings the meter page up to date.
 const PAGE_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Waits until the process of this tenant satisfies `wanted`.
@@ -32,7 +33,7 @@ fn names<'p>(process: &'p Value, list: &str) -> Vec<&'p str> {
     process[list].as_array().expect("a list").iter().filter_map(Value::as_str).collect()
 }
 
-/// Calls that went past, by function.
+/// Returns the number of calls of this function that bypassed the hooks.
 fn calls(process: &Value, function: &str) -> u64 {
     let all = process["unaccounted"].as_array().expect("a list");
     all.iter().find(|one| one["function"] == function).and_then(|one| one["calls"].as_u64()).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The death of anyone, at any moment, costs nobody else anything.
+//! The death of any process, at any moment, costs no other process anything.
 
 use std::{
     fs,
@@ -16,24 +16,26 @@ use deepres_e2e::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The memory and the lease of a dead tenant are free within this.
+/// Time within which a dead tenant's memory and lease are free.
 const FREE_WITHIN: Duration = Duration::from_millis(100);
-/// Long enough that a heartbeat has gone stale and the gates have opened.
+/// Time after which a heartbeat is stale and the gates are open.
 const AFTER_THE_DAEMON: Duration = Duration::from_secs(2);
 const HELD_BYTES: u64 = 256 << 20;
-/// The part of the time in which a tenant has the GPU that nobody else can use, on a machine whose processors are busy with other things too.
+/// Least part of the time that a tenant uses the GPU while no other tenant can. The machine's CPUs
+/// also do other work.
 const BUSY_PERCENT: f64 = 70.0;
 
-/// The file of a cgroup that moves a process.
+/// File of a cgroup. A process id written to it moves that process into the cgroup.
 const PROCESSES: &str = "cgroup.procs";
-/// Where cgroups are made, and how one is frozen and thawed: version 1, version 2 beside it or by itself.
+/// Folder in which cgroups are made, file that freezes one, and the texts that freeze and thaw it.
+/// The rows are version 1, version 2 beside version 1, and version 2 alone.
 const FREEZERS: [[&str; 4]; 3] = [
     ["/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"],
     ["/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"],
     ["/sys/fs/cgroup", "cgroup.freeze", "1", "0"],
 ];
 
-/// A cgroup that freezes what is in it. Dropped, nothing is in it any more.
+/// A cgroup that freezes its processes. Drop thaws them and moves them out.
 struct Freezer {
     group: PathBuf,
     root: &'static str,
@@ -61,7 +63,7 @@ impl Freezer {
 
 impl Drop for Freezer {
     fn drop(&mut self) {
-        // Who is frozen does not die.
+        // A frozen process does not die, so it must be thawed first.
         let _ = fs::write(self.group.join(self.file), self.thaw);
         for pid in fs::read_to_string(self.group.join(PROCESSES)).unwrap_or_default().lines() {
             let _ = fs::write(Path::new(self.root).join(PROCESSES), pid);
@@ -87,7 +89,8 @@ fn launches(client: &Process) -> u64 {
     client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
 }
 
-/// A tenant that is stopped, in whichever way, is not waited for: what it is owed is the other's meanwhile. It goes on afterwards.
+/// Asserts that nobody waits for a stopped tenant, however it is stopped. The other tenant uses the
+/// stopped tenant's share meanwhile, and the stopped tenant runs again afterwards.
 fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     let host = Host::measuring();
     let _daemon = host.daemon();
@@ -102,7 +105,7 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     thread::sleep(Duration::from_secs(3));
     let tally = Tally::between(&before, &host.truth());
     let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
-    // Before anything is refused: who is frozen cannot even be killed.
+    // The tenant is continued before the assertions, because a frozen process cannot be killed.
     go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
@@ -116,7 +119,7 @@ fn a_tenant_started_after_the_daemons_death_runs() {
     let host = Host::new();
     let mut daemon = host.daemon();
     daemon.kill();
-    // The socket's file is still there, and nobody listens.
+    // The socket's file still exists, and no process listens on it.
     let said = host.finish(host.preloaded(c_client("storm", Way::Dlsym))).success().json();
     assert_eq!(said["kernel_launches"], 64_000);
 }
@@ -132,7 +135,8 @@ fn what_killed_processes_held_their_tenant_can_have_again() {
         client.await_line(|line| line == "ready", COMMAND_LIMIT);
         client
     };
-    // The limit is for all processes of a tenant together: one after the other they fit only if each death frees.
+    // The limit applies to all processes of a tenant together. The processes fit one after the
+    // other only if each death frees memory.
     for _ in 0..3 {
         let two = [start(400), start(400)];
         assert_eq!(host.ps().tenant("family").sessions.len(), 2);
@@ -192,7 +196,7 @@ mod measured {
         }
         daemon.signal(Signal::CONT);
         thread::sleep(Duration::from_millis(1000));
-        // Meanwhile each meter counted the other's turns as its own.
+        // While the daemon was stopped, each meter counted the other tenant's turns as its own.
         let back = host.ps();
         let (passed_ns, charged_ns) = (back.now_ns - governed.now_ns, charged(&back) - charged(&governed));
         println!("charged {charged_ns} ns in {passed_ns} ns");
@@ -205,7 +209,7 @@ mod measured {
 
     #[test]
     fn a_tenant_that_is_stopped_does_not_stop_another() {
-        // A debugger, a job-control stop.
+        // The stop of a debugger or of a shell's job control.
         is_not_waited_for(|host, pid| host.stop(pid), |pid| signal(pid, Signal::CONT));
     }
 
@@ -241,7 +245,7 @@ mod measured {
         let freed = killed.elapsed();
         assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
 
-        // What comes later than the allowance is all the other's.
+        // After the allowed time, the other tenant has the whole GPU.
         thread::sleep(FREE_WITHIN.saturating_sub(killed.elapsed()));
         let before = host.truth();
         thread::sleep(Duration::from_millis(500));
@@ -274,7 +278,7 @@ mod measured {
             assert!(Instant::now() < deadline, "the state is not written");
             thread::sleep(Duration::from_millis(1));
         }
-        // What comes, what is asked and what ends does not wait for the disk either.
+        // New sessions, queries and deaths do not wait for the disk either.
         let _other = backlog(&host, "other", "50%", &["--hold", &hold]);
         let doomed_pid = host.ps().tenant("doomed").sessions[0].pid;
         let killed = Instant::now();
@@ -284,7 +288,7 @@ mod measured {
         assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
         assert!(held.exists(), "the state was never written meanwhile");
         fs::remove_file(&held).expect("it is there");
-        // What an administrator sets is answered once it is written.
+        // The daemon answers an administrator's setting after it has written the setting to disk.
         host.finish(host.deepres(&["set", "other", "--share", "30%"])).success();
         let state = fs::read_to_string(host.deepres_dir().join("state.json")).expect("it was written");
         assert!(state.contains("300000"), "{state}");

@@ -1,4 +1,5 @@
-//! The table of descriptors is the job's: it may close what is ours there, have files of its own at their numbers, and need every one that it may have.
+//! The table of descriptors belongs to the job. The job may close descriptors of deepres, open its
+//! own files at their numbers, and use every descriptor that its limit allows.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,14 +12,16 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// The daemon's look after a session that ended, the job's for a daemon, and the meter's for what is new.
+/// Time within which the daemon sees a session's end, the job sees a daemon, and the meter thread
+/// sees new work.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Kinds of files that the client has.
 const KINDS: [&str; 3] = ["0", "1", "2"];
-/// A second's sleep with nothing to do takes some ms of a CPU; a thread that looks without a pause has all of it.
+/// Most CPU time in an idle second, ms. A process that sleeps takes some ms. A thread that polls
+/// without a pause takes the whole second.
 const IDLE_CPU_MS: u64 = 400;
 
-/// What the client says of itself, and that its files are as they were made.
+/// Asserts that the client closed a descriptor of deepres and stayed idle.
 fn assert_calm(said: &Value) {
     assert!(said["closed"].as_u64() > Some(0), "there was something of ours: {said}");
     assert!(said["idle_cpu_ms"].as_u64() < Some(IDLE_CPU_MS), "{said}");
@@ -71,7 +74,7 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_withou
     }
 }
 
-/// A client that may open few files, with as many descriptors as it needs alone.
+/// Returns a command that runs a client with a limit on open files.
 fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
     let client = c_client("past", Way::Dlsym);
     let mut command = host.command("/bin/sh");
@@ -92,7 +95,8 @@ fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
     assert!(works(least, true), "with {least} descriptors, which are enough without us");
 }
 
-/// Begins without standard streams, and writes into a file what stands at their numbers once it has met a limit.
+/// Starts without standard streams and reaches a memory limit. Then writes into a file what is open
+/// at the numbers of the standard streams.
 const WITHOUT_STREAMS: &str = r#"
 import ctypes, json, os, sys
 for number in range(3): os.close(number)

@@ -1,4 +1,5 @@
-//! Every hook forwards exactly, and every error that a function's reference names reaches the client and leaves nothing on the account.
+//! Every hook forwards a call exactly. Every error that a function's reference names reaches the
+//! client and leaves nothing on the account.
 
 use std::process::Command;
 
@@ -11,7 +12,7 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// Calls of a whole run are some thousand.
+/// Fewest answers of a whole run, which makes some thousand calls.
 const FEWEST_ANSWERS: usize = 1000;
 
 #[test]
@@ -40,7 +41,7 @@ fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_ba
     assert_eq!(said, format!("{hooked} functions, {hooked} of them hooks"));
     assert_eq!(host.ps().tenant("exact").sessions.len(), 1, "hooks worked with a session");
     tenant.finish(COMMAND_LIMIT).success();
-    // Without a session they forward no less.
+    // Hooks forward calls also without a session.
     let mut command = host.preloaded(every_call());
     command.env_remove("DEEPRES_SOCKET").env("DEEPRES_DIR", host.path().join("nowhere"));
     let mut alone = on_recorder(command);

@@ -1,4 +1,4 @@
-//! Errors of the driver reach the client as they are, and leave nothing on the account.
+//! The driver's errors reach the client unchanged, and leave nothing on the account.
 
 use std::{
     path::Path,
@@ -78,7 +78,8 @@ fn a_client_goes_on_when_our_own_events_fail() {
         "cuEventElapsedTime:every:1:1",
     ] {
         let mut command = host.run(&["--name", "t"], c_client("launches", Way::Dlsym), &[]);
-        // Whichever of the variants is called.
+        // The fault applies to all variants of the function, because the client may call any of
+        // them.
         let variants = [fault.to_owned(), fault.replacen(':', "_ptsz:", 1), fault.replacen(':', "_v2:", 1)];
         command.env("SIMGPU_FAULTS", variants.join(","));
         let mut client = host.spawn(command);
@@ -142,7 +143,8 @@ fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
     }
 }
 
-/// What deepres asks the driver by itself, beside what the client calls: every function there is, but for those of graphs' nodes, managed memory and code.
+/// Functions that deepres calls by itself, in addition to the client's calls. The functions for
+/// nodes of graphs, managed memory and code are missing here.
 const OURS: [&str; 25] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -171,13 +173,14 @@ const OURS: [&str; 25] = [
     "cuDeviceGraphMemTrim",
 ];
 
-/// Of those a client may call so many itself.
+/// Most functions of [`OURS`] that a client may call itself.
 const MOST_OF_THE_CLIENT: usize = 4;
 
-/// The first call, every third, and all of them.
+/// Calls that fail: the first, every third, or all.
 const OFTEN: [&str; 3] = ["1", "every:3", "every:1"];
 
-/// Every way in which calls of ours fail, as the simulated driver's rules; of functions that the client does not call itself.
+/// Returns all rules of the simulated driver that make calls of deepres fail. Functions that the
+/// client calls itself are left out.
 fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
     let host = Host::new();
     let is_ours = |function: &&str| {
@@ -211,14 +214,15 @@ fn captures_of_the_client_hold_whichever_call_of_ours_fails() {
 #[test]
 fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     const LIMIT_BYTES: u64 = 1 << 30;
-    /// What is spare in a pool may lie in too many pieces: for the length of a call it grows, by as much as the largest chunk for each of three threads.
+    /// A pool's spare memory may lie in too many pieces. Then the pool grows for the length of a
+    /// call. The growth is at most the largest chunk for each of three threads.
     const PASSING_BYTES: u64 = 3 * (32 << 20);
-    /// Of chunks of 2 to 32 MiB.
+    /// Least memory that the client must reach. The chunks have 2 to 32 MiB.
     const LEAST_BYTES: u64 = LIMIT_BYTES / 4;
     let host = Host::new().simgpu("context_overhead_bytes = 0\n");
     let _daemon = host.daemon();
     let client = c_client("race", Way::Dlsym);
-    // Those that call nothing of ours by themselves.
+    // These kinds of allocation call no function of [`OURS`].
     let arguments = [
         "3",
         "0.3",
@@ -275,9 +279,9 @@ mod measured {
         let metered_ns = ps.tenant("barred").gpu_ns;
         let true_ns: u64 = host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
         println!("charged {metered_ns} ns of {true_ns} ns");
-        // Nothing could be measured, and it had work all the time.
+        // Nothing could be measured, and the client had work all the time.
         assert!(metered_ns.abs_diff(true_ns) < true_ns / 2, "charged {metered_ns} ns of {true_ns} ns");
-        // Another has the GPU at once.
+        // Another tenant gets the GPU at once.
         let other = host.run(&["--name", "other"], c_client("launches", Way::Dlsym), &[]);
         host.spawn(other).finish(COMMAND_LIMIT).success();
         client.finish(COMMAND_LIMIT).success();

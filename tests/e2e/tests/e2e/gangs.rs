@@ -1,4 +1,5 @@
-//! Tenants with ranks on two GPUs whose kernels spin for each other: they have both GPUs or none, and by their shares.
+//! Tenants with ranks on two GPUs, whose kernels spin until the other rank's kernel runs. Such a
+//! tenant has both GPUs or none, and its share of each.
 
 use std::{
     thread,
@@ -13,7 +14,7 @@ use deepres_e2e::{
 use rustix::process::Signal;
 use simgpu_engine::truth::Snapshot;
 
-/// A kernel spins until that of its tenant's other rank has begun.
+/// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
 const SIMGPU_TOML: &str = r#"
 gpus = 2
 kernel = [
@@ -21,18 +22,18 @@ kernel = [
     { name = "slow_ring_*", ns = 5000000, meets = 2 },
 ]
 "#;
-/// Everybody is connected, and is known to have both GPUs.
+/// Time after which all tenants are connected and the daemon knows that they use both GPUs.
 const SETTLED: Duration = Duration::from_secs(2);
 const MEASURED: Duration = Duration::from_secs(6);
 const ALLOWED_POINTS: f64 = 3.0;
-/// A bounded wait for whoever does not end, and some turns.
+/// Time limit for some turns, after a bounded wait for work that does not end.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
 
 fn host() -> Host {
     Host::measuring().simgpu(SIMGPU_TOML).config("gangs = true\n")
 }
 
-/// A tenant in one process with a thread for each GPU.
+/// Starts a tenant with one process that has a thread for each GPU.
 fn ring(host: &Host, name: &str, share: &str, kernel: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("{kernel}_{name}"), "--depth", depth];
     let options = ["--name", name, "--share", share];
@@ -41,7 +42,7 @@ fn ring(host: &Host, name: &str, share: &str, kernel: &str, depth: &str) -> Proc
     process
 }
 
-/// One rank of a tenant that has a process for each.
+/// Starts one rank of a tenant that has a process for each rank.
 fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("ring_{name}"), "--rank", rank, "--depth", depth];
     let mut command = host.preloaded(c_client("ring", Way::Dlsym));
@@ -60,7 +61,7 @@ fn busy_ns(record: &Snapshot, pids: &[u32], gpu: usize) -> u64 {
     theirs.filter_map(|process| process.gpus.get(gpu)).map(|gpu| gpu.kernel_busy_ns).sum()
 }
 
-/// What each tenant had of each GPU, percent.
+/// Returns each tenant's part of each GPU, percent.
 fn shares(host: &Host, names: &[&str]) -> Vec<[f64; 2]> {
     let pids: Vec<Vec<u32>> = names.iter().map(|name| host.ps().tenant(name).pids()).collect();
     let before = host.truth();

@@ -1,4 +1,5 @@
-//! Memory that graphs allocate: none of it goes past the limit, however deep in a graph, and what a driver would give is given.
+//! Memory that graphs allocate. It never passes the limit, however deep in a graph the allocation
+//! is. An allocation that the driver would grant within the limit is granted.
 
 use deepres_e2e::{
     Host, Process,
@@ -13,11 +14,12 @@ const INVALID_VALUE: u64 = 1;
 const FULL: u64 = 2;
 
 fn host() -> Host {
-    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    // Contexts take no memory, so the GPU's record contains allocations alone.
     Host::new().simgpu("context_overhead_bytes = 0\n")
 }
 
-/// What `processes` of the tenant each say in the client's part `what` under the limit; no more than that was ever held.
+/// Runs the client's part `what` in `processes` processes of one tenant, under the limit. Returns
+/// their numbers, and asserts that the tenant never held more than the limit.
 #[track_caller]
 fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
     let host = host();
@@ -37,7 +39,7 @@ fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>>
     finished.iter().map(numbers).collect()
 }
 
-/// The same for one process.
+/// Does the same as [`all_said`] for one process.
 #[track_caller]
 fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
     all_said(1, what, count, mib).concat()
@@ -79,7 +81,7 @@ fn allocations_that_follow_each_other_are_had_one_after_the_other() {
 
 #[test]
 fn a_graph_that_frees_what_it_left_is_launched_again() {
-    // Last: once there is no room, and once there is again.
+    // The last two answers: first there is no room, then there is room again.
     assert_eq!(said("again", 3, 300), [SUCCESS, SUCCESS, SUCCESS, FULL, FULL, SUCCESS]);
 }
 
@@ -91,7 +93,8 @@ fn a_graph_that_left_something_allocated_is_refused_by_the_driver() {
 #[test]
 fn what_one_graph_left_is_not_counted_on_by_another() {
     let mut expected = vec![SUCCESS; 6];
-    // The other graph frees what the first one left, which something else takes; the second has its own.
+    // The other graph frees the first one's memory, and another allocation takes it. The second
+    // graph has memory of its own.
     expected.extend([SUCCESS, FULL, SUCCESS]);
     assert_eq!(said("turns", 6, 200), expected);
 }
@@ -113,7 +116,7 @@ fn a_graph_that_the_driver_does_not_destroy_is_held_to_the_limit_as_before() {
 
 #[test]
 fn no_race_of_launches_frees_and_trims_passes_the_limit() {
-    // Three graphs and what two threads allocate do not fit together.
+    // Three graphs and the allocations of two threads do not fit together.
     for count in said("race", 3000, 130) {
         assert!(count > 0, "everybody has something now and then");
     }

@@ -1,4 +1,4 @@
-//! What clients do that breaks careless hooks: captures among launches, forks, storms of threads.
+//! Client behaviour that breaks careless hooks: captures among launches, forks, storms of threads.
 
 use std::process::Command;
 use std::time::Duration;
@@ -70,7 +70,7 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
 fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
     let host = Host::new();
     let client = c_client("behind", Way::Dlsym);
-    // The driver takes 1,024 things, our own events among them.
+    // The driver's queue takes 1,024 entries, including the events of deepres.
     let launches = ["20", "500", "1020"];
     for launches in launches {
         let mut alone = host.preloaded(&client);
@@ -94,7 +94,7 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
 
 #[test]
 fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up_once() {
-    /// Waiting for a completion is given up after a second.
+    /// The hook stops waiting for a completion after a second.
     const HELD_UP_MS: f64 = 500.0;
     let host = Host::new();
     let _daemon = host.daemon();
@@ -110,7 +110,8 @@ fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up
 #[test]
 fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
     const ROUNDS: u64 = 1_000;
-    /// A lane alone has some 13 KiB. The rest is what is made once and used again, and what the simulated driver remembers of what it has destroyed.
+    /// Most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
+    /// is allocated once and reused, and the simulated driver's records of destroyed objects.
     const LEFT_KIB: i64 = 4 * ROUNDS as i64;
     let host = Host::new();
     let _daemon = host.daemon();

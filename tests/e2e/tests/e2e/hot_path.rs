@@ -1,4 +1,5 @@
-//! What a launch costs beside plain instructions while the gate is open: nothing is allocated, the kernel is not called, and no lock is taken.
+//! Cost of a launch while the gate is open. The launch allocates nothing, makes no system call and
+//! takes no lock.
 
 use std::time::Duration;
 
@@ -9,14 +10,16 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// A pause after which the meter thread sleeps until a launch wakes it: ten looks, two milliseconds apart.
+/// Pause after which the meter thread sleeps until a launch wakes it: ten looks, two milliseconds
+/// apart.
 const LINGER: Duration = Duration::from_millis(20);
 
-/// A stream's pause after which the meter thread may end its segment.
+/// Pause of a stream after which the meter thread may end the stream's segment.
 const STALE: Duration = Duration::from_micros(200);
 
-/// Calls of each kind that are gone through one instruction at a time, at least, and how many of them have no locked one among them: most that lie between the
-/// ends of a segment, and fewer on a busy machine.
+/// For each kind of call, the least number of calls that the client executes instruction by
+/// instruction. The last figure is the least number of these without a locked instruction. Most
+/// calls lie between the ends of a segment, and fewer do on a busy machine.
 const KINDS: [(&str, u64, u64); 4] = [
     ("cuLaunchKernel", 310, 60),
     ("cuLaunchKernelEx", 62, 12),
@@ -28,7 +31,7 @@ fn number(said: &Value, key: &str) -> u64 {
     said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
 }
 
-/// Runs the client in this way as a tenant, and returns what it said.
+/// Runs the client in this mode as a tenant, and returns its output.
 fn run(host: &Host, way: &str) -> Value {
     let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
         .expect("ps --json is JSON");
@@ -52,13 +55,15 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
     let _daemon = host.daemon();
     let said = run(&host, "counted");
     assert_eq!((number(&said, "allocations"), number(&said, "system_calls")), (0, 0), "{said}");
-    // A thread that the scheduler kept waiting finds the meter thread asleep; no other call is ever made.
+    // If the scheduler delays a thread, the thread may find the meter thread asleep and wake it.
+    // The launch makes no other system call.
     let pauses = number(&said, "took_ns") / LINGER.as_nanos() as u64;
     assert!(
         number(&said, "wakes") <= pauses && number(&said, "looks") <= 2 * number(&said, "wakes"),
         "{said}"
     );
-    // Or it finds the meter thread at its stream's segment, which that one ends after a pause, and yields to it.
+    // The thread may also find the meter thread ending its stream's segment after a pause. Then the
+    // thread yields.
     let stale = number(&said, "took_ns") / STALE.as_nanos() as u64;
     assert!(number(&said, "yielding") <= stale, "{said}");
     let tenant = host.ps();
@@ -68,7 +73,8 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
     );
 }
 
-/// A lock is taken by an instruction that locks memory. Launches between the ends of a segment have none.
+/// Taking a lock needs an instruction with a lock prefix. Launches between the ends of a segment
+/// execute none.
 #[test]
 fn a_call_of_each_kind_takes_no_lock() {
     let host = Host::new();

@@ -1,4 +1,5 @@
-//! Linear memory that one process allocates and another opens: it counts where it was allocated, and there alone.
+//! Linear memory that one process allocates and another opens. The memory counts only where it was
+//! allocated.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ const CUDA_ERROR_INVALID_VALUE: u64 = 1;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 const CUDA_ERROR_INVALID_HANDLE: u64 = 400;
 
-/// A client that does as it is told, one line after another.
+/// A client that executes orders, one line after another.
 struct Client {
     process: Process,
     lines: u64,
@@ -60,12 +61,12 @@ fn held(host: &Host, tenant: &str) -> u64 {
     host.ps().tenant(tenant).memory_bytes
 }
 
-/// What the simulated GPU says that is held.
+/// Returns the memory held on the simulated GPU, bytes.
 fn really_held(host: &Host) -> u64 {
     host.truth().gpus[0].memory_used_bytes
 }
 
-/// How often processes of a tenant opened memory of others, as `ps --coverage` says.
+/// Returns how often processes of a tenant opened memory of other processes, by `ps --coverage`.
 fn openings(host: &Host, tenant: &str) -> u64 {
     let said = host.finish(host.deepres(&["ps", "--coverage", "--json"])).success().stdout;
     let processes: Value = serde_json::from_str(&said).expect("JSON");
@@ -86,7 +87,8 @@ fn await_openings(host: &Host, tenant: &str, wanted: u64) {
     }
 }
 
-/// Waits until the account of a tenant is not off from what NVML says, nor its kinds from its sum.
+/// Waits until a tenant's account agrees with NVML. Asserts that the sum over its kinds agrees with
+/// its total.
 #[track_caller]
 fn await_no_drift(host: &Host, tenant: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -172,7 +174,7 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     await_no_drift(&host, "owner");
     await_no_drift(&host, "opener");
 
-    // The opener is gone: nothing of the owner's is.
+    // When the opener is gone, the owner still has all its memory.
     opener.process.kill();
     let opener_is_gone = || host.ps().find("opener").is_none_or(|opener| opener.memory_bytes == 0);
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -183,7 +185,7 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     assert_eq!(held(&host, "owner"), SHARED_BYTES);
     assert_eq!(owner.read(), "77");
 
-    // The owner is gone: what another has open counts for nobody.
+    // When the owner is gone, memory that another process has open counts for no tenant.
     let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
     assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
     assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);

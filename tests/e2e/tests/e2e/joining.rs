@@ -1,5 +1,5 @@
-//! A job that no daemon took up when it started goes on without, and is taken up as soon as one answers: with the memory that it holds, and by the
-//! gates of its tenant from there on.
+//! A job that finds no daemon at its start runs without one. As soon as a daemon answers, it takes
+//! up the job with the memory that the job holds. From then on the gates of the tenant apply.
 
 use std::{path::PathBuf, process::Command, thread, time::Duration};
 
@@ -17,7 +17,7 @@ const GPUS: &str = "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes 
     kernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
 const HELD_BYTES: u64 = 256 << 20;
 const LIMIT_BYTES: u64 = 1 << 30;
-/// A job looks for a daemon once a second at least.
+/// Time within which a daemon takes up a job. The job looks for a daemon at least once a second.
 const TAKEN_UP_WITHIN: Duration = Duration::from_secs(10);
 
 fn with(mut command: Command, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
@@ -25,7 +25,7 @@ fn with(mut command: Command, arguments: &[&str], variables: &[(&str, &str)]) ->
     command
 }
 
-/// A job that has its part by a daemon, wherever that is.
+/// Starts a job that asks the daemon for its part, whether or not a daemon runs.
 fn job(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
     host.spawn(with(host.preloaded(program), arguments, variables))
 }
@@ -42,7 +42,7 @@ fn await_ready(client: &mut Process) {
     client.await_line(|line| line == "ready", COMMAND_LIMIT);
 }
 
-/// What it is shown first.
+/// Returns the total memory that the client sees first.
 #[track_caller]
 fn total(view: &mut Process) -> u64 {
     view.await_json(COMMAND_LIMIT)["total"].as_u64().expect("a number")
@@ -58,7 +58,8 @@ fn await_limit(view: &mut Process) {
 fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
     let host = Host::new().simgpu(GPUS);
     let held = HELD_BYTES.to_string();
-    // On the second GPU, which is the process's first: the daemon has other numbers for them than the process alone.
+    // The jobs use the second GPU, which is the process's first. The daemon numbers the GPUs
+    // differently from the process alone.
     let variables = [("DEEPRES_TENANT", "early"), ("DEEPRES_MEMORY", "1GiB"), ("CUDA_VISIBLE_DEVICES", "1")];
     let arguments = ["--kernel", "busy_1000us", "--hold", &held, "--progress"];
     let mut early = job(&host, c_client("backlog", Way::ProcAddress), &arguments, &variables);
@@ -70,7 +71,7 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
         early.stderr()
     );
     assert_eq!(total(&mut view), GPU_BYTES, "nobody limits it");
-    // The second one is found again as by any other job.
+    // The job finds the second daemon as any other job does.
     for _ in 0..2 {
         let mut daemon = host.daemon();
         let is_whole = |ps: &Ps| {
@@ -158,7 +159,7 @@ mod measured {
         let daemon = host.daemon();
         host.stop(daemon.pid());
         let variables = [("DEEPRES_TENANT", "alone"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "25%")];
-        // Nobody names the socket, so limits hold without a daemon.
+        // No variable names the socket, so the limits apply without a daemon.
         let alone = |program, arguments: &[&str]| {
             let mut command = host.command(program);
             command.env("LD_PRELOAD", &artefacts().library);
@@ -190,7 +191,7 @@ mod measured {
         let ps = host.await_ps(is_whole, TAKEN_UP_WITHIN);
         assert_eq!(ps.tenant("alone").memory_limit_bytes, Some(LIMIT_BYTES));
         thread::sleep(Duration::from_secs(1));
-        // A daemon's share binds only while others want the GPU.
+        // The daemon enforces a share only while other tenants want the GPU.
         let share = had(&host);
         assert!(share >= 80.0, "now they have {share:.1} %");
         view.finish(COMMAND_LIMIT).success();

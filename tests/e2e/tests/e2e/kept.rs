@@ -1,4 +1,5 @@
-//! What the driver keeps beyond what lives counts too: shared blocks, pools, rows of arrays, memory of graphs. Account and GPU agree at every stage.
+//! Memory that the driver keeps for freed objects counts too: shared blocks, pools, rows of arrays,
+//! memory of graphs. Account and GPU agree at every stage.
 
 use deepres_e2e::{
     Host,
@@ -9,13 +10,14 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
-/// What the client is told when there is no room.
+/// Line of the client when an allocation is refused.
 const FULL: &str = "full 2";
 
-/// Runs the client's part `what` and holds its stages against `expected`: name, kind, MiB of that kind. Lines between stages are `said`.
+/// Runs the client's part `what` and compares its stages with `expected`: stage, kind, MiB of that
+/// kind. `said` are the lines between stages.
 #[track_caller]
 fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
-    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    // Contexts take no memory, so the GPU's record contains allocations alone.
     let host = Host::new().simgpu("context_overhead_bytes = 0\n");
     let _daemon = host.daemon();
     let mut command = host.preloaded(c_client("kept", Way::Dlsym));

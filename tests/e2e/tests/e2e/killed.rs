@@ -1,5 +1,6 @@
-//! A process that is killed in the midst of any call that takes or gives back memory, before the driver did its work or after, leaves nothing on its tenant's account
-//! that the GPU does not hold, and everything for the others to have.
+//! A process is killed inside a call that takes or frees memory, before or after the driver did its
+//! work. The tenant's account then holds only memory that the GPU holds, and the others can have
+//! the rest.
 
 use deepres_e2e::{
     Host,
@@ -9,14 +10,15 @@ use deepres_e2e::{
 
 const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
-/// What another process of the tenant holds: three quarters of the limit.
+/// Memory that another process of the tenant holds: three quarters of the limit.
 const OTHER_BYTES: u64 = 300 * MIB;
 const TENANT: &str = "walk";
-/// Enough for every call to come about several times.
+/// Number of calls. Every function is called several times.
 const CALLS: &str = "5000";
 const KILLED: i32 = 128 + 9;
-/// The steps of a call are: promised, asked of the driver, answered, entered. A death in the driver is between two of them; `abi/tests/kills.rs` walks through those
-/// inside the account.
+/// A call has four steps: reserve, ask the driver, get the answer, enter it in the account. A death
+/// in the driver lies between two steps. `abi/tests/kills.rs` tests deaths inside the account's own
+/// steps.
 const APIS: [&str; 14] = [
     "cuMemAlloc_v2",
     "cuMemAllocPitch_v2",
@@ -36,7 +38,7 @@ const APIS: [&str; 14] = [
 
 #[test]
 fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
-    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    // Contexts take no memory, so the GPU's record contains allocations alone.
     let host = Host::new().simgpu("context_overhead_bytes = 0\n");
     let _daemon = host.daemon();
     let in_tenant = |program| {

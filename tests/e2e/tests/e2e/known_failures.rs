@@ -1,5 +1,6 @@
-//! Mistakes that published interposers made (design: "known ways to fail"): each breaks a client when a naive library makes it, and the
-//! client under deepres is answered as without anybody in between.
+//! Mistakes of published interposers (design: "known ways to fail"). A naive library that makes the
+//! mistake breaks the client. Under deepres the client gets the same answers as without any
+//! library.
 
 use std::{path::Path, process::Command};
 
@@ -10,7 +11,8 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// How a client ended and what it said; what the libraries say to standard error is theirs.
+/// A client's exit code, signal and standard output. Standard error is left out, because the
+/// libraries write to it.
 type Life = (i32, Option<i32>, String);
 
 fn live(host: &Host, command: Command) -> Life {
@@ -18,7 +20,8 @@ fn live(host: &Host, command: Command) -> Life {
     (code, signal, stdout)
 }
 
-/// The client that does `what`, in the environment of `host` (as a tenant or not).
+/// Makes `command` run the client's part `what`. The environment of the command may make it a
+/// tenant.
 fn hazard(mut command: Command, what: &[&str]) -> Command {
     command.args(what);
     command
@@ -40,9 +43,9 @@ fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&s
     let mut ours = hazard(host.preloaded(program), what);
     ours.env("DEEPRES_TENANT", mistake).env("DEEPRES_MEMORY", "4GiB");
     assert_eq!(live(&host, ours), bare, "{mistake}: under deepres");
-    // Only a session makes a tenant: it was not left alone.
+    // Only a session makes a tenant. So the process had a session.
     assert!(host.ps().find(mistake).is_some(), "{mistake}: under deepres it is a tenant");
-    // The same library without the mistake is harmless: it is the mistake that shows.
+    // The same library without the mistake is harmless, so the mistake causes the failure.
     assert_eq!(live(&host, naive(&host, "", program, what)), bare, "{mistake}: not made");
     assert_ne!(live(&host, naive(&host, mistake, program, what)), bare, "{mistake}: made");
 }
@@ -97,7 +100,7 @@ fn nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured()
 
 #[test]
 fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
-    /// How many do.
+    /// Number of processes that start.
     const PROCESSES: usize = 60;
     let host = Host::new();
     let _daemon = host.daemon();
@@ -171,7 +174,7 @@ fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
 
 #[test]
 fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves() {
-    /// What the client allocates before it attaches.
+    /// Memory that the client allocates before it attaches to the context.
     const PART_BYTES: u64 = 1 << 30;
     let host = Host::new();
     let _daemon = host.daemon();
@@ -192,9 +195,10 @@ fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves
 
 #[test]
 fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
-    /// That of a stream, that of a graph's node, and two that are none; every other one launches.
+    /// An attribute of streams, one of graphs' nodes, and ids that are no attribute. The client's
+    /// other launches succeed.
     const REFUSED: [u32; 5] = [3, 13, 15, 19, 12345];
-    /// What the client tries.
+    /// Number of attributes that the client tries.
     const TRIED: usize = 21;
     let host = Host::new();
     let _daemon = host.daemon();
@@ -208,7 +212,8 @@ fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
     for (id, code) in answers {
         assert_eq!(code, u32::from(REFUSED.contains(&id)), "{id}: {bare:?}");
     }
-    // NOT_READY while the launch waits, and then success: for the thread, and for the stream.
+    // The event is NOT_READY (600) while the launch waits, and complete afterwards, both for the
+    // thread and for the stream.
     for id in [7, 12] {
         let awaited = format!("event of {id}: before 600 600, after 0 0\n");
         assert!(bare.2.contains(&awaited), "the launch recorded its event: {bare:?}");
@@ -238,7 +243,7 @@ fn a_stream_that_was_not_destroyed_captures_as_before() {
     assert_eq!(host.ps().tenant("keeper").kernel_launches, 1, "what is captured does not run");
 }
 
-/// What loads a kernel lazily, or may take as long: the process dies in it.
+/// Makes the process die in functions that load a kernel lazily or may take as long.
 #[test]
 fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
     let host = Host::new();
@@ -260,7 +265,7 @@ fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
         "cuOccupancyMaxPotentialBlockSize",
     ]
     .iter()
-    // The client itself looks its one kernel up.
+    // The client itself looks up its one kernel.
     .map(|function| format!("die:{function}:{}", if *function == "cuModuleGetFunction" { 2 } else { 1 }))
     .collect();
     let mut ours = host.run(&["--name", "namer"], &client, &["launches"]);
@@ -295,7 +300,8 @@ fn whoever_dies_inside_an_allocation_holds_nobody_up() {
     assert_eq!(live(&host, theirs()).1, Some(14), "it waits until the alarm ends it");
 }
 
-/// A library that was opened with `RTLD_DEEPBIND`, or in a namespace of its own, goes past whoever is preloaded. It is told of.
+/// A library that was opened with `RTLD_DEEPBIND`, or in a namespace of its own, bypasses preloaded
+/// libraries. deepres reports such a library.
 #[test]
 fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_of() {
     let host = Host::new();
@@ -304,10 +310,11 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
     let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1")).display().to_string();
     let (opens, looks) = (c_library("opens"), c_library("lookups_alone"));
     let (opens, looks) = (opens.display().to_string(), looks.display().to_string());
-    // In a namespace of its own the library has a driver of its own, which knows nothing of our kernel.
+    // In a namespace of its own the library has its own driver, and that driver does not know the
+    // client's kernel.
     let ways = [("bound", 100, 0, false), ("deepbound", 0, 0, true), ("elsewhere", 0, 100, true)];
     let cases = [&library, &opens].into_iter().flat_map(|library| ways.map(|way| (library, way)));
-    // Who looks other things up goes past nobody.
+    // A library that looks up other names bypasses no hook.
     let cases = cases.chain(["deepbound", "elsewhere"].map(|way| (&looks, (way, 0, 0, false))));
     for (number, (library, (way, launches, failed, is_told_of))) in cases.enumerate() {
         let name = format!("{way}-{number}");
@@ -333,7 +340,8 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
     assert!(naive.finish(COMMAND_LIMIT).success().stderr.is_empty(), "nobody tells of it");
 }
 
-/// A library that exports the driver's names is passed by whoever looks in the driver's own, and limits do not hold. Nothing says so.
+/// A client that looks up functions in the driver's own library bypasses a library that only
+/// exports the driver's names. Then limits do not hold, and no message says so.
 #[test]
 fn a_client_that_looks_into_the_drivers_library_is_seen_too() {
     let host = Host::new();

@@ -1,7 +1,8 @@
-//! The frameworks as PyPI has them: each gets as far with deepres as without, and none of its look-ups goes past it.
+//! The frameworks from PyPI. Each gets as far with deepres as without, and all its look-ups reach
+//! the hooks.
 //!
-//! Their CUDA libraries ask the driver to prove that it is NVIDIA's, which the
-//! simulated one cannot: no GPU work is seen here.
+//! Their CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver cannot do
+//! that, so these tests see no GPU work.
 
 use std::{
     fs,
@@ -17,10 +18,11 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// Importing it reads gigabytes, on a machine that others use too.
+/// Time limit. The import of a framework reads gigabytes, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(200);
 
-/// Runs a command where a GPU's device files are: JAX looks for them first. They are /dev/null by other names, in a mount namespace of its own.
+/// Runs a command in a mount namespace with a GPU's device files, because JAX looks for them first.
+/// The files are other names of /dev/null.
 const WITH_DEVICE_FILES: &str = r#"
 set -e
 dev=$(mktemp -d)
@@ -38,7 +40,7 @@ fn python(framework: &str) -> PathBuf {
     venv::framework(framework).unwrap_or_else(|error| panic!("{framework}: {error:#}")).python()
 }
 
-/// The folders of the CUDA libraries that came with a framework, as LD_LIBRARY_PATH has them.
+/// Returns the folders of a framework's CUDA libraries, as LD_LIBRARY_PATH lists them.
 fn cuda_libraries(python: &Path) -> String {
     let list = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let lib = python.parent().and_then(Path::parent).expect("a virtual environment").join("lib");
@@ -47,7 +49,7 @@ fn cuda_libraries(python: &Path) -> String {
     folders.map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// Runs it bare and with deepres, and returns what it said in both cases.
+/// Runs the client without and with deepres, and asserts equal output. Returns the output.
 #[track_caller]
 fn assert_gets_as_far_and_looks_nothing_up_past_the_hooks(client: &Client<'_>) -> Value {
     let host = Host::new();
@@ -86,7 +88,7 @@ fn tensorflow_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
     let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
         arguments: &[&script],
         within: CLIENT_LIMIT,
-        // Without its GPU libraries it does not ask for a GPU.
+        // Without its GPU libraries the framework does not look for a GPU.
         libraries: &cuda_libraries(&python),
         forwarders: &["libtensorflow_framework.so.2"],
         ..Client::new(&python)
@@ -104,7 +106,8 @@ fn jax_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
     let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
         arguments: &inside,
         within: CLIENT_LIMIT,
-        // It asks the profiler's library for its version, which asks for a real driver's private tables.
+        // JAX asks the profiler's library for its version, and that library asks for the private
+        // tables of a real driver.
         variables: &[("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")],
         ..Client::new(Path::new("unshare"))
     });

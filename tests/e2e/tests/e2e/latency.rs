@@ -1,4 +1,5 @@
-//! How soon the GPU changes hands: at once for a tenant with an objective for its answers, and as often as hand-offs' cost allows for others.
+//! How soon the GPU changes hands. A tenant with a latency objective gets it at once. The others
+//! get it as often as the cost of hand-offs allows.
 
 use std::{thread, time::Duration};
 
@@ -8,12 +9,13 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// The rivals are metered, and known for what their kernels take.
+/// Time after which the rivals are metered and the times of their kernels are known.
 const SETTLED: Duration = Duration::from_millis(700);
-/// Of the wait without an objective, most of which is for others' leases. (A seventh, on a machine that does nothing else.)
+/// Greatest part of the wait without an objective. Most of that wait is for others' leases. On a
+/// machine without other work the part is a seventh.
 const PART: f64 = 0.5;
 
-/// How long a server's first launches waited in the mean beside two jobs that always have work, µs.
+/// Returns the mean wait of a server's first launches beside two backlogged jobs, µs.
 fn waited_us(objective: &[&str]) -> f64 {
     let host = Host::measuring();
     let _daemon = host.daemon();
@@ -25,7 +27,7 @@ fn waited_us(objective: &[&str]) -> f64 {
     });
     thread::sleep(SETTLED);
     let options = [&["--name", "server"], objective].concat();
-    // Some 2 % of the GPU: far less than it is owed.
+    // The requests need about 2 % of the GPU, far less than the server's entitlement.
     let requests = ["--kernel", "busy_1000us", "--kernels", "2", "--rate", "10", "--seconds", "6"];
     let server = host.run(&options, c_client("serve", Way::Dlsym), &requests);
     let said = host.spawn(server).finish(COMMAND_LIMIT).success().json();
@@ -33,7 +35,7 @@ fn waited_us(objective: &[&str]) -> f64 {
     said["launch_us"]["mean"].as_f64().expect("a figure")
 }
 
-/// Of the longest that there is, which is had where hand-offs cost a millisecond.
+/// Divisor of the longest quantum. The longest quantum applies where hand-offs cost a millisecond.
 const QUANTUM_PART: u64 = 2;
 const LONGEST_QUANTUM_NS: u64 = 50_000_000;
 
@@ -51,7 +53,8 @@ mod measured {
     fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
         let host = Host::measuring();
         let _daemon = host.daemon();
-        // They wait for nothing and launch more slowly than the GPU runs, as jobs do that are bound by their host.
+        // The jobs wait for nothing and launch more slowly than the GPU runs, as jobs do whose CPU
+        // is the bottleneck.
         let _jobs = ["one", "other"].map(|name| {
             let mut job = host.spawn(host.run(
                 &["--name", name, "--share", "50%"],

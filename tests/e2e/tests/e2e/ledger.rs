@@ -1,42 +1,47 @@
-//! The ledger against the truth: after random calls of all kinds, right ones and wrong ones, while the driver fails by itself, each kind of
-//! memory is charged exactly what the published rule says of what the driver has given.
+//! Compares the ledger with the driver after random calls of all kinds, right and wrong, while the
+//! driver injects failures. Each kind of memory must be charged exactly what the published rule
+//! says of the driver's allocations.
 //!
-//! `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture` is the long run, ten million calls in four to seven minutes.
+//! The long run is `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture`: ten
+//! million calls in four to seven minutes.
 
 use std::time::Duration;
 
 use deepres_e2e::{Host, clients::conformance};
 use serde_json::Value;
 
-/// Calls of a sequence.
+/// Number of calls in a sequence.
 const CALLS: u64 = 40_000;
 const MANY_CALLS: u64 = 10_000_000;
-/// Comparisons on the way.
+/// Number of comparisons during a sequence.
 const LOOKS: u64 = 20;
-/// A part of the sequence between two comparisons takes no longer.
+/// Time limit for the calls between two comparisons.
 const WITHIN: Duration = Duration::from_secs(3600);
-/// Less than a sequence wants: it is refused again and again.
+/// A limit below the need of a sequence, so that requests are refused again and again.
 const TIGHT_BYTES: u64 = 96 << 20;
-/// What small modules take at most beyond what they count for: a sequence has four contexts, and those of each are in a block.
+/// Most memory that small modules take beyond what they count for. A sequence has four contexts,
+/// and the modules of each share a block.
 const BEYOND_BYTES: u64 = 4 * (2 << 20);
-/// The step by which the simulated driver lets a pool grow. Where the limit leaves less, a request goes to the driver if the pool has enough to spare; if that is in
-/// too many pieces the pool grows all the same, once, which is undone before the answer.
+/// Step by which the simulated driver lets a pool grow. If the limit leaves less than a step, a
+/// request still goes to the driver when the pool has enough spare memory. If the spare memory lies
+/// in too many pieces, the pool grows once, and the interposer undoes the growth before it answers.
 const GROWTH_BYTES: u64 = 32 << 20;
-/// More than it wants, and a limit nevertheless.
+/// A limit above the need of a sequence.
 const WIDE_BYTES: u64 = 1 << 40;
-/// Errors that the driver answers by injection, each at its own pace.
+/// Errors that the driver injects, each at its own rate.
 const FAULTS: &str = "cuMemAlloc_v2:every:5:2,cuMemAllocPitch_v2:every:7:1,cuMemAllocManaged:every:3:999,cuMemFree_v2:every:4:700,\
 cuMemAllocAsync:every:5:2,cuMemFreeAsync:every:6:719,cuMemCreate:every:5:2,cuMemRelease:every:4:1,cuMemMap:every:5:98765,\
 cuMemUnmap:every:4:1,cuArrayCreate_v2:every:3:2,cuArrayDestroy:every:5:400,cuCtxDestroy_v2:every:3:201";
-/// Kinds in the order in which the simulated driver tells of them, in `ps`'s words.
+/// Kinds of memory in the order of the simulated driver's report, in the words of `ps`.
 const MANAGED: usize = 1;
 const KINDS: [&[&str]; 7] =
     [&["linear", "pitch"], &["managed"], &["pool"], &["physical"], &["array"], &["graph"], &["code"]];
-/// After the kinds: what the GPU has given out beyond them, modulo 2⁶⁴, since small modules count in units and take blocks.
+/// Index after the kinds: memory that the GPU has given out beyond them, modulo 2⁶⁴. It can be
+/// negative, because small modules count in units and take blocks.
 const BEYOND: usize = KINDS.len();
 
 fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
-    // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+    // Contexts take no memory, so the GPU's record contains allocations alone.
     let host = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN);
     let _daemon = host.daemon();
     let mut command = host.preloaded(conformance());
@@ -68,7 +73,7 @@ fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
             Some(held_bytes),
             "seed {seed}: the sum is the ledger's"
         );
-        // Managed memory is the host's until the GPU uses it.
+        // Managed memory is in the host's memory until the GPU uses it.
         let (managed, gpu) = (truth[MANAGED], host.truth().gpus[0]);
         assert_eq!(
             gpu.memory_used_bytes,
@@ -92,7 +97,7 @@ fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
     client.finish(WITHIN).success();
 }
 
-/// Half of the sequences run against a limit.
+/// Runs one sequence without a tight limit and one with it.
 fn assert_all_exact(seeds: [u64; 2], calls: u64, faults: &str) {
     for (seed, limit_bytes) in seeds.into_iter().zip([WIDE_BYTES, TIGHT_BYTES]) {
         assert_exact(seed, calls, limit_bytes, faults);

@@ -1,4 +1,5 @@
-//! However a program comes by the driver, and whoever else is preloaded beside us: it is hooked, or answered as ever.
+//! A program may reach the driver in any way, and other libraries may be preloaded beside deepres.
+//! Each look-up gets a hook, or the same answer as without deepres.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,10 +14,10 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// The meter page is brought up to date by the session's own meter thread.
+/// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
-/// Waits until the daemon has counted so many launches of a tenant.
+/// Waits until the daemon has counted this many launches of a tenant.
 #[track_caller]
 fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
     host.await_ps(
@@ -70,7 +71,8 @@ fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes
     let host = Host::new();
     let _daemon = host.daemon();
     let installed = host.path().join("libdeepres.so");
-    // As package managers do: a new file takes the old one's name.
+    // The installation replaces the library as package managers do: a new file takes the old file's
+    // name.
     let install = || {
         let beside = host.path().join("new");
         std::fs::copy(&artefacts().library, &beside).expect("a folder of our own");
@@ -96,7 +98,7 @@ fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes
     host.await_ps(|ps| launched(ps).iter().zip(first).all(|(now, first)| *now > first + 50), COMMAND_LIMIT);
 }
 
-/// A library of Debian's, where a linker of this machine finds it.
+/// Returns the path of a library from a Debian package, in a folder that the linker searches.
 fn system_library(name: &str, package: &str) -> PathBuf {
     let folders =
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/faketime", "/usr/lib64", "/usr/lib"];
@@ -112,9 +114,12 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
     for (name, package, variables) in [
         ("libjemalloc.so.2", "libjemalloc2", &[][..]),
         ("libeatmydata.so", "libeatmydata1", &[]),
-        // It fakes every clock; the daemon compares the one that it must not.
+        // libfaketime fakes every clock. CLOCK_MONOTONIC is excluded, because the daemon compares
+        // it.
         ("libfaketimeMT.so.1", "libfaketime", &[("FAKETIME", "-1d"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]),
-        // Its allocator refuses to come second unless it is told that it may; what the driver keeps until the end is no leak of ours.
+        // The sanitizer's allocator refuses to be loaded second without the first option. The
+        // second option is set because memory that the driver keeps until the end is no leak of
+        // deepres.
         ("libasan.so.8", "libasan8", &[("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0")]),
     ] {
         let theirs = system_library(name, package).display().to_string();

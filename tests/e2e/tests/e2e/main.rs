@@ -1,6 +1,6 @@
-//! The end-to-end tests: one program, so that it is linked once.
+//! The end-to-end tests. They are one program, so that it is linked once.
 //!
-//! A test names its track by where it stands and by its attributes:
+//! A test's module and attributes determine its track:
 //!
 //! | track | mark | how it runs |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! The memory limit: exact, on every path, under a race, and visible to the tenant.
+//! The memory limit is exact on every path, holds under races, and is visible to the tenant.
 
 use std::{
     thread,
@@ -14,22 +14,23 @@ use serde_json::Value;
 use simgpu_engine::Config;
 
 const MIB: u64 = 1 << 20;
-/// More than what a context takes.
+/// The limit is more than a context takes.
 const LIMIT_MIB: u64 = 1024;
 const LIMIT_BYTES: u64 = LIMIT_MIB * MIB;
-/// As much as a pool grows by, so that no kind of allocation is rounded.
+/// Size of a chunk. It is the step by which a pool grows, so no kind of allocation rounds it.
 const CHUNK_BYTES: u64 = 32 * MIB;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
-/// All kinds of allocation that `fill` knows.
+/// Number of kinds of allocation that `fill` tries.
 const KINDS: usize = 9;
-/// Kinds that take from the device exactly what is allocated: no pool keeps anything for later, nothing can move to the host.
+/// Kinds that take exactly the requested amount from the device. No pool keeps memory for later,
+/// and no memory can move to the host.
 const PLAIN_KINDS: [&str; 3] = ["cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemCreate"];
 
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
-/// The most device memory that the processes of the record ever held.
+/// Returns the sum of the most device memory that each process in the record held, bytes.
 fn most_held_bytes(host: &Host) -> u64 {
     host.truth().processes.iter().map(|process| process.gpus[0].memory_peak_bytes).sum()
 }
@@ -86,8 +87,8 @@ fn a_tenant_without_a_limit_sees_the_whole_device() {
     client.finish(COMMAND_LIMIT).success();
 }
 
-/// Races in `processes` processes of one tenant with so many threads each, watching the account; returns their reports.
-/// `look` is called over and over meanwhile.
+/// Races in `processes` processes of one tenant with `threads` threads each, and checks the account
+/// meanwhile. Calls `look` repeatedly during the race. Returns the processes' reports.
 fn race(host: &Host, processes: usize, threads: &str, kinds: &[&str], mut look: impl FnMut()) -> Vec<Value> {
     let limit = format!("{LIMIT_MIB}MiB");
     let arguments: Vec<&str> = [threads, "2.5"].iter().chain(kinds).copied().collect();
@@ -115,7 +116,7 @@ fn race(host: &Host, processes: usize, threads: &str, kinds: &[&str], mut look: 
         );
         assert!(number(said, "most_bytes") <= LIMIT_BYTES, "{said}");
     }
-    // Once the dust has settled nothing is on the account.
+    // After the race the account is empty.
     assert_eq!(host.ps().tenant("racer").memory_bytes, 0, "after freeing everything");
     for client in clients {
         client.finish(COMMAND_LIMIT).success();
@@ -137,7 +138,8 @@ fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_by
     let host = Host::new().light_contexts();
     let _daemon = host.daemon();
     let reports = race(&host, 1, "8", &[], || ());
-    // A pool whose spare memory lies in too many pieces grows for the length of a call that is then refused.
+    // A pool's spare memory may lie in too many pieces. Then the pool grows for the length of a
+    // call, which the limit then refuses.
     let most = most_held_bytes(&host);
     assert!(most <= LIMIT_BYTES + CHUNK_BYTES, "the record: {most}");
     assert!(most > LIMIT_BYTES / 2, "and came near the limit: {}", reports[0]);
@@ -149,7 +151,7 @@ fn two_racing_processes_of_one_tenant_never_pass_their_common_limit() {
     let _daemon = host.daemon();
     let mut most = 0;
     race(&host, 2, "4", &PLAIN_KINDS, || {
-        // The record is of one instant for the whole device.
+        // The record is one instant of the whole device.
         if let Ok(truth) = simgpu_engine::truth::snapshot(host.state_dir()) {
             most = most.max(truth.gpus[0].memory_used_bytes);
         }

@@ -1,6 +1,7 @@
-//! Programs that deepres is not inside of are metered from outside, by probes in the real kernel at the library that they use.
+//! Programs without the interposer are metered from outside, by real kernel probes on their driver
+//! library.
 //!
-//! Takes root and kernel programs in the daemon (`cargo xtask ebpf`).
+//! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,14 +13,15 @@ use deepres_e2e::probes::are_possible;
 use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
 use serde_json::Value;
 
-/// One test at a time, where there are probes: the kernel puts them in place and takes them away one after the other on the whole host, which
-/// has one daemon elsewhere.
+/// Lets one test run at a time. Returns `None` where probes are impossible. The kernel places and
+/// removes probes one after the other on the whole host, and outside the tests a host has one
+/// daemon.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     are_possible().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Waits until those who are metered are as wanted.
+/// Waits until the metered processes satisfy `wanted`, and returns them.
 #[track_caller]
 fn await_metered(host: &Host, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let deadline = Instant::now() + COMMAND_LIMIT;
@@ -42,7 +44,7 @@ fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one
     let Some(_alone) = alone() else { return };
     let host = Host::new();
     let _daemon = host.daemon();
-    // Hundreds of threads that launch for two kinds of default streams.
+    // Hundreds of threads launch on both kinds of default streams.
     let storm = c_client("storm", Way::Dlsym);
     let job = host.spawn(host.run(&["--no-preload", "--name", "outside"], &storm, &[]));
     let said = job.finish(COMMAND_LIMIT).success();
@@ -76,7 +78,7 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
     );
     host.spawn(job).finish(COMMAND_LIMIT).success();
     tenant.finish(COMMAND_LIMIT).success();
-    // The shell was named, and has no library of its own.
+    // The shell was named too, and has no driver library of its own.
     let ended = await_metered(&host, |processes| all_ended(processes, 3));
     let shown: Vec<_> = ended
         .iter()
@@ -101,7 +103,7 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
 fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     let Some(_alone) = alone() else { return };
     const LIBRARIES: usize = 20;
-    /// Of one process no more are looked at: no program has so many.
+    /// Most libraries of one process that the daemon probes. No real program has so many.
     const PROBED: usize = 16;
     const MAKER: &str = "import ctypes, fcntl, glob, os, sys\n\
         made = [ctypes.CDLL(path) for path in glob.glob(sys.argv[1] + '/libcuda.so.*')]\n\
@@ -112,7 +114,7 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
         sys.stdin.read()";
     let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
     let mut daemon = host.daemon();
-    // Each a library of its own, as the kernel tells them apart.
+    // Each copy is a library of its own, because the kernel tells files apart.
     let make = |name: &str| {
         let folder = host.path().join(name);
         std::fs::create_dir(&folder).expect("a folder");
@@ -142,7 +144,8 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     let ended = await_metered(&host, |processes| processes.iter().any(|process| is_other(&process)));
     let other = ended.iter().find(is_other).expect("it is listed");
     assert_eq!(other["launches"], launches, "{other}");
-    // What a job brought goes with it, though somebody else is metered all the while.
+    // The libraries of a job are no longer probed after its end, although another process is
+    // metered all the while.
     let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
     maker.finish(COMMAND_LIMIT).success();
     let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
@@ -165,7 +168,7 @@ fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_no
     let strip = Command::new("strip").args(["-s", "-o"]).arg(&stripped).arg(&program).status();
     assert!(strip.expect("binutils are there").success());
     let mut job = host.run(&["--no-preload"], &stripped, &["10", "0"]);
-    // Nor is there a library.
+    // The program has no shared driver library either.
     job.env_remove("LD_LIBRARY_PATH");
     let said = host.finish(job).success();
     assert!(
@@ -208,7 +211,7 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     let metered =
         await_metered(&host, |processes| processes.iter().any(|process| process["launches"] == 123));
     assert_eq!((&metered[0]["tenant"], &metered[0]["state"]), (&"nightly".into(), &"metered".into()));
-    // Who is adopted anew is the other tenant's everywhere, and counted on.
+    // A process that is adopted again belongs to the new tenant everywhere, and its counts go on.
     host.finish(host.deepres(&["adopt", &pid, "--name", "daily"])).success();
     let metered =
         await_metered(&host, |processes| processes.iter().all(|process| process["tenant"] == "daily"));
@@ -236,11 +239,11 @@ mod measured {
         \x20time.sleep(0.1)";
         let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
         let mut daemon = host.daemon();
-        // After a daemon's start nobody is told of for two seconds.
+        // In the two seconds after its start the daemon reports no unmanaged process.
         thread::sleep(Duration::from_millis(2_200));
         let mut job =
             host.run(&["--no-preload", "--name", "outside"], "sh", &["-c", "python3 -c \"$0\"; true", CHILD]);
-        // Nor is there a library.
+        // The program has no shared driver library either.
         job.env_remove("LD_LIBRARY_PATH");
         host.spawn(job).finish(COMMAND_LIMIT).success();
         let deadline = Instant::now() + COMMAND_LIMIT;

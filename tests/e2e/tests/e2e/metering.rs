@@ -1,5 +1,6 @@
-//! deepres' meter beside the record of the simulated GPU, for programs that launch at every pace. The gate is open throughout: nothing here depends on
-//! how fast the machine is, for meter and record are of the same time.
+//! Compares the meter of deepres with the simulated GPU's record, for programs that launch at every
+//! pace. The gate is always open. The results do not depend on the machine's speed, because meter
+//! and record cover the same time.
 
 use std::{thread, time::Duration};
 
@@ -9,7 +10,8 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// Kernels by name; a launch costs the GPU 1 µs more each. Those with a k leave room for others on the SMs, those with a w do not.
+/// Kernels by name. Each launch costs the GPU 1 µs more. Kernels with a k leave room for others on
+/// the SMs, and kernels with a w do not.
 const SIMGPU_TOML: &str = r#"
 kernel = [
     { name = "k2", ns = 1000, sm_ppm = 100000 },
@@ -22,16 +24,19 @@ kernel = [
     { name = "w300", ns = 299000, sm_ppm = 1000000 },
 ]
 "#;
-/// Long enough for hundreds of segments.
+/// Time of a measurement. It contains hundreds of segments.
 const MEASURED: Duration = Duration::from_secs(2);
-/// The same where threads meet by chance: how much their kernels overlap is known from samples, of which so long has enough.
+/// Time of a measurement where threads meet by chance. The meter knows the overlap of their kernels
+/// from samples, and this time gives enough samples.
 const MEASURED_BY_CHANCE: Duration = Duration::from_secs(10);
-/// The same where one kernel in six has most of the time and is seen by itself some eighty times a second: 0.3 points is then the standard error of
-/// what is charged, of kernels whose times are scattered by half (0.75 in six seconds and 0.37 in thirty, over six and eight runs).
+/// Time of a measurement where one kernel in six takes most of the time. The meter sees that kernel
+/// alone about eighty times a second. The kernels' times scatter by half, so the standard error of
+/// the charge is 0.3 points. (Measured: 0.75 in six seconds and 0.37 in thirty, over six and eight
+/// runs.)
 const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
-/// Until kernels are known and the meter has what it needs.
+/// Time after which kernels are known and the meter has its samples.
 const SETTLED: Duration = Duration::from_millis(700);
-/// What the meter may be off, in points of the time.
+/// Greatest allowed error of the meter, in percentage points of the time.
 const ALLOWED_POINTS: f64 = 1.0;
 
 fn start(host: &Host, arguments: &[&str]) -> Process {
@@ -41,22 +46,23 @@ fn start(host: &Host, arguments: &[&str]) -> Process {
     client
 }
 
-/// Runs the pattern alone and compares kernels' time, and copies', with the record.
+/// Runs the pattern alone, and compares the times of kernels and copies with the record.
 fn assert_exact(arguments: &[&str]) {
     assert_exact_but_for(Duration::ZERO, arguments);
 }
 
-/// The same, where so much may be running at the end that is not charged yet: the meter charges a kernel when it is complete.
+/// Does the same as [`assert_exact`], but allows for `running` of work at the end. The meter
+/// charges a kernel when the kernel is complete.
 fn assert_exact_but_for(running: Duration, arguments: &[&str]) {
     assert_exact_on(SIMGPU_TOML, MEASURED, running, arguments);
 }
 
-/// The same for threads that meet by chance.
+/// Does the same as [`assert_exact`] for threads that meet by chance.
 fn assert_exact_by_chance(arguments: &[&str]) {
     assert_exact_on(SIMGPU_TOML, MEASURED_BY_CHANCE, Duration::ZERO, arguments);
 }
 
-/// The same on a GPU that is like this.
+/// Does the same on a GPU with this configuration.
 fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arguments: &[&str]) {
     let host = Host::measuring().simgpu(simgpu_toml);
     let _daemon = host.daemon();
@@ -81,14 +87,15 @@ fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arg
     }
 }
 
-/// The times of kernels, with the GPU's switches between contexts, and of copies on one GPU, ns: by deepres' meter, and by the record.
+/// Times on one GPU by the meter of deepres and by the record, ns. The first figure is kernels with
+/// the GPU's switches between contexts, the second copies.
 #[derive(Clone, Copy)]
 struct Times {
     metered: [u64; 2],
     truth: [u64; 2],
 }
 
-/// Both for each GPU, and when that was.
+/// Returns the time of the observation, ns, and the times on each GPU.
 fn look(host: &Host) -> (u64, Vec<Times>) {
     let status = host.status();
     let truth = host.truth();
@@ -103,7 +110,7 @@ fn look(host: &Host) -> (u64, Vec<Times>) {
         let metered = |key: &str| account.map_or(0, |account| account[key].as_u64().expect("a number"));
         Times {
             metered: [metered("gpu_ns"), metered("copy_ns")],
-            // Nobody else is there: where the GPU goes from one context to another, that is for this process.
+            // No other process runs, so the GPU's switches between contexts are for this process.
             truth: [gpu.kernel_busy_ns + whole.switch_ns, gpu.copy_busy_ns],
         }
     });
@@ -136,7 +143,8 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn kernels_that_take_another_time_each() {
-        // What was seen of a kernel stands for those that are counted and not timed: it has to be right in the mean.
+        // The samples of a kernel stand for launches that are counted and not timed. So their mean
+        // has to be right.
         let patterns = [
             (MEASURED_BY_CHANCE, &["k6", "wait:32"][..]),
             (MEASURED_BY_FEW, &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"]),
@@ -205,7 +213,7 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn streams_of_several_priorities() {
         let streams = ["--streams", "3", "--priorities", "3"];
-        // Those of the least wait for the others' on the SMs.
+        // Kernels of the lowest priority wait for the others' on the SMs.
         assert_exact_by_chance(&[&streams[..], &["w300x30", "sync", "wait:500"]].concat());
         assert_exact_by_chance(&[&streams[..], &["k80", "wait:30", "k20", "wait:80"]].concat());
     }
@@ -213,7 +221,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn graphs_whose_conditions_hold_for_any_number_of_rounds() {
-        // A launch takes up to 24 ms, and some are in flight at each look.
+        // A launch takes up to 24 ms, and some launches are in flight at each observation.
         let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
         let running = Duration::from_millis(100);
         let assert = |steps: &[&str]| assert_exact_on(&many, MEASURED_BY_CHANCE, running, steps);
@@ -253,7 +261,7 @@ mod measured {
         let assert = |steps: &[&str]| {
             assert_exact_on(&host, MEASURED, Duration::ZERO, &[&two[..], steps].concat());
         };
-        // The one has more to do than the other.
+        // One context has more work than the other.
         assert(&["k20", "wait:50", "k80", "wait:100"]);
         assert(&["k200x9", "k20", "sync", "wait:300"]);
         let running = Duration::from_millis(20);
@@ -305,7 +313,8 @@ mod measured {
             let true_ns: u64 =
                 host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
             println!("{kernel}: metered {metered_ns} ns, in truth {true_ns} ns");
-            // What the first of a kernel takes is not known, and then it is the time that there was for it.
+            // The time of a kernel's first launch is unknown. The meter then charges the whole time
+            // that the launch could have taken.
             assert!(
                 metered_ns.abs_diff(true_ns) < true_ns / 10,
                 "{kernel}: metered {metered_ns} ns of {true_ns} ns"
@@ -322,7 +331,8 @@ mod measured {
         let look = || {
             let ps = host.ps();
             let truth = host.truth();
-            // All that ran is the tenant's, and so is the GPU's switching between its processes, in which nobody could have had it.
+            // All work belongs to the tenant. So do the GPU's switches between its processes,
+            // because no other tenant could have used that time.
             let gpu = &truth.gpus[0];
             (truth.at_ns, ps.tenant("paced").gpu_ns, gpu.busy_ns + gpu.switch_ns)
         };

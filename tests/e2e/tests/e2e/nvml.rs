@@ -1,4 +1,5 @@
-//! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python package, and makes no session of who asks.
+//! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python
+//! package. A process that asks NVML does not become a session.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +16,15 @@ use rustix::{
 use serde_json::{Value, json};
 use simgpu_engine::Config;
 
-/// NVML's word for a list that is too short.
+/// NVML's error code for a list that is too short.
 const INSUFFICIENT_SIZE: u32 = 7;
 const GIB: u64 = 1 << 30;
-/// What each tenant's process holds.
+/// Memory that each tenant's process holds.
 const HELD_BYTES: u64 = GIB;
-/// Shares by time take a second to show.
+/// Time limit. A share takes a second to show in NVML's figures.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 
-/// A process that holds memory and keeps the GPU busy.
+/// Starts a process that holds memory and keeps the GPU busy.
 fn busy(host: &Host, options: &[&str]) -> Process {
     let held = HELD_BYTES.to_string();
     let mut process = host.spawn(host.run(options, c_client("backlog", Way::Dlsym), &["--hold", &held]));
@@ -31,7 +32,7 @@ fn busy(host: &Host, options: &[&str]) -> Process {
     process
 }
 
-/// What NVML says to a process of this tenant, or of none.
+/// Returns NVML's answers to a process of this tenant, or of no tenant.
 #[track_caller]
 fn asked(host: &Host, tenant: Option<&str>) -> Value {
     let (python, client) = (&clients_python().python(), script("nvml_client").display().to_string());
@@ -65,7 +66,8 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     for list in ["compute", "compute_v2", "compute_v3", "accounted"] {
         assert_eq!(inside[list], json!([one]), "{list}");
     }
-    // Where there is no room it says for how many, and others' are not to be seen in that.
+    // If the caller's list is too short, NVML returns the needed length. The length counts only the
+    // tenant's own processes.
     let few = json!({ "code": INSUFFICIENT_SIZE, "count": 1, "pids": [one] });
     assert_eq!((&inside["samples"], &inside["infos"]), (&few, &few), "{inside}");
     let busy_percent = inside["busy_percent"].as_u64().expect("a number");
@@ -76,7 +78,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
         assert!(sample.as_u64().is_some_and(|percent| (15..=50).contains(&percent)), "{inside}");
     }
 
-    // Without a limit the memory is the GPU's; the processes are its own all the same.
+    // Without a limit NVML shows the GPU's memory, but still only the tenant's own processes.
     let (unlimited, outside) = (asked(&host, Some("two")), asked(&host, None));
     assert_eq!(unlimited["memory"], outside["memory"]);
     assert_eq!(unlimited["compute_v3"], json!([two]));
@@ -108,7 +110,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
 #[test]
 fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
     let host = Host::new();
-    // Makes the simulated GPU's state.
+    // This run creates the simulated GPU's state.
     host.finish(host.command(c_client("past", Way::Dlsym))).success();
     let bare = asked(&host, None);
     let preloaded = |host: &Host| {
@@ -127,7 +129,8 @@ fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
     );
 }
 
-/// Prints which processes NVML tells of, twice: in this process, and at once in a forked child. And what it says of samples.
+/// Prints the processes that NVML lists and its answer about samples, first in this process and
+/// then in a child right after the fork.
 const ASKING_FORKED: &str = r#"
 import os, sys, json, pynvml as nvml
 nvml.nvmlInit()
@@ -159,7 +162,8 @@ fn a_forked_child_sees_its_tenants_processes_alone_and_who_has_none_is_told_that
     assert_eq!(asked("one"), vec![json!([pid, [pid]]); 2]);
 }
 
-/// Allocates, and prints what NVML says right before and right after, and what the driver says then.
+/// Allocates memory. Prints NVML's figures right before and right after, and the driver's figures
+/// afterwards.
 const ALLOCATING: &str = r#"
 import ctypes, json, pynvml as nvml
 cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -195,7 +199,7 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
     }
 }
 
-/// go-nvml opens the library for a look and closes it again, and so do others that come to the same process.
+/// go-nvml and other libraries in the same process open the library, close it and open it again.
 #[test]
 fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
     const MIB: u64 = 1 << 20;
@@ -220,7 +224,7 @@ fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() 
     assert_eq!(totals(alone(), &["base", "cuda"]), [limit; 3]);
     let _daemon = host.daemon();
     assert_eq!(totals(host.preloaded(&reopens), &["base", "cuda"]), [limit; 3]);
-    // In a namespace of its own it is another library each time.
+    // In a namespace of its own the library is another one each time.
     assert_eq!(totals(host.preloaded(&reopens), &["namespace", "cuda"])[0], limit);
 }
 
@@ -251,7 +255,7 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
     command.args(["-c", ASKING_AGAIN]);
     command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
     let mut client = host.spawn(command);
-    // How long whoever asked waited for an answer.
+    // Time that each connection waited for an answer.
     let mut waited = Vec::new();
     while client.try_wait().is_none() {
         let mut ready = [PollFd::new(&mute, PollFlags::IN)];
@@ -270,7 +274,8 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
     assert!(again < first / 2 && of_child < first / 2, "{waited:?}");
 }
 
-/// Asks for every list of processes with room for none and for one: what each call returns, how many it says there are, and the first.
+/// Asks for every list of processes, with room for none and for one. Prints the result of each
+/// call, the count returned, and the first process.
 const ASKING_WITH_LITTLE_ROOM: &str = r#"
 import ctypes, json, pynvml as nvml
 nvml.nvmlInit()

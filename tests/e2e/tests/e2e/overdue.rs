@@ -1,4 +1,4 @@
-//! Work that does not end is told of.
+//! The daemon reports work that does not end.
 
 use std::{
     thread,
@@ -11,9 +11,9 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// A kernel that stays for good.
+/// A kernel that does not end.
 const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000 }]"#;
-/// Two seconds, on a busy machine.
+/// Time limit for the report. It takes two seconds, and the machine may be busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
@@ -32,20 +32,22 @@ fn a_kernel_that_stays_for_good_is_told_of() {
     );
 }
 
-/// Kernels of the one who works beside it, and of the one who spins: longer than a hand-off waits, and than what counts as not ending.
+/// Kernels of two tenants. One works, and the kernel of the other spins. The spinning kernel is
+/// longer than a hand-off waits, and longer than the time after which work counts as not ending.
 const BESIDE_TOML: &str = r#"
 kernel = [
     { name = "short", ns = 1000000 },
     { name = "spins", ns = 4000000000 },
 ]
 "#;
-/// The GPU's own time-slicing gives each of two half of the time; a busy machine takes some of it.
+/// Least part of the time beside the spinning kernel. The GPU's own time-slicing gives each of two
+/// contexts half of the time, and a busy machine takes some of it.
 const LEAST_PERCENT: f64 = 10.0;
-/// Once it has the GPU to itself again.
+/// Least part of the time once the tenant has the GPU to itself again.
 const ALONE_PERCENT: f64 = 60.0;
 const LOOKED_AT: Duration = Duration::from_secs(1);
 
-/// The part of the time in which a process had the GPU, percent.
+/// Returns the part of the time in which a process ran kernels, percent.
 fn percent_of_time(host: &Host, pid: u32) -> f64 {
     let look = || {
         let truth = host.truth();
@@ -58,7 +60,7 @@ fn percent_of_time(host: &Host, pid: u32) -> f64 {
     (after_ns - before_ns) as f64 * 100.0 / (ended_ns - began_ns) as f64
 }
 
-/// For how long `ps` says that work of a tenant does not end.
+/// Returns the time for which `ps` has reported the tenant's work as not ending, ns.
 fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
     let status = host.status();
     let tenants = status["tenants"].as_array().expect("a list").clone();
@@ -82,7 +84,7 @@ mod measured {
         };
         let _works = start("works", &["--kernel", "short"]);
         let works = host.ps().tenant("works").sessions[0].pid;
-        // One launch, and then it waits for the end of its input.
+        // The client launches once, and then waits for the end of its input.
         let mut spins = start("spins", &["--kernel", "spins", "--sync-every", "1", "--seconds", "0.001"]);
         let pid = host.ps().tenant("spins").sessions[0].pid;
         let told = daemon.await_error_line(|line| line.contains("work that does not end"), TOLD_WITHIN);
@@ -95,7 +97,7 @@ mod measured {
         let beside = percent_of_time(&host, works);
         println!("{beside:.1} % of the time beside it");
         assert!(beside > LEAST_PERCENT, "{beside:.1} % of the time");
-        // It ends after all, and nobody is told of.
+        // The kernel ends after all. Afterwards no tenant is reported.
         spins.await_json(TOLD_WITHIN);
         let is_over = || overdue_ns(&host, "spins").is_none();
         let deadline = Instant::now() + TOLD_WITHIN;

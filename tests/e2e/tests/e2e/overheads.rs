@@ -1,5 +1,6 @@
-//! What the driver takes by itself counts: a context from its making to its end, by NVML's word, and code from its load on, by what its image says. Account
-//! and GPU agree after each call.
+//! Memory that the driver takes for itself counts. A context counts from its creation to its end,
+//! by what NVML reports. Code counts from its loading on, by what its image declares. Account and
+//! GPU agree after each call.
 
 use std::process::Command;
 
@@ -11,7 +12,7 @@ use deepres_e2e::{
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// What a context takes here.
+/// Size of a context on the simulated GPU.
 const CONTEXT_MIB: u64 = 500;
 const OUT_OF_MEMORY: u32 = 2;
 const TENANT: &str = "t";
@@ -25,7 +26,7 @@ fn host() -> Host {
     host_with(CONTEXT_MIB)
 }
 
-/// A client that does one thing after another.
+/// A client that executes one order after another.
 struct Client {
     process: Process,
     calls: u32,
@@ -44,7 +45,7 @@ impl Client {
         Self { process: host.spawn(command), calls: 0 }
     }
 
-    /// Has it do `what` with its thing number `which`; what the driver answered.
+    /// Makes the client do `what` with its object number `which`. Returns the driver's result code.
     fn asks(&mut self, what: &str, which: u32, bytes: u64) -> u32 {
         self.process.say(&format!("{what} {which} {bytes}"));
         let prefix = format!("{} ", self.calls);
@@ -65,7 +66,8 @@ fn account(host: &Host) -> Value {
     ps["tenants"][0]["gpus"][0].clone()
 }
 
-/// The account has so many MiB of each kind, and all of it is what the GPU has given out.
+/// Asserts that the account has this many MiB of each kind, and that its total is what the GPU has
+/// given out.
 #[track_caller]
 fn assert_held(host: &Host, kinds: &[(&str, u64)]) {
     let account = account(host);
@@ -117,12 +119,13 @@ fn a_context_that_the_limit_has_no_room_for_is_refused_as_by_a_full_gpu() {
         peak <= 2 * CONTEXT_MIB * MIB,
         "the second was measured, and ended again; the third was not begun: {peak}"
     );
-    // What is left of the limit is what can be had.
+    // The rest of the limit can be allocated, and no more.
     assert_eq!(client.asks("allocate", 0, 252 * MIB), OUT_OF_MEMORY);
     client.does("allocate", 0, 250 * MIB);
     let account = account(&host);
     assert_eq!(account["refusals"], 3, "{account}");
-    // Another process of the tenant finds none either: its first context shows afterwards what it takes, and is ended again.
+    // Another process of the tenant gets no context either. Its first context shows its size only
+    // after its creation, and is then destroyed again.
     let mut other = Client::start(&host, None);
     assert_eq!(other.asks("create", 0, 0), OUT_OF_MEMORY);
     assert_eq!(other.asks("retain", 0, 0), OUT_OF_MEMORY);
@@ -178,7 +181,7 @@ fn modules_count_for_their_variables_and_stop_at_the_limit_before_the_driver_is_
     client.does("allocate", 0, GIB);
     assert_held(&host, &[("code", 3072), ("linear", 1024)]);
     client.does("free", 0, 0);
-    // With the context goes what was loaded in it.
+    // The modules of a context end with the context.
     client.does("destroy", 0, 0);
     assert_held(&host, &[("code", 0)]);
     client.does("create", 0, 0);
@@ -205,7 +208,8 @@ fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
     assert_eq!(host.truth().gpus[0].memory_peak_bytes, 0, "the GPU was asked for none of it");
 }
 
-/// A module says in its file what it takes; a compressed one does not, and is measured.
+/// A module's file declares how much memory the module takes. A compressed file does not, so the
+/// interposer measures it.
 #[test]
 fn a_compressed_module_counts_for_what_it_has_taken_and_is_unloaded_if_that_is_too_much() {
     let host = host_with(0);
@@ -230,14 +234,15 @@ fn a_compressed_module_counts_for_what_it_has_taken_and_is_unloaded_if_that_is_t
     assert_held(&host, &[("code", 0), ("linear", 4)]);
 }
 
-/// A fat binary whose one object is PTX with a variable of so many bytes, by LZ4's rules: literals alone are a block, too.
+/// Returns a fat binary whose one object is LZ4-compressed PTX with a variable of this many bytes.
+/// A block of literals alone is valid LZ4.
 fn compressed(bytes: u64) -> Vec<u8> {
     let text = format!(
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 8 .b8 large[{bytes}];\n.visible .entry nothing() {{ ret; }}\n"
     );
     const HEADER_BYTES: usize = 16;
     const ENTRY_BYTES: usize = 64;
-    // Fifteen literals in the token, and the others in bytes that end with one that is not full.
+    // The token counts fifteen literals. The rest is counted in bytes that end with one below 255.
     let mut block = vec![0xf0];
     let mut left = text.len() - 15;
     while left >= 255 {
@@ -272,7 +277,7 @@ fn a_library_counts_in_every_context_while_it_is_loaded() {
         let mut client = Client::of(&host, command, Some(4 * CONTEXT_MIB));
         let holds = |contexts: u64, libraries: u64| {
             let kinds = [("context", contexts * CONTEXT_MIB), ("code", libraries * 100)];
-            // Lazily loaded, nobody has taken it yet.
+            // Lazily loaded code has not taken its memory yet.
             if is_eager {
                 assert_held(&host, &kinds);
             } else {
@@ -312,9 +317,10 @@ fn what_libraries_and_a_context_take_is_promised_at_once() {
     client.does("create", 1, 0);
     let before = account(&host);
     let driver_before = host.truth().gpus[0].memory_peak_bytes;
-    // 150 MiB are left: for a library in one of the two contexts.
+    // 150 MiB are left. A library needs 100 MiB in each of the two contexts.
     assert_eq!(client.asks("open", 1, 100 * MIB), OUT_OF_MEMORY);
-    // What the two took is known: the driver is not asked for a third.
+    // The size of a context is known from the first two, so the interposer does not ask the driver
+    // for a third.
     assert_eq!(client.asks("create", 2, 0), OUT_OF_MEMORY);
     let after = account(&host);
     assert_eq!(

@@ -1,4 +1,5 @@
-//! Tenants that asked for managed memory beyond their limit: what they are given, and where it is.
+//! Tenants that asked for managed memory beyond their limit: how much they get, and where the
+//! memory is.
 
 use std::{
     fs, thread,
@@ -14,10 +15,10 @@ use deepres_e2e::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Memory is moved within this, however busy the machine.
+/// Time within which memory is moved, however busy the machine is.
 const MOVE_LIMIT: Duration = Duration::from_secs(20);
 
-/// A GPU of 1 GiB, contexts' own memory left out, whose memory moves at 10 GB/s.
+/// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves at 10 GB/s.
 fn small_gpu() -> Host {
     Host::new().simgpu(
         "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
@@ -31,7 +32,8 @@ fn swapper(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &s
     host.spawn(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes.to_string(), kernels]))
 }
 
-/// Managed memory of each living process that is on the GPU, in the order of their coming, bytes.
+/// Returns the managed memory of each living process that is on the GPU, bytes, in the order in
+/// which the processes came.
 fn managed(host: &Host) -> Vec<u64> {
     let truth = host.truth();
     truth
@@ -78,13 +80,14 @@ fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
 fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_follows_the_lease() {
     let host = small_gpu();
     let _daemon = host.daemon();
-    // 384 MiB are left to both: what one has beyond its limit fits there, what both have does not.
+    // 384 MiB are left to both. The memory of one tenant beyond its limit fits there, and that of
+    // both does not.
     let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "1500");
     first.await_line(|line| line == "holding", COMMAND_LIMIT);
     await_managed(&host, "the first is alone", |managed| managed == [320 * MIB]);
     let mut second = swapper(&host, "second", Some("320MiB"), 640 * MIB, "1500");
     second.await_line(|line| line == "holding", COMMAND_LIMIT);
-    // By turns each of them has what is beyond its limit on the GPU, or most of it.
+    // In turn, each tenant has all or most of its memory beyond the limit on the GPU.
     await_managed(&host, "the second has its turn", |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
     await_managed(&host, "the first has its turn", |managed| managed[0] >= 192 * MIB);
     assert!(managed(&host).iter().sum::<u64>() <= 384 * MIB);
@@ -173,7 +176,8 @@ fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented(
         }
         assert_eq!(said["exported"], 0, "{said}");
         assert_eq!((&said["free"], &said["total"]), (&0.into(), &LIMIT.into()), "{said}");
-        // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _INVALIDATED, as of memory within the limit.
+        // These are CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _INVALIDATED, the same codes as for
+        // memory within the limit.
         assert_eq!(said["captured"], serde_json::json!([900, 900, 0]), "{said}");
         assert_eq!(said["ended"], serde_json::json!([901, 901, 0]), "{said}");
         assert_eq!(
@@ -181,7 +185,8 @@ fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented(
             (&0.into(), &0.into(), &1.into()),
             "{said}"
         );
-        // The meter thread tells of the one, and the ledger of the other.
+        // The meter thread reports the oversubscribed bytes, and the ledger shows the memory within
+        // the limit.
         host.await_ps(
             |ps| {
                 let account = ps.tenant("t");
@@ -255,7 +260,7 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
         racer.await_line(|line| line == "done", COMMAND_LIMIT);
     }
     let (truth, account) = (host.truth().gpus[0], host.ps().tenant("race").clone());
-    // Managed memory within the limit counts, wherever its pages are.
+    // Managed memory within the limit counts wherever its pages are.
     let managed = host.status()["tenants"][0]["gpus"][0]["memory_by_kind"]["managed"].as_u64();
     let held_bytes = account.memory_bytes - managed.unwrap_or(0);
     assert_eq!(held_bytes, truth.memory_used_bytes, "account and GPU agree");
@@ -279,7 +284,8 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
     let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "100000");
     first.await_line(|line| line == "holding", COMMAND_LIMIT);
     await_managed(&host, "it is alone", |managed| managed == [320 * MIB]);
-    // With it the GPU is as good as full, and there is less free than the first has there beyond its limit.
+    // With the second tenant the GPU is almost full. Less memory is free than the first tenant has
+    // there beyond its limit.
     let arguments = [&(320 * MIB).to_string(), "100000"];
     let mut plain = host.spawn(host.run(
         &["--name", "plain"],
@@ -295,7 +301,8 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
     }
 }
 
-/// A client that runs one line of Python after another (`pieces.py`), beyond a limit of 64 MiB.
+/// A client that runs one line of Python after another (`pieces.py`), with a limit of 64 MiB and
+/// managed memory beyond it.
 struct Asked {
     process: Process,
     lines: u32,
@@ -333,7 +340,8 @@ impl Asked {
 fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
     let host = small_gpu();
     let _daemon = host.daemon();
-    // The first part is brought, and the driver is told that all of it belongs there; the next part is not.
+    // The first part is brought to the GPU, and the driver is advised that all of the memory
+    // belongs there. The prefetch of the next part fails.
     let mut client = Asked::start(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
     assert_eq!(client.says("linear('limit', 64 << 20)"), "0");
     assert_eq!(client.says("linear('beyond', 64 << 20)"), "0");
@@ -345,7 +353,7 @@ fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
 fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
     let host = small_gpu();
     let _daemon = host.daemon();
-    // A sixteenth of 16 GiB is kept, and 512 MiB are left to promise.
+    // A sixteenth of the 16 GiB is kept free, which leaves 512 MiB to promise.
     let meminfo = host.path().join("meminfo");
     let available_kib = (1024 + 512) * 1024;
     fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {available_kib} kB\n", 16 << 20))
@@ -362,7 +370,7 @@ fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
     assert_eq!(first.says("cuda.cuMemFree_v2(kept['beyond'])"), "0");
     assert_eq!(second.says("linear('more', 384 << 20)"), "0");
     assert_eq!(first.says("linear('beyond', 2 << 20)"), "2");
-    // What a dead process was promised is there for the others.
+    // Memory that was promised to a dead process is available to the others.
     second.process.kill();
     first.await_answer("the dead one's is given back", "0", "linear('beyond', 512 << 20)");
 }

@@ -10,9 +10,9 @@ use deepres_e2e::{
 };
 use serde_json::Value;
 
-/// Time for what was launched before a pause to run out, on any machine.
+/// Time within which work that was launched before a pause ends, on any machine.
 const DRAINED: Duration = Duration::from_millis(500);
-/// Long enough to see who has the GPU.
+/// Time of a measurement that shows which tenant has the GPU.
 const SEEN: Duration = Duration::from_millis(500);
 
 fn start(host: &Host, name: &str) -> Process {

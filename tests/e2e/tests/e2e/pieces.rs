@@ -1,5 +1,6 @@
-//! Memory that comes in unusual ways counts by the published rule: pools of the host's and of managed memory, pools and external memory of another process, arrays
-//! that memory is mapped into later. Account and GPU agree after each step.
+//! Memory that is allocated in unusual ways counts by the published rule. The cases are pools of
+//! the host's and of managed memory, pools and external memory of another process, and arrays with
+//! memory mapped later. Account and GPU agree after each step.
 
 use deepres_e2e::{Host, Process, clients::script, containers::wait_until, host::COMMAND_LIMIT};
 use serde_json::Value;
@@ -8,7 +9,7 @@ const MIB: u64 = 1 << 20;
 const LIMIT_MIB: u64 = 256;
 const OUT_OF_MEMORY: &str = "2";
 
-/// A client that does one thing after another.
+/// A client that executes one order after another.
 struct Client {
     process: Process,
     calls: u32,
@@ -42,7 +43,7 @@ fn host() -> Host {
     Host::new().light_contexts()
 }
 
-/// A tenant's account of the GPU.
+/// Returns a tenant's account on the GPU.
 #[track_caller]
 fn account(host: &Host, tenant: &str) -> Value {
     let mut status = host.status();
@@ -50,7 +51,7 @@ fn account(host: &Host, tenant: &str) -> Value {
     own.expect("the tenant is there")["gpus"][0].take()
 }
 
-/// The account of a tenant has so many MiB of a kind.
+/// Asserts that a tenant's account has this many MiB of a kind.
 #[track_caller]
 fn assert_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
     let account = account(host, tenant);
@@ -89,7 +90,7 @@ fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_w
 
 #[test]
 fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_those_that_are_made() {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`, and the second part of the first device.
+    /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`, and the second domain of the first device.
     const PART: &str = "6, 0x100";
     let host = host();
     let _daemon = host.daemon();
@@ -155,7 +156,8 @@ fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
     assert_taken(&host, 64);
     assert_eq!(client.asks("read('memory')"), "7");
     client.does("give('memory')");
-    // Nobody asks a destroyed pool any more: the meter sees that the process's work is through.
+    // No call asks about a destroyed pool any more. The meter thread sees that the process's work
+    // has ended.
     wait_until("it counts no more", COMMAND_LIMIT, || account(&host, "t")["memory_bytes"] == 0);
     assert_counts(&host, "t", "pool", 0);
     assert_taken(&host, 0);
@@ -174,7 +176,7 @@ fn external_memory_counts_where_it_was_made() {
     guest.does("buffer('part', 'import', 2 << 20, 4096)");
     guest.does("write('part', 9)");
     guest.does("picture('picture', 'import', 3)");
-    // All of its own limit is there.
+    // The guest's own limit is still free.
     guest.does("physical('own', 256 << 20)");
     assert_eq!(guest.asks("physical('more', 2 << 20)"), OUT_OF_MEMORY);
     assert_counts(&host, "owner", "physical", 200);
@@ -208,7 +210,7 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
         client.does(&format!("box({resource}, '{name}', 512, 512, 'right')"));
         client.does("release('left')");
         client.does("release('right')");
-        // The handles are gone, and the memory is not.
+        // The handles are gone, and the memory is still there because it is mapped.
         assert_counts(&host, "t", "physical", 4 * number as u64 + 8);
         assert_taken(&host, 4 * number as u64 + 8);
         client.does(&format!("box({resource}, '{name}', 0, 512)"));
@@ -219,7 +221,7 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
     client.does("cuda.cuMipmappedArrayDestroy(kept['levels'])");
     assert_counts(&host, "t", "physical", 4);
     assert_taken(&host, 4);
-    // What is left goes with the context.
+    // The rest ends with the context.
     client.does("cuda.cuCtxDestroy_v2(context())");
     assert_counts(&host, "t", "physical", 0);
     assert_taken(&host, 0);
@@ -245,7 +247,7 @@ fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_l
     client.does("cuda.cuArrayDestroy(kept['sparse'])");
 }
 
-/// What no driver gives, whatever room there is.
+/// Requests that no driver grants, however much memory is free.
 const WRONG: [&str; 14] = [
     "cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340))",
     "cuda.cuMemAllocFromPoolAsync(byref(c_uint64()), c_size_t(1 << 30), c_void_p(0x12340), None)",

@@ -1,4 +1,4 @@
-//! A tenant that asked to be told is sent a signal when it is to give memory back.
+//! A tenant that asked for it gets a signal when it must give memory back.
 
 use deepres_e2e::{
     Host, Process,
@@ -14,7 +14,7 @@ fn host() -> Host {
     )
 }
 
-/// A client that holds so much until it is told, and frees it then.
+/// Starts a client that holds this much memory until it gets the signal, and then frees it.
 fn yielding(host: &Host, options: &[&str], bytes: u64) -> Process {
     let mut command = host.run(options, c_client("yields", Way::Dlsym), &[&bytes.to_string()]);
     command.env("DEEPRES_PRESSURE", "SIGUSR2");

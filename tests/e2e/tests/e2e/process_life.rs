@@ -1,4 +1,4 @@
-//! Processes end, fork and start others as they do without us, and leave nothing behind.
+//! Processes end, fork and start others as they do without deepres, and leave nothing behind.
 
 use deepres_e2e::{
     Finished, Host,
@@ -7,10 +7,10 @@ use deepres_e2e::{
 };
 use std::{process::Command, time::Duration};
 
-/// What the dead held comes back within this, on a machine however busy.
+/// Time within which the memory of dead processes is given back, however busy the machine is.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Runs a command bare and as a tenant: it has to end the same way and say the same.
+/// Runs a command bare and as a tenant. Asserts that both end in the same way with the same output.
 #[track_caller]
 fn assert_same_life(host: &Host, what: &str, command: impl Fn(Life) -> Command) {
     let lived = |life| {

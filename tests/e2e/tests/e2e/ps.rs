@@ -1,4 +1,4 @@
-//! `deepres ps`: for people and for programs.
+//! The output of `deepres ps`, for people and for programs.
 
 use deepres_e2e::{
     Host,

@@ -1,4 +1,4 @@
-//! What NVML says beside the account, what the log tells of refusals, and what plain `deepres ps` shows of memory.
+//! NVML's figures beside the account, refusals in the log, and memory in plain `deepres ps`.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use deepres_e2e::{
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// What the session holds, and what a child of it holds that deepres is not inside of.
+/// Memory that the session holds, and memory of its child, which runs without the interposer.
 const HELD_BYTES: u64 = 64 * MIB;
 const PAST_BYTES: u64 = 256 * MIB;
 
@@ -20,7 +20,7 @@ fn host() -> Host {
     )
 }
 
-/// The account of the only tenant once it satisfies `wanted`.
+/// Waits until the account of the only tenant satisfies `wanted`, and returns it.
 fn await_account(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + COMMAND_LIMIT;
     loop {
@@ -121,7 +121,7 @@ fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was
     ] {
         let host = host();
         let mut daemon = host.daemon();
-        // Its limit is more than the GPU has.
+        // The limit is more than the GPU has.
         let arguments = [&CHUNK_BYTES.to_string(), kind];
         let client = c_client("fill", Way::Dlsym);
         let client = host.spawn(host.run(&["--name", "t", "--memory", "8GiB"], client, &arguments));

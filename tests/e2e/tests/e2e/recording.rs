@@ -1,4 +1,5 @@
-//! `deepres run --record`: what clients ask of the driver is in the file, and the evaluation runs it as a workload.
+//! `deepres run --record` writes the clients' driver calls into a file, and the evaluation runs the
+//! file as a workload.
 
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -15,20 +16,20 @@ use deepres_eval::{
     trace::{Process, Trace},
 };
 
-/// Python clients import and compile first, on a machine that others use too.
+/// Time limit of a client. Python clients import and compile first, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
 
-/// The process of a trace that launched.
+/// Returns the process of a trace that launched.
 fn launcher(trace: &Trace) -> &Process {
     trace.processes.iter().max_by_key(|process| process.launches.len()).expect("a process recorded")
 }
 
-/// Kernels that the simulated GPU ran, graphs' nodes included.
+/// Returns the number of kernels that the simulated GPU ran, including the nodes of graphs.
 fn kernels(host: &Host) -> u64 {
     host.truth().processes.iter().map(|process| process.gpus[0].kernels).sum()
 }
 
-/// Runs what was recorded beside a second tenant that always has work.
+/// Runs the recorded workload beside a second, backlogged tenant.
 fn assert_replayable(file: &Path) {
     let text = format!(
         "name = \"replay\"\nshows = \"a trace\"\nduration_s = 90\nwarmup_s = 1\n\
@@ -40,7 +41,7 @@ fn assert_replayable(file: &Path) {
     for evaluated in metrics::evaluate(&scenario, &[Policy::Deepres, Policy::Gps]) {
         let recorded = &evaluated.row.tenants[0];
         assert!(recorded.demand > 0.0 && recorded.received > 0.0, "{recorded:?}");
-        // A kernel that began before what is measured counts whole where it ends.
+        // A kernel that began before the measurement counts in full when it ends.
         assert!(evaluated.row.throughput <= 1.01, "{}", evaluated.row.throughput);
     }
 }
@@ -116,7 +117,7 @@ fn what_a_client_that_was_killed_did_before_can_be_read() {
         stretches.iter().any(|stretch| stretch.kernels_ns.len() == 10),
         "steps of ten kernels are stretches"
     );
-    // And whatever else is cut off.
+    // The file is cut off at another place.
     let bytes = fs::read(&file).expect("the file");
     fs::write(&file, &bytes[..bytes.len() - 7]).expect("the file");
     assert!(Trace::read(&file).expect("a trace").torn_bytes > 0);

@@ -1,4 +1,5 @@
-//! Daemons that come and go under load: no launch is lost, accounts go on, nobody waits long.
+//! Daemons end and start under load. No launch is lost, the accounts go on, and no launch waits
+//! long.
 
 use std::{
     fs,
@@ -22,30 +23,33 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use rustix::process::Signal;
 
-/// A new daemon begins with what the last one wrote, which is at most so old …
+/// Greatest age of the state that a new daemon starts with. The last daemon wrote it.
 const SAVED_EVERY: Duration = Duration::from_secs(1);
-/// … and what the write and the reading of both accounts take besides.
+/// Time for writing the state and for reading both accounts.
 const SAVING_TAKES: Duration = Duration::from_millis(200);
-/// After how long without a daemon launches go by themselves; the default. A launch waits for no longer when the daemon is killed: the end of
-/// the connection says so at once.
+/// Default time without a heartbeat after which launches proceed, ms. If the daemon is killed, a
+/// launch does not even wait this long, because the end of the connection is known at once.
 const HEARTBEAT_LIMIT_MS: f64 = 250.0;
-/// What a launch takes besides where nothing says so but the heartbeat: until someone looks, and its turn among others.
+/// Further delay of a launch if only the heartbeat shows the daemon's end, ms. It covers the time
+/// until a thread checks, and the thread's turn among others.
 const SLACK_MS: f64 = 100.0;
-/// A launch that is to fail fails so soon after the daemon is gone, and its program ends: a limit, and what that takes besides.
+/// Time within which a launch fails after the daemon is gone, if launches must fail without a
+/// daemon. It includes the end of the program.
 const FAILS_WITHIN: Duration = Duration::from_millis(HEARTBEAT_LIMIT_MS as u64 + 500);
-/// What deepres' own meter may differ from the record of the simulated GPU over a whole run, percent of the run.
+/// Greatest difference between the meter of deepres and the simulated GPU's record over a whole
+/// run, percent of the run.
 const ALLOWED_PERCENT: f64 = 2.0;
-/// How long a tenant takes to find a new daemon, on a busy machine.
+/// Time within which a tenant finds a new daemon on a busy machine.
 const RETURN_LIMIT: Duration = Duration::from_secs(5);
-/// Shares are right again after so long …
+/// Time after which shares are right again.
 const RIGHT_WITHIN: Duration = Duration::from_secs(1);
-/// … over so long …
+/// Time of a measurement of the shares.
 const MEASURED: Duration = Duration::from_millis(750);
-/// … to so many points: that is some thirty turns.
+/// Greatest allowed error of a share, percentage points. A measurement has only about thirty turns.
 const ALLOWED_POINTS: f64 = 4.0;
-/// Of so many restarts one is followed by a look at the shares.
+/// Number of restarts for each measurement of the shares.
 const MEASURED_EVERY: u32 = 4;
-/// How often a daemon is stopped.
+/// Number of times that the daemon is stopped.
 const STOPS: u32 = 20;
 
 fn backlog(host: &Host, name: &str, share: &str, seconds: u64) -> Process {
@@ -69,16 +73,17 @@ fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).unwrap_or(0)
 }
 
-/// GPU time that the simulated GPU has recorded of a process, ns.
+/// Returns the GPU time in the simulated GPU's record of a process, ns.
 fn recorded_ns(host: &Host, pid: u32) -> u64 {
     let truth = host.truth();
     let process = truth.processes.iter().find(|process| process.pid == pid).expect("it used the GPU");
     process.gpus[0].kernel_busy_ns
 }
 
-/// Kills the daemon so many times, starts the next one after a while each, and asserts all of what must hold.
+/// Kills the daemon `times` times and starts the next one after a random pause. Asserts the
+/// accounts, launches, descriptors and shares.
 fn kill_often(times: u32) {
-    // What a round takes at most on average, and a look at the shares.
+    // An upper bound on the average time of a round, and the time for measuring shares.
     let seconds = 8 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
     let host = Host::measuring().lasting(Duration::from_secs(seconds));
     let mut random = Random::new();
@@ -86,7 +91,7 @@ fn kill_often(times: u32) {
     let clients = [backlog(&host, "a", "70%", seconds), backlog(&host, "b", "30%", seconds)];
     let ended = Instant::now() + Duration::from_secs(seconds);
     let mut last = host.await_ps(all_are_here, COMMAND_LIMIT);
-    // The file has those who came before it was last written.
+    // The state file contains the tenants that came before it was last written.
     thread::sleep(SAVED_EVERY + SAVING_TAKES);
     let mut open = None;
     let mut ungoverned = Duration::ZERO;
@@ -111,7 +116,8 @@ fn kill_often(times: u32) {
             let gained_ns = later_ns.saturating_sub(earlier_ns);
             assert!(gained_ns <= first.now_ns - before.now_ns, "{name} jumped by {gained_ns} ns");
         }
-        // What was used since the last write is on the account once its process is back.
+        // GPU time that was used since the last write is on the account once the process has
+        // reconnected.
         let after = host.await_ps(
             |ps| {
                 all_are_here(ps)
@@ -166,7 +172,8 @@ fn kill_often(times: u32) {
     }
     let lines = lines.join("\n");
     println!("{lines}");
-    // Without a daemon both run at once, and the meter of each counts the other's turns; the sum is bounded by the time that passed.
+    // Without a daemon both tenants run at once, and each meter counts the other's turns too. The
+    // elapsed time bounds the sum.
     let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
     assert!(charged_ns.abs_diff(had_ns) <= allowed_ns, "the accounts are off\n{lines}");
     assert!(longest_ms <= HEARTBEAT_LIMIT_MS, "a launch waited too long\n{lines}");
@@ -207,7 +214,7 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
     }
 }
 
-/// Starts a client once it is told to, with nothing of its environment left by which its tenant could be told.
+/// Waits for a line of input, and then starts a client without the variables that name its tenant.
 const NAMELESS: &str = "read go; exec env -i \"LD_PRELOAD=$LD_PRELOAD\" \"DEEPRES_SOCKET=$DEEPRES_SOCKET\" \
     \"SIMGPU_STATE=$SIMGPU_STATE\" \"SIMGPU_CONFIG=$SIMGPU_CONFIG\" \"LD_LIBRARY_PATH=$LD_LIBRARY_PATH\" \"$0\"";
 
@@ -220,7 +227,7 @@ fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
         host.spawn(host.run(&["--name", "kept", "--share", "30%"], "sh", &["-c", NAMELESS, &client]));
     let is_kept = |ps: &Ps| ps.find("kept").is_some_and(|tenant| tenant.keepers == 1);
     host.await_ps(is_kept, COMMAND_LIMIT);
-    // What holds now is not what the keeper asked for.
+    // The share in force is not the share that the keeper asked for.
     host.finish(host.deepres(&["set", "kept", "--share", "60%"])).success();
     for _ in 0..2 {
         daemon.kill();
@@ -238,7 +245,7 @@ fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_ke
     let host = Host::new();
     let mut daemon = host.daemon();
     let client = backlog(&host, "gone", "70%", 0);
-    // Is in the state file when it returns, and the tenant with it.
+    // When the command returns, the setting and the tenant are in the state file.
     host.finish(host.deepres(&["set", "gone", "--share", "60%"])).success();
     daemon.kill();
     drop(client);
@@ -264,7 +271,7 @@ fn a_daemon_that_cannot_believe_its_state_says_so_and_serves() {
     assert_eq!(host.ps().tenant("a").sessions.len(), 1);
 }
 
-/// A socket where tenants look for the daemon's.
+/// Binds a socket at the path of the daemon's tenant socket.
 fn tenants_socket(host: &Host) -> OwnedFd {
     let tenants = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");
@@ -273,7 +280,7 @@ fn tenants_socket(host: &Host) -> OwnedFd {
     tenants
 }
 
-/// The sockets as a service manager opens them before there is a daemon.
+/// Returns the sockets that a service manager opens before a daemon runs.
 fn sockets(host: &Host) -> [OwnedFd; 2] {
     let folder = host.deepres_dir();
     fs::create_dir_all(folder.join("tenant")).expect("a folder of our own");
@@ -285,21 +292,21 @@ fn sockets(host: &Host) -> [OwnedFd; 2] {
     [tenants_socket(host), admin.into()]
 }
 
-/// Waits until there is something to read or to accept.
+/// Waits until the socket has input or a connection to accept.
 fn await_input(socket: &OwnedFd) {
     let limit = Timespec { tv_sec: RETURN_LIMIT.as_secs() as i64, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit));
     assert_eq!(ready, Ok(1), "nothing came");
 }
 
-/// How many sockets a process has open.
+/// Returns the number of sockets that a process has open.
 fn open_sockets(pid: u32) -> usize {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
     let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// Has the client `offspring` fork.
+/// Makes the client `offspring` fork, and returns the child's id.
 fn child_of(parent: &mut Process, but: Option<u32>) -> u32 {
     parent.say("");
     let is_new = |line: &str| line.parse().is_ok_and(|pid: u32| but != Some(pid));
@@ -315,7 +322,7 @@ fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_op
     let mut parent = host.spawn(command);
     parent.await_line(|line| line == "ready", COMMAND_LIMIT);
     daemon.kill();
-    // In the daemon's place somebody who never answers.
+    // A socket that never answers takes the daemon's place.
     fs::remove_file(host.tenant_socket()).expect("left by the dead");
     let silent = tenants_socket(&host);
     await_input(&silent);
@@ -343,7 +350,8 @@ fn a_daemon_whose_log_cannot_be_written_serves_on_and_ends_well_with_its_termina
     let host = Host::new();
     let program = host.deepres(&[]).get_program().to_owned();
     let mut command = host.command("sh");
-    // A full disk. And by nohup the end of a terminal is nothing to a daemon.
+    // The log goes to a full disk. The shell ignores SIGHUP like nohup, so the end of a terminal
+    // must not end the daemon.
     command.args(["-c", "trap '' HUP; exec \"$0\" daemon 2>/dev/full"]).arg(&program);
     let mut deaf = host.spawn(command);
     let served = |daemon: &mut Process| {
@@ -368,19 +376,21 @@ fn a_daemon_whose_log_cannot_be_written_serves_on_and_ends_well_with_its_termina
     assert!(!host.tenant_socket().exists(), "as at SIGTERM");
 }
 
-/// The daemon as a service manager starts it: with these sockets, and told where to report.
+/// Starts the daemon as a service manager does, with these sockets and the address for its reports.
 fn serve(host: &Host, sockets: &[OwnedFd; 2], notify: &Path) -> Process {
     let daemon = host.deepres(&[]).get_program().to_owned();
     let mut command = host.command("sh");
-    // The process that sees LISTEN_PID must be the one that it names.
+    // The shell sets LISTEN_PID to its own id, and exec keeps that id. LISTEN_PID must name the
+    // process that reads it.
     command.args(["-c", "LISTEN_PID=$$ exec \"$0\" daemon --foreground --log warn"]).arg(daemon);
     command.env("LISTEN_FDS", "2").env("LISTEN_FDNAMES", "tenant:admin");
     command.env("NOTIFY_SOCKET", notify).env("WATCHDOG_USEC", "3000000");
     let numbers = [sockets[0].as_raw_fd(), sockets[1].as_raw_fd()];
-    // SAFETY: between fork and exec only system calls are made, on descriptors that are open in the child as in the parent.
+    // SAFETY: between fork and exec only system calls are made. Their descriptors are open in the
+    // child as in the parent.
     unsafe {
         command.pre_exec(move || {
-            // By way of numbers that neither of them is.
+            // The descriptors first move to high numbers, so that neither is overwritten.
             let moved = numbers.map(|number| libc::fcntl(number, libc::F_DUPFD, 100));
             for (number, place) in moved.into_iter().zip(3..) {
                 libc::dup2(number, place);
@@ -409,7 +419,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
             }
         }
     };
-    // A job may come before the daemon: it waits at the door.
+    // A job may come before the daemon. The job waits at the socket.
     let mut early = host.spawn(host.preloaded(c_client("storm", Way::Dlsym)));
     let mut daemon = serve(&host, &sockets, &notify);
     hear("READY=1");
@@ -430,7 +440,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
     }
     let _daemon = serve(&host, &sockets, &notify);
     hear("READY=1");
-    // Though it has no name of its own, it is the same tenant.
+    // The job has no tenant's name, and is still the same tenant.
     let here = |ps: &Ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1);
     let ps = host.await_ps(here, RETURN_LIMIT);
     assert_eq!(ps.tenants.len(), 1, "{ps:?}");
@@ -443,7 +453,7 @@ fn a_service_managers_socket_that_is_none_of_ours_is_refused() {
     let host = Host::new();
     let [tenant, admin] = sockets(&host);
     let notify = host.path().join("notify");
-    // In the wrong order, so by the wrong names.
+    // The sockets are in the wrong order, so each has the wrong name.
     let mut daemon = serve(&host, &[admin, tenant], &notify);
     let done = daemon.await_end(COMMAND_LIMIT);
     assert_eq!(done.code, 1, "{done:?}");
@@ -523,7 +533,7 @@ mod measured {
                 daemon.await_end(COMMAND_LIMIT);
             }
         }
-        // Who is alone, too, though its gate was open when the daemon died.
+        // A tenant that is alone fails too, although its gate was open when the daemon died.
         let mut daemon = host.daemon();
         let mut alone = backlog(&host, "a", "50%", 0);
         thread::sleep(Duration::from_millis(200));

@@ -1,7 +1,7 @@
-//! Without rights, or without being wanted, the kernel programs are missed by nobody but who asks for them: a sentence says what is missing, and
-//! tenants work.
+//! Kernel programs that are forbidden or switched off. A message says what is missing, only a
+//! command that needs the programs fails, and tenants work.
 //!
-//! Takes root, to have other rights than that.
+//! The tests need root, to run with other rights than root's.
 
 use std::process::Command;
 use std::thread;
@@ -14,17 +14,17 @@ use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
 use serde_json::Value;
 
-/// The user who has nothing.
+/// A user without any rights.
 const NOBODY: u32 = 65_534;
-/// The stand-in.
+/// The stand-in device.
 const DEVICE: &str = "nvidia=10:256";
-/// Asks one thing of the device.
+/// Makes one ioctl of the device.
 const ASKS: &str = "import fcntl,os,sys\n\
     f=os.open(sys.argv[1],os.O_RDWR)\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
 
-/// A host whose folders are open to all, and whose daemon's directory is nobody's.
+/// Returns a host whose folders all users may use. The user [`NOBODY`] owns the daemon's directory.
 fn open_host(config: &str) -> Host {
     let host = Host::new().config(config);
     host.let_all_users_in();
@@ -36,7 +36,7 @@ fn open_host(config: &str) -> Host {
     host
 }
 
-/// `deepres` as [`NOBODY`], with these capabilities.
+/// Returns the command `deepres`, run as [`NOBODY`] with these capabilities.
 fn as_nobody(host: &Host, capabilities: &str, arguments: &[&str]) -> Command {
     let mut command = host.command("setpriv");
     let (user, group) = (format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"));
@@ -60,7 +60,7 @@ fn await_state(host: &Host, wanted: &str) -> Value {
     }
 }
 
-/// A tenant works.
+/// Asserts that a tenant works.
 fn assert_serves(host: &Host) {
     let client = c_client("storm", Way::Dlsym).display().to_string();
     let job = as_nobody(host, "", &["run", "--name", "job", "--", &client]);

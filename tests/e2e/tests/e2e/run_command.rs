@@ -1,4 +1,5 @@
-//! `deepres run`: the command runs as if it had been called itself, with a daemon that was found or started.
+//! `deepres run` runs a command as if the command had been called directly. `deepres run` finds a
+//! daemon or starts one.
 
 use std::{
     fs,
@@ -16,7 +17,7 @@ use deepres_e2e::{
 };
 use rustix::process::Signal;
 
-/// A user who is nobody else here.
+/// A user that owns nothing else on this host.
 const NOBODY: u32 = 65_534;
 
 #[test]
@@ -66,7 +67,7 @@ fn input_arguments_and_environment_pass_unchanged() {
         &["-c", "cat; printf '<%s>' \"$@\"; echo $MINE", "zero", "a b", "--name", "", "ü"],
     );
     command.env("MINE", "kept");
-    // A shell that hands its own standard input on.
+    // A shell passes its own standard input on.
     let done = host.finish({
         let mut shell = host.command("sh");
         let words: Vec<String> = command
@@ -92,7 +93,7 @@ fn a_library_that_was_preloaded_stays_so() {
     assert!(done.stdout.contains("libdeepres.so") && done.stdout.contains(&other), "{}", done.stdout);
 }
 
-/// A copy of `program` that runs with another user's rights.
+/// Makes a copy of `program` that runs with another user's rights (set-user-ID).
 fn privileged(host: &Host, program: &Path) -> PathBuf {
     let copy = host.path().join("privileged");
     fs::copy(program, &copy).expect("a folder of our own");
@@ -101,7 +102,8 @@ fn privileged(host: &Host, program: &Path) -> PathBuf {
     copy
 }
 
-/// What the library does not come into runs as without it, also where the command only leads to it, and whoever started it is told if that can be seen.
+/// A program that cannot load the library runs as without it, also if the command only leads to it.
+/// If `deepres run` can see that, it tells the user.
 #[test]
 fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
     let host = Host::new();
@@ -110,7 +112,7 @@ fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
         (c_program_on(CLibrary::Static, "hello"), "statically linked"),
         (c_program_on(CLibrary::Musl, "hello"), "musl"),
     ];
-    // Nobody else can make one.
+    // Only root can make a set-user-ID program of another user.
     let privileged = deepres_e2e::skip::root_or_skipped()
         .then(|| (privileged(&host, &c_program("hello")), "rights that you have not"));
     for (program, reason) in programs.into_iter().chain(privileged) {

@@ -1,8 +1,9 @@
-//! Random sequences of driver calls, right ones and wrong ones, made by two processes at once, are answered with deepres in between as they are
-//! without, also while the driver fails by itself; and nothing of them stays on the account.
+//! Random sequences of driver calls, right and wrong, by two processes at once. With deepres the
+//! calls get the same answers as without, also while the driver injects failures. Afterwards the
+//! account is empty.
 //!
-//! The pairs that are replayed lie in tests/fuzz/seeds/calls: two seeds each, and `failing` where the driver fails. `cargo xtask fuzz calls` draws
-//! more.
+//! The committed pairs lie in tests/fuzz/seeds/calls. A file has two seeds, and `failing` if the
+//! driver injects failures. `cargo xtask fuzz calls` draws more pairs.
 
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
@@ -12,17 +13,18 @@ use std::time::{Duration, Instant};
 use deepres_e2e::artefacts::repository;
 use deepres_e2e::{Host, Process, clients::conformance, host::COMMAND_LIMIT};
 
-/// Calls in a sequence.
+/// Number of calls in a sequence.
 const CALLS: &str = "2000";
-/// Where the pairs are that are replayed.
+/// Folder of the committed pairs.
 const SEEDS: &str = "tests/fuzz/seeds/calls";
-/// How long fresh pairs are drawn, seconds (`cargo xtask fuzz calls --seconds N`).
+/// Variable with the time for drawing fresh pairs, seconds (`cargo xtask fuzz calls --seconds N`).
 const SECONDS_VARIABLE: &str = "DEEPRES_CALLS_SECONDS";
-/// Fresh pairs that share a host.
+/// Number of fresh pairs that share a host.
 const PAIRS_ON_A_HOST: u32 = 20;
-/// Errors that the driver answers by injection: what the reference names, and one that nobody knows.
+/// Errors that the driver injects: codes of the reference, and one unknown code.
 const CODES: [u32; 7] = [1, 2, 700, 719, 801, 999, 98765];
-/// Functions that clients call and deepres does not call itself: a failure of these is the client's alone.
+/// Functions that clients call and deepres does not call itself. A failure of these affects the
+/// client alone.
 const FUNCTIONS: [&str; 37] = [
     "cuMemAlloc_v2",
     "cuMemAllocPitch_v2",
@@ -81,7 +83,7 @@ impl Pair {
         }
     }
 
-    /// What the driver of one of them fails at, as `SIMGPU_FAULTS` wants it.
+    /// Returns the failures of the driver for one process, in the format of `SIMGPU_FAULTS`.
     fn faults(self, seed: u64) -> String {
         if !self.is_failing {
             return String::new();
@@ -92,7 +94,7 @@ impl Pair {
         rules.join(",")
     }
 
-    /// Starts both.
+    /// Starts both processes.
     fn start(self, host: &Host, make: impl Fn(usize) -> Command) -> [Process; 2] {
         [0, 1].map(|which| {
             let seed = self.seeds[which];
@@ -103,7 +105,8 @@ impl Pair {
         })
     }
 
-    /// Runs both bare, and both as tenants: each has to print the same, and the tenants' accounts have to be empty in the end.
+    /// Runs both processes bare, and then as tenants. Asserts equal output, and empty accounts at
+    /// the end.
     fn assert_same_answers(self, host: &Host) {
         let bare = self
             .start(host, |_| host.command(conformance()))
@@ -130,7 +133,7 @@ impl Pair {
     }
 }
 
-/// The committed pairs.
+/// Returns the committed pairs.
 fn pairs(is_failing: bool) -> Vec<Pair> {
     let folder = repository().join(SEEDS);
     let files = fs::read_dir(&folder).expect("the folder of seeds");
@@ -165,7 +168,8 @@ fn random_calls_of_two_processes_on_a_failing_driver_are_answered_as_without_dee
     assert_committed(true);
 }
 
-/// What `cargo xtask fuzz calls` runs. A pair that fails is printed, and belongs into the folder of seeds.
+/// The test that `cargo xtask fuzz calls` runs. A pair that fails is printed, and should be added
+/// to the folder of seeds.
 #[test]
 #[ignore = "deep: draws fresh pairs for as long as it is told"]
 fn fresh_pairs_are_answered_as_without_deepres() {
@@ -183,7 +187,7 @@ fn fresh_pairs_are_answered_as_without_deepres() {
         });
         let seed = |which: u32| u64::from(random.hash_one((drawn, which)) as u32);
         let pair = Pair { seeds: [seed(0), seed(1)], is_failing: drawn % 2 == 1 };
-        // For whoever has to repeat it after a test that was killed.
+        // The output shows the pair to repeat if the test is killed.
         println!("{} {}{}", pair.seeds[0], pair.seeds[1], if pair.is_failing { " failing" } else { "" });
         pair.assert_same_answers(host);
         drawn += 1;

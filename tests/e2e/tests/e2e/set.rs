@@ -1,4 +1,4 @@
-//! `deepres set`: in force for running processes within 10 ms.
+//! `deepres set` takes effect for running processes within 10 ms.
 
 use std::{thread, time::Duration};
 
@@ -10,7 +10,8 @@ use deepres_e2e::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// What was set holds within 10 ms, here from the end of the command; and the millisecond between two looks of the client.
+/// Time within which a setting takes effect: 10 ms from the end of the command, and 1 ms between
+/// two looks of the client.
 const IN_FORCE_WITHIN_NS: i64 = 10_000_000 + 1_000_000;
 
 fn now_ns() -> i64 {
@@ -42,7 +43,7 @@ fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
     assert!(client.try_wait().is_none(), "the first goes on");
 }
 
-/// Allocates so many bytes for each line of its input, and prints the driver's code.
+/// Allocates a number of bytes for each line of its input, and prints the driver's code.
 const ALLOCATING: &str = r#"
 import ctypes, sys
 cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -112,13 +113,14 @@ mod measured {
         let _clients = [start("a", "50%"), start("b", "50%")];
         thread::sleep(Duration::from_millis(700));
         for (a, b) in [(80.0_f64, 20.0_f64), (30.0, 70.0)] {
-            // While the sum is at most the whole: lower first.
+            // The lower share is set first, so that the sum never exceeds the whole.
             let mut settings = [("a", a), ("b", b)];
             settings.sort_by(|x, y| x.1.total_cmp(&y.1));
             for (name, share) in settings {
                 host.finish(host.deepres(&["set", name, "--share", &format!("{share}%")])).success();
             }
-            // Peers take 5 s until a new quota shows; here the very next second has it.
+            // Comparable systems take 5 s until a new quota shows. Here the very next second must
+            // show it.
             thread::sleep(Duration::from_millis(10));
             let window = Window::measure(&host, Duration::from_secs(1));
             let had = window.true_percent("a");

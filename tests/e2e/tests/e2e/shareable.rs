@@ -1,4 +1,5 @@
-//! Physical memory that a process exports and imports again itself counts as long as the process has it, by whichever handle.
+//! A process exports physical memory and imports it again. The memory counts as long as the process
+//! has any handle or mapping of it.
 
 use deepres_e2e::{
     Host, Process,
@@ -9,13 +10,13 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const PIECE_BYTES: u64 = 32 * MIB;
-/// For one piece, and less than another.
+/// Limit of the tenant: one and a half pieces.
 const LIMIT_BYTES: u64 = PIECE_BYTES + PIECE_BYTES / 2;
 const TENANT: &str = "hands-over";
 const CUDA_SUCCESS: u64 = 0;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 
-/// A client that does as it is told, one line after another.
+/// A client that executes orders, one line after another.
 struct Client<'h> {
     host: &'h Host,
     process: Process,
@@ -47,14 +48,15 @@ impl<'h> Client<'h> {
         given
     }
 
-    /// A piece of its own, and a descriptor of it.
+    /// Creates a piece and exports it. Returns the piece and the descriptor.
     #[track_caller]
     fn create_and_export(&mut self) -> (u64, u64) {
         let piece = self.given("create");
         (piece, self.given(&format!("export {piece}")))
     }
 
-    /// What is held counts, and no more: there is room for what is left of the limit and not for a byte beyond.
+    /// Asserts that exactly this many pieces count. The rest of the limit can be allocated, and not
+    /// one byte more.
     #[track_caller]
     fn assert_held(&mut self, pieces: u64, why: &str) {
         let bytes = pieces * PIECE_BYTES;
@@ -72,7 +74,7 @@ impl<'h> Client<'h> {
 }
 
 fn host() -> Host {
-    // Contexts' own memory is none, so that the GPU's record is of pieces alone.
+    // Contexts take no memory, so the GPU's record contains pieces alone.
     Host::new().simgpu("context_overhead_bytes = 0\n")
 }
 
@@ -107,7 +109,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
     let imported = client.given(&format!("import {descriptor}"));
     client.given(&format!("release {imported}"));
     client.assert_held(1, "its first handle is there");
-    // What was imported is exported again, and imported by that.
+    // The imported handle is exported again, and that descriptor is imported.
     let imported = client.given(&format!("import {descriptor}"));
     let onward = client.given(&format!("export {imported}"));
     let third = client.given(&format!("import {onward}"));
@@ -149,7 +151,7 @@ fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
 fn a_release_that_fails_changes_nothing() {
     let host = host();
     let _daemon = host.daemon();
-    // Every other release fails.
+    // Every second release fails.
     let mut client = Client::start(&host, "cuMemRelease:every:2:999");
     let spare = client.given("create");
     client.given(&format!("release {spare}"));

@@ -1,4 +1,5 @@
-//! Shares of GPU time, of clients that launch small kernels, long ones, graphs, on several streams, in several processes.
+//! Shares of GPU time. The clients launch small kernels, long kernels and graphs, on several
+//! streams and in several processes.
 
 use std::{
     thread,
@@ -12,14 +13,14 @@ use deepres_e2e::{
     shares::Window,
 };
 
-/// Long enough that a hundred quanta pass.
+/// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(4);
-/// Both are connected, metered and past their first launches.
+/// Time after which both clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);
-/// The one that is left has the whole GPU within this.
+/// Time within which a remaining tenant has the whole GPU.
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
-/// The part of the time in which the GPU must be busy with two that always have work, on a machine whose processors are
-/// busy with other things too. (Above 95 % where they are not.)
+/// Least part of the time in which the GPU is busy with two backlogged tenants, percent. The
+/// machine's CPUs also do other work. (Without other work the part is above 95 %.)
 const BUSY_PERCENT: f64 = 70.0;
 
 fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Process {
@@ -32,7 +33,7 @@ fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Pr
     client
 }
 
-/// Runs the same client as two tenants, 70 % and 30 %.
+/// Runs the same client as two tenants, with 70 % and 30 %.
 fn assert_seventy_thirty(arguments: &[&str]) {
     let host = Host::measuring();
     let _daemon = host.daemon();
@@ -111,7 +112,7 @@ mod measured {
         let mut leaver = start(&host, "leaver", Some("70%"), &["--kernel", "busy_1000us", "--seconds", "2"]);
         let _stayer = start(&host, "stayer", Some("30%"), &["--kernel", "busy_1000us"]);
         let stayer_pid = host.ps().tenant("stayer").sessions[0].pid;
-        // Its last words come when its last kernel is done.
+        // The client prints its result when its last kernel has ended.
         leaver.await_json(COMMAND_LIMIT);
         let left = Instant::now();
         thread::sleep(EVERYTHING_WITHIN.saturating_sub(left.elapsed()));

@@ -1,4 +1,5 @@
-//! Limits without a daemon: held by the library alone, shared by the processes of a tenant, gone with them.
+//! Limits without a daemon. The library alone enforces them, the processes of a tenant share them,
+//! and they end with the processes.
 
 use std::{
     ffi::OsStr,
@@ -24,16 +25,17 @@ use simgpu_engine::Config;
 
 const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 1024 * MIB;
-/// As much as a pool grows by.
+/// Step by which a pool grows.
 const CHUNK_BYTES: u64 = 32 * MIB;
-/// Long enough for some hundred openings of the gate.
+/// Time of a measurement. The gate opens some hundred times in it.
 const MEASURED: Duration = Duration::from_secs(3);
-/// The burst that a job may begin with is over.
+/// Time after which the burst that a job may begin with is over.
 const SETTLED: Duration = Duration::from_millis(1200);
-/// How far the use by the simulated GPU's record may be from the share: percentage points.
+/// Greatest difference between a share and the use by the simulated GPU's record, percentage
+/// points.
 const ALLOWED_POINTS: f64 = 1.0;
 
-/// A program under the library with these variables, and no daemon behind it.
+/// Returns a command with the library preloaded and these variables, without a daemon.
 fn alone(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = host.command(program);
     command
@@ -51,7 +53,7 @@ fn backlog(host: &Host, arguments: &[&str], variables: &[(&str, &str)]) -> Proce
     client
 }
 
-/// The part of the time in which these processes had the GPU, percent.
+/// Returns the part of the time in which these processes ran kernels, percent.
 fn percent_of_time(host: &Host, clients: &[&Process]) -> f64 {
     let before = host.truth();
     thread::sleep(MEASURED);
@@ -79,14 +81,15 @@ fn assert_alone_it_has_by(variable: (&str, &str), wanted: f64, arguments: &[&str
     assert_percent(percent_of_time(&host, &[&client]), wanted);
 }
 
-/// What a client that fills the device says of one kind of memory: (bytes that were free at first, bytes it got).
+/// Runs a client that fills the device with one kind of memory. Returns (bytes that were free at
+/// first, bytes it got).
 fn fill(host: &Host, variables: &[(&str, &str)]) -> (u64, u64) {
     let arguments = [&CHUNK_BYTES.to_string(), "cuMemAlloc_v2"];
     let said = host.finish(alone(host, c_client("fill", Way::Dlsym), &arguments, variables)).success().json();
     (number(&said, "info_free"), number(&said["kinds"][0], "bytes"))
 }
 
-/// The size of the device as a client sees it, and all that it wrote.
+/// Returns the device's size as a client sees it, and the client's output.
 fn view(host: &Host, variables: &[(&str, &str)]) -> (u64, Finished) {
     let mut client = host.spawn(alone(host, c_client("view", Way::Linked), &[], variables));
     let total = number(&client.await_json(COMMAND_LIMIT), "total");
@@ -97,7 +100,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
-/// Where tenants' files are.
+/// Returns the folder of the tenants' files.
 fn folder(host: &Host) -> PathBuf {
     host.deepres_dir().join("standalone")
 }
@@ -107,7 +110,7 @@ fn a_meter_that_hangs_in_the_driver_holds_no_launch_up_for_long() {
     let host = Host::new();
     let variables = [("DEEPRES_SHARE", "1%"), ("SIMGPU_FAULTS", "cuEventQuery:delay:300s")];
     let mut client = backlog(&host, &["--kernel", "busy_1000us", "--progress"], &variables);
-    // At its share it would take five minutes.
+    // At its share of 1 % the client would take five minutes.
     client.await_line(|line| line.parse().is_ok_and(|launches: u64| launches > 3_000), COMMAND_LIMIT);
 }
 
@@ -154,7 +157,8 @@ fn two_racing_processes_of_a_tenant_never_pass_their_common_limit() {
     assert!(!folder(&host).exists(), "the last one to end takes the file with it");
 }
 
-/// The most memory that was in use at a time on the first GPU, without what the driver takes for contexts.
+/// Returns the most memory that was in use at one time on the first GPU, without the memory of
+/// contexts.
 fn most_held(host: &Host, watched: Duration, overhead: u64) -> u64 {
     let deadline = Instant::now() + watched;
     let mut most = 0;
@@ -200,9 +204,9 @@ fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     stays.kill();
 }
 
-/// How many slots of the only tenant's account are looked at whenever memory is asked for, as its file has it.
+/// Returns the number of slots that each request for memory adds up, from the only tenant's file.
 fn slots_looked_at(host: &Host) -> usize {
-    /// In the ledger, behind its head: the first word of the first GPU's account.
+    /// Offset of the first word of the first GPU's account. It follows the head of the ledger.
     const SLOTS_USED_AT: usize = 64;
     let files = fs::read_dir(folder(host)).expect("a folder").flatten();
     let file = files.map(|entry| entry.path()).next().expect("a file");
@@ -226,7 +230,7 @@ fn kills_at_random_among_eight_processes_leave_limit_and_account_right() {
     let mut clients: Vec<Process> = (0..PROCESSES).map(|_| start()).collect();
     let mut most = 0;
     for kill in 0..KILLS {
-        // Lengths that fall on every part of a start and of an allocation.
+        // The durations make the kills fall on every part of a start and of an allocation.
         most = most.max(most_held(
             &host,
             Duration::from_micros(7_000 + 13_331 * kill as u64 % 90_000),
@@ -290,7 +294,8 @@ fn a_value_that_makes_no_sense_is_named_once_and_limits_nothing() {
     }
 }
 
-/// A tenant's file as something that it should not be.
+/// Asserts that a process refuses this tenant's file with this reason, and keeps its limit by
+/// itself.
 fn assert_refused(host: &Host, file: &Path, reason: &str) {
     let (total, seen) = view(host, &[("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "victim")]);
     assert_eq!(total, LIMIT_BYTES, "the process keeps its limit by itself");
@@ -341,7 +346,7 @@ fn a_file_of_another_version_is_refused_while_it_is_in_use_and_replaced_when_it_
     let mut user = host.spawn(alone(&host, c_client("view", Way::Linked), &[], &variables));
     user.await_json(COMMAND_LIMIT);
     let file = folder(&host).join("victim");
-    // The major version lies behind magic, kind and size.
+    // The major version follows magic, kind and size.
     const MAJOR_AT: u64 = 16;
     let opened = fs::OpenOptions::new().write(true).open(&file).unwrap();
     opened.write_all_at(&[0xff], MAJOR_AT).unwrap();
@@ -384,9 +389,10 @@ fn forked_children_have_no_part_in_the_parents_session() {
 fn a_job_that_may_write_no_large_files_keeps_its_limits_by_itself() {
     let host = Host::new();
     let client = c_client("view", Way::Dlsym);
-    // The simulated GPU has files, too.
+    // This run creates the simulated GPU's files, because the file size limit would apply to them
+    // too.
     host.finish(host.command(&client)).success();
-    // In blocks of 512 bytes or of a KiB, by shell.
+    // `ulimit -f` counts blocks of 512 bytes or of 1 KiB, depending on the shell.
     let script = format!("ulimit -f 8; exec '{}'", client.display());
     let limits = [("DEEPRES_TENANT", "small"), ("DEEPRES_MEMORY", "1GiB")];
     let mut job = host.spawn(alone(&host, "sh".into(), &["-c", &script], &limits));

@@ -1,4 +1,5 @@
-//! Many at once: hundreds of processes that start together, and strangers who do all they can at the tenant socket. Nobody else is held up.
+//! Many connections at once: hundreds of processes that start together, and hostile connections to
+//! the tenant socket. Neither delays the other tenants.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,15 +20,16 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-/// Processes that start at once.
+/// Number of processes that start at once.
 const PROCESSES: usize = 300;
 
-/// Starts all, of so many tenants each in turns, and asserts that all have a session. How long they wait for it: `cargo xtask bench storm`.
+/// Starts all processes, spread over this many tenants, and asserts that all get a session. `cargo
+/// xtask bench storm` measures how long they wait.
 fn storm(tenants: usize) {
     let host = Host::measuring();
     let _daemon = host.daemon();
     let client = c_client("boot", Way::Dlsym);
-    // Whoever comes first makes the simulated GPU.
+    // This run creates the simulated GPU's state.
     host.finish(host.command(&client)).success();
     let mut clients: Vec<Process> = (0..PROCESSES)
         .map(|number| {
@@ -58,8 +60,8 @@ fn hello(name: &str) -> Hello {
     hello
 }
 
-/// One stranger's ways, again and again until it is over: silence, garbage, half a hello, sessions that come and go, claims of another's
-/// tenant.
+/// Sends hostile input again and again until `is_over`: silence, garbage, half a hello, sessions
+/// that come and go, claims of another's tenant.
 fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     let mut held = Vec::new();
     for number in 0u64.. {
@@ -73,7 +75,7 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
         let whole = hello(if number % 2 == 0 { "stranger" } else { "a" });
         let whole = whole.as_bytes();
         let garbage: Vec<u8> = (0..whole.len()).map(|at| (at as u64 * number) as u8).collect();
-        // What the daemon makes of it is its own affair: it may have hung up.
+        // The result is ignored, because the daemon may have closed the connection.
         let _ = match number % 5 {
             0 => send(&connection, &garbage, SendFlags::NOSIGNAL),
             1 => send(&connection, &whole[..whole.len() / 2], SendFlags::NOSIGNAL),
@@ -83,7 +85,7 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
             _ => Ok(0),
         };
         tries.fetch_add(1, Ordering::Relaxed);
-        // Some stay, and say nothing more.
+        // Some connections stay open and silent.
         if number % 50 == 4 {
             held.push(connection);
             held.truncate(100);

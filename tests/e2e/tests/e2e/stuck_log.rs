@@ -1,4 +1,4 @@
-//! A daemon whose log nobody takes (a pipe that is full, a journal that hangs) serves as any other.
+//! A daemon whose log nobody reads (a full pipe, a journal that hangs) serves as any other.
 
 use std::{
     io::{PipeReader, PipeWriter, Read as _, Write as _, pipe},
@@ -16,10 +16,10 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 
-/// How long the daemon may take to begin, and to end.
+/// Time limit for the daemon's start and for its end.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A pipe into which nothing goes.
+/// Returns a pipe that is full.
 fn stuck() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("a pipe of ours");
@@ -29,7 +29,7 @@ fn stuck() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// It ends with the test.
+/// A daemon that is killed when the test ends.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -46,7 +46,7 @@ fn a_daemon_whose_log_nobody_reads_serves_and_ends_as_any_other() {
     let mut command = host.deepres(&["daemon"]);
     let mut daemon =
         Daemon(command.env("DEEPRES_LOG", "trace").stderr(writer).spawn().expect("the daemon starts"));
-    // It holds the other end.
+    // The command still holds the writing end of the pipe.
     drop(command);
     let deadline = Instant::now() + LIMIT;
     while host.finish(host.deepres(&["ps", "--json"])).code != 0 {

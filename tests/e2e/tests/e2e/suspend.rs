@@ -1,4 +1,5 @@
-//! Tenants that are taken off the GPU with all their memory, by hand and to make room for others, and brought back.
+//! Tenants that are suspended, by hand and to make room for others, and resumed with all their
+//! memory.
 
 use std::{
     ffi::OsString,
@@ -20,10 +21,11 @@ const MIB: u64 = 1 << 20;
 const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
 /// The daemon's pause between two attempts to bring a tenant back.
 const MOVERS_PAUSE: Duration = Duration::from_secs(1);
-/// Long enough for many kernels.
+/// A time in which many kernels run.
 const WHILE: Duration = Duration::from_millis(300);
 
-/// A GPU of 1 GiB, contexts' own memory left out, whose memory goes to the host at 10 GB/s.
+/// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host at 10
+/// GB/s.
 fn small_gpu() -> Host {
     Host::new().simgpu(
         "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
@@ -39,7 +41,8 @@ fn swapper(host: &Host, name: &str, bytes: u64, kernels: &str, oversubscribe: bo
     host.spawn(host.run(&options, c_client("swap", Way::Dlsym), &[&bytes.to_string(), kernels]))
 }
 
-/// Kernels that all processes of the record completed, and the memory they have on the GPU.
+/// Returns the number of kernels that all processes in the record completed, and the memory used on
+/// the GPU.
 fn seen(host: &Host) -> (u64, u64) {
     let truth = host.truth();
     (truth.processes.iter().map(|process| process.gpus[0].kernels).sum(), truth.gpus[0].memory_used_bytes)
@@ -130,11 +133,11 @@ fn who_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
     let mut clients = vec![swapper(&host, "t", 256 * MIB, "2000", false)];
     clients[0].await_line(|line| line == "holding", COMMAND_LIMIT);
     host.finish(host.deepres(&["suspend", "t"])).success();
-    // One after the other: a later one finds two that are away.
+    // The processes start one after the other. The later one finds two processes that are away.
     for came in [2, 3] {
         clients.push(swapper(&host, "t", 128 * MIB, "10", false));
         host.await_ps(|ps| ps.tenant("t").sessions.len() == came, COMMAND_LIMIT);
-        // All that it takes is there by then, or it has been taken off before.
+        // By now the new process has all its memory, unless it was suspended before.
         thread::sleep(Duration::from_millis(1_500));
         assert_eq!(seen(&host).1, 0, "of {came} processes");
     }
@@ -175,7 +178,7 @@ fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
 #[test]
 fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     const KERNELS: u64 = 3_000;
-    /// Some turns.
+    /// Time in which some turns take place.
     const LOOKED_FOR: Duration = Duration::from_secs(5);
     let host = small_gpu().config("suspend_turn_ms = 600\n");
     let _daemon = host.daemon();
@@ -185,7 +188,8 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     first.await_line(|line| line == "holding", COMMAND_LIMIT);
     let mut second = swapper(&host, "second", bytes, &KERNELS.to_string(), true);
     second.await_line(|line| line == "holding", COMMAND_LIMIT);
-    // Who has just come back is not held against what NVML said while it was away.
+    // A tenant that has just come back must show no drift. NVML's figures from the time while it
+    // was away do not count.
     while begun.elapsed() < LOOKED_FOR {
         let said = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
         let ps: serde_json::Value = serde_json::from_str(&said).expect("JSON");
@@ -200,7 +204,8 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     }
     let took = begun.elapsed();
     assert!(host.truth().gpus[0].memory_peak_bytes <= 1024 * MIB);
-    // Kernels alone take six seconds; each swap of 600 ms of turn moves 1.2 GB at 10 GB/s.
+    // The kernels alone take six seconds. Each swap, after a turn of 600 ms, moves 1.2 GB at 10
+    // GB/s.
     println!("two times {KERNELS} ms of kernels in {took:?}");
     for client in [first, second] {
         client.finish(COMMAND_LIMIT).success();
@@ -216,7 +221,7 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     let host = small_gpu().config("suspend_turn_ms = 200\n");
     let daemon = host.daemon();
     let idle = |name: &str| {
-        // Its kernels are over, and it waits for the end of its input with its memory.
+        // The client has no kernels left. It keeps its memory and waits for the end of its input.
         let options = ["--name", name, "--oversubscribe", "suspend"];
         let bytes = (608 * MIB).to_string();
         let mut client = host.spawn(host.run(&options, c_client("holds", Way::Dlsym), &[&bytes]));
@@ -226,7 +231,7 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     let clients = [idle("first"), idle("second")];
     thread::sleep(LOOKED_FOR);
     let moved = daemon.stderr().matches("suspended a tenant").count();
-    // Each turn would be some twenty.
+    // A move at each turn would give about twenty moves or more.
     assert!((1..=10).contains(&moved), "{moved}:\n{}", daemon.stderr());
     for client in clients {
         client.finish(COMMAND_LIMIT).success();
@@ -275,7 +280,8 @@ fn the_daemons_death_brings_suspended_tenants_back() {
     client.finish(COMMAND_LIMIT).success();
 }
 
-/// The daemon's children: those that keep tenants off the GPUs, and those that ended and that nobody asked how.
+/// Returns the daemon's living children, which keep tenants off the GPUs, and the number of its
+/// zombies.
 fn children(daemon: u32) -> (Vec<Pid>, usize) {
     let stat = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let field = |stat: &str, at: usize| {
@@ -289,7 +295,7 @@ fn children(daemon: u32) -> (Vec<Pid>, usize) {
     (living.into_iter().filter_map(Pid::from_raw).collect(), ended.len())
 }
 
-/// The process that keeps the only suspended tenant off the GPUs.
+/// Returns the process that keeps the only suspended tenant off the GPUs.
 fn keeper(host: &Host) -> Pid {
     let (living, _) = children(host.ps().daemon_pid);
     assert_eq!(living.len(), 1);
@@ -335,7 +341,7 @@ fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
     client.finish(COMMAND_LIMIT).success();
 }
 
-/// The only process of a tenant that uses the GPU.
+/// Returns the only process of a tenant that uses the GPU.
 fn client_of(host: &Host, tenant: &str) -> Pid {
     Pid::from_raw(host.ps().tenant(tenant).sessions[0].pid as i32).expect("a pid")
 }
@@ -351,7 +357,7 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     other.await_line(|line| line == "holding", COMMAND_LIMIT);
     let used = seen(&host).1;
     let keeper = keeper(&host);
-    // Else it would bring the tenant back as soon as the daemon is gone.
+    // Without the stop, the keeper would bring the tenant back as soon as the daemon is gone.
     kill_process(keeper, Signal::STOP).expect("it lives");
     daemon.kill();
     kill_process(keeper, Signal::KILL).expect("it lives");
@@ -359,7 +365,8 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     assert_eq!(seen(&host).1, used, "nobody is there to bring it back");
     let _next = host.daemon();
     let gate = || host.finish(host.deepres(&["ps"])).success().stdout;
-    // As long as others have the memory, who did not opt in, it is away, though nobody keeps it so any more.
+    // The other tenant did not opt in to suspension. As long as it has the memory, the first tenant
+    // stays away, although no process keeps it away any more.
     thread::sleep(2 * MOVERS_PAUSE);
     assert!(gate().lines().any(|line| line.starts_with("t ") && line.contains("suspended")), "{}", gate());
     let told = host.finish(host.deepres(&["resume", "t"])).success();
@@ -371,7 +378,7 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
 
 #[test]
 fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
-    /// More than are run here.
+    /// More kernels than the test lets run.
     const KERNELS: &str = "60000";
     let host = small_gpu().config("suspend_turn_ms = 400\n");
     let mut daemon = host.daemon();
@@ -393,7 +400,7 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
         |ps| ps.tenants.iter().filter(|tenant| !tenant.sessions.is_empty()).count() == 2,
         COMMAND_LIMIT,
     );
-    // Whoever keeps the one away gives up meanwhile, for lack of room.
+    // Meanwhile the process that keeps one tenant away gives up, because there is no room.
     thread::sleep(Duration::from_secs(3));
     let before = done();
     let until = Instant::now() + COMMAND_LIMIT;
@@ -428,12 +435,13 @@ fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
     }
 }
 
-/// Where programs look for libraries whose driver is of a release without checkpoints, once [`daemon_of_an_old_driver`] has made one.
+/// Returns the library path of programs whose driver is of a release without checkpoints.
+/// [`daemon_of_an_old_driver`] makes that driver.
 fn libraries_of_an_old_driver(host: &Host) -> OsString {
     std::env::join_paths([&host.path().join("old"), &artefacts().simgpu]).expect("no colon in a build folder")
 }
 
-/// A daemon whose driver is of a release without checkpoints, and that lets tenants take short turns.
+/// Starts a daemon with short turns, whose driver is of a release without checkpoints.
 fn daemon_of_an_old_driver(host: &Host) -> Process {
     let old = host.path().join("old");
     fs::create_dir(&old).expect("a folder of our own");
@@ -442,7 +450,7 @@ fn daemon_of_an_old_driver(host: &Host) -> Process {
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o"]).arg(old.join("libcuda.so.1")).arg(&source);
     assert!(compiler.status().expect("a C compiler").success());
-    // Whoever moves tenants finds the driver as the daemon does.
+    // The process that moves tenants finds the same driver as the daemon.
     let config = host.path().join("short-turns.toml");
     fs::write(&config, "suspend_turn_ms = 200\n").expect("a folder of our own");
     let mut command = host.deepres(&["daemon", "--config"]);
@@ -467,7 +475,7 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
     assert!(refused.stderr.contains(NO_CHECKPOINTS), "{}", refused.stderr);
     assert_eq!(client.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     client.finish(COMMAND_LIMIT).success();
-    // Nobody has to wait until then to be told.
+    // A user learns of it already at the start of a job.
     let mut command = host.run(&["--oversubscribe", "suspend"], "true", &[]);
     command.env("LD_LIBRARY_PATH", libraries_of_an_old_driver(&host));
     let refused = host.finish(command);
@@ -534,12 +542,12 @@ fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
     kill_process(client_of(&host, "other"), Signal::KILL).expect("it lives");
     assert_eq!(first.await_json(COMMAND_LIMIT)["changed"].as_u64(), Some(0));
     first.finish(COMMAND_LIMIT).success();
-    // It is listed for a while.
+    // The ended tenant stays listed for a while.
     let ended = host.finish(host.deepres(&["suspend", "first"])).stderr;
     assert!(ended.contains("no process of `first` uses a GPU: there is nothing to suspend"), "{ended}");
 }
 
-/// Waits until a tenant has all that the GPU has left, which is so much, and waits for more.
+/// Waits until a tenant has all memory that the GPU has left, which is `bytes`, and waits for more.
 fn await_waiting(host: &Host, tenant: &str, bytes: u64) {
     let waits = |ps: &Ps| {
         ps.find(tenant).is_some_and(|tenant| tenant.memory_bytes == bytes && tenant.needed_bytes > 0)

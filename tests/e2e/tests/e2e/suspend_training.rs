@@ -1,21 +1,22 @@
-//! More memory than there is: two unmodified trainers of sixty percent of the GPU's memory each take turns on it, whole, and both finish. How fast they are
-//! is what `cargo xtask bench suspend` shows.
+//! More memory than the GPU has. Two unmodified trainers need sixty percent of the GPU's memory
+//! each. They take turns on the GPU as a whole, and both finish. `cargo xtask bench suspend`
+//! measures their speed.
 
 use std::thread;
 use std::time::Duration;
 
 use deepres_e2e::{Host, Process, clients::demo_simgpu};
 
-/// tinygrad compiles its kernels first, on a busy machine.
+/// Time limit of a trainer. tinygrad compiles its kernels first, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(150);
-/// How often it is looked what a trainer has.
+/// Time between two looks at a trainer's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const STEPS: &str = "100";
-/// How long each stays on the GPU before the other has it.
+/// Time that each trainer stays on the GPU before the other gets it.
 const TURN_MS: u64 = 1_000;
-/// What goes to the host and back in a microsecond, bytes: slow enough to be seen.
+/// Bytes that move to the host or back in a microsecond. The rate is slow enough to be seen.
 const BYTES_PER_US: u64 = 4_000;
-/// Each of them made room for the other.
+/// Least number of suspensions. Each trainer made room for the other once.
 const LEAST_SUSPENDED: usize = 2;
 
 fn simgpu(memory_bytes: u64) -> String {
@@ -35,7 +36,8 @@ fn finish(mut trainer: Process) {
     trainer.finish(WITHIN).success();
 }
 
-/// As [`finish`]; returns what was taken of the GPU's memory meanwhile, again and again, least first.
+/// Does the same as [`finish`]. Returns samples of the GPU memory used meanwhile, in ascending
+/// order.
 fn finish_observed(host: &Host, trainer: Process) -> Vec<u64> {
     let mut taken = Vec::new();
     while !trainer.stdout().lines().any(|line| line.starts_with("trained")) {
@@ -57,13 +59,15 @@ fn two_trainers_of_sixty_percent_of_the_memory_each_take_turns_and_finish() {
         (taken[taken.len() / 2], *taken.last().expect("it took memory"))
     };
 
-    // Of what each has half of the time: what it has for a moment might never meet what the other has.
+    // The GPU's size follows from the median use. The two trainers' short peaks might never
+    // coincide.
     let memory_bytes = (usual_bytes * 10 / 6).max(most_bytes);
     let host = Host::new().simgpu(&simgpu(memory_bytes)).config(&format!("suspend_turn_ms = {TURN_MS}\n"));
     let daemon = host.daemon();
     let trainers = ["one", "other"].map(|name| start(&host, name));
     trainers.into_iter().for_each(finish);
-    // Else they did not need more than there is at a time, and nothing was tried.
+    // Without suspensions the trainers would not have needed more than the GPU has, and the test
+    // would show nothing.
     let suspended = daemon.stderr().matches("suspended a tenant").count();
     assert!(suspended >= LEAST_SUSPENDED, "only {suspended} times was a tenant taken off the GPU");
     for tenant in host.ps().tenants {

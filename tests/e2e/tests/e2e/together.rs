@@ -1,4 +1,5 @@
-//! `cuLaunchCooperativeKernelMultiDevice`: one call that launches on two GPUs, each with a gate and a meter of its own.
+//! `cuLaunchCooperativeKernelMultiDevice` launches on two GPUs with one call. Each GPU has its own
+//! gate and meter.
 
 use std::{
     thread,
@@ -13,13 +14,13 @@ use deepres_e2e::{
 use serde_json::Value;
 
 const KERNEL_NS: u64 = 5_000_000;
-/// What holds the second GPU up: longer than anything takes by itself here.
+/// The kernel `ring_long` keeps the second GPU busy. It is longer than any other work here.
 const SIMGPU_TOML: &str = r#"
 gpus = 2
 kernel = [{ name = "both", ns = 5000000 }, { name = "quick", ns = 20000 }, { name = "ring_long", ns = 300000000 }]
 "#;
 const CUDA_ERROR_INVALID_VALUE: u64 = 1;
-/// Meters are read by the tenant's own meter thread.
+/// Time within which the tenant's meter thread reads its markers.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 
 fn host() -> Host {
@@ -37,7 +38,7 @@ fn answers(process: &Process) -> usize {
     process.stdout().lines().filter(|line| line.starts_with("done ")).count()
 }
 
-/// Gives an order and waits until it is done, calling `look` meanwhile. Its code.
+/// Gives an order and waits until it is done, and calls `look` meanwhile. Returns the result code.
 #[track_caller]
 fn order(process: &mut Process, line: &str, mut look: impl FnMut(&Process)) -> u64 {
     let before = answers(process);
@@ -54,7 +55,7 @@ fn order(process: &mut Process, line: &str, mut look: impl FnMut(&Process)) -> u
     code.expect("it answered").expect("a number")
 }
 
-/// A counter of the tenant on each GPU.
+/// Returns a counter of the tenant on each GPU.
 fn counter(host: &Host, key: &str) -> [u64; 2] {
     let status = host.status();
     let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == "both");
@@ -75,7 +76,7 @@ fn await_launches(host: &Host, wanted: u64) {
     }
 }
 
-/// Waits until the tenant is charged on each GPU for as many kernels, within a tenth.
+/// Waits until the tenant is charged for this many kernels on each GPU, within a tenth.
 #[track_caller]
 fn await_charges(host: &Host, kernels: u64) {
     let wanted = kernels * KERNEL_NS;
@@ -87,7 +88,7 @@ fn await_charges(host: &Host, kernels: u64) {
     }
 }
 
-/// Kernels that really ran on each GPU.
+/// Returns the number of kernels that really ran on each GPU.
 fn ran(host: &Host, pid: u32) -> [u64; 2] {
     let record = host.truth();
     let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
@@ -122,7 +123,8 @@ fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
     assert_eq!(bare, [CUDA_ERROR_INVALID_VALUE; 2]);
     let _daemon = host.daemon();
     let mut process = start(&host, "both");
-    // At first nothing is known of the kernel and no segment is open; later it is, and one may be.
+    // In the first round the kernel is unknown and no segment is open. Later the kernel is known,
+    // and a segment may be open.
     for round in 0..3 {
         for wrong in ["twice", "default"] {
             for _ in 0..5 {
@@ -152,11 +154,13 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
-    /// The second GPU is free again soon or late, as it happens: so often calls are made at most until one had to wait long enough.
+    /// Most rounds. A round's calls wait a long or a short time for the second GPU, by chance. The
+    /// test repeats rounds until a call had to wait long enough.
     const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;
     const WAITED_NS: u64 = 100_000_000;
-    /// A client that has launched and not said so yet looks as if it had launched too early; for so many looks nobody is that slow.
+    /// Number of looks after which a launch counts as early. A client that has launched and not yet
+    /// said so looks early too, but not for this many looks.
     const LOOKS: u32 = 20;
     let host = host();
     let _daemon = host.daemon();
@@ -164,7 +168,7 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     let pid = host.ps().tenant("both").pids()[0];
     assert_eq!(order(&mut process, "launch 4", |_| ()), 0);
     await_charges(&host, 4);
-    // Another tenant wants the second GPU all the time, and has it for 300 ms and more at a time.
+    // Another tenant always wants the second GPU, and holds it for 300 ms or more at a time.
     let arguments = ["--kernel", "ring_long", "--rank", "1", "--depth", "2"];
     let mut other = host.spawn(host.run(&["--name", "other"], c_client("ring", Way::Dlsym), &arguments));
     other.await_line(|line| line == "ready", COMMAND_LIMIT);
@@ -205,7 +209,7 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     drop(other);
     await_launches(&host, calls);
     assert_eq!(ran(&host, pid), [calls; 2]);
-    // A wait for one GPU is no use of the other.
+    // The wait for one GPU does not count as use of the other.
     await_charges(&host, calls);
     process.finish(COMMAND_LIMIT).success();
 }

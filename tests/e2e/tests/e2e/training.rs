@@ -1,4 +1,4 @@
-//! The main job: two unmodified tinygrad training scripts share one GPU, 70 to 30.
+//! The main use case: two unmodified tinygrad training scripts share one GPU, 70 to 30.
 
 use std::{
     thread,
@@ -8,12 +8,13 @@ use std::{
 use deepres_e2e::{Host, Process, Tally, clients::demo_simgpu, shares::Window};
 use simgpu_engine::truth::Snapshot;
 
-/// tinygrad compiles 65 kernels first, twice at once on two cores.
+/// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
+/// cores.
 const COMPILED_WITHIN: Duration = Duration::from_secs(120);
-/// Past the first launches after the compilation.
+/// Time after which the first launches after the compilation are over.
 const SETTLED: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(8);
-/// The one that is left has the whole GPU within this.
+/// Time within which a remaining trainer has the whole GPU.
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 
 fn start(host: &Host, name: &str, share: &str) -> Process {
@@ -55,7 +56,7 @@ mod measured {
         let (major_pid, minor_pid) = (ps.tenant("major").sessions[0].pid, ps.tenant("minor").sessions[0].pid);
         let [mut major, minor] = trainers;
         major.signal(rustix::process::Signal::TERM);
-        // Gone is who has no work on the GPU any more.
+        // A trainer is gone when it has no work on the GPU any more.
         let mut last = kernel_ns(&host.truth(), major_pid);
         let mut left = Instant::now();
         let deadline = left + Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! With the library preloaded and nothing to share, everything is as without it.
+//! With the library preloaded and nothing to share, everything is as without the library.
 
 use std::{os::unix::net::UnixListener, path::Path, process::Command};
 
@@ -9,7 +9,7 @@ use deepres_e2e::{
     host::COMMAND_LIMIT,
 };
 
-/// Runs a command bare and preloaded, and asserts that nothing that can be seen differs.
+/// Runs a command bare and preloaded, and asserts that exit status and output are equal.
 #[track_caller]
 fn assert_same(host: &Host, command: impl Fn() -> Command) -> Finished {
     let bare = host.finish(command());
@@ -74,14 +74,15 @@ fn look_ups_of_a_program_without_the_driver_are_answered_as_ever() {
     });
     assert!(bare.stdout.contains("default cuInit: absent"), "{}", bare.stdout);
     assert!(bare.stdout.contains("lookalike cudnnCreate: liblookalikes.so"), "{}", bare.stdout);
-    // Nor is another copy of ours a driver.
+    // A second copy of the library does not count as a driver either.
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("libdeepres.so");
     std::fs::copy(&artefacts().library, &copy).unwrap();
     let mut command = host.command(c_program("lookups"));
     command.arg(&lookalikes).env_remove("LD_LIBRARY_PATH");
     command.env("LD_PRELOAD", format!("{}:{}", artefacts().library.display(), copy.display()));
-    // But for what `dlerror` says of it: the look-up behind the first copy did find something.
+    // The text of `dlerror` may differ, because the look-up behind the first copy did find a
+    // symbol.
     let answers = |done: &Finished| -> Vec<String> {
         done.stdout.lines().filter(|line| !line.contains("undefined symbol: cu")).map(str::to_owned).collect()
     };
@@ -102,7 +103,7 @@ fn a_library_that_wraps_dlsym_and_uses_rtld_next_works_before_and_behind() {
     }
 }
 
-/// What a client that launches and allocates says without any of us.
+/// Returns the output of a client that launches and allocates, without deepres.
 fn bare_client(host: &Host) -> Finished {
     host.finish(host.command(c_client("launches", Way::Dlsym))).success()
 }
@@ -117,7 +118,7 @@ fn a_gpu_client_without_a_daemon_is_the_same() {
         let hooked = host.finish(command);
         assert_eq!(hooked.success().json()["kernels_run"], bare.json()["kernels_run"]);
     }
-    // And to the letter, standard error too, where the way is the same.
+    // If the client reaches the driver in the same way, even standard error is equal.
     let mut command = host.command(c_client("launches", Way::Dlsym));
     command.env("LD_PRELOAD", &artefacts().library);
     assert_eq!(host.finish(command), bare);

@@ -1,6 +1,7 @@
-//! Who uses the GPU without being a tenant is listed, and nobody else. A real character device stands in for the driver's.
+//! The daemon lists processes that use the GPU without being a tenant, and no others. A real
+//! character device stands in for the driver's.
 //!
-//! Takes root and kernel programs in the daemon (`cargo xtask ebpf`).
+//! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,16 +13,17 @@ use deepres_e2e::{Host, Process, artefacts::artefacts, host::COMMAND_LIMIT};
 use serde_json::Value;
 
 const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
-/// The bar, and what polling adds.
+/// Time within which a process must be found, including the delay of polling, ns.
 const FOUND_LIMIT_NS: u64 = 1_000_000_000;
-/// After this the daemon has asked NVML once more, though it does so seldom.
+/// Time after which the daemon has asked NVML once more, although it asks rarely.
 const NVML_PAUSE: Duration = Duration::from_secs(7);
-/// In this the daemon tries once more what failed.
+/// Time within which the daemon repeats a failed attempt.
 const RETRY_LIMIT: Duration = Duration::from_secs(45);
-/// After a daemon's start nobody is told of for two seconds.
+/// The daemon reports no unmanaged process for two seconds after its start.
 const QUIET: Duration = Duration::from_millis(2_200);
 
-/// Opens the device, asks one thing of it, says when, and waits for the end of its input. Silent ones ask nothing.
+/// Opens the device, makes one ioctl, prints the time, and waits for the end of its input. With
+/// `silent` it makes no ioctl.
 const USER: &str = r#"
 import fcntl, os, sys, time
 device, silent = sys.argv[1], sys.argv[2:] == ["silent"]
@@ -69,7 +71,7 @@ fn await_found(host: &Host, pid: u32, wanted: impl Fn(&Value) -> bool) -> Value 
     }
 }
 
-/// Somebody who is listed, of whom a test starts no more than one.
+/// Waits for a listed process and returns it. A test starts at most one.
 #[track_caller]
 fn await_anybody(host: &Host) -> Value {
     let deadline = Instant::now() + COMMAND_LIMIT;
@@ -91,7 +93,8 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     let mut early = user(&host, &["silent"]);
     early.await_json(COMMAND_LIMIT);
     let mut daemon = host.daemon();
-    // Who asks before the programs are attached is found by what it has open.
+    // A process that makes its ioctl before the programs are attached is found by its open
+    // descriptor.
     unmanaged(&host);
     let mut late = user(&host, &[]);
     late.await_json(COMMAND_LIMIT);
@@ -149,7 +152,7 @@ sys.stdin.read()
 "#;
     let host = Host::new().config(CONFIG);
     let _daemon = host.daemon();
-    // Who asks before the programs are attached is not counted.
+    // Calls before the programs are attached are not counted.
     unmanaged(&host);
     let start = |options: &[&str]| {
         let mut tenant = host.spawn(host.run(options, "python3", &["-c", TENANT, DEVICE]));
@@ -179,7 +182,7 @@ sys.stdin.read()
     let rows: Vec<Vec<&str>> = rows.take(3).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][3..5], ["CALLS", "ERRORS"], "{shown}");
     assert_eq!((&rows[1][..3], &rows[2][..3]), (&["one", "5", "5"][..], &["two", "10", "10"][..]), "{shown}");
-    // Part of the tenant's state, and not only of its processes'.
+    // The count is part of the tenant's state, and not only of its processes'.
     let [first, ..] = tenants;
     let pid = first.pid();
     first.finish(COMMAND_LIMIT).success();
@@ -201,7 +204,8 @@ sys.stdin.read()
     }
 }
 
-/// As [`USER`], with a million descriptors more, or as many as this machine allows, the device last of all.
+/// Does the same as [`USER`], but first opens a million more descriptors, or as many as the machine
+/// allows. The device comes last.
 const CROWD: &str = r#"
 import fcntl, os, resource, sys, time
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -221,14 +225,16 @@ else:
         time.sleep(0.05)
 "#;
 
-/// What a process is at: `T` if it is stopped.
+/// Returns the state of a process. `T` means stopped.
 fn state(pid: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
 }
 
-/// Keeps the lock of its memory map, and so whoever reads its command line, until the server of its file system is killed: mapping a file that
-/// is not cached waits for what was written to it before to be on its way, and this file system never says so. Its last word is the server's id.
+/// Holds the lock of its memory map until the server of its file system is killed. So a process
+/// that reads its command line blocks too. Mapping a file that is not cached waits for earlier
+/// writes to finish, and this file system never finishes them. The last line of its output is the
+/// server's id.
 const STUCK: &str = r#"
 import ctypes, fcntl, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -272,17 +278,18 @@ print('{"server": %d}' % server, flush=True)
 libc.mmap(None, 4096, 1, 2, second, 0)
 "#;
 
-/// Ends a process when dropped: others wait for it.
+/// Kills a process when dropped, because other processes wait for it.
 struct Ends(rustix::process::Pid);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
     }
 }
 
-/// As [`USER`], but goes by what it is told: `open`, `close`, or what to become.
+/// Does the same as [`USER`], but follows the lines of its input: `open`, or any other line to
+/// close.
 const OBEDIENT: &str = r#"
 import fcntl, os, sys, time
 file = None
@@ -296,7 +303,7 @@ for number, line in enumerate(sys.stdin):
     print('{"number": %d, "opened_ns": %d}' % (number, opened_ns), flush=True)
 "#;
 
-/// Has [`OBEDIENT`] do something; returns when it did.
+/// Gives [`OBEDIENT`] an order. Returns the time of the action, ns.
 fn tell(user: &mut Process, number: u64, what: &str) -> u64 {
     user.say(what);
     let answer = format!("{{\"number\": {number},");
@@ -313,7 +320,7 @@ fn programs_that_could_not_be_attached_are_tried_again() {
     let host = Host::new().config(CONFIG);
     let empty = host.path().join("types");
     std::fs::write(&empty, "").unwrap();
-    // The daemon has mounts of its own, where the kernel's types cannot be read for now.
+    // The daemon has its own mounts, in which the kernel's types cannot be read at first.
     let deepres = host.deepres(&["daemon", "--config"]);
     let mut command = host.command("unshare");
     command.args(["--mount", "sh", "-c", "mount --bind \"$0\" \"$1\" && shift && exec \"$@\""]);
@@ -392,7 +399,7 @@ fn a_trace_that_cannot_be_written_says_so_and_has_the_colours_that_its_terminals
     }
     let host = Host::new();
     let call = "import fcntl,os\nf=os.open('/dev/vga_arbiter',os.O_RDWR)\ntry: fcntl.ioctl(f,0xc020462a,bytearray(32))\nexcept OSError: pass";
-    // What a shell makes of `$0` and `$@` is the trace.
+    // The shell's `$0` and `$@` are the trace command.
     let traced = |shell: &str| {
         let mut command = host.command("sh");
         command.args(["-c", shell]).arg(&artefacts().deepres);
@@ -417,7 +424,7 @@ fn a_trace_that_cannot_be_written_says_so_and_has_the_colours_that_its_terminals
     assert!(plain.contains("ENOTTY") && !plain.contains('\x1b'), "{plain}");
 }
 
-/// The events of a trace, once it has told some; then it is told to stop.
+/// Starts a trace, stops it after some events, and returns the events.
 fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
     let mut trace =
         host.spawn(host.deepres(&[&["trace", "--json", "--device", "nvidia=10:256"], options].concat()));
@@ -433,7 +440,8 @@ fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
 
-/// Asks five times, says when it opened the device, and asks on and on once it is signalled. What containers have is Perl.
+/// Makes five ioctls and prints when it opened the device. Goes on with ioctls once it is
+/// signalled. It is in Perl because the containers have Perl.
 const CONTAINED: &str = r#"
 $SIG{USR1} = sub { $goes_on = 1 };
 $| = 1;
@@ -448,7 +456,7 @@ sleep 1 until $goes_on;
 while (1) { ioctl($device, 0xc020462a, $argument); select(undef, undef, undef, 0.02) }
 "#;
 
-/// Has memory of a device mapped, and nothing of it open; says its device's numbers.
+/// Maps memory of a device, and closes the descriptor.
 const MAPPER: &str = r#"
 import ctypes, os, sys
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -627,7 +635,7 @@ mod measured {
             assert!(Instant::now() < deadline, "the stand-in does not do what it should");
             thread::sleep(Duration::from_millis(10));
         }
-        // A stranger that comes after it is found, and held, all the same.
+        // A process that comes later is found and held all the same.
         let mut held = user(&host, &[]);
         held.await_json(COMMAND_LIMIT);
         await_found(&host, held.pid(), |user| user["state"] == "held");
@@ -660,7 +668,7 @@ mod measured {
                 assert!(Instant::now() < deadline);
                 thread::sleep(Duration::from_millis(20));
             }
-            // At another moment of the second each time.
+            // Each round falls on another moment of the second.
             thread::sleep(Duration::from_millis(1_000 + round * 170));
         }
     }
@@ -708,13 +716,13 @@ mod measured {
         if !are_possible() {
             return;
         }
-        // Alone: it holds whoever uses the stand-in.
+        // The test runs alone, because its daemon holds all processes that use the stand-in.
         let host = Host::measuring().config(&format!("{CONFIG}unmanaged = \"hold\"\n"));
         let daemon = host.daemon();
         let mut held = user(&host, &[]);
         held.await_json(COMMAND_LIMIT);
         await_found(&host, held.pid(), |user| user["state"] == "held");
-        // It stops when it runs next.
+        // The process stops when it runs next.
         let await_stopped = || {
             let deadline = Instant::now() + COMMAND_LIMIT;
             while state(held.pid()) != 'T' {
@@ -724,7 +732,7 @@ mod measured {
         };
         await_stopped();
         assert!(!daemon.stderr().contains("held again"), "nobody has let it go on:\n{}", daemon.stderr());
-        // Whoever owns it can let it go on, for a moment.
+        // The process's owner can continue it for a moment. The daemon then stops it again.
         held.signal(rustix::process::Signal::CONT);
         await_stopped();
         let pid = held.pid().to_string();
@@ -755,7 +763,7 @@ mod measured {
         let pid = held.pid();
         held.await_json(COMMAND_LIMIT);
         await_found(&host, pid, |user| user["state"] == "held");
-        // The state is written every three seconds at least.
+        // The daemon writes its state at least every three seconds.
         thread::sleep(WRITTEN);
         let kill = |daemon: Process| {
             daemon.signal(rustix::process::Signal::KILL);
@@ -814,7 +822,7 @@ mod measured {
 
         let nobody = host.finish(host.deepres(&["trace", "--device", "nvidia=10:256", "--tenant", "nobody"]));
         assert!(nobody.code == 1 && nobody.stderr.contains("there is no tenant nobody"), "{}", nobody.stderr);
-        // The keeper of one that has not begun.
+        // A keeper of a tenant whose processes have not started.
         let _keeper = host.spawn(host.run(&["--name", "later"], "sleep", &["60"]));
         host.await_ps(|ps| ps.find("later").is_some(), COMMAND_LIMIT);
         let mut trace =
@@ -835,7 +843,8 @@ mod measured {
         let _daemon = host.daemon();
         thread::sleep(QUIET);
         for (users, uid) in [(Users::Shared, 0), (Users::Apart, OUTER_ROOT)] {
-            // Into a user namespace the runtime can only mount a device where it is outside, and elsewhere only make one where devices may be.
+            // In a user namespace the runtime can only bind-mount a device at its outside path.
+            // Otherwise it can only create the device node in /dev.
             let inside = if users == Users::Apart { &node } else { "/dev/gpu" };
             let options = ["--device", &format!("{node}:{inside}")];
             let mut container = containers.start_bare(&options, users, &["perl", "-e", CONTAINED, inside]);
@@ -855,7 +864,8 @@ mod measured {
             assert_ne!(pid, 1);
             let took_ns = found["reported_ns"].as_u64().unwrap().saturating_sub(opened_ns);
             assert!(took_ns <= FOUND_LIMIT_NS, "found after {took_ns} ns");
-            // Perl asks a file that it opens whether it is a terminal.
+            // Perl makes one ioctl of each file that it opens, to see whether the file is a
+            // terminal.
             let calls = || {
                 let activity = host.status()["driver_activity"].as_array().expect("a list").clone();
                 let its = activity.into_iter().find(|activity| activity["pid"] == pid)?;
@@ -883,7 +893,7 @@ mod measured {
         if !are_possible() {
             return;
         }
-        // The driver's has memory to map, and so has this; the stand-in has none.
+        // Like the driver's device, /dev/zero has memory to map. The stand-in has none.
         const ZERO: &str = "/dev/zero";
         let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=1:5\"]\n");
         let mut command = host.command("python3");
@@ -912,7 +922,7 @@ mod measured {
             return;
         }
         let host = Host::measuring();
-        // The daemon has mounts of its own, with a list of devices of ours.
+        // The daemon has its own mounts, with a list of devices that the test writes.
         let listed = host.path().join("devices");
         let list = |text: &str| {
             std::fs::write(&listed, format!("Character devices:\n  1 mem\n{text}\nBlock devices:\n")).unwrap()
@@ -951,7 +961,7 @@ mod measured {
         assert_eq!(unmanaged(&host), Vec::<Value>::new(), "the stand-in has another number");
 
         list(&format!("{} nvidia-uvm", NUMBERS.0));
-        // It has had it open all the while, and asks nothing.
+        // The process has had the device open all the while, and makes no ioctl.
         let found = await_found(&host, silent.pid(), |_| true);
         assert_eq!(found["seen_by"][0], "descriptor");
         let mut late = user(&host, &[]);
@@ -965,7 +975,8 @@ mod measured {
         if !are_possible() {
             return;
         }
-        // It asks the driver's device something before and after it connects, becomes another program that does so again, and ends.
+        // The tenant makes ioctls of the driver's device before and after it connects. Then it
+        // executes another program that does the same, and ends.
         const TENANT: &str = r#"
 import ctypes, fcntl, os, sys, time
 device, rounds = sys.argv[2], int(sys.argv[3])
@@ -989,7 +1000,7 @@ if rounds: os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv
         for tenant in tenants {
             tenant.finish(COMMAND_LIMIT).success();
         }
-        // Whoever comes now is listed: so the list works.
+        // A process that comes now is listed, which shows that the list works.
         let mut stranger = user(&host, &[]);
         stranger.await_json(COMMAND_LIMIT);
         await_found(&host, stranger.pid(), |_| true);
@@ -1005,7 +1016,8 @@ if rounds: os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv
         if !are_possible() {
             return;
         }
-        // A driver that starts opens its devices and asks them much, and only then is there a session.
+        // A driver that starts opens its devices and makes many ioctls. Only then is there a
+        // session.
         const TENANT: &str = r#"
 import ctypes, fcntl, os, sys, threading, time
 starts = threading.Thread(target=lambda: results.append(ctypes.CDLL("libcuda.so.1").cuInit(0)))
@@ -1031,7 +1043,8 @@ sys.stdin.readline()
         let mut tenant = start("cuInit:delay:2500ms");
         assert_eq!(tenant.await_json(COMMAND_LIMIT)["result"], 0);
         tenant.finish(COMMAND_LIMIT).success();
-        // One whose driver does not start after all is a stranger that asked, and has the device open.
+        // If the driver does not start after all, the process is an unmanaged user with the device
+        // open.
         let mut failed = start("cuInit:delay:1s,cuInit:1:999");
         assert_eq!(failed.await_json(COMMAND_LIMIT)["result"], 999);
         await_anybody(&host);
@@ -1060,8 +1073,9 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[1], sys.arg
         let host = Host::measuring().config(CONFIG);
         let _daemon = host.daemon();
         thread::sleep(QUIET);
-        // Before its session's end is known, before it is known what it asked until then, and after. The session ends at another moment of the second
-        // each time.
+        // The new program uses the device before the daemon knows of the session's end, before it
+        // knows the earlier calls, or afterwards. Each session ends at another moment of the
+        // second.
         for (wait, pause) in ["0.2", "0.4", "0.6", "0.8"].into_iter().zip(["0", "0.03", "0.06", "0.2"]) {
             let user = format!("import time; time.sleep({pause})\n{USER}");
             let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, &user, DEVICE, wait]));
@@ -1084,7 +1098,8 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[1], sys.arg
         if !are_possible() {
             return;
         }
-        // What it becomes has the device for a moment, less than it is given to connect.
+        // The new program has the device open for a moment, less than the time that a process has
+        // to connect.
         const TENANT: &str = r#"
 import ctypes, os, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -1100,7 +1115,7 @@ os.execvp("sh", ["sh", "-c", "sleep 0.1; exec 9<&-; echo '{}'; read line"])
         thread::sleep(QUIET);
         let mut tenant = host.spawn(host.run(&[], "python3", &["-c", TENANT, DEVICE]));
         tenant.await_json(COMMAND_LIMIT);
-        // By then NVML has been asked, and has said that it computes.
+        // By now the daemon has asked NVML, and NVML has listed the process as computing.
         thread::sleep(NVML_PAUSE);
         tenant.say("");
         tenant.await_json(COMMAND_LIMIT);
@@ -1147,7 +1162,7 @@ os.execvp("sleep", ["sleep", "60"])
         if !are_possible() {
             return;
         }
-        // As nvidia-smi does, and PyTorch before it computes.
+        // nvidia-smi does this, and so does PyTorch before it computes.
         const VIEWER: &str = r#"
 import ctypes, fcntl, os, sys, time
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -1165,7 +1180,7 @@ for _ in range(30):
         let mut daemon = host.daemon();
         thread::sleep(QUIET);
         host.spawn(host.run(&[], "python3", &["-c", VIEWER, DEVICE])).finish(COMMAND_LIMIT).success();
-        // Whoever comes without deepres is listed: so the list works.
+        // A process without deepres is listed, which shows that the list works.
         let mut stranger = user(&host, &[]);
         stranger.await_json(COMMAND_LIMIT);
         let found = await_found(&host, stranger.pid(), |_| true);

@@ -1,8 +1,10 @@
-//! A process killed anywhere on the whole way of a call of memory, through hook, account and driver and back: what it had comes back whole, and meanwhile nobody passes
-//! the limit.
+//! A process is killed at any point of a memory call, on its way through hook, account and driver
+//! and back. All its memory is freed, and meanwhile no process passes the limit.
 //!
-//! The victim is walked by ptrace, one instruction at a time, from where it calls to where the call returns. It is killed after each change that it makes of its tenant's
-//! account, and at places spread evenly over the way between. `abi/tests/kills.rs` walks through the account alone; `killed.rs` kills inside every call of the driver.
+//! The test walks the victim with ptrace, one instruction at a time, from the call to its return.
+//! It kills the victim after each change of the tenant's account, and at places spread evenly over
+//! the call. `abi/tests/kills.rs` walks through the account alone. `killed.rs` kills inside every
+//! call of the driver.
 
 use std::ptr::null_mut;
 
@@ -15,19 +17,19 @@ use deepres_e2e::{
 
 const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
-/// What another process of the tenant holds.
+/// Memory that another process of the tenant holds.
 const OTHER_BYTES: u64 = 300 * MIB;
-/// What is left beside that.
+/// Rest of the limit.
 const LEFT_BYTES: u64 = LIMIT_BYTES - OTHER_BYTES;
 const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "walked";
-/// The victim's: the other one connects first.
+/// Slot of the victim. The other process connects first.
 const SLOT: usize = 1;
-/// Places at which it is killed beside those after each change of the account.
+/// Places at which the victim is killed, in addition to those after each change of the account.
 const PLACES: usize = 16;
-/// Far more than any call takes.
+/// Upper bound on the instructions of a call. Every call takes far fewer.
 const MOST_STEPS: usize = 5_000_000;
-/// Calls, and how much each is of: small ones of linear memory go a way of their own.
+/// Calls and the size of each request. Small linear allocations take a path of their own.
 const CALLS: [(&str, u64); 8] = [
     ("cuMemAlloc_v2", 512),
     ("cuMemAlloc_v2", 8 * MIB),
@@ -39,35 +41,36 @@ const CALLS: [(&str, u64); 8] = [
     ("cuArrayCreate_v2", 8 * MIB),
 ];
 
-/// Where a walk ends.
+/// The point where a walk ends.
 #[derive(Debug, Clone, Copy)]
 enum End {
-    /// Where the call returns.
+    /// The return of the call.
     Return,
-    /// Right after so many changes of the account.
+    /// Right after this many changes of the account.
     Changes(usize),
-    /// After so many instructions.
+    /// After this many instructions.
     Steps(usize),
 }
 
-/// How far a walk came.
+/// Length of a walk: instructions and changes of the account.
 struct Walked {
     steps: usize,
     changes: usize,
 }
 
-/// Lets a stopped process go on, or attaches to one.
+/// Makes a ptrace request without arguments: attaches to a process or lets it go on.
 fn trace(pid: u32, what: libc::c_uint) {
-    // SAFETY: a child of ours; none of the requests made here reads or writes memory of ours.
+    // SAFETY: the process is a child of ours. None of the requests made here reads or writes our
+    // memory.
     let done =
         unsafe { libc::ptrace(what, pid as i32, null_mut::<libc::c_void>(), null_mut::<libc::c_void>()) };
     assert_eq!(done, 0, "ptrace: {}", std::io::Error::last_os_error());
 }
 
-/// Waits until a traced process stops, and returns by which signal.
+/// Waits until a traced process stops, and returns the signal that stopped it.
 fn stopped_by(pid: u32) -> i32 {
     let mut status = 0;
-    // SAFETY: a child of ours, and room for its status.
+    // SAFETY: the process is a child of ours, and `status` is valid for a write.
     assert_eq!(unsafe { libc::waitpid(pid as i32, &mut status, libc::__WALL) }, pid as i32);
     assert!(libc::WIFSTOPPED(status), "the victim ended by itself: {status:x}");
     libc::WSTOPSIG(status)
@@ -100,18 +103,18 @@ fn walk(victim: &mut Process, ledger: &Ledger, end: End) -> Walked {
     }
 }
 
-/// A tenant with a process that holds most of what it may, and its account.
+/// A tenant with a process that holds most of the limit, and its daemon.
 struct Tenant {
     host: Host,
     daemon: Process,
-    /// Takes what there is, and gives it back.
+    /// Process that allocates all free memory and frees it again.
     other: Process,
     asked: usize,
 }
 
 impl Tenant {
     fn start() -> Self {
-        // Contexts' own memory is none, so that the GPU's record is of allocations alone.
+        // Contexts take no memory, so the GPU's record contains allocations alone.
         let host = Host::new().simgpu("context_overhead_bytes = 0\n");
         let daemon = host.daemon();
         let other = host.spawn(in_tenant(&host, "overheads"));
@@ -121,7 +124,7 @@ impl Tenant {
         tenant
     }
 
-    /// What the driver answered the other process.
+    /// Gives an order to the other process. Returns the driver's result code.
     fn ask(&mut self, what: &str) -> String {
         self.other.say(what);
         let prefix = format!("{} ", self.asked);
@@ -137,7 +140,8 @@ impl Tenant {
         let walked = walk(&mut victim, ledger, end);
         victim.kill();
         let at = format!("{how} {api} of {bytes} bytes, {end:?}");
-        // Whatever it had, or was promised, the other can have at once, and not a byte more.
+        // The other process can have the victim's held and reserved memory at once, and not one
+        // byte more.
         assert_eq!(self.ask(&format!("allocate 1 {LEFT_BYTES}")), "0", "{at}");
         assert_eq!(self.ask("allocate 2 1"), OUT_OF_MEMORY, "{at}");
         assert_eq!(self.ask("free 1 0"), "0", "{at}");
@@ -156,7 +160,8 @@ fn in_tenant(host: &Host, client: &str) -> std::process::Command {
     command
 }
 
-/// Kills processes everywhere on the way of each call, which changes the account so often at least.
+/// Kills processes at all places of each call. Each call must change the account at least
+/// `least_changes` times.
 fn kill_everywhere(how: &str, least_changes: usize) {
     let mut tenant = Tenant::start();
     let ledger = Ledger::of(&tenant.daemon);
@@ -175,18 +180,19 @@ fn kill_everywhere(how: &str, least_changes: usize) {
 
 #[test]
 fn a_process_killed_anywhere_while_it_allocates_leaves_nothing_behind() {
-    // Promised, taken.
+    // The two changes are the reservation and the charge.
     kill_everywhere("allocate", 2);
 }
 
 #[test]
 fn a_process_killed_anywhere_while_it_frees_leaves_nothing_behind() {
-    // What a pool has it keeps until it is trimmed, or the process waits for the GPU.
+    // A pool keeps its memory until it is trimmed or the process waits for the GPU. So a free may
+    // change nothing.
     kill_everywhere("free", 0);
 }
 
 #[test]
 fn a_process_killed_anywhere_while_it_is_refused_leaves_nothing_behind() {
-    // Promised, withdrawn.
+    // The two changes are the reservation and its withdrawal.
     kill_everywhere("refused", 2);
 }

@@ -1,4 +1,4 @@
-//! Every way into the driver is hooked: what deepres counts is what the client counted and what the GPU ran.
+//! Every way into the driver is hooked. deepres, the client and the GPU count the same launches.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,16 +11,18 @@ use deepres_e2e::{
     witness::{Client, assert_every_look_up_is_answered_with_our_hook},
 };
 
-/// The meter page is brought up to date by the session's own meter thread.
+/// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 
-/// Runs `launches` as tenant `counted` with `preload` set beside what `deepres run` sets, and compares the three counts.
+/// Runs `launches` as tenant `counted`, with `preload` in addition to the library of `deepres run`.
+/// Compares the three counts.
 fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
     let host = Host::new();
     let _daemon = host.daemon();
     let mut command = host.run(&["--name", "counted"], c_client("launches", way), &[]);
     if let Some(preload) = preload {
-        // `deepres run` prepends: this is how a user has another library preloaded behind it.
+        // `deepres run` prepends its library. So a user preloads another library behind it with
+        // this variable.
         command.env("LD_PRELOAD", preload);
     }
     let mut client = host.spawn(command);
@@ -62,7 +64,8 @@ fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
     }
 }
 
-/// Runs `launches` in every way with these libraries preloaded and nothing else, as a tenant of one session each, and compares the counts.
+/// Runs `launches` in every way with only these libraries preloaded, each as a tenant of one
+/// session. Compares the counts.
 fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
     let preload = preloaded.iter().map(|library| library.display().to_string()).collect::<Vec<_>>().join(":");
     for way in Way::ALL {
@@ -82,7 +85,8 @@ fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
     }
 }
 
-/// The other library finds the real `dlsym` by its version, as tracers do; that has to be ours too.
+/// The other library finds the real `dlsym` by its version, as tracers do. This look-up must find
+/// the hook too.
 #[test]
 fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
     let host = Host::new();
@@ -90,7 +94,8 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
     assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
 }
 
-/// The other library asks the C library itself for `dlsym`, and so passes over whoever comes between, in either order.
+/// The other library gets `dlsym` from the C library's handle. So it bypasses libraries in between,
+/// in either order.
 #[test]
 fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
@@ -101,7 +106,8 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     }
 }
 
-/// A tool before us asks for what comes next, and a wrapper of `dlsym` behind us loses whose question that was.
+/// A tool before deepres asks for the next symbol. A wrapper of `dlsym` behind deepres hides the
+/// original caller.
 #[test]
 fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
     for wraps in ["wrapnext", "wraphandle"] {
@@ -128,7 +134,8 @@ fn who_was_given_the_c_librarys_dlsym_behind_us_is_told_of() {
     assert!(wrapped.contains(" 0 for the C library's dlsym"), "it is asked after us: {wrapped}");
 }
 
-/// TensorFlow's way: its library has functions of the driver's names, which look the driver's up and call it, and libcudart asks the driver itself.
+/// TensorFlow's pattern: its library has functions of the driver's names, which look up the
+/// driver's and call them. libcudart asks the driver directly.
 #[test]
 fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
     for (forwards, scope) in ["forwards", "forwards_by_proc_address"]
@@ -156,7 +163,8 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
     }
 }
 
-/// The machine preloads deepres everywhere and a container brings its own: one of them does the work, once.
+/// The machine preloads deepres everywhere, and a container brings its own copy. Only one of them
+/// does the work.
 #[test]
 fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     let folder = tempfile::tempdir().unwrap();

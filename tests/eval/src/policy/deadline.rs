@@ -1,7 +1,9 @@
-//! One batch at a time, the one that is due first: temporal sharing by earliest deadline (Liu and Layland, JACM 1973), without preemption.
+//! Runs one batch at a time, the one with the earliest deadline first (Liu and Layland, JACM 1973),
+//! without preemption.
 //!
-//! A request or step is due when its SLO says, else when its job's deadline says. What is due at no time, or at the same, is served as it came.
-//! At the end of each batch it is decided again.
+//! A request or step is due when its SLO says, or else when its job's deadline says. Batches
+//! without a due time, or with the same, run in the order in which they came. The gate decides
+//! again at the end of each batch.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +11,7 @@ use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
 use crate::scenario::Scenario;
 
-/// Due, arrived, whose: the least comes first.
+/// Due time, arrival time and tenant. The least comes first.
 type Place = (u64, u64, Tenant);
 
 /// The gate.
@@ -18,13 +20,13 @@ pub struct EarliestDeadline {
     holder: Option<Tenant>,
     waiting: BTreeSet<Place>,
     places: Vec<Option<Place>>,
-    /// When each tenant's whole job is due.
+    /// Time when each tenant's whole job is due.
     deadlines_ns: Vec<u64>,
     next_ns: Option<u64>,
 }
 
 impl EarliestDeadline {
-    /// For a scenario's tenants.
+    /// Returns the gate for a scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
         let deadline = |tenant: &crate::scenario::Tenant| tenant.deadline_ns.unwrap_or(u64::MAX);
         Self {
@@ -108,7 +110,8 @@ mod tests {
 
     #[test]
     fn a_backlogged_service_gives_way_between_two_of_its_requests_to_one_that_is_due_earlier() {
-        // The first has far more to do than fits, due in a second; the second's requests are due in 20 ms.
+        // The first tenant has far more work than fits, due in five seconds. The second tenant's
+        // requests are due in 20 ms.
         let text = r#"
             name = "due"
             shows = "who is due first"
@@ -123,7 +126,7 @@ mod tests {
         let scenario = Scenario::parse(text).unwrap();
         let run = Policy::EarliestDeadline.run_alone(&scenario);
         assert_eq!((run.outcomes[1].missed, run.outcomes[1].timed), (0, 19), "{:?}", run.outcomes[1]);
-        // A request of the other at most is ahead of it, and two switches.
+        // At most one request of the other tenant and two switches are ahead of it.
         assert!(run.outcomes[1].latencies_ns.iter().all(|ns| *ns <= 9_200_000));
     }
 
@@ -141,7 +144,7 @@ mod tests {
             steps = { kernels = 10, kernel_us = 1000, pause_ms = 10 }
             "#,
         );
-        // After each of its steps the other has one.
+        // After each of its steps the other tenant has one.
         assert!((used[1] - 50.0).abs() < 1.0, "{used:?}");
     }
 }

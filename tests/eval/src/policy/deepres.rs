@@ -1,4 +1,4 @@
-//! The daemon's policy, and the gate as the interposer keeps it.
+//! The daemon's policy, with the gate as the interposer implements it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -15,9 +15,9 @@ use crate::gate::{Gate, Launch};
 use crate::scenario::{self, Scenario};
 use crate::standings::MOST_WATCHED;
 
-/// Processors of the host, for whether waiters spin.
+/// Number of the host's CPUs. It decides whether waiters spin.
 const PROCESSORS: usize = 8;
-/// How often priorities are looked at again, as in the daemon.
+/// Time between two reviews of priorities, as in the daemon.
 const REVIEW_NS: u64 = 100_000_000;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct Seat {
     demand: Demand,
     demand_used_ns: u64,
     idle_since_ns: Option<u64>,
-    /// It was idle at the last review.
+    /// Whether the tenant was idle at the last review.
     is_lent: bool,
     is_news: bool,
 }
@@ -48,16 +48,16 @@ pub struct Deepres {
     scheduler: Scheduler,
     tuning: Tuning,
     weights: Weights,
-    /// A wake-up: bell to arbiter, gate to thread.
+    /// Time of a wake-up: from a bell to the arbiter, or from a gate to a thread.
     wake_ns: u64,
     tenants: Vec<scenario::Tenant>,
     seats: Vec<Seat>,
     news: Vec<Tenant>,
     decide_ns: Option<u64>,
     reviewed_ns: Option<u64>,
-    /// Someone who was idle at the last review wants the GPU again.
+    /// Whether a tenant that was idle at the last review wants the GPU again.
     is_back: bool,
-    /// What is owed, until the engine has taken it.
+    /// The entitlements, until the engine has taken them.
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }
@@ -66,13 +66,13 @@ fn id(tenant: Tenant) -> TenantId {
     tenant as TenantId
 }
 
-/// The time constants of the policy in a scenario.
+/// Returns the policy's time constants for a scenario.
 pub fn tuning(scenario: &Scenario) -> Tuning {
     Tuning::derive(scenario.gpu.handoff_ns, QuantumBounds::default(), PROCESSORS)
 }
 
 impl Deepres {
-    /// The policy over a scenario's tenants.
+    /// Returns the policy for a scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
         let handoff_ns = scenario.gpu.handoff_ns;
         let mut deepres = Self {
@@ -112,7 +112,7 @@ impl Deepres {
         self.decide_ns = Some(self.decide_ns.map_or(heard_ns, |decide_ns| decide_ns.min(heard_ns)));
     }
 
-    /// Works out again what every tenant is owed.
+    /// Computes every tenant's entitlement again.
     fn review(&mut self, now_ns: u64) {
         let request = |(id, (tenant, seat)): (TenantId, (&scenario::Tenant, &mut Seat))| {
             let idle_ns = seat.idle_since_ns.map_or(0, |since_ns| now_ns - since_ns);
@@ -127,7 +127,7 @@ impl Deepres {
         let requests: BTreeMap<TenantId, _> =
             (0..).zip(self.tenants.iter().zip(&mut self.seats)).map(request).collect();
         let owed = entitlements(&requests);
-        // Both are by tenant.
+        // Both maps are ordered by tenant.
         for ((tenant, owed), request) in owed.iter().zip(requests.values()) {
             self.scheduler.set_standing(*tenant, request.class, owed.weight_ppm);
         }
@@ -135,7 +135,7 @@ impl Deepres {
         (self.reviewed_ns, self.is_back) = (Some(now_ns), false);
     }
 
-    /// When what is owed is worked out next.
+    /// Returns the time of the next review.
     fn review_ns(&self) -> u64 {
         let every_ns = if self.is_back { BACK_NS } else { REVIEW_NS };
         self.reviewed_ns.map_or(0, |reviewed_ns| reviewed_ns + every_ns)
@@ -182,12 +182,12 @@ impl Gate for Deepres {
                 let ahead_ns =
                     self.scheduler.run_ahead_ns(id(tenant), 1, seat.longest_ns, now_ns, &self.tuning);
                 if seat.in_flight > 0 && seat.in_flight_ns + launch.length_ns > ahead_ns {
-                    // It waits for what it has in flight, and not at the gate.
+                    // The tenant waits for its work in flight, and not at the gate.
                     return false;
                 }
                 (true, false)
             }
-            // One at a time is for gangs, of which there are none here.
+            // One launch at a time is for gangs, and there are none here.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),

@@ -1,14 +1,18 @@
-//! A token bucket for each tenant, filled by the utilisation that is seen.
+//! A token bucket for each tenant, filled according to the utilisation seen.
 //!
-//! Rule and constants are those of HAMi-core's src/multiprocess/multiprocess_utilization_watcher.{c,h} as of June 2026: a launch takes as many tokens
-//! as its grid has blocks, and sleeps 10 ms at a time while there are less than none; every 120 ms the bucket gets `share` more, which grows while
-//! the process's utilisation of the last second is at or below its limit and shrinks while it is above, in integer percent.
+//! The rule and the constants are those of HAMi-core's
+//! src/multiprocess/multiprocess_utilization_watcher.{c,h} as of June 2026. A launch takes as many
+//! tokens as its grid has blocks. While the number of tokens is negative, a launch sleeps 10 ms at
+//! a time. Every 120 ms the bucket gets `share` more tokens. `share` grows while the process's
+//! utilisation of the last second is at or below its limit. It shrinks while the utilisation is
+//! above. Utilisation is in integer percent.
 //!
-//! Nothing in HAMi-core sets what makes a launch wait whatever its tokens (`recent_kernel` below 0): another program does, for tasks of low priority, and is not part of it. So no
-//! launch waits for that here.
+//! In HAMi-core a launch also waits while `recent_kernel` is below 0, whatever its tokens. Nothing
+//! in HAMi-core sets that value. Another program, which is not part of HAMi-core, does so for tasks
+//! of low priority. So no launch waits for that here.
 //!
-//! The limits: what each tenant is owed. A best-effort tenant gets what the others leave on average, which an operator would have to know
-//! beforehand; it gets 5 % at least.
+//! The limit of an owner is its entitlement. A best-effort tenant gets what the others leave on
+//! average, which an operator would have to know beforehand. It gets at least 5 %.
 
 use std::collections::VecDeque;
 
@@ -32,11 +36,11 @@ const THREADS: i64 = 2048;
 const SMS: i64 = blocks::SMS as i64;
 /// The divisor in `delta`.
 const DIVISOR: i64 = 2560;
-/// The least difference that `delta` goes by, percent.
+/// Least difference that `delta` uses, percent.
 const MIN_DIFFERENCE: i64 = 5;
-/// A limit at which nothing is limited, percent.
+/// Limit from which on no launch is limited, percent.
 const UNLIMITED: i64 = 100;
-/// The least limit a guest gets here, percent.
+/// Least limit of a guest here, percent.
 const MIN_GUEST: i64 = 5;
 
 #[derive(Debug)]
@@ -46,7 +50,7 @@ struct Bucket {
     total: i64,
     share: i64,
     waiting_until_ns: Option<u64>,
-    /// (end, length) of the kernels of the last second.
+    /// (end, length) of the kernels of the last second, ns.
     recent: VecDeque<(u64, u64)>,
 }
 
@@ -58,7 +62,7 @@ pub struct HamiLike {
 }
 
 impl HamiLike {
-    /// Buckets for the scenario's tenants.
+    /// Returns the buckets for the scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
         let left = 1.0 - metrics::demand_of_owners(scenario);
         let owed = Standings::at_first(scenario);
@@ -159,7 +163,8 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// The share of a bucket with this limit after a look at a second with so much utilisation.
+    /// Returns the share of a bucket with this limit after a look at a second with this
+    /// utilisation.
     fn share_after(limit_percent: i64, share: i64, used_percent: u64) -> i64 {
         let mut bucket = Bucket { share, ..Bucket::new(limit_percent) };
         bucket.recent.push_back((SECOND, used_percent * SECOND / 100));
@@ -169,12 +174,12 @@ mod tests {
 
     #[test]
     fn the_share_moves_by_the_difference_faster_where_that_is_more_than_half_the_limit() {
-        // delta: 132 × 132 × 2048 × difference / 2560 …
+        // delta is 132 × 132 × 2048 × difference / 2560.
         assert_eq!(share_after(50, 1_000_000, 30), 1_000_000 + 278_784);
         assert_eq!(share_after(50, 1_000_000, 70), 1_000_000 - 278_784);
-        // … at least 5 percent …
+        // The difference is at least 5 percent.
         assert_eq!(share_after(50, 1_000_000, 48), 1_000_000 + 69_696);
-        // … and × difference × 2 / (limit + 1) beyond half the limit.
+        // Beyond half the limit, delta is multiplied by difference × 2 / (limit + 1).
         assert_eq!(share_after(50, 0, 0), 1_366_588);
         assert_eq!(share_after(50, 1_000, 100), 0);
     }
@@ -196,7 +201,7 @@ mod tests {
         assert_eq!(gate.buckets[0].limit_percent, 30);
         gate.buckets[0].tokens = 1_320;
         let launch = Launch { tenant: 0, length_ns: 100_000, arrived_ns: 0, due_ns: None };
-        // 1,320 blocks each: down to none, then below.
+        // Each launch has 1,320 blocks. The first leaves no tokens, and the second goes below 0.
         assert!(gate.admit(0, &launch) && gate.admit(0, &launch));
         assert_eq!(gate.buckets[0].tokens, -1_320);
         assert!(!gate.admit(5, &launch));

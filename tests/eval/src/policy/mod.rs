@@ -25,13 +25,15 @@ pub enum Policy {
     Deepres,
     /// Each tenant has an equal part of the GPU, whether it uses it or not: fixed partitions.
     StaticSplit,
-    /// What the hardware does without MPS: contexts take turns.
+    /// The hardware's behaviour without MPS: contexts take turns.
     TimeSlice,
-    /// What the hardware does under MPS without limits: kernels run together.
+    /// The hardware's behaviour under MPS without limits: kernels run together.
     Mps,
-    /// A best-effort job's launches are limited by the rate of the production job's, after the published code of TGS (NSDI 2023).
+    /// The rate of the production job's launches limits a best-effort job's launches, after the
+    /// published code of TGS (NSDI 2023).
     TgsLike,
-    /// A token bucket for each tenant, filled by utilisation seen, after the published code of HAMi-core.
+    /// A token bucket for each tenant, filled according to the utilisation seen, after the
+    /// published code of HAMi-core.
     HamiLike,
     /// One request at a time, the one that is due first.
     EarliestDeadline,
@@ -40,7 +42,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them, ours first.
+    /// All policies, that of deepres first.
     pub const ALL: [Self; 8] = [
         Self::Deepres,
         Self::StaticSplit,
@@ -52,7 +54,7 @@ impl Policy {
         Self::Gps,
     ];
 
-    /// Its name in reports.
+    /// Returns the policy's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Deepres => "deepres",
@@ -66,13 +68,14 @@ impl Policy {
         }
     }
 
-    /// Runs a scenario under it, without regard to any other policy.
+    /// Runs a scenario under the policy, independently of any other policy.
     pub fn run_alone(self, scenario: &Scenario) -> Run {
         let standings = Standings::at_first(scenario);
         self.run(scenario, &standings, &mut Fluid::new(scenario, &standings))
     }
 
-    /// Runs a scenario of one GPU under it; where it goes by what tenants are owed over time, that is `standings`.
+    /// Runs a scenario of one GPU under the policy. `standings` are the tenants' entitlements over
+    /// time, for a policy that uses them.
     pub fn run(self, scenario: &Scenario, standings: &Standings, witness: &mut dyn Witness) -> Run {
         let tenants = scenario.tenants.len();
         let gpu = &scenario.gpu;
@@ -84,8 +87,8 @@ impl Policy {
             }
         };
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
-            // What is in flight of one tenant has drained before the next one's gate opens: the hardware has nothing to switch between but
-            // at a hand-off, which the gate accounts for.
+            // The work in flight of one tenant has drained before the next tenant's gate opens. So
+            // the hardware switches contexts only at a hand-off, and the gate accounts for that.
             Self::Deepres => (
                 Box::new(TimeSlice::new(tenants, gpu.slice_ns, 0)),
                 Box::new(deepres::Deepres::new(scenario)),
@@ -135,16 +138,17 @@ fn equal_parts(running: &[Option<u32>]) -> Vec<f64> {
     running.iter().map(|sm| if sm.is_some() { part } else { 0.0 }).collect()
 }
 
-/// Kernels that fit beside each other on the SMs run at full speed; others slow each other down alike.
+/// Kernels that fit beside each other on the SMs run at full speed. Other kernels slow each other
+/// down equally.
 fn side_by_side(running: &[Option<u32>]) -> Vec<f64> {
-    /// All SMs.
+    /// All SMs, parts per million.
     const WHOLE: u64 = 1_000_000;
     let wanted: u64 = running.iter().flatten().map(|sm_ppm| u64::from(*sm_ppm)).sum();
     let rate = WHOLE as f64 / wanted.max(WHOLE) as f64;
     running.iter().map(|sm| if sm.is_some() { rate } else { 0.0 }).collect()
 }
 
-/// Owners by their weights; guests by theirs when no owner has work.
+/// Owners run by their weights. Guests run by theirs when no owner has work.
 fn by_weight(running: &[Option<u32>], guests: &[bool], owed: &[Entitlement]) -> Vec<f64> {
     let weight = |tenant: usize| f64::from(owed[tenant].weight_ppm);
     let sum_of = |of_guests: bool| {
@@ -164,7 +168,7 @@ mod tests {
     use super::*;
     use deepres_policy::entitlement::Rule;
 
-    /// What each of these tenants had of the GPU time under a policy, percent.
+    /// Returns each tenant's part of the GPU time under a policy, percent.
     pub fn used_percent(policy: Policy, tenants: &str) -> Vec<f64> {
         let text = format!("name = \"test\"\nshows = \"shares\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
         let scenario = Scenario::parse(&text).unwrap();

@@ -1,14 +1,20 @@
-//! A best-effort job limited by the rate of the production job's launches.
+//! A best-effort job that is limited by the rate of the production job's launches.
 //!
-//! Rules and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as published (June 2023). Production is never held up; each 5 s it
-//! tells the blocks it launched. The guest is frozen while it profiles that (five messages), then may launch `limit` blocks in each 50 ms, and
-//! moves the limit at each message: up while production's rate is within 3 % of its best, down otherwise (upwards too: a difference is taken
-//! without its sign), with a slow start and a congestion avoidance.
+//! The rules and constants are those of TGS's hijack/src/{high,low}_priority_hijack_call.c as
+//! published (June 2023). Production never waits. Every 5 s production reports the blocks that it
+//! launched. The guest is frozen while it profiles that (five messages). Then the guest may launch
+//! `limit` blocks in each 50 ms.
 //!
-//! One rule is kinder than theirs: they profile on for as long as the last messages are as good as the best, which a steady production never
-//! leaves; here that ends the profile, so that the guest comes to run.
+//! The guest moves the limit at each message. The limit goes up while production's rate is within 3
+//! % of its best, and down otherwise. It also goes down if the rate is higher, because a difference
+//! is taken without its sign. The limit has a slow start and a congestion avoidance.
 //!
-//! Several production tenants count as one, whose rate is the sum of theirs; several guests have a limiter each, as it is a process's.
+//! One rule is more favourable than in TGS. There the profile goes on while the last messages are
+//! as good as the best. A steady production never leaves that state. Here that state ends the
+//! profile, so that the guest comes to run.
+//!
+//! Several production tenants count as one, whose rate is the sum of theirs. Each guest has a
+//! limiter of its own, because the limiter belongs to a process.
 
 use super::blocks;
 use crate::device::Tenant;
@@ -31,11 +37,11 @@ const FIRST_LIMIT: f64 = 20_000.0;
 const MIN_STEP: f64 = 1_000.0;
 /// `threshold`
 const THRESHOLD: f64 = 0.03;
-/// A rate below this counts as none.
+/// Rate below which a rate counts as none.
 const NO_RATE: f64 = 1_000.0;
-/// Messages before windows without a rate mean anything.
+/// Number of messages before windows without a rate mean anything.
 const EARLY: u64 = 15;
-/// `UPPER_LIMIT`, and what a limit may rise to whatever the guest's own rate.
+/// `UPPER_LIMIT`, and the values to which a limit may rise whatever the guest's own rate.
 const UPPER: f64 = 1e14;
 const SLOW_START_CEILING: f64 = (1u64 << 40) as f64;
 const CEILING: f64 = 65_536.0 * 65_536.0;
@@ -46,7 +52,7 @@ enum Phase {
     Avoidance,
 }
 
-/// Production's best rate, as the guest believes it, and the limit that follows.
+/// The guest's estimate of production's best rate, and the limit that follows from it.
 #[derive(Debug)]
 struct Manager {
     best: f64,
@@ -81,7 +87,7 @@ pub struct TgsLike {
 }
 
 impl TgsLike {
-    /// A limiter for the guests of a scenario.
+    /// Returns a limiter for the guests of a scenario.
     pub fn new(scenario: &Scenario) -> Self {
         let guest = |tenant: &crate::scenario::Tenant| Guest {
             is_guest: tenant.is_guest(),
@@ -116,7 +122,7 @@ impl Manager {
         }
     }
 
-    /// The best mean of two neighbours before `rate`, which then joins them.
+    /// Returns the best mean of two neighbours before `rate`, and then adds `rate` to the window.
     fn shift(&mut self, rate: f64) -> f64 {
         let best = self.window.windows(2).map(|pair| f64::midpoint(pair[0], pair[1])).fold(0.0, f64::max);
         self.window.rotate_right(1);
@@ -137,7 +143,7 @@ impl Manager {
             if off.abs() <= 0.05 {
                 let before = self.best;
                 self.best = self.best.max(best);
-                // Whole numbers in the original: any difference below 1 is none.
+                // The original uses whole numbers, so a difference below 1 counts as none.
                 self.goes_on = (before - best).abs() >= 1.0 && self.best != best;
             } else {
                 self.believe(best);
@@ -270,7 +276,7 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// One that production told so often of a rate of 10,000.
+    /// Returns a manager that got this many messages of a rate of 10,000.
     fn told(messages: u32) -> Manager {
         let mut manager = Manager::new();
         (0..messages).for_each(|_| manager.message(10_000.0, 0.0));
@@ -333,7 +339,7 @@ mod tests {
     #[test]
     fn a_best_rate_that_is_far_from_what_is_seen_is_profiled_again() {
         let mut manager = told(7);
-        // The best of two neighbours rises above the best believed by more than a fifth.
+        // The best of two neighbours rises above the best estimate by more than a fifth.
         (0..3).for_each(|_| manager.message(13_000.0, 0.0));
         assert!(manager.profiling);
     }
@@ -357,18 +363,19 @@ mod tests {
         let mut gate = TgsLike::new(&scenario);
         gate.manager.limit = 13_200.0;
         let launch = |tenant| Launch { tenant, length_ns: 100_000, arrived_ns: 0, due_ns: None };
-        // A kernel of 100 us has 1,320 blocks: ten are the limit, and one may begin at it.
+        // A kernel of 100 us has 1,320 blocks. Ten kernels reach the limit, and one more may begin
+        // at it.
         let admitted = (0..100).filter(|_| gate.admit(0, &launch(1))).count();
         assert_eq!(admitted, 11);
         assert!((0..1000).all(|_| gate.admit(0, &launch(0))));
-        // It looks again each 10 ms, in vain until the unit is over.
+        // The guest looks again every 10 ms, in vain until the unit is over.
         let mut retry = Vec::new();
         gate.wake(SLEEP_NS, &mut retry);
         assert!(retry == [1] && !gate.admit(SLEEP_NS, &launch(1)));
         gate.wake(UNIT_NS, &mut retry);
         assert!(gate.admit(UNIT_NS, &launch(1)));
-        // And in a whole run it has a part of the gaps after the profile, and while it is frozen one kernel in each unit: none launched is not
-        // more than a limit of none.
+        // In a whole run the guest gets a part of the gaps after the profile. While frozen it gets
+        // one kernel in each unit, because no launch is not more than a limit of none.
         let run = Policy::TgsLike.run_alone(&scenario);
         assert!(run.outcomes[1].used_ns > 0);
         let profile = Scenario { duration_ns: 29_000_000_000, warmup_ns: 0, ..scenario };

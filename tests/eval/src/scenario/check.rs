@@ -1,4 +1,5 @@
-//! What cannot be in a scenario though each value by itself can, said with line and key.
+//! Finds values of a scenario that are valid one by one and impossible together. The error names
+//! line and key.
 
 use std::collections::BTreeMap;
 use std::iter::repeat_n;
@@ -9,19 +10,20 @@ use deepres_policy::entitlement;
 use super::place::{Step, line_of};
 use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 
-/// Tenants at most: the design's thousand, and room.
+/// Most tenants: the design's thousand, and some room.
 pub const MAX_TENANTS: usize = 4096;
-/// Seconds of tenants: what each is owed is worked out ten times in each, and these are some minutes of evaluation.
+/// Most seconds of all tenants together. Each tenant's entitlement is computed ten times per
+/// second, so these are some minutes of evaluation.
 const MAX_TENANT_SECONDS: u64 = 100_000_000;
-/// Kernels that a scenario may come to: some minutes of evaluation.
+/// Most kernels in a scenario, which are some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
-/// The same, each as often as there are tenants on a GPU: some policies look at all of them for each kernel (the hour of a thousand tenants has 4.4e8 of
-/// these, and takes a minute).
+/// Most products of kernels and tenants on a GPU, because some policies look at all tenants for
+/// each kernel. The hour of a thousand tenants has 4.4e8 of these, and takes a minute.
 const MAX_LOOKS: f64 = 5e9;
-/// Time slices that a run may come to.
+/// Most time slices in a run.
 const MAX_SLICES: f64 = 2e7;
 
-/// Something that is wrong, and where.
+/// A fault, and its place.
 #[derive(Debug)]
 pub struct Fault {
     path: Vec<Step>,
@@ -33,18 +35,18 @@ impl Fault {
         Self { path, says }
     }
 
-    /// At keys of the scenario itself.
+    /// Returns a fault at keys of the scenario itself.
     fn at(keys: &[&'static str], says: impl Into<String>) -> Self {
         Self::new(keys.iter().map(|key| Step::Key(key)).collect(), says.into())
     }
 
-    /// At keys of a tenant, by its place in the file.
+    /// Returns a fault at keys of a tenant, by the tenant's place in the file.
     pub fn of_tenant(number: usize, keys: &[&'static str], says: impl Into<String>) -> Self {
         let head = [Step::Key("tenant"), Step::Place(number)];
         Self::new(head.into_iter().chain(keys.iter().map(|key| Step::Key(key))).collect(), says.into())
     }
 
-    /// The message, with the line of the text and the key that it is about.
+    /// Returns the message, with its key and the line of the text.
     pub fn located(&self, text: &str) -> String {
         let keys = self.path.iter().filter_map(|step| match step {
             Step::Key(key) => Some(*key),
@@ -56,7 +58,7 @@ impl Fault {
 }
 
 impl Scenario {
-    /// Finds what cannot be. The tenants are those of the file: not numbered yet.
+    /// Checks the scenario. The tenants are those of the file, and not numbered yet.
     pub fn check(&self) -> Result<(), Fault> {
         if self.tenants.is_empty() {
             return Err(Fault::at(&["tenant"], "there is none: add a [[tenant]]"));
@@ -146,7 +148,7 @@ impl Scenario {
         self.check_promises()
     }
 
-    /// Guarantees have to fit on each GPU, once everybody has one.
+    /// Checks that the guarantees fit on each GPU when all tenants have theirs.
     fn check_promises(&self) -> Result<(), Fault> {
         let mut expanded = self.clone();
         expanded.expand();
@@ -169,7 +171,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// What is wrong with one tenant: at which of its keys, and why.
+    /// Checks one tenant. The error names the keys and the reason.
     fn check_tenant(&self, tenant: &Tenant) -> Result<(), (Vec<&'static str>, String)> {
         let wrong = |keys: &[&'static str], says: &str| Err((keys.to_vec(), says.to_owned()));
         if tenant.name.trim().is_empty() {
@@ -232,19 +234,19 @@ impl Scenario {
 }
 
 impl Tenant {
-    /// The most kernels that it can finish, or be asked for, in this time.
+    /// Returns the most kernels that the tenant can finish, or be asked for, in this time.
     pub(super) fn most_kernels(&self, duration_ns: u64) -> f64 {
         let duration_ns = duration_ns as f64;
         let load = self.phases.iter().map(|phase| phase.load).fold(1.0, f64::max);
         if let Some(requests) = &self.requests {
             return load * requests.per_s * duration_ns / SECOND as f64 * sum(&requests.profile).0;
         }
-        // One more cycle is begun than is done.
+        // The tenant begins one more cycle than it finishes.
         let cycles = |work_ns: f64, pause_ns: f64| duration_ns / (work_ns + pause_ns).max(1.0) + 1.0;
         match (&self.steps, &self.trace) {
             (Some(steps), _) => {
                 let (kernels, work_ns) = sum(&steps.profile);
-                // Pauses at random can be short.
+                // Random pauses can be short.
                 let pause_ns =
                     if steps.pauses == super::Pauses::Regular { steps.pause_ns as f64 } else { 0.0 };
                 load * kernels * cycles(work_ns, pause_ns)
@@ -257,7 +259,7 @@ impl Tenant {
         }
     }
 
-    /// The GPU time that those take, ns; of a recording its pauses too.
+    /// Returns the GPU time of those kernels, ns. A recording's pauses count too.
     fn most_work_ns(&self, duration_ns: u64) -> f64 {
         let steps = self.steps.as_ref().map(|steps| sum(&steps.profile));
         let requests = self.requests.as_ref().map(|requests| sum(&requests.profile));
@@ -267,19 +269,19 @@ impl Tenant {
     }
 }
 
-/// Whether a name has a character that no picture may have: XML 1.0 leaves them out.
+/// Whether a name has a character that no picture may have. XML 1.0 forbids these characters.
 fn has_no_picture(name: &str) -> bool {
     name.chars().any(|c| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }
 
-/// How many kernels a profile has, and how long they take, ns.
+/// Returns the number of kernels in a profile, and their time, ns.
 fn sum(profile: &[Part]) -> (f64, f64) {
     profile.iter().fold((0.0, 0.0), |(kernels, ns), part| {
         (kernels + part.kernels as f64, ns + part.kernels as f64 * part.kernel_ns as f64)
     })
 }
 
-/// How many kernels a recording has, and how long it lasts, ns.
+/// Returns the number of kernels in a recording, and its length, ns.
 fn recorded_sum(recorded: &Recorded) -> (f64, f64) {
     recorded.stretches.iter().fold((0.0, recorded.pause_ns as f64), |(kernels, ns), stretch| {
         let work_ns: f64 = stretch.kernels_ns.iter().map(|ns| *ns as f64).sum();

@@ -1,5 +1,5 @@
-//! A scenario: GPUs, their tenants and what they do. TOML; docs/evaluation-scenarios.md describes every key, tests/scenarios/schema.json lists
-//! them for editors.
+//! A scenario: GPUs, their tenants and the tenants' work, in TOML. docs/evaluation-scenarios.md
+//! describes every key, and tests/scenarios/schema.json lists the keys for editors.
 
 mod check;
 mod place;
@@ -22,67 +22,68 @@ use check::Fault;
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
-/// A day is longer than anything that has been asked of it.
+/// Longest time, s. No scenario needs more than a day.
 const MAX_S: f64 = 86_400.0;
 /// All of a GPU's time, or of its SMs, parts per million.
 const WHOLE: u32 = deepres_abi::PPM;
 
-/// A scenario, as its file says.
+/// A scenario, as its file describes it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a scenario")]
 pub struct Scenario {
-    /// Its name in reports.
+    /// Name in reports.
     pub name: String,
-    /// What it shows: a sentence.
+    /// Sentence that says what the scenario shows.
     pub shows: String,
-    /// How long it lasts; what is measured begins after `warmup_s`.
+    /// Length of the scenario. The measured time begins after `warmup_s`.
     #[serde(rename = "duration_s", deserialize_with = "units::seconds")]
     pub duration_ns: u64,
-    /// Not measured.
+    /// Time at the beginning that is not measured.
     #[serde(rename = "warmup_s", default, deserialize_with = "units::seconds_or_none")]
     pub warmup_ns: u64,
-    /// Where the random numbers begin.
+    /// Seed of the random numbers.
     #[serde(default, deserialize_with = "units::seed")]
     pub seed: u64,
-    /// How many GPUs there are, all alike.
+    /// Number of GPUs, which are all alike.
     #[serde(default = "units::one", deserialize_with = "units::gpus")]
     pub gpus: usize,
-    /// Each of them.
+    /// Each of the GPUs.
     #[serde(default)]
     pub gpu: Gpu,
-    /// What the operator of deepres set.
+    /// Settings of the operator of deepres.
     #[serde(default)]
     pub policy: Operator,
-    /// Who shares them.
+    /// The tenants that share the GPUs.
     #[serde(rename = "tenant")]
     pub tenants: Vec<Tenant>,
 }
 
-/// A GPU, and what it costs to share it.
+/// A GPU, and the costs of sharing it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table: `[gpu]`")]
 pub struct Gpu {
-    /// What the hardware does with several contexts, under policies that leave it to.
+    /// The hardware's behaviour with several contexts, under policies that rely on the hardware.
     pub device: Hardware,
-    /// How long one context has the GPU while others wait, where the hardware takes turns.
+    /// Time that one context has the GPU while others wait, where the hardware takes turns.
     #[serde(rename = "slice_ms", deserialize_with = "units::millis")]
     pub slice_ns: u64,
-    /// What such a turn costs.
+    /// Cost of a switch between two contexts.
     #[serde(rename = "switch_us", deserialize_with = "units::micros_or_none")]
     pub switch_ns: u64,
-    /// From the last kernel of one tenant to the first of the next under deepres: bell, decision, gate.
+    /// Time from the last kernel of one tenant to the first of the next under deepres: bell,
+    /// decision, gate.
     #[serde(rename = "handoff_us", deserialize_with = "units::micros")]
     pub handoff_ns: u64,
 }
 
-/// What the hardware does with several contexts.
+/// The hardware's behaviour with several contexts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hardware {
-    /// They take turns.
+    /// Contexts take turns.
     #[default]
     TimeSlice,
-    /// They run together.
+    /// Contexts run together.
     Mps,
 }
 
@@ -92,20 +93,20 @@ impl Default for Gpu {
     }
 }
 
-/// What the operator of deepres set: `[priority]` and `max_harm` of its configuration.
+/// Settings of the operator of deepres: `[priority]` and `max_harm` of the daemon's configuration.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table: `[policy]`")]
 pub struct Operator {
-    /// What guests may cost owners.
+    /// Most harm that guests may do to owners.
     #[serde(rename = "max_harm", deserialize_with = "units::part")]
     pub max_harm_ppm: u32,
-    /// What urgency weighs,
+    /// Weight of urgency.
     #[serde(deserialize_with = "units::weight")]
     pub urgency: f64,
-    /// the job's size,
+    /// Weight of the job's size.
     #[serde(deserialize_with = "units::weight")]
     pub size: f64,
-    /// and how critical it is.
+    /// Weight of the criticality.
     #[serde(deserialize_with = "units::weight")]
     pub criticality: f64,
 }
@@ -118,7 +119,7 @@ impl Default for Operator {
 }
 
 impl Operator {
-    /// What the terms of a priority value weigh.
+    /// Returns the weights of the terms of a priority value.
     pub fn weights(&self) -> Weights {
         Weights { urgency: self.urgency, size: self.size, criticality: self.criticality }
     }
@@ -128,49 +129,50 @@ impl Operator {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[[tenant]]`")]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// Its place in the scenario, which its random numbers begin with.
+    /// Place in the scenario, which seeds the tenant's random numbers.
     #[serde(skip)]
     pub number: u64,
-    /// How many there are of it: `NAME-1`, `NAME-2`, …
+    /// Number of copies of this tenant: `NAME-1`, `NAME-2`, …
     #[serde(default = "units::one", deserialize_with = "units::count")]
     pub count: usize,
-    /// The GPU that it is on, from 0. Without, the first of those with the fewest tenants; always known in a scenario that was read.
+    /// The tenant's GPU, from 0. Without it, the first of the GPUs with the fewest tenants. Always
+    /// set in a scenario that was read.
     #[serde(default, deserialize_with = "units::maybe_gpu")]
     pub gpu: Option<usize>,
-    /// Its class.
+    /// Class of the tenant.
     #[serde(default, deserialize_with = "units::from_str")]
     pub class: Class,
-    /// The share it asks for.
+    /// Share that the tenant asks for.
     #[serde(default, rename = "share", deserialize_with = "units::maybe_share")]
     pub share_ppm: Option<u32>,
-    /// The most that it can be owed.
+    /// The largest entitlement that the tenant can get.
     #[serde(default, rename = "cap", deserialize_with = "units::maybe_share")]
     pub cap_ppm: Option<u32>,
-    /// How critical it is.
+    /// Criticality of the job.
     #[serde(default, deserialize_with = "units::criticality")]
     pub criticality: Criticality,
-    /// When it has to be done.
+    /// Time when the job has to be done.
     #[serde(default, rename = "deadline_s", deserialize_with = "units::maybe_seconds")]
     pub deadline_ns: Option<u64>,
-    /// GPU time that its whole job takes: then it is done, and has nothing more to do.
+    /// GPU time of the whole job. After that the tenant has no more work.
     #[serde(default, rename = "size_s", deserialize_with = "units::maybe_seconds")]
     pub size_ns: Option<u64>,
-    /// The part of the SMs that its kernels can use.
+    /// Part of the SMs that the tenant's kernels can use.
     #[serde(default = "units::whole", rename = "sm", deserialize_with = "units::share")]
     pub sm_ppm: u32,
-    /// When it has work: pairs of seconds. Without any, always.
+    /// Times with work: pairs of seconds. Without any, always.
     #[serde(default, deserialize_with = "units::spans")]
     pub active_s: Vec<(u64, u64)>,
-    /// When it has work, and how much.
+    /// Times with work, and the load in each.
     #[serde(default)]
     pub phases: Vec<Phase>,
-    /// It works in steps: kernels, then a pause.
+    /// Work in steps: kernels, then a pause.
     pub steps: Option<Steps>,
-    /// It answers requests.
+    /// Work as requests.
     pub requests: Option<Requests>,
-    /// It does what was recorded, over and over.
+    /// A recording that is repeated.
     pub trace: Option<Recorded>,
 }
 
@@ -178,30 +180,30 @@ pub struct Tenant {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table, for example { from_s = 0, to_s = 20, load = 0.5 }")]
 pub struct Phase {
-    /// From then,
+    /// Beginning.
     #[serde(rename = "from_s", default, deserialize_with = "units::seconds_or_none")]
     pub from_ns: u64,
-    /// to then.
+    /// End.
     #[serde(rename = "to_s", deserialize_with = "units::seconds")]
     pub to_ns: u64,
-    /// Requests come so many times as often; steps have so many times the kernels.
+    /// Load: factor for the rate of requests, or for the number of kernels in a step.
     #[serde(default = "units::normal", deserialize_with = "units::load")]
     pub load: f64,
 }
 
-/// What was recorded of a program (docs/traces.md).
+/// A recording of a program (docs/traces.md).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.trace]`")]
 pub struct Recorded {
-    /// The file, from where the scenario is.
+    /// File, relative to the scenario.
     pub file: PathBuf,
-    /// Between the end of the recording and its next beginning.
+    /// Time between the end of the recording and its next beginning.
     #[serde(default, rename = "pause_ms", deserialize_with = "units::millis_or_none")]
     pub pause_ns: u64,
-    /// What is in it.
+    /// Content of the file.
     #[serde(skip)]
     pub stretches: Arc<Vec<Stretch>>,
-    /// What is wrong with it, and did not keep it from being read.
+    /// Defects that do not prevent reading the file.
     #[serde(skip)]
     pub flaws: Vec<String>,
 }
@@ -210,88 +212,91 @@ pub struct Recorded {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table, for example { kernels = 40, kernel_us = 150 }")]
 pub struct Part {
-    /// How many.
+    /// Number of kernels.
     #[serde(deserialize_with = "units::kernels")]
     pub kernels: u64,
-    /// How long one takes with the whole GPU.
+    /// Time that one kernel takes with the whole GPU.
     #[serde(rename = "kernel_us", deserialize_with = "units::micros")]
     pub kernel_ns: u64,
-    /// The part of the SMs that they can use; without, the tenant's.
+    /// Part of the SMs that the kernels can use. Without it, the tenant's.
     #[serde(default, rename = "sm", deserialize_with = "units::maybe_share")]
     pub sm_ppm: Option<u32>,
 }
 
-/// A closed loop, as training is: so many kernels, all finished, then a pause.
+/// A closed loop, as in training: a step of kernels, all finished, then a pause.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.steps]`")]
 pub struct Steps {
-    /// Kernels in a step.
+    /// Number of kernels in a step.
     #[serde(default, deserialize_with = "units::maybe_kernels")]
     pub kernels: Option<u64>,
-    /// How long one takes with the whole GPU.
+    /// Time that one kernel takes with the whole GPU.
     #[serde(default, rename = "kernel_us", deserialize_with = "units::maybe_micros")]
     pub kernel_ns: Option<u64>,
-    /// The kernels of a step, in place of those two; always known in a scenario that was read.
+    /// The kernels of a step, instead of the two keys above. Always set in a scenario that was
+    /// read.
     #[serde(default)]
     pub profile: Vec<Part>,
-    /// Between two steps.
+    /// Time between two steps.
     #[serde(default, rename = "pause_ms", deserialize_with = "units::millis_or_none")]
     pub pause_ns: u64,
-    /// How pauses vary.
+    /// Variation of the pauses.
     #[serde(default)]
     pub pauses: Pauses,
-    /// Kernels, and regular pauses, vary by this part of themselves, evenly, up and down.
+    /// Part of themselves by which kernels and regular pauses vary, evenly, up and down.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// A step that takes longer than this is a miss.
+    /// Time after which a step counts as missed.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }
 
-/// How pauses vary.
+/// Variation of the pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pauses {
-    /// By the jitter.
+    /// Pauses vary by the jitter.
     #[default]
     Regular,
-    /// Not foreseeable: `pause_ms` is their mean.
+    /// Pauses are random; `pause_ms` is their mean.
     Exponential,
 }
 
-/// An open loop, as a service is: requests come however busy it is, and are answered in turn.
+/// An open loop, as in a service: requests come however busy the service is, and are answered in
+/// order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.requests]`")]
 pub struct Requests {
-    /// How they come.
+    /// Pattern of arrivals.
     pub arrival: Arrival,
-    /// How many come in a second, on average.
+    /// Requests per second, on average.
     #[serde(rename = "per_s", deserialize_with = "units::rate")]
     pub per_s: f64,
-    /// Kernels in one.
+    /// Number of kernels in a request.
     #[serde(default, deserialize_with = "units::maybe_kernels")]
     pub kernels: Option<u64>,
-    /// How long a kernel takes with the whole GPU.
+    /// Time that a kernel takes with the whole GPU.
     #[serde(default, rename = "kernel_us", deserialize_with = "units::maybe_micros")]
     pub kernel_ns: Option<u64>,
-    /// The kernels of a request, in place of those two; always known in a scenario that was read.
+    /// The kernels of a request, instead of the two keys above. Always set in a scenario that was
+    /// read.
     #[serde(default)]
     pub profile: Vec<Part>,
-    /// Kernels vary by this part of themselves, evenly, up and down.
+    /// Part of themselves by which kernels vary, evenly, up and down.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// An answer later than this is a miss.
+    /// Time after which an answer counts as missed.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }
 
-/// How requests come.
+/// Pattern of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrival {
-    /// Independently of each other.
+    /// Requests come independently of each other.
     Poisson,
-    /// At equal distances.
+    /// Requests come at equal distances.
     Periodic,
 }
 
@@ -299,7 +304,7 @@ impl Scenario {
     /// Reads a scenario from a file.
     ///
     /// # Errors
-    /// What is wrong with it, with line and key.
+    /// The fault of the scenario, with line and key.
     pub fn read(file: &Path) -> Result<Self> {
         let text = read_text(file).with_context(|| format!("cannot read the scenario {}", file.display()))?;
         let folder = file.parent().unwrap_or(Path::new("."));
@@ -309,7 +314,7 @@ impl Scenario {
     /// Reads a scenario that comes with deepres.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no scenario of that name.
     pub fn ours(file: &str) -> Result<Self> {
         Self::read(&ours().join(file))
     }
@@ -317,7 +322,7 @@ impl Scenario {
     /// Reads a scenario.
     ///
     /// # Errors
-    /// What is wrong with it, with line and key.
+    /// The fault of the scenario, with line and key.
     pub fn parse(text: &str) -> Result<Self> {
         Self::parse_in(Path::new("."), text)
     }
@@ -332,7 +337,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Reads traces, and brings what can be said in two ways into one.
+    /// Reads traces, and brings values that can be given in two ways into one form.
     fn complete(&mut self, folder: &Path) -> Result<(), Fault> {
         for (number, tenant) in self.tenants.iter_mut().enumerate() {
             let at = |keys: &[&'static str], says: String| Fault::of_tenant(number, keys, says);
@@ -380,13 +385,13 @@ impl Scenario {
         self.tenants = tenants;
     }
 
-    /// The part of the scenario that one GPU has.
+    /// Returns the part of the scenario that runs on one GPU.
     pub fn on_gpu(&self, gpu: usize) -> Self {
         let tenants = self.tenants.iter().filter(|tenant| tenant.gpu == Some(gpu)).cloned().collect();
         Self { gpus: 1, tenants, ..self.without_tenants() }
     }
 
-    /// All of it but for the tenants.
+    /// Returns the scenario without its tenants.
     pub fn without_tenants(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -398,9 +403,9 @@ impl Scenario {
     }
 }
 
-/// A file's text. It may be a pipe's end, and need not be one of ours.
+/// Reads a file's text. The file may be a pipe, and need not be a scenario.
 fn read_text(file: &Path) -> Result<String> {
-    /// Bytes of a scenario that nobody wrote by hand, and then some.
+    /// Most bytes. No scenario written by hand is longer.
     const MOST: u64 = 64 << 20;
     let mut bytes = Vec::new();
     File::open(file)?.take(MOST + 1).read_to_end(&mut bytes)?;
@@ -412,12 +417,12 @@ fn read_text(file: &Path) -> Result<String> {
     })
 }
 
-/// Where the scenarios are that come with deepres.
+/// Returns the folder of the scenarios that come with deepres.
 pub fn ours() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios")
 }
 
-/// The files of those, in the order of their names.
+/// Returns the files of those scenarios, in the order of their names.
 ///
 /// # Errors
 /// The folder cannot be read, or holds none.
@@ -436,7 +441,8 @@ pub fn all() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Brings the two ways to say what a step or request runs into one. An error says at which key.
+/// Brings the two ways to give the kernels of a step or request into one form. An error names the
+/// key.
 fn complete_profile(
     profile: &mut Vec<Part>,
     kernels: Option<u64>,
@@ -459,29 +465,29 @@ fn complete_profile(
 }
 
 impl Tenant {
-    /// What it asks the policy for, with this priority value.
+    /// Returns the tenant's request to the policy, with this priority value.
     pub fn request(&self, priority_ppm: u32) -> Request {
         let cap_ppm = self.cap_ppm.unwrap_or(WHOLE);
         Request { class: self.class, asked_ppm: self.share_ppm, cap_ppm, priority_ppm, ..Request::default() }
     }
 
-    /// What it says of its job.
+    /// Returns the terms of the tenant's priority.
     pub fn priority(&self) -> Priority {
         Priority { criticality: self.criticality, deadline_ns: self.deadline_ns, size_ns: self.size_ns }
     }
 
-    /// Whether it only has what others leave.
+    /// Whether the tenant only gets what others leave.
     pub fn is_guest(&self) -> bool {
         self.class == Class::BestEffort
     }
 
-    /// How soon its requests are to be answered, or its steps to be done.
+    /// Returns the time within which requests must be answered, or steps be done.
     pub fn slo_ns(&self) -> Option<u64> {
         let of_steps = self.steps.as_ref().and_then(|steps| steps.slo_ns);
         self.requests.as_ref().map_or(of_steps, |requests| requests.slo_ns)
     }
 
-    /// The longest kernel that it can have, ns.
+    /// Returns the tenant's longest possible kernel, ns.
     pub fn longest_kernel_ns(&self) -> u64 {
         let longest = |profile: &[Part], jitter: f64| {
             let kernel_ns = profile.iter().map(|part| part.kernel_ns).max().unwrap_or(0);

@@ -1,24 +1,25 @@
-//! Where in a scenario's text something stands.
+//! Finds the place of a value in a scenario's text.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A step from a table to what is in it.
+/// A step from a table to one of its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// To the value of a key,
+    /// To the value of a key.
     Key(&'static str),
-    /// or to a place in a list.
+    /// To a place in a list.
     Place(usize),
 }
 
-/// The line, from 1, of the value at the end of a path; of what is nearest to it, if not all of the path is in the text.
+/// Returns the line, from 1, of the value at the end of a path. If the text does not contain the
+/// whole path, returns the line of its last part in the text.
 pub fn line_of(text: &str, path: &[Step]) -> usize {
     let begin = DeTable::parse(text).map_or(0, |table| begin_of(table.get_ref(), path));
     text.get(..begin).map_or(1, |before| before.lines().count().max(1) + usize::from(before.ends_with('\n')))
 }
 
-/// The byte at which the key or value at the end of a path begins.
+/// Returns the byte at which the key or value at the end of a path begins.
 fn begin_of(table: &DeTable<'_>, path: &[Step]) -> usize {
     let mut begin = 0;
     let mut value: Option<&Spanned<DeValue<'_>>> = None;

@@ -1,4 +1,4 @@
-//! What is read of a scenario, and what is refused.
+//! Tests of reading and refusing scenarios.
 
 use super::*;
 use proptest::prelude::*;
@@ -87,7 +87,7 @@ fn every_key_of_the_format_is_read() {
     );
     assert_eq!(steps.profile[0], Part { kernels: 3, kernel_ns: 10_000, sm_ppm: Some(200_000) });
     assert_eq!((a.phases[0].load, a.longest_kernel_ns()), (0.5, 500_000));
-    // Where nothing is said, the GPU with the fewest.
+    // A tenant without a GPU goes to the GPU with the fewest tenants.
     let gpus: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.gpu.unwrap()).collect();
     assert_eq!(gpus, [1, 0, 0, 1]);
     let second = scenario.on_gpu(1);
@@ -200,13 +200,13 @@ fn what_would_take_more_than_minutes_is_refused_and_a_day_of_little_work_is_not(
     let error = format!("{:#}", scenario(86_400, crowd).unwrap_err());
     assert!(error.contains("line 6") && error.contains("make duration_s 24414 at most"), "{error}");
     assert!(scenario(24_414, crowd).is_ok());
-    // Slices are of work, and not of the time.
+    // Only work takes slices, and idle time does not.
     let idle = "[[tenant]]\nname = \"a\"\nsteps = { kernels = 1, kernel_us = 1000, pause_ms = 60000 }";
     assert!(scenario(86_400, idle).is_ok());
     let busy = idle.replace(", pause_ms = 60000", "0000");
     let error = format!("{:#}", scenario(86_400, &busy).unwrap_err());
     assert!(error.contains("line 3, `duration_s`: it may come to more than 20000000 slices"), "{error}");
-    // Each of many tenants is looked at for each kernel.
+    // Some policies look at each of many tenants for each kernel.
     let many =
         "[[tenant]]\nname = \"a\"\ncount = 4000\nsteps = { kernels = 1, kernel_us = 100, pause_ms = 1000 }";
     let error = format!("{:#}", scenario(1_000, many).unwrap_err());
@@ -228,13 +228,13 @@ fn a_file_that_is_no_text_or_has_no_end_is_refused_with_the_line_where_there_is_
     assert!(says(endless).contains("more than 67108864 bytes"), "{}", says(endless));
 }
 
-/// What the parser says of a scenario with this in it.
+/// Returns the parser's error for a scenario that contains this text.
 fn refusal(text: &str) -> String {
     let text = format!("name = \"a\"\nshows = \"b\"\nduration_s = 1\n{text}");
     format!("{:#}", Scenario::parse(&text).unwrap_err())
 }
 
-/// The words in backticks behind `expected`.
+/// Returns the words in backticks after `expected`.
 fn expected(error: &str) -> Vec<String> {
     let list = error.split("expected").nth(1).unwrap_or_default();
     let mut words: Vec<String> = list.split('`').skip(1).step_by(2).map(str::to_owned).collect();
@@ -277,7 +277,7 @@ fn the_schema_has_the_keys_and_words_that_the_parser_knows() {
     assert_eq!(classes, &serde_json::json!(names));
 }
 
-/// Pieces that scenarios are made of, and some that they are not.
+/// Parts of scenarios, and some texts that are no parts of one.
 const PIECES: &[&str] = &[
     "=",
     "\n",

@@ -17,12 +17,12 @@ pub fn whole() -> u32 {
     1_000_000
 }
 
-/// A number as people write it: without hundreds of digits.
+/// A number that is displayed without hundreds of digits.
 struct Shown(f64);
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// What is shown in full.
+        /// Numbers that are displayed in full.
         const PLAIN: std::ops::Range<f64> = 1e-6..1e15;
         let Self(number) = self;
         if *number == 0.0 || !number.is_finite() || PLAIN.contains(&number.abs()) {
@@ -153,12 +153,12 @@ pub fn maybe_kernels<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::
 }
 
 pub fn kernels<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    /// Kernels of one step: more are not a step.
+    /// Most kernels of one step. More are no step.
     const MOST: u64 = 1_000_000;
     Whole { least: 1, most: MOST }.read(d)
 }
 
-/// GPUs of a large host.
+/// Number of GPUs of a large host.
 const MOST_GPUS: u64 = 16;
 
 pub fn gpus<'de, D: Deserializer<'de>>(d: D) -> Result<usize, D::Error> {
@@ -174,12 +174,12 @@ pub fn count<'de, D: Deserializer<'de>>(d: D) -> Result<usize, D::Error> {
 }
 
 pub fn seed<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    // TOML has no larger one.
+    // TOML has no larger number.
     Whole { least: 0, most: i64::MAX as u64 }.read(d)
 }
 
 pub fn load<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    /// Beyond it is another program.
+    /// Most load. A larger one would be another program.
     const MOST: f64 = 100.0;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
@@ -195,7 +195,7 @@ pub fn maybe_micros<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::E
 }
 
 pub fn rate<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    /// Requests a second that one process could take in.
+    /// Most requests per second that one process could accept.
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if number > 0.0 && number <= MOST => Ok(number),
@@ -213,7 +213,7 @@ pub fn fraction<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     }
 }
 
-/// How critical a job is: a word, or a number from 0 to 1.
+/// Reads a job's criticality: a word, or a number from 0 to 1.
 pub fn criticality<'de, D: Deserializer<'de>>(d: D) -> Result<Criticality, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -244,9 +244,9 @@ pub fn maybe_share<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Er
     share(d).map(Some)
 }
 
-/// Pairs of seconds.
+/// Reads pairs of seconds.
 pub fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Error> {
-    // Of a longer list a tuple would take the first two.
+    // The type is a list, because a tuple would take the first two of a longer list.
     let spans: Vec<Vec<f64>> = Vec::deserialize(d)?;
     let ns = |seconds: f64| match seconds {
         seconds if (0.0..=MAX_S).contains(&seconds) => Ok((seconds * SECOND as f64).round() as u64),
@@ -262,20 +262,20 @@ pub fn spans<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<(u64, u64)>, D::Erro
     spans.into_iter().map(span).collect()
 }
 
-/// A load that is neither more nor less.
+/// Returns the normal load.
 pub fn normal() -> f64 {
     1.0
 }
 
-/// A part of a whole, in percent.
+/// Reads a part of a whole, in percent.
 pub fn part<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
     let text = Percentage::read(d)?;
     parse_part(&text).ok_or_else(|| de::Error::custom(format!("`{text}` is no part: give 0% to 100%")))
 }
 
-/// What a term weighs; only the ratio of weights matters.
+/// Reads the weight of a term. Only the ratio of weights matters.
 pub fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
-    /// As in the configuration.
+    /// The configuration has the same limit.
     const MOST: f64 = 1e6;
     match f64::deserialize(d)? {
         number if (0.0..=MOST).contains(&number) => Ok(number),

@@ -1,8 +1,12 @@
-//! Calls every driver function that deepres hooks, found by `dlsym`, with arguments that are told from each other.
+//! Calls every driver function that deepres hooks, found by `dlsym`, with arguments that can be
+//! told apart.
 //!
-//! `every-call exact` (on the recording driver): each function arrives once, with the arguments as they were, and what it answers comes back: success, and a
-//! code that nobody knows. `every-call rules` prints what makes a simulated driver answer each function with each error that its
-//! reference names (SIMGPU_FAULTS); with that set, `every-call errors` calls each as often and prints the answers.
+//! `every-call exact` runs on the recording driver. Each function must arrive once with unchanged
+//! arguments, and its result must come back: success, and a code that no driver has.
+//!
+//! `every-call rules` prints rules for SIMGPU_FAULTS. With them a simulated driver answers each
+//! function with each error that the function's reference names. With the rules set, `every-call
+//! errors` calls each function as often and prints the answers.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_void};
@@ -20,30 +24,30 @@ use record::Record;
 
 /// A code that no version of the driver has.
 const UNKNOWN_CODE: CUresult = 98_765;
-/// Words that each pointer points to: more than any structure of the driver's has.
+/// Number of words that each pointer points to. No structure of the driver has as many.
 const ROOM_WORDS: usize = 1024;
-/// More arguments than any function has.
+/// Number of places for arguments. No function has as many.
 const SLOTS: usize = 16;
 
-/// What pointers point to, one place for each argument.
+/// The memory that pointers point to, one place for each argument.
 struct Room(UnsafeCell<[[u64; ROOM_WORDS]; SLOTS]>);
-// SAFETY: the program has one thread, and deepres looks at arguments on that thread alone.
+// SAFETY: the program has one thread, and deepres reads arguments on that thread alone.
 unsafe impl Sync for Room {}
 static ROOM: Room = Room(UnsafeCell::new([[0; ROOM_WORDS]; SLOTS]));
 
 impl Room {
     fn place(&self, slot: usize) -> *mut c_void {
-        // SAFETY: inside the array.
+        // SAFETY: the index is below SLOTS, so the pointer is inside the array.
         unsafe { self.0.get().cast::<[u64; ROOM_WORDS]>().add(slot % SLOTS).cast() }
     }
 
     fn clear(&self) {
-        // SAFETY: nobody else uses it now.
+        // SAFETY: no call is in progress, so no other code uses the memory.
         unsafe { self.0.get().write([[0; ROOM_WORDS]; SLOTS]) };
     }
 }
 
-/// Something of a type, another for each place among the arguments.
+/// A type with a value for each place among the arguments.
 trait Make {
     fn make(slot: usize) -> Self;
 }
@@ -70,10 +74,10 @@ macro_rules! make {
     };
 }
 
-/// A value whose every byte says where it stands.
+/// Returns a value in which every byte shows the argument's place.
 fn filled<T>(slot: usize) -> T {
     let mut value = std::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the types below are plain numbers, valid with any bytes.
+    // SAFETY: the types below are plain numbers, which are valid with any bytes.
     unsafe {
         std::ptr::write_bytes(value.as_mut_ptr().cast::<u8>(), slot as u8 + 1, size_of::<T>());
         value.assume_init()
@@ -92,20 +96,21 @@ make! {
     CUipcEventHandle: |slot| filled(slot);
     CUmemLocation: |slot| filled(slot);
     CUeglFrame: |slot| filled(slot);
-    // SAFETY: not null; nobody calls it.
+    // SAFETY: the pointer is not null, and no code calls it.
     CUhostFn: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
-    // SAFETY: as above.
+    // SAFETY: the pointer is not null, and no code calls it.
     CUstreamCallback: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
-    // SAFETY: as above.
+    // SAFETY: the pointer is not null, and no code calls it.
     CUoccupancyB2DSize: |slot| unsafe { std::mem::transmute::<*mut c_void, Self>(ROOM.place(slot)) };
 }
 
 macro_rules! expand {
     ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($argument:ident: $ty:ty),*) })*) => {
-        /// Calls a function, notes what it was called with, and gives its answer.
+        /// Calls a function, records its arguments, and returns its result.
         ///
         /// # Safety
-        /// `address` is where that function is, of a driver that does not look behind these arguments.
+        /// `address` is the address of that function, in a driver that does not dereference these
+        /// arguments.
         unsafe fn call(id: ApiId, address: *mut c_void, record: &mut Record) -> CUresult {
             match id {
                 $(ApiId::$symbol => {
@@ -115,7 +120,8 @@ macro_rules! expand {
                         record.add(&$argument);
                         _slot += 1;
                     )*
-                    // SAFETY: the caller's promise; the type is the table's.
+                    // SAFETY: the caller promises that the address is that of this function. The
+                    // type is the table's.
                     unsafe { std::mem::transmute::<*mut c_void, pfn::$symbol>(address)($($argument),*) }
                 })*
             }
@@ -124,7 +130,7 @@ macro_rules! expand {
 }
 deepres_abi::for_each_driver_function!(expand);
 
-/// The driver as this process finds it.
+/// The driver library of this process.
 struct Driver(*mut c_void);
 
 impl Driver {
@@ -137,7 +143,7 @@ impl Driver {
 
     fn find(&self, symbol: &str) -> Result<*mut c_void> {
         let name = CString::new(symbol)?;
-        // SAFETY: an open library and a terminated name.
+        // SAFETY: the library is open, and the name ends with a NUL.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         ensure!(!found.is_null(), "the driver has no {symbol}");
         Ok(found)
@@ -145,36 +151,38 @@ impl Driver {
 
     fn begin(&self) -> Result<()> {
         let mut record = Record::EMPTY;
-        // SAFETY: where the function is.
+        // SAFETY: the address is that of cuInit.
         let code = unsafe { call(ApiId::cuInit, self.find("cuInit")?, &mut record) };
-        // Flags that are not 0 are refused by a driver that looks at them.
-        // SAFETY: as above.
+        // The flags in the first call are not 0. A driver that checks flags refuses them, so the
+        // second call passes 0.
+        //
+        // SAFETY: the address is that of cuInit, and the type is the table's.
         let init = unsafe { std::mem::transmute::<*mut c_void, pfn::cuInit>(self.find("cuInit")?) };
-        // SAFETY: no pointers.
+        // SAFETY: the function takes no pointers.
         ensure!(code == CUDA_SUCCESS || unsafe { init(0) } == CUDA_SUCCESS, "the driver does not begin");
         Ok(())
     }
 }
 
-/// Which library an address lies in.
+/// Returns the library that contains an address.
 fn library_of(address: *mut c_void) -> String {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the result has room, and any address may be asked about.
+    // SAFETY: `info` is valid for a write, and `dladdr` accepts any address.
     if unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
         return String::new();
     }
-    // SAFETY: a name of the dynamic linker's.
+    // SAFETY: the dynamic linker's name of a loaded library ends with a NUL.
     unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// What deepres hooks or counts.
+/// Returns the functions that deepres hooks or counts.
 fn hooked() -> impl Iterator<Item = ApiId> {
     ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none())
 }
 
 fn exact(driver: &Driver) -> Result<()> {
-    // SAFETY: the recording driver exports these with these types.
+    // SAFETY: the recording driver exports these symbols with these types.
     let (arm, read) = unsafe {
         (
             std::mem::transmute::<*mut c_void, extern "C" fn(u32, CUresult)>(driver.find("recording_arm")?),
@@ -192,9 +200,10 @@ fn exact(driver: &Driver) -> Result<()> {
             ROOM.clear();
             let (mut sent, mut came) = (Record::EMPTY, Record::EMPTY);
             arm(id as u32, code);
-            // SAFETY: where the function is; the recording driver looks behind no argument of the armed function.
+            // SAFETY: the address is that of the function. The recording driver dereferences no
+            // argument of the armed function.
             let answer = unsafe { call(id, address, &mut sent) };
-            // SAFETY: the result has room.
+            // SAFETY: `came` is valid for a write.
             unsafe { read(&mut came) };
             if came.calls != 1 || came.arguments() != sent.arguments() || answer != code {
                 wrong.push(format!(
@@ -216,7 +225,7 @@ fn exact(driver: &Driver) -> Result<()> {
 fn rules() {
     let rules: Vec<String> = hooked()
         .flat_map(|id| {
-            // The first initialisation is to succeed.
+            // The first initialisation must succeed.
             let first = 1 + 2 * usize::from(id == ApiId::cuInit);
             id.documented_errors()
                 .iter()
@@ -234,7 +243,8 @@ fn errors(driver: &Driver) -> Result<()> {
         for code in id.documented_errors() {
             ROOM.clear();
             let mut sent = Record::EMPTY;
-            // SAFETY: where the function is; the simulated driver answers the injected error before it looks at arguments.
+            // SAFETY: the address is that of the function. The simulated driver answers with the
+            // injected error before it reads arguments.
             let answer = unsafe { call(id, address, &mut sent) };
             println!("{} {code} {answer}", id.symbol());
         }

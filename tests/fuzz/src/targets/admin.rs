@@ -2,7 +2,7 @@
 
 use deepres_model::admin::{Reply, Request};
 
-/// What can be read can be written, and says the same when read again.
+/// Every line that can be read can be written, and reads back as the same value.
 pub fn run(data: &[u8]) {
     if let Ok(request) = serde_json::from_slice::<Request>(data) {
         let text = serde_json::to_vec(&request).expect("a request can be written");

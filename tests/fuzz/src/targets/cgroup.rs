@@ -1,9 +1,10 @@
-//! What `/proc` says of a process: its cgroups, whose names its user may have chosen, and its own name.
+//! The text in `/proc` about a process: its own name, and its cgroups. The process's user may have
+//! chosen the names of the cgroups.
 
 use deepres_daemon::identity::cgroup::{self, Kind};
 use deepres_daemon::identity::tree::{self, Process};
 
-/// A place that is found is in the text, and what it is called can be shown to anybody.
+/// A cgroup that is found is in the text, and its name can be shown to any user.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Some(place) = cgroup::place(&text) {
@@ -16,7 +17,7 @@ pub fn run(data: &[u8]) {
                 "{place:?}"
             );
         }
-        // The path alone says the same: tenants are told apart by it.
+        // The path alone gives the same result, because tenants are told apart by the path.
         let again = cgroup::place(&format!("0::{}\n", place.path)).expect("the same place");
         assert_eq!(again.path, place.path);
         if let (Kind::Slurm { job }, Kind::Slurm { job: other }) = (&place.kind, &again.kind) {

@@ -4,14 +4,15 @@ use deepres_abi::PPM;
 use deepres_model::config::{Config, ConfigError};
 use std::path::PathBuf;
 
-/// A file of this thread's own, in memory if the machine has such a folder.
+/// Returns the path of a file of this thread, in memory if the machine has such a folder.
 fn file() -> PathBuf {
     let folder = [PathBuf::from("/dev/shm"), std::env::temp_dir()].into_iter().find(|folder| folder.is_dir());
     let name = format!("deepres-fuzz-{}-{:?}.toml", std::process::id(), std::thread::current().id());
     folder.expect("a folder for temporary files").join(name)
 }
 
-/// A file is taken whole, within bounds, or refused with a line that it has.
+/// A file is accepted as a whole with values in their bounds, or refused with a line that the file
+/// has.
 pub fn run(data: &[u8]) {
     let file = file();
     std::fs::write(&file, data).expect("the folder can be written to");

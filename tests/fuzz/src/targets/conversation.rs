@@ -1,4 +1,5 @@
-//! A whole daemon, and processes that say to its sockets what they like and scribble over the pages they get.
+//! A whole daemon, and processes that send arbitrary data to its sockets and write arbitrary data
+//! into the pages that they get.
 
 use arbitrary::{Result, Unstructured};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
@@ -15,28 +16,30 @@ use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
-/// Connections of one input at once, at most.
+/// Most connections of one input at a time.
 const MAX_PEERS: usize = 6;
-/// Steps of one input, at most.
+/// Most steps of one input.
 const MAX_STEPS: usize = 48;
-/// What an admin connection waits for an answer, at most.
+/// Longest time that an admin connection waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 const GPUS: usize = 2;
 
-/// One daemon for all inputs: what one leaves behind is there for the next.
+/// One daemon for all inputs. The next input finds everything that an input leaves behind.
 static DAEMON: LazyLock<Mutex<Daemon>> = LazyLock::new(|| {
-    // Tenants that are gone are forgotten soon, so that inputs do not depend on each other for long.
+    // The daemon forgets ended tenants at once, so that inputs do not depend on each other for
+    // long.
     let config = Config { tenant_linger_s: 0, ..Config::default() };
     Mutex::new(Daemon::start(GPUS, config))
 });
 
-/// A process that was let in.
+/// A process that the daemon admitted.
 struct Peer {
     connection: OwnedFd,
     descriptors: Vec<OwnedFd>,
 }
 
-/// Whatever is said, the daemon answers whoever says hello, and its books stay possible.
+/// Whatever is sent, the daemon answers every process that says hello, and its accounts stay
+/// possible.
 pub fn run(data: &[u8]) {
     let daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Unstructured::new(data);
@@ -69,7 +72,7 @@ fn step(daemon: &Daemon, peers: &mut Vec<Peer>, input: &mut Unstructured<'_>) ->
             }
         }
         3 => {
-            // A frame that is right but for a few bytes.
+            // The frame is correct except for a few bytes.
             let mut bytes = any_hello(daemon, input)?.as_bytes().to_vec();
             for _ in 0..input.int_in_range(1..=4_u8)? {
                 let at = input.choose_index(bytes.len())?;
@@ -85,7 +88,7 @@ fn step(daemon: &Daemon, peers: &mut Vec<Peer>, input: &mut Unstructured<'_>) ->
         6 if !peers.is_empty() => {
             let gone = peers.swap_remove(input.choose_index(peers.len())?);
             if input.arbitrary()? {
-                // More than a session ever says.
+                // The session sends a message that no session ever sends.
                 let _ = rustix::io::write(&gone.connection, b"more");
             }
         }
@@ -116,7 +119,7 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         hello.gpu_count = input.arbitrary()?;
         hello.gpu_uuids[2] = hello.gpu_uuids[0];
     }
-    // What is one of a few numbers is often one of them, or the next.
+    // A field that takes one of a few numbers often gets one of them, or the next number.
     if input.ratio(1, 8)? {
         hello.role = input.int_in_range(0..=4)?;
     }
@@ -145,7 +148,8 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
     Ok(hello)
 }
 
-/// Says `bytes` to the tenant socket; the daemon answers with one frame, but to an announcement.
+/// Sends `bytes` to the tenant socket. The daemon answers with one frame, except to an
+/// announcement.
 fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
     if peers.len() >= MAX_PEERS {
         peers.remove(0);
@@ -166,12 +170,12 @@ fn meet(daemon: &Daemon, peers: &mut Vec<Peer>, bytes: &[u8]) {
     }
 }
 
-/// Writes anything anywhere into a page that the peer got, and rings its bells.
+/// Writes arbitrary bytes at any place of a page that the peer got, and rings the peer's bells.
 fn scribble(peer: &Peer, input: &mut Unstructured<'_>) -> Result<()> {
     let Some(page) = peer.descriptors.get(input.choose_index(PAGE_FDS)?) else { return Ok(()) };
     let offset = u64::from(input.arbitrary::<u16>()?);
     let length = usize::from(input.arbitrary::<u8>()?).min(input.len());
-    // Refused for the pages that are the controller's, and past the end of the others.
+    // The kernel refuses the write to the daemon's pages, and past the end of the others.
     let _ = rustix::io::pwrite(page, input.bytes(length)?, offset);
     for bell in peer.descriptors.iter().skip(PAGE_FDS) {
         let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
@@ -179,7 +183,7 @@ fn scribble(peer: &Peer, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Says `line` to the admin socket. Every line that is not empty has an answer.
+/// Sends `line` to the admin socket. Every line that is not empty gets an answer.
 fn ask(daemon: &Daemon, line: &[u8]) {
     let mut stream = UnixStream::connect(daemon.directory.admin_socket()).expect("the daemon listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout that is not zero");

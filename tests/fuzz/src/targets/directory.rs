@@ -1,11 +1,11 @@
-//! Where the environment says that the sockets are.
+//! The places of the sockets, as the environment gives them.
 
 use arbitrary::{Result, Unstructured};
 use deepres_abi::directory::{DIRECTORY_VARIABLE, Places, SOCKET_VARIABLE};
 
-/// Some place is always named, and where a user's own daemon lives is where it is looked for.
+/// There is always a place, and the place of a user's own daemon is among those that are searched.
 pub fn run(data: &[u8]) {
-    // Too little of an input is an environment too little.
+    // If the input is too short, there is no environment to test.
     let _ = look(&mut Unstructured::new(data));
 }
 

@@ -3,7 +3,8 @@
 use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::{self, Frame, FrameError, Hello, Refusal, Role, Welcome};
 
-/// Bytes are at most one kind of frame; what is read is what was written; texts stay inside their fields.
+/// Bytes are at most one kind of frame. A frame reads back as it was written. Texts stay inside
+/// their fields.
 pub fn run(data: &[u8]) {
     let kind = wire::kind(data);
     let read = [both_ways::<Hello>(data), both_ways::<Welcome>(data), both_ways::<Refusal>(data)];
@@ -26,7 +27,7 @@ pub fn run(data: &[u8]) {
 fn both_ways<F: Frame>(data: &[u8]) -> bool {
     match wire::decode::<F>(data) {
         Ok(frame) => {
-            // Of another minor version it may be longer or shorter.
+            // A frame of another minor version may be longer or shorter.
             let known = frame.as_bytes();
             let common = known.len().min(data.len());
             assert!(common >= F::FIRST_BYTES);

@@ -1,4 +1,5 @@
-//! Device code in the files that `cuModuleLoad` of the simulated driver reads: cubins, fat binaries, PTX.
+//! Device code in files, which `cuModuleLoad` of the simulated driver reads: cubins, fat binaries,
+//! PTX.
 
 use cuda::exports::{cuCtxCreate_v2, cuCtxSetCurrent, cuInit, cuMemGetInfo_v2, cuModuleLoad, cuModuleUnload};
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -8,13 +9,14 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::LazyLock;
 
-/// Larger files only make the fuzzer slow: the parsers meet no new case in them.
+/// Longest file. Longer files only make the fuzzer slow, because the parsers meet no new case in
+/// them.
 const MAX_BYTES: usize = 1 << 16;
 
-/// Memory of the GPU: the simulated one is real, and a variable may be of any size.
+/// Memory of the GPU. The simulated GPU's memory is real, and a variable may have any size.
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// A virtual GPU of this process's own, in a folder that goes when the process ends.
+/// A simulated GPU of this process, in a folder that is removed when the process ends.
 struct Gpu {
     folder: PathBuf,
     context: usize,
@@ -25,7 +27,8 @@ static GPU: LazyLock<Gpu> = LazyLock::new(|| {
     let config = folder.join("config.toml");
     std::fs::write(&config, format!("memory_bytes = {MEMORY_BYTES}\n")).expect("a new folder");
     let mut context = null_mut();
-    // SAFETY: no other thread of this process reads the environment; results have room.
+    // SAFETY: no other thread of this process reads the environment. The pointers to results are
+    // valid.
     unsafe {
         std::env::set_var("SIMGPU_STATE", folder.join("state"));
         std::env::set_var("SIMGPU_CONFIG", &config);
@@ -37,12 +40,12 @@ static GPU: LazyLock<Gpu> = LazyLock::new(|| {
 
 fn free_bytes() -> usize {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: results have room.
+    // SAFETY: both pointers are valid for a write.
     assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, CUDA_SUCCESS);
     free
 }
 
-/// A file is loaded or refused; unloaded, it leaves no memory behind.
+/// A file is loaded or refused. After unloading, no memory is left in use.
 pub fn run(data: &[u8]) {
     if data.len() > MAX_BYTES {
         return;
@@ -54,7 +57,8 @@ pub fn run(data: &[u8]) {
     assert_eq!(unsafe { cuCtxSetCurrent(GPU.context as *mut _) }, CUDA_SUCCESS);
     let before_bytes = free_bytes();
     let mut module = null_mut();
-    // SAFETY: a path that ends in NUL, and room for the result; what was loaded is unloaded once.
+    // SAFETY: the path ends in NUL, and `module` is valid for a write. A loaded module is unloaded
+    // exactly once.
     unsafe {
         if cuModuleLoad(&mut module, path.as_ptr()) == CUDA_SUCCESS {
             assert_eq!(cuModuleUnload(module), CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-//! A GPU's accounts and leases while its tenants write what they like into their meters.
+//! The accounts and leases of a GPU while its tenants write arbitrary values into their meters.
 
 use arbitrary::{Result, Unstructured};
 use deepres_abi::PPM;
@@ -12,13 +12,14 @@ use std::sync::atomic::Ordering;
 
 const TENANTS: usize = 3;
 const SESSIONS: usize = 2;
-/// Steps of one input, at most: with the longest pauses a clock that is still far from its end.
+/// Most steps of one input. With the longest pauses the clock is still far from its end.
 const MAX_STEPS: usize = 256;
-/// Longest time between two looks: a year, as after a machine slept for long.
+/// Longest time between two looks, ns: a year, as after a machine slept for long.
 const MAX_PAUSE_NS: u64 = 1 << 55;
-/// How long nobody governed before all is forgiven: longer than tenants wait for a heartbeat.
+/// Time without a daemon after which everything is forgiven, ns. It is longer than tenants wait for
+/// a heartbeat.
 const SILENCE_NS: u64 = 300_000_000;
-/// Looks that may each want another at once, before the arbiter would spin.
+/// Most looks that may each request another one at once. With more, the arbiter would spin.
 const MAX_ROUNDS: usize = 16;
 
 struct Tenant {
@@ -36,7 +37,8 @@ struct Gpu {
     tenants: Vec<Tenant>,
 }
 
-/// No meter makes an account go back, or further than the time that passed; one tenant at most has the GPU; decisions end.
+/// No meter makes an account go back, or forward by more than the elapsed time. At most one tenant
+/// has the GPU. Decisions end.
 pub fn run(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let mut gpu = Gpu {
@@ -150,7 +152,7 @@ impl Gpu {
     }
 }
 
-/// Puts any numbers into some of a meter's words.
+/// Writes arbitrary numbers into some of a meter's words.
 fn scribble(slot: &MeterSlot, input: &mut Unstructured<'_>) -> Result<()> {
     slot.waiters.store(input.arbitrary()?, Ordering::Relaxed);
     slot.in_flight.store(input.arbitrary()?, Ordering::Relaxed);

@@ -19,7 +19,8 @@ pub mod welcome;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// A target's folder in one of this process's, which goes when it exits: libFuzzer drops nothing.
+/// Returns the folder of a target. It lies in a folder of this process that an exit handler
+/// removes, because libFuzzer drops nothing.
 fn folder(target: &str) -> PathBuf {
     static ALL: LazyLock<PathBuf> = LazyLock::new(|| {
         extern "C" fn remove() {

@@ -1,4 +1,4 @@
-//! Shared pages whose other writer is hostile, or of another version.
+//! Shared pages whose other writer is hostile or of another version.
 
 use arbitrary::Unstructured;
 use deepres_abi::beat::BeatPage;
@@ -8,7 +8,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_abi::page::{self, Page};
 use deepres_abi::{MAX_GPUS, PPM};
 
-/// As much of a page as an input fills; the rest repeats it.
+/// Memory for a page. An input fills it, and is repeated if it is too short.
 struct Memory {
     words: Vec<Aligned>,
 }
@@ -18,7 +18,7 @@ struct Memory {
 struct Aligned([u8; 4096]);
 
 impl Memory {
-    /// Room for one `P`, filled with `data` over and over.
+    /// Returns memory for one `P`, filled with repetitions of `data`.
     fn of<P>(data: &[u8]) -> Self {
         let mut words = vec![Aligned([0; 4096]); size_of::<P>().div_ceil(4096)];
         let mut source = data.iter().copied().cycle();
@@ -32,21 +32,22 @@ impl Memory {
         self.words.len() * size_of::<Aligned>()
     }
 
-    /// The bytes as they are, if they are such a page at all.
+    /// Returns the bytes as a page, if their head is that of such a page.
     fn found<P: Page>(&self) -> Option<&P> {
-        // SAFETY: the memory lives as long as the result, which has atomics alone in it.
+        // SAFETY: the memory lives as long as the result, and the result contains only atomics.
         unsafe { page::view(self.words.as_ptr().cast(), self.bytes()) }.ok()
     }
 
-    /// The bytes behind a head that says what they should be.
+    /// Returns the bytes as a page with a correct head.
     fn claimed<P: Page>(&mut self) -> &P {
         let (address, bytes) = (self.words.as_mut_ptr().cast(), self.bytes());
-        // SAFETY: as above; that the bytes are not zero is what is tried here.
+        // SAFETY: the memory lives as long as the result, and the result contains only atomics. The
+        // bytes are not zero, which is the case under test.
         unsafe { page::create(address, bytes) }.expect("long enough and aligned")
     }
 }
 
-/// Whatever is in a page, reading it ends, in numbers.
+/// Whatever a page contains, reading it ends and gives numbers.
 pub fn run(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     match choice % 4 {
@@ -71,7 +72,7 @@ fn grants(page: &GrantPage, _: &mut Unstructured<'_>) {
     for slot in (0..MAX_GPUS).filter_map(|gpu| page.slot(gpu)) {
         let gate = slot.gate();
         assert_eq!(Gate::from_word(gate.word()), gate);
-        // A page that is never whole makes the reader give up, not wait.
+        // If a page is never consistent, the reader gives up and does not wait.
         slot.terms();
         slot.memory_limit();
     }

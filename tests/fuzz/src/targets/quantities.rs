@@ -4,7 +4,7 @@ use deepres_abi::PPM;
 use deepres_abi::quantity::{self, MAX_BYTES, MIN_SHARE_PPM};
 use deepres_model::quantity::{Bytes, Percent, parse_bytes, parse_share};
 
-/// What is taken is in range, and what we show for it can be typed again.
+/// An accepted value is in range, and its displayed text can be typed again.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     assert_eq!(parse_share(text).ok(), quantity::parse_share(text), "jobs and daemon read the same");
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
         Ok(bytes) => {
             assert!((1..=MAX_BYTES).contains(&bytes));
             let shown = parse_bytes(&Bytes(bytes).to_string()).expect("what is shown can be typed");
-            // One decimal of the largest unit is shown.
+            // The text has one decimal of the largest unit.
             assert!(shown.abs_diff(bytes) <= bytes / 10, "{bytes} is shown as {}", Bytes(bytes));
         }
         Err(error) => assert!(!error.to_string().is_empty()),

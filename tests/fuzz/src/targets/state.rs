@@ -1,4 +1,4 @@
-//! The file that a daemon finds where the one before it kept its state.
+//! The state file that a daemon finds in place of its predecessor's.
 
 use deepres_abi::PPM;
 use deepres_daemon::state::{self, StateFile};
@@ -9,12 +9,12 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 const GPUS: usize = 2;
 
-/// Each input is read by the next daemon of a row.
+/// The current one of a series of daemons. Each input is read by the next one.
 static DAEMON: LazyLock<Mutex<Option<Daemon>>> = LazyLock::new(|| {
     Mutex::new(Some(Daemon::start(GPUS, Config { tenant_linger_s: 0, ..Config::default() })))
 });
 
-/// What is read is what was written, and a daemon that begins with it has possible books.
+/// A state reads back as it was written, and a daemon that starts with it has possible accounts.
 pub fn run(data: &[u8]) {
     let Ok(mut state) = state::parse(data) else { return };
     let bytes = state.to_bytes().expect("a state can be written");
@@ -22,7 +22,8 @@ pub fn run(data: &[u8]) {
 
     let mut daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
     let last = daemon.take().unwrap_or_else(|| Daemon::start(GPUS, Config::default()));
-    // Of this run of the machine, and of the GPUs that there are: else all of it would be set aside.
+    // The state must be of this boot of the machine and of these GPUs. Otherwise the daemon would
+    // set all of it aside.
     let uuid = |number: usize| last.gpus[number % GPUS].uuid_text.clone();
     for (number, gpu) in state.gpus.iter_mut().enumerate() {
         gpu.uuid = uuid(number);

@@ -3,7 +3,7 @@
 use deepres_daemon::probes::metering::{entry, symbols};
 use std::io::Cursor;
 
-/// No bytes lead astray, and what is found is what is counted, each place once.
+/// No bytes lead astray. The result contains only functions that are counted, and each place once.
 pub fn run(data: &[u8]) {
     let Ok(points) = symbols::points(Cursor::new(data)) else { return };
     assert!(!points.is_empty());

@@ -1,10 +1,10 @@
-//! Records of the kernel programs, which describe what any process hands to the driver.
+//! Records of the kernel programs. They describe the data that any process passes to the driver.
 
 use deepres_daemon::trace::decode::{decode, event_of};
 use deepres_daemon::trace::summary::Summary;
 use deepres_model::text::is_harmful;
 
-/// Whatever a record holds, it is shown as text that a terminal survives, and as JSON.
+/// Whatever a record contains, it is displayed as text that is harmless to a terminal, and as JSON.
 pub fn run(data: &[u8]) {
     let Some(event) = event_of(data) else { return };
     let event = decode(&event);

@@ -1,4 +1,5 @@
-//! A daemon that answers a process with anything, beside which it hands over any descriptors, with pages of anything behind them.
+//! A daemon that sends a process an arbitrary answer and arbitrary descriptors, with arbitrary
+//! pages behind them.
 
 use crate::config::{Config, Socket};
 use crate::handshake::{Connection, Pending};
@@ -21,16 +22,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
 use zerocopy::IntoBytes;
 
-/// More than the connections that wait at once: each input takes its own.
+/// Backlog of the socket. It is more than the connections that wait at once, because each input
+/// accepts its own.
 const BACKLOG: i32 = 16;
 const GPUS: usize = 3;
-/// Pieces of a page that an input writes over, at most.
+/// Most parts of a page that an input overwrites.
 const MAX_SCRIBBLES: usize = 8;
 
 const READ: i32 = libc::PROT_READ;
 const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Where the processes of all inputs look for a daemon.
+/// The socket where the processes of all inputs look for a daemon.
 struct Impostor {
     listener: OwnedFd,
     config: Config,
@@ -49,7 +51,8 @@ static IMPOSTOR: LazyLock<Impostor> = LazyLock::new(|| {
     Impostor { listener, config, _scratch: scratch }
 });
 
-/// Whatever a daemon answers, the process goes on, with a session whose numbers are possible or without one.
+/// Whatever a daemon answers, the process goes on, without a session or with one whose numbers are
+/// possible.
 pub fn run(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let gpus: [Uuid; GPUS] = std::array::from_fn(|number| [number as u8 + 1; size_of::<Uuid>()]);
@@ -57,7 +60,7 @@ pub fn run(data: &[u8]) {
     let process = accept(&IMPOSTOR.listener).expect("a connection");
     let hello = Packet::receive(&process).expect("a packet").expect("a hello");
     assert_eq!(wire::decode::<Hello>(hello.bytes()).expect("a hello").gpus(), gpus);
-    // Too little of an input is a daemon that dies in the middle.
+    // If the input is too short, it stands for a daemon that dies in the middle.
     let _ = answer(&process, &mut input);
     drop(process);
     let Ok(finished) = pending.finish() else { panic!("the connection's end is an answer") };
@@ -91,12 +94,13 @@ fn answer(process: &OwnedFd, input: &mut Unstructured<'_>) -> Result<()> {
         descriptors.push(descriptor(number, input)?);
     }
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    // A process that is not there to hear it is no matter.
+    // The result is ignored, because the process may have closed the connection.
     let _ = packet::send(process, &frame, &borrowed);
     Ok(())
 }
 
-/// The descriptor in that place: mostly the page that belongs there, or one that belongs elsewhere, or no page at all.
+/// Returns a descriptor for this place. It is usually the right page, and sometimes another page or
+/// no page at all.
 fn descriptor(number: usize, input: &mut Unstructured<'_>) -> Result<OwnedFd> {
     let place = if input.ratio(1, 8)? { input.arbitrary::<u8>()?.into() } else { number };
     match place {
@@ -108,12 +112,12 @@ fn descriptor(number: usize, input: &mut Unstructured<'_>) -> Result<OwnedFd> {
     }
 }
 
-/// Memory with a page in it that is right but for some bytes and its length.
+/// Returns memory with a page that is correct except for some bytes and its length.
 fn page<P: Page>(input: &mut Unstructured<'_>) -> Result<OwnedFd> {
     let memory = memfd_create("page", MemfdFlags::CLOEXEC).expect("memory");
     let bytes = size_of::<P>();
     ftruncate(&memory, bytes as u64).expect("memory of our own");
-    // SAFETY: a new mapping, gone again before anyone else looks at the memory.
+    // SAFETY: the mapping is new, and it is unmapped before any other code uses the memory.
     unsafe {
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let address = mmap(std::ptr::null_mut(), bytes, both, MapFlags::SHARED, &memory, 0).expect("room");
@@ -131,7 +135,7 @@ fn page<P: Page>(input: &mut Unstructured<'_>) -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// Does with the pages what a session does.
+/// Uses the pages as a session does.
 fn use_session(connection: Connection, input: &mut Unstructured<'_>) {
     let Connection { welcome, pages: [grant, meter, ledger, beat], bells, socket: _ } = connection;
     let managed = welcome.gpu_index[..GPUS].iter().filter(|index| **index != UNMANAGED).count();

@@ -1,7 +1,8 @@
-//! What a client's live allocations count for, by the charging rule that docs/memory.md publishes: the truth that deepres' ledger is held
-//! against. It is worked out from the driver's own records and shares no code with deepres.
+//! The memory that a client's live allocations count for, by the charging rule in docs/memory.md.
+//! Tests compare deepres' ledger with this account. The account comes from the driver's own records
+//! and shares no code with deepres.
 //!
-//! Not of CUDA's API: an export of the simulated driver alone.
+//! These functions are exports of the simulated driver and no part of CUDA's API.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use crate::memory::{self, Kind};
 use crate::module::MODULES;
 use crate::{graph_memory, pool, process, vmm};
 
-/// Kinds that are told apart here.
+/// Number of kinds of memory in the account.
 const KINDS: usize = 8;
 const LINEAR: usize = 0;
 const MANAGED: usize = 1;
@@ -21,13 +22,15 @@ const PHYSICAL_MEMORY: usize = 3;
 const ARRAY: usize = 4;
 const GRAPH: usize = 5;
 const CODE: usize = 6;
-/// What the GPU has given out beyond all of these, modulo 2⁶⁴: small modules count in units, and take pieces.
+/// GPU memory given out in addition to all these kinds, modulo 2⁶⁴. Small modules count in units,
+/// but take whole pieces.
 const BEYOND: usize = 7;
 
 const NS_PER_S: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
 
-/// Managed memory, which the GPU is not charged: up to half a piece in units, larger in pieces.
+/// Returns the charge for managed memory, which takes no GPU memory: in units up to half a piece,
+/// in pieces above.
 fn managed_counts_for(bytes: u64) -> u64 {
     let unit = if bytes <= PIECE_BYTES / 2 { Config::SUBALLOCATION_GRANULARITY_BYTES } else { PIECE_BYTES };
     bytes.next_multiple_of(unit)
@@ -74,29 +77,30 @@ thread_local! {
     static TOLD_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The driver is told to free something: from here on its memory is held no longer than the call takes.
+/// Notes the time at which the driver is told to free memory. From then on the memory stays at most
+/// as long as the call takes.
 pub fn note_free() {
     // SAFETY: all zeroes is a valid time.
     let mut now = unsafe { std::mem::zeroed::<libc::timespec>() };
-    // SAFETY: the result has room.
+    // SAFETY: `now` is valid for writing.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     TOLD_NS.set(now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64);
 }
 
-/// When the calling thread last told the driver to free something (`CLOCK_MONOTONIC`, ns): whoever stands between program and driver may have taken time
-/// before.
+/// Returns the time at which the calling thread last told the driver to free something
+/// (`CLOCK_MONOTONIC`, ns). A library between program and driver may have taken time before this.
 #[unsafe(no_mangle)]
 pub extern "C" fn simgpu_told_ns() -> u64 {
     TOLD_NS.get()
 }
 
-/// Writes what this process's allocations count for: linear and pitched, managed, pools, physical, arrays, graphs, code; and what
-/// the GPU has given out beyond these, modulo 2⁶⁴.
+/// Writes the memory that this process's allocations count for: linear and pitched, managed, pools,
+/// physical, arrays, graphs, code. The last number is GPU memory given out in addition, modulo 2⁶⁴.
 ///
 /// # Safety
-/// `sums` is room for eight numbers.
+/// `sums` has room for eight numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_account(sums: *mut u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes room for the numbers.
     unsafe { sums.cast::<[u64; KINDS]>().write(by_kind()) }
 }

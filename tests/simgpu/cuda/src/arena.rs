@@ -1,4 +1,5 @@
-//! Pieces of memory handed out of larger ones: how small allocations share 2 MiB, and how pools reuse what they reserved.
+//! Allocator for parts of larger pieces of memory. Small allocations share pieces of 2 MiB with it,
+//! and pools reuse reserved memory.
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -13,19 +14,19 @@ impl Slab {
     }
 }
 
-/// Slabs of address space and what of them is free. Pure arithmetic: mapping and charging are the owner's.
+/// Slabs of address space and their free parts. Pure arithmetic: the owner maps and charges memory.
 #[derive(Default)]
 pub struct Arena {
     slabs: BTreeMap<u64, Slab>,
 }
 
 impl Arena {
-    /// Adds a slab that is free as a whole.
+    /// Adds a slab that is wholly free.
     pub fn add(&mut self, base: u64, bytes: u64) {
         self.slabs.insert(base, Slab { bytes, free: BTreeMap::from([(base, bytes)]) });
     }
 
-    /// Takes `bytes` from the first place that has them.
+    /// Takes `bytes` from the first free part that is large enough.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         for slab in self.slabs.values_mut() {
             let found = slab.free.iter().find(|(_, free)| **free >= bytes).map(|(at, free)| (*at, *free));
@@ -40,7 +41,7 @@ impl Arena {
         None
     }
 
-    /// Gives `bytes` at `at` back.
+    /// Returns `bytes` at `at` to the arena.
     pub fn give(&mut self, at: u64, bytes: u64) {
         let Some((_, slab)) = self.slabs.range_mut(..=at).next_back() else { return };
         let (mut start, mut end) = (at, at + bytes);
@@ -59,7 +60,8 @@ impl Arena {
         slab.free.insert(start, end - start);
     }
 
-    /// Takes out slabs that nobody uses, as long as more than `keep_bytes` are in the arena; answers them.
+    /// Removes unused slabs, as long as at least `keep_bytes` remain in the arena. Returns the
+    /// removed slabs.
     pub fn trim(&mut self, keep_bytes: u64) -> Vec<(u64, u64)> {
         let mut total = self.bytes();
         let mut unused: Vec<(u64, u64)> = self
@@ -79,12 +81,12 @@ impl Arena {
         unused
     }
 
-    /// All slabs, used or not.
+    /// Returns all slabs, used or not.
     pub fn slabs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.slabs.iter().map(|(base, slab)| (*base, slab.bytes))
     }
 
-    /// What all slabs hold together.
+    /// Returns the length of all slabs together.
     pub fn bytes(&self) -> u64 {
         self.slabs.values().map(|slab| slab.bytes).sum()
     }

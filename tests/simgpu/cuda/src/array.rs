@@ -1,4 +1,5 @@
-//! CUDA arrays: opaque memory of up to three dimensions, here with plain rows behind it, and mipmapped ones, whose levels are arrays.
+//! CUDA arrays: opaque memory of up to three dimensions, here with plain rows behind it. The levels
+//! of mipmapped arrays are arrays too.
 use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
@@ -13,68 +14,68 @@ use crate::pending;
 use crate::status::{self, Result};
 use crate::vmm;
 
-/// All arrays that live, levels of mipmapped ones among them.
+/// All live arrays, including levels of mipmapped arrays.
 pub static ARRAYS: Table<Array> = Table::new(HandleKind::Array);
-/// All mipmapped arrays that live.
+/// All live mipmapped arrays.
 static MIPMAPPED: Table<Mipmapped> = Table::new(HandleKind::Mipmapped);
 
-/// Rows start at multiples of this.
+/// Alignment of rows.
 const ROW_ALIGNMENT_BYTES: u64 = 512;
 
-/// Where an array's bytes are.
+/// Layout of an array's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// The first byte.
+    /// Address of the first byte.
     pub base: u64,
-    /// From one row to the next.
+    /// Distance from one row to the next.
     pub pitch_bytes: u64,
-    /// Rows of a layer.
+    /// Number of rows in a layer.
     pub rows: u64,
 }
 
 /// One array.
 pub struct Array {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// What it was created from.
+    /// Descriptor of the creation.
     pub descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
     layout: Layout,
-    /// The context that it ends with.
+    /// Handle of the context with which the array ends.
     context: usize,
-    /// Whether it is a mipmapped array's, which it then ends with.
+    /// Whether the array is a level of a mipmapped array. A level ends with the mipmapped array.
     is_level: bool,
-    /// What it takes, bytes.
+    /// Memory of the array, bytes.
     bytes: u64,
-    /// Physical memory that is mapped into it, where it has none of its own.
+    /// Physical memory mapped into the array, if it has no memory of its own.
     mapped: Mapped,
 }
 
 /// One mipmapped array.
 pub struct Mipmapped {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     levels: Vec<Arc<Array>>,
     base: u64,
     context: usize,
-    /// The flags it was created with.
+    /// Creation flags.
     flags: u32,
     bytes: u64,
     mapped: Mapped,
-    /// Memory of somebody else's that it lies in: where that is mapped, and its length.
+    /// The external memory in which the array lies, if any: address and length of the mapping.
     external: Option<(u64, u64)>,
 }
 
-/// Which part of an array: a box of a level's layer, or bytes of the levels that share tiles.
+/// Part of an array: a box in a layer of a level, or bytes of the levels that share tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Level and layer, and where the box begins and ends.
+    /// Level and layer, begin and end of the box.
     Box([u32; 2], [u32; 3], [u32; 3]),
-    /// Layer, and where the bytes begin and end.
+    /// Layer, begin and end of the bytes.
     Tail(u32, u64, u64),
 }
 
 impl Part {
-    /// What is left of it without what lies in `other`, too.
+    /// Returns the parts of this part that lie outside `other`.
     fn without(self, other: &Self) -> Vec<Self> {
         match (self, other) {
             (Self::Box(at, mut from, mut to), Self::Box(other_at, other_from, other_to))
@@ -110,15 +111,15 @@ impl Part {
     }
 }
 
-/// What is mapped where: all that is left of where it was mapped, and the physical memory.
+/// Mappings: for each the remaining parts of the array, and the physical memory.
 type Mapped = Mutex<Vec<(Vec<Part>, usize)>>;
 
-/// Whether an array has no memory until some is mapped into it.
+/// Whether an array has no memory until a client maps some into it.
 fn is_unbacked(flags: u32) -> bool {
     flags & (cu::CUDA_ARRAY3D_SPARSE | cu::CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
 }
 
-/// An array, or a mipmapped one, that memory can be mapped into.
+/// Calls `on` for an array or mipmapped array into which memory can be mapped.
 fn with_unbacked<T>(
     resource: cu::CUresourcetype,
     handle: usize,
@@ -128,7 +129,7 @@ fn with_unbacked<T>(
         cu::CU_RESOURCE_TYPE_ARRAY => {
             let array = by_handle(handle).map_err(|_| status::INVALID_VALUE)?;
             let flags = array.descriptor.Flags;
-            // A level's memory is mapped by its mipmapped array.
+            // The mipmapped array maps the memory of its levels.
             if array.is_level || !is_unbacked(flags) {
                 return Err(status::INVALID_VALUE);
             }
@@ -155,7 +156,7 @@ pub fn map(resource: cu::CUresourcetype, handle: usize, part: Part, physical: us
     })?
 }
 
-/// Unmaps what lies in a part of an array. What is mapped nowhere any more lets go of its memory.
+/// Unmaps a part of an array. Physical memory that is mapped nowhere any more is released.
 pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<()> {
     with_unbacked(resource, handle, |mapped, _, _| {
         let mut mapped = lock(mapped);
@@ -168,7 +169,8 @@ pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<
     })
 }
 
-/// What an array without memory of its own takes, once all of it is mapped, and its flags.
+/// Returns the memory that an array without own memory needs for a full mapping, and the array's
+/// flags.
 pub fn requirements(resource: cu::CUresourcetype, handle: usize) -> Result<(u64, u32)> {
     with_unbacked(resource, handle, |_, bytes, flags| (bytes, flags))
 }
@@ -177,9 +179,10 @@ fn unmap_all(mapped: &Mapped) {
     lock(mapped).drain(..).for_each(|(_, physical)| vmm::let_go(physical));
 }
 
-// SAFETY: the descriptor is plain numbers and the base address is only used through copies, which the ledger checks.
+// SAFETY: the descriptor is plain numbers. Only copies use the base address, and the ledger checks
+// them.
 unsafe impl Send for Array {}
-// SAFETY: as above; nothing in it changes after creation.
+// SAFETY: as above; nothing in an array changes after its creation.
 unsafe impl Sync for Array {}
 
 fn element_bytes(format: u32, channels: u32) -> Result<u64> {
@@ -196,7 +199,7 @@ fn element_bytes(format: u32, channels: u32) -> Result<u64> {
     }
 }
 
-/// What an array of this shape takes, and how its rows lie from address 0 on.
+/// Returns the size of an array of this shape, and the layout of its rows from address 0 on.
 fn lay_out(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<(u64, Layout)> {
     let element = element_bytes(descriptor.Format, descriptor.NumChannels)?;
     let width = descriptor.Width as u64;
@@ -216,7 +219,7 @@ fn lay_out(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<(u64, Layout)> {
     Ok((bytes, Layout { base: 0, pitch_bytes, rows }))
 }
 
-/// Memory for arrays, which do not share pieces with linear memory.
+/// Allocates memory for arrays, which share no pieces with linear memory.
 fn allocate(bytes: u64) -> Result<u64> {
     let bytes =
         bytes.checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES).ok_or(status::OUT_OF_MEMORY)?;
@@ -241,7 +244,7 @@ fn enter(
 pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     let (bytes, layout) = lay_out(&descriptor)?;
     if is_unbacked(descriptor.Flags) {
-        // Lines have no tiles.
+        // One-dimensional arrays have no tiles.
         if descriptor.Height == 0 {
             return Err(status::INVALID_VALUE);
         }
@@ -251,7 +254,8 @@ pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     enter(descriptor, (bytes, Layout { base: allocate(bytes)?, ..layout }), false)
 }
 
-/// A mipmapped array in memory of somebody else's, which is mapped at `mapping` and ends with the array.
+/// Creates a mipmapped array in external memory. The memory is mapped at `mapping`, and the mapping
+/// ends with the array.
 pub fn create_external(
     descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
     levels: u32,
@@ -264,7 +268,8 @@ pub fn create_external(
     })
 }
 
-/// Creates a mipmapped array in the current context, of as many levels as its extents have, at most.
+/// Creates a mipmapped array in the current context, with at most as many levels as its extents
+/// allow.
 pub fn create_mipmapped(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<usize> {
     let is_unbacked = is_unbacked(descriptor.Flags);
     if is_unbacked && descriptor.Height == 0 {
@@ -276,7 +281,7 @@ pub fn create_mipmapped(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, levels: u32) ->
     })
 }
 
-/// The same in memory that `place` finds for so many bytes.
+/// Creates a mipmapped array. `place` returns the memory for its bytes.
 fn create_levels(
     descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR,
     levels: u32,
@@ -316,7 +321,7 @@ fn create_levels(
         .ok_or(status::OUT_OF_MEMORY)
 }
 
-/// The array that a level of a mipmapped array is.
+/// Returns the array of a level of a mipmapped array.
 pub fn level(handle: usize, level: u32) -> Result<usize> {
     let array = MIPMAPPED.get(handle).ok_or(status::INVALID_HANDLE)?;
     array.levels.get(level as usize).map(|level| level.handle).ok_or(status::INVALID_VALUE)
@@ -334,14 +339,14 @@ pub fn destroy_mipmapped(handle: usize) -> Result<()> {
 }
 
 impl Array {
-    /// Its first byte.
+    /// Returns the address of the array's first byte.
     pub fn base(&self) -> u64 {
         self.layout.base
     }
 }
 
 impl Mipmapped {
-    /// Nobody has it any more.
+    /// Releases the memory. No client uses the array any more.
     fn end(&self) {
         unmap_all(&self.mapped);
         match self.external {
@@ -354,18 +359,19 @@ impl Mipmapped {
     }
 }
 
-/// The array behind a handle.
+/// Returns the array of a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Array>> {
     ARRAYS.get(handle).ok_or(status::INVALID_HANDLE)
 }
 
-/// Where an array's bytes are. What is in an array without memory of its own is not modelled.
+/// Returns the layout of an array's bytes. The contents of an array without memory of its own are
+/// not modelled.
 pub fn layout(handle: usize) -> Result<Layout> {
     let array = by_handle(handle)?;
     if array.layout.base == 0 { Err(status::NOT_SUPPORTED) } else { Ok(array.layout) }
 }
 
-/// A context is gone, and its arrays with it.
+/// Removes the arrays of a destroyed context.
 pub fn forget_context(context: usize) {
     for array in ARRAYS.all().into_iter().filter(|array| array.context == context) {
         ARRAYS.remove(array.handle);

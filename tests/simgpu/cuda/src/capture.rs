@@ -1,7 +1,9 @@
-//! Stream capture: which streams take part, what is forbidden meanwhile and what breaks a capture.
+//! Stream capture: the streams that take part, the calls that are forbidden, and the calls that
+//! break a capture.
 //!
-//! The rules are those of the driver API reference (Stream Management, cuStreamBeginCapture and cuThreadExchangeStreamCaptureMode) and the
-//! programming guide's section on prohibited operations.
+//! The rules are those of the driver API reference (Stream Management, cuStreamBeginCapture and
+//! cuThreadExchangeStreamCaptureMode), and of the programming guide's section on prohibited
+//! operations.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -16,18 +18,18 @@ use crate::process;
 use crate::status::{self, Result, Status};
 use crate::stream::Stream;
 
-/// One capture, from begin to end.
+/// One capture from its begin to its end.
 pub struct Session {
     /// Unique in this process (`cuStreamGetCaptureInfo`).
     pub id: u64,
-    /// What is captured into.
+    /// The graph that receives the captured nodes.
     pub graph: Arc<Graph>,
     mode: u32,
     thread: u64,
     origin: u64,
     invalid: AtomicBool,
     members: Mutex<Vec<Weak<Stream>>>,
-    /// The graph was the client's before, and stays so when the capture fails.
+    /// Whether the client owned the graph before. Such a graph stays when the capture fails.
     is_borrowed: bool,
 }
 
@@ -36,11 +38,11 @@ pub struct Session {
 pub struct Membership {
     /// The capture.
     pub session: Arc<Session>,
-    /// What the next operation captured in the stream depends on.
+    /// Dependencies of the stream's next captured operation.
     pub after: Vec<Dependency>,
 }
 
-/// Where in a capture an event was recorded.
+/// Position in a capture at which an event was recorded.
 #[derive(Clone)]
 pub struct Captured {
     /// The capture.
@@ -48,7 +50,8 @@ pub struct Captured {
     after: Vec<Dependency>,
 }
 
-/// Captures under way that were not begun in relaxed mode count here too; a process without any pays one load.
+/// Number of captures in progress, those in relaxed mode included. A process without captures only
+/// pays one load.
 static ACTIVE_COUNT: AtomicUsize = AtomicUsize::new(0);
 static ACTIVE: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 
@@ -58,12 +61,13 @@ thread_local! {
 }
 
 impl Session {
-    /// Breaks the capture: everything in it answers `STREAM_CAPTURE_INVALIDATED` until it is ended.
+    /// Breaks the capture. Every use of the capture returns `STREAM_CAPTURE_INVALIDATED` until it
+    /// is ended.
     pub fn invalidate(&self) {
         self.invalid.store(true, Ordering::Release);
     }
 
-    /// Whether it was broken.
+    /// Whether the capture is broken.
     pub fn is_invalid(&self) -> bool {
         self.invalid.load(Ordering::Acquire)
     }
@@ -93,7 +97,7 @@ fn discharge(stream: &Stream) {
     }
 }
 
-/// Begins to capture a stream, into a new graph or behind nodes of a given one.
+/// Begins the capture of a stream, into a new graph or behind nodes of a given graph.
 pub fn begin(stream: &Arc<Stream>, mode: u32, target: Option<(Arc<Graph>, Vec<Dependency>)>) -> Result<()> {
     if mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED {
         return Err(status::INVALID_VALUE);
@@ -126,7 +130,7 @@ pub fn begin(stream: &Arc<Stream>, mode: u32, target: Option<(Arc<Graph>, Vec<De
     Ok(())
 }
 
-/// Ends the capture that began in this stream and answers its graph.
+/// Ends the capture that began in this stream, and returns its graph.
 pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
     let Some(membership) = stream.with_capture(|own| own.clone()) else { return Err(status::ILLEGAL_STATE) };
     let session = membership.session;
@@ -145,7 +149,7 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
     active.retain(|other| other.id != session.id);
     ACTIVE_COUNT.store(active.len(), Ordering::Release);
     drop(active);
-    // Events recorded in it refer to it still; they are no use any more.
+    // Events recorded in the capture still refer to it, and become unusable.
     session.invalidate();
     match outcome {
         Ok(()) => Ok(Arc::clone(&session.graph)),
@@ -158,7 +162,7 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
     }
 }
 
-/// Whether what other streams captured comes before the origin's end.
+/// Whether the end of the origin stream depends on everything that other streams captured.
 fn check_joined(session: &Session, origin: &Stream, after: &[Dependency]) -> Result<()> {
     let edges = session.graph.edges();
     let mut reached: Vec<usize> = after.iter().map(|dependency| dependency.node).collect();
@@ -197,27 +201,28 @@ pub fn add(stream: &Arc<Stream>, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Allocation nodes whose addresses are free again where a capturing stream is.
+/// Returns allocation nodes whose addresses are free again at a capturing stream's position.
 pub fn spare(stream: &Stream) -> Vec<crate::graph_memory::Node> {
     let own = stream.with_capture(|own| own.clone());
     own.map_or_else(Vec::new, |own| own.session.graph.spare(&own.after))
 }
 
-/// Where a capturing stream is, for an event recorded in it.
+/// Returns a capturing stream's position, for an event that is recorded in it.
 pub fn place_of(stream: &Stream) -> Result<Captured> {
     let membership = stream.with_capture(|own| own.clone()).ok_or(status::ILLEGAL_STATE)?;
     membership.session.check()?;
     Ok(Captured { session: membership.session, after: membership.after })
 }
 
-/// A stream waits for an event, where one of them belongs to a capture.
+/// Makes a stream wait for an event, if the stream or the event belongs to a capture.
 pub fn join(stream: &Arc<Stream>, event: &Event) -> Result<()> {
     let own = stream.with_capture(|own| own.clone());
     let captured = event.captured();
     match (own, captured) {
         (Some(own), None) => {
             own.session.check()?;
-            // Waiting for work outside the capture cannot be part of the graph; an event never recorded is nothing to wait for.
+            // A graph cannot contain a wait for work outside the capture. A wait for an event that
+            // was never recorded has no effect.
             if event.ticket().is_none() {
                 Ok(())
             } else {
@@ -257,7 +262,7 @@ pub fn join(stream: &Arc<Stream>, event: &Event) -> Result<()> {
     }
 }
 
-/// A stream that is being destroyed leaves its capture broken.
+/// Breaks the capture of a stream that is being destroyed.
 pub fn abandon(stream: &Stream) {
     if let Some(membership) = stream.with_capture(|own| own.clone()) {
         membership.session.invalidate();
@@ -270,7 +275,8 @@ pub fn abandon(stream: &Stream) {
     }
 }
 
-/// Refuses to put work into the legacy stream while a stream that it would wait for is being captured.
+/// Refuses work for the legacy stream while a stream is captured for which the legacy stream would
+/// wait.
 #[inline]
 pub fn refuse_implicit(stream: &Stream) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 || !stream.is_legacy() {
@@ -287,7 +293,7 @@ pub fn refuse_implicit(stream: &Stream) -> Result<()> {
     Err(status::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// Refuses to ask a capturing stream how far it is, or to wait for it.
+/// Refuses to query a capturing stream or to wait for it.
 pub fn refuse_synchronisation(stream: &Stream) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -300,7 +306,7 @@ pub fn refuse_synchronisation(stream: &Stream) -> Result<()> {
     refuse_unsafe()
 }
 
-/// Refuses to wait for a context in which something is being captured.
+/// Refuses to wait for a context in which a stream is captured.
 pub fn refuse_context_synchronisation(context: &Context) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -315,7 +321,8 @@ pub fn refuse_context_synchronisation(context: &Context) -> Result<()> {
     if is_refused { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { refuse_unsafe() }
 }
 
-/// Refuses calls that might wait for the GPU or use it unseen, where the calling thread's mode and the captures under way say so.
+/// Refuses calls that might wait for the GPU or use it outside the capture. The calling thread's
+/// mode and the captures in progress decide.
 #[inline]
 pub fn refuse_unsafe() -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 { Ok(()) } else { refuse_unsafe_now() }
@@ -341,7 +348,7 @@ fn refuse_unsafe_now() -> Result<()> {
     if is_refused { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Sets the calling thread's mode and answers the one before.
+/// Sets the calling thread's mode and returns the previous mode.
 pub fn exchange_mode(mode: u32) -> Result<u32> {
     if mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED {
         return Err(status::INVALID_VALUE);
@@ -349,7 +356,7 @@ pub fn exchange_mode(mode: u32) -> Result<u32> {
     Ok(MODE.replace(mode))
 }
 
-/// Whether and how a stream is being captured.
+/// Returns the state of a stream's capture, and the capture itself if there is one.
 pub fn status_of(stream: &Stream) -> Result<(u32, Option<Membership>)> {
     if stream.is_legacy() && stream.context.blocking_captures.load(Ordering::Acquire) != 0 {
         return Err(status::STREAM_CAPTURE_IMPLICIT);
@@ -361,7 +368,7 @@ pub fn status_of(stream: &Stream) -> Result<(u32, Option<Membership>)> {
     })
 }
 
-/// Replaces or extends what the next captured operation depends on.
+/// Replaces or extends the dependencies of the next captured operation.
 pub fn update_dependencies(stream: &Stream, nodes: Vec<Dependency>, replaces: bool) -> Result<()> {
     stream.with_capture(|own| {
         let own = own.as_mut().ok_or(status::ILLEGAL_STATE)?;

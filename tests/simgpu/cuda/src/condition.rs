@@ -1,4 +1,5 @@
-//! Conditional nodes of graphs: handles, and which bodies run how often. Kernels compute nothing, so nobody sets a condition: it is what it is at launch.
+//! Conditional nodes of graphs: handles, and how often which body runs. Kernels compute nothing and
+//! so set no condition: its value at the launch counts.
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -17,7 +18,7 @@ struct Condition {
     has_node: bool,
 }
 
-/// All handles that were created.
+/// All handles created so far.
 static CONDITIONS: LazyLock<Mutex<HashMap<u64, Condition>>> = LazyLock::new(Mutex::default);
 
 /// Creates a handle for a condition of a graph.
@@ -26,25 +27,25 @@ pub fn create(graph: usize, at_launch: u32, flags: u32) -> Result<u64> {
     if flags & !cu::CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
         return Err(status::INVALID_VALUE);
     }
-    // A condition that nothing assigns a value to has none that can be relied on: here 0.
+    // Without a default, CUDA leaves the value undefined. Here the value is 0.
     let at_launch = if flags & cu::CU_GRAPH_COND_ASSIGN_DEFAULT == 0 { 0 } else { at_launch };
     let handle = process::next_id();
     lock(&CONDITIONS).insert(handle, Condition { graph, at_launch, has_node: false });
     Ok(handle)
 }
 
-/// What a conditional node does.
+/// Operation of a conditional node.
 pub struct Conditional {
     kind: u32,
     at_launch: u32,
-    /// The graphs that may run.
+    /// Graphs that may run.
     pub bodies: Vec<Arc<Graph>>,
-    /// Their handles, where the client reads them.
+    /// Handles of the bodies, in an array that the client reads.
     handles: Box<[usize]>,
 }
 
 impl Conditional {
-    /// A node of `graph` with `count` new, empty bodies.
+    /// Creates a node of `graph` with `count` new, empty bodies.
     pub fn new(graph: usize, handle: u64, kind: u32, count: u32) -> Result<Arc<Self>> {
         let is_of_kind = match kind {
             cu::CU_GRAPH_COND_TYPE_IF => (1..=2).contains(&count),
@@ -63,14 +64,14 @@ impl Conditional {
         Ok(Arc::new(Self { kind, at_launch: condition.at_launch, bodies, handles }))
     }
 
-    /// Where the bodies' handles are.
+    /// Returns the array of the bodies' handles.
     pub fn handles(&self) -> *mut cu::CUgraph {
         self.handles.as_ptr().cast_mut().cast()
     }
 
-    /// Which body runs at a graph's launch of this number, and how often.
+    /// Returns the body that runs at a graph's launch number `launch`, and how often it runs.
     pub fn runs(&self, launch: u64) -> Option<(usize, u64)> {
-        /// 2⁶⁴ divided by the golden ratio: consecutive numbers are spread evenly.
+        /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers evenly.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         let value = self.at_launch;
         match self.kind {

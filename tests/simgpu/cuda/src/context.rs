@@ -1,4 +1,5 @@
-//! Contexts: what a thread works in. Primary ones are counted per device, others belong to whoever created them.
+//! Contexts. A primary context is reference-counted per device; any other context belongs to its
+//! creator.
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -13,28 +14,30 @@ use crate::status::{self, Result, Status};
 use crate::stream::Stream;
 use crate::{array, capture, event, graph_memory, memory, module, pending, pool};
 
-/// All contexts that live.
+/// All live contexts.
 pub static CONTEXTS: Table<Context> = Table::new(Kind::Context);
 
-/// Flags a context may be created with.
+/// Valid creation flags.
 const FLAGS_MASK: u32 = cu::CU_CTX_FLAGS_MASK;
-/// The API version contexts report (`cuCtxGetApiVersion`): 3.2 of the API, as drivers have since.
+/// API version that contexts report (`cuCtxGetApiVersion`): 3.2, as in all drivers since that
+/// version.
 const CONTEXT_API_VERSION: u32 = 3020;
-/// How many limits `cuCtxGetLimit` knows.
+/// Number of limits that `cuCtxGetLimit` knows.
 const LIMIT_COUNT: usize = 8;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// Limits as a fresh context has them, by `CUlimit`.
+/// Limits of a new context, by `CUlimit`.
 const DEFAULT_LIMITS: [usize; LIMIT_COUNT] = [KIB, 7 * MIB, 8 * MIB, 2, 2048, 64, 0, 0];
 
-/// Locks and ignores poisoning: no code here leaves a value half written when it panics.
+/// Locks a mutex. Ignores poisoning, because no code here leaves a value half written when it
+/// panics.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One context.
 pub struct Context {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     /// Unique in this process.
     pub id: u64,
@@ -44,26 +47,26 @@ pub struct Context {
     pub gpu: usize,
     /// The engine's context.
     pub engine: ContextId,
-    /// Whether it is its device's primary one.
+    /// Whether this is its device's primary context.
     pub primary: bool,
     flags: AtomicU32,
     api_version: u32,
     alive: AtomicBool,
-    /// Those who attached it, and whoever created it: the last who detaches it ends it.
+    /// Number of users: the creator and each attach. The last detach ends the context.
     users: AtomicUsize,
     limits: Mutex<[usize; LIMIT_COUNT]>,
     cache_config: AtomicU32,
     peers: Mutex<HashSet<usize>>,
     legacy: RwLock<Option<Arc<Stream>>>,
-    /// Every stream but the legacy one.
+    /// Every stream except the legacy stream.
     streams: Mutex<Vec<Arc<Stream>>>,
-    /// How many of those synchronise with the legacy one.
+    /// Number of streams that synchronise with the legacy stream.
     pub blocking_streams: AtomicUsize,
-    /// Captures under way in streams that synchronise with the legacy one.
+    /// Number of captures in progress in streams that synchronise with the legacy stream.
     pub blocking_captures: AtomicUsize,
 }
 
-/// A device's primary context and what is known of it while it is inactive.
+/// A device's primary context, and its settings while it is inactive.
 #[derive(Default)]
 struct Primary {
     retained: usize,
@@ -80,7 +83,7 @@ thread_local! {
     static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The driver's code for an engine error.
+/// Returns the driver's code for an engine error.
 pub fn code_of(error: &Error) -> Status {
     match error {
         Error::OutOfMemory(_) | Error::Full { .. } => status::OUT_OF_MEMORY,
@@ -151,23 +154,23 @@ impl Context {
         CONTEXTS.remove(self.handle);
     }
 
-    /// Whether it has not been destroyed.
+    /// Whether the context has not been destroyed.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Its legacy default stream.
+    /// Returns the legacy default stream.
     pub fn legacy(&self) -> Result<Arc<Stream>> {
         let legacy = self.legacy.read().unwrap_or_else(PoisonError::into_inner);
         legacy.clone().ok_or(status::CONTEXT_IS_DESTROYED)
     }
 
-    /// Every stream of it but the legacy one.
+    /// Returns every stream except the legacy stream.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         lock(&self.streams).clone()
     }
 
-    /// Notes a stream that was created in it.
+    /// Adds a stream that was created in this context.
     pub fn add_stream(&self, stream: &Arc<Stream>) {
         lock(&self.streams).push(Arc::clone(stream));
         if stream.is_blocking() {
@@ -175,7 +178,7 @@ impl Context {
         }
     }
 
-    /// Forgets a stream that is being destroyed.
+    /// Removes a stream that is being destroyed.
     pub fn remove_stream(&self, stream: &Stream) {
         let mut streams = lock(&self.streams);
         if let Some(at) = streams.iter().position(|other| other.handle == stream.handle) {
@@ -186,7 +189,7 @@ impl Context {
         }
     }
 
-    /// How its threads wait.
+    /// Returns how threads wait in this context.
     pub fn wait_policy(&self) -> WaitPolicy {
         let flags = self.flags.load(Ordering::Relaxed);
         if flags & cu::CU_CTX_SCHED_SPIN != 0 {
@@ -200,7 +203,7 @@ impl Context {
         }
     }
 
-    /// Waits for everything in it (cuCtxSynchronize).
+    /// Waits for all work of the context (cuCtxSynchronize).
     pub fn synchronize(&self) -> Result<()> {
         capture::refuse_context_synchronisation(self)?;
         host().wait_context(self.engine, self.wait_policy());
@@ -209,12 +212,12 @@ impl Context {
         Ok(())
     }
 
-    /// Its creation flags.
+    /// Returns the creation flags.
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }
 
-    /// Replaces them.
+    /// Replaces the creation flags.
     pub fn set_flags(&self, flags: u32) -> Result<()> {
         if flags & !FLAGS_MASK != 0 || (flags & cu::CU_CTX_SCHED_MASK).count_ones() > 1 {
             return Err(status::INVALID_VALUE);
@@ -223,17 +226,17 @@ impl Context {
         Ok(())
     }
 
-    /// The API version it was created with.
+    /// Returns the API version of the creation.
     pub fn api_version(&self) -> u32 {
         self.api_version
     }
 
-    /// One of its limits.
+    /// Returns a limit.
     pub fn limit(&self, limit: u32) -> Result<usize> {
         lock(&self.limits).get(limit as usize).copied().ok_or(status::UNSUPPORTED_LIMIT)
     }
 
-    /// Changes one of its limits.
+    /// Changes a limit.
     pub fn set_limit(&self, limit: u32, value: usize) -> Result<()> {
         match lock(&self.limits).get_mut(limit as usize) {
             Some(slot) => *slot = value,
@@ -242,12 +245,12 @@ impl Context {
         Ok(())
     }
 
-    /// Its preferred split of L1 and shared memory.
+    /// Returns the preferred split of L1 cache and shared memory.
     pub fn cache_config(&self) -> u32 {
         self.cache_config.load(Ordering::Relaxed)
     }
 
-    /// Changes that preference.
+    /// Changes the preferred split of L1 cache and shared memory.
     pub fn set_cache_config(&self, config: u32) -> Result<()> {
         if config > cu::CU_FUNC_CACHE_PREFER_EQUAL {
             return Err(status::INVALID_VALUE);
@@ -256,7 +259,7 @@ impl Context {
         Ok(())
     }
 
-    /// Lets this context use the memory of `peer`.
+    /// Gives this context access to the memory of `peer`.
     pub fn enable_peer(&self, peer: &Context) -> Result<()> {
         if self.gpu == peer.gpu {
             return Err(status::INVALID_DEVICE);
@@ -264,18 +267,20 @@ impl Context {
         if lock(&self.peers).insert(peer.handle) { Ok(()) } else { Err(status::PEER_ACCESS_ALREADY_ENABLED) }
     }
 
-    /// Takes that back.
+    /// Ends this context's access to the memory of `peer`.
     pub fn disable_peer(&self, peer: &Context) -> Result<()> {
         if lock(&self.peers).remove(&peer.handle) { Ok(()) } else { Err(status::PEER_ACCESS_NOT_ENABLED) }
     }
 }
 
-/// Runs `use_stack` on the calling thread's stack; a thread that is being torn down has none.
+/// Calls `use_stack` with the calling thread's stack of contexts. Fails in a thread that is being
+/// torn down.
 fn with_stack<R>(use_stack: impl FnOnce(&mut Vec<Arc<Context>>) -> R) -> Result<R> {
     STACK.try_with(|stack| use_stack(&mut stack.borrow_mut())).map_err(|_| status::DEINITIALIZED)
 }
 
-/// The context behind a handle, if it lives; a destroyed one has a code of its own.
+/// Returns the context of a handle, if it lives. The handle of a destroyed context has an error
+/// code of its own.
 pub fn by_handle(handle: usize) -> Result<Arc<Context>> {
     match CONTEXTS.get(handle) {
         Some(context) if context.is_alive() => Ok(context),
@@ -284,19 +289,19 @@ pub fn by_handle(handle: usize) -> Result<Arc<Context>> {
     }
 }
 
-/// The calling thread's current context.
+/// Returns the calling thread's current context.
 #[inline]
 pub fn current() -> Result<Arc<Context>> {
     let current = with_stack(|stack| stack.last().cloned())?.ok_or(status::INVALID_CONTEXT)?;
     if current.is_alive() { Ok(current) } else { Err(status::CONTEXT_IS_DESTROYED) }
 }
 
-/// The handle of the calling thread's current context, dead or alive; 0 for none.
+/// Returns the handle of the calling thread's current context, dead or alive; 0 for none.
 pub fn current_handle() -> usize {
     with_stack(|stack| stack.last().map_or(0, |context| context.handle)).unwrap_or(0)
 }
 
-/// Makes `handle` current in place of the top of the stack; 0 takes the top off.
+/// Replaces the top of the stack by `handle`; 0 only removes the top.
 pub fn set_current(handle: usize) -> Result<()> {
     if with_stack(|stack| stack.last().is_some_and(|top| top.handle == handle && top.is_alive()))? {
         return Ok(());
@@ -318,7 +323,7 @@ pub fn push(handle: usize) -> Result<()> {
     with_stack(|stack| stack.push(context))
 }
 
-/// Pops the calling thread's current context and answers its handle.
+/// Pops the calling thread's current context and returns its handle.
 pub fn pop() -> Result<usize> {
     with_stack(|stack| stack.pop())?.map(|context| context.handle).ok_or(status::INVALID_CONTEXT)
 }
@@ -330,7 +335,8 @@ pub fn create(device: i32, flags: u32) -> Result<usize> {
     Ok(handle)
 }
 
-/// Destroys a context that cuCtxCreate made; it is popped where it is the caller's current one.
+/// Destroys a context of cuCtxCreate. If the context is current in the calling thread, it is
+/// popped.
 pub fn destroy(handle: usize) -> Result<()> {
     let context = by_handle(handle)?;
     if context.primary {
@@ -344,14 +350,14 @@ pub fn destroy(handle: usize) -> Result<()> {
     })
 }
 
-/// Takes part in the current context, and gives its handle.
+/// Adds a user to the current context and returns its handle.
 pub fn attach() -> Result<usize> {
     let context = current()?;
     context.users.fetch_add(1, Ordering::Relaxed);
     Ok(context.handle)
 }
 
-/// Ends a part in the current context, and with the last one the context.
+/// Removes a user from the current context, and destroys the context with the last user.
 pub fn detach(handle: usize) -> Result<()> {
     let context = by_handle(handle)?;
     if current_handle() != handle {
@@ -366,7 +372,7 @@ pub fn detach(handle: usize) -> Result<()> {
     if is_others { Ok(()) } else { destroy(handle) }
 }
 
-/// Retains a device's primary context, creating it if nobody holds it.
+/// Retains a device's primary context, and creates it if it is not active.
 pub fn retain_primary(device: i32) -> Result<usize> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(primaries());
@@ -384,7 +390,7 @@ pub fn retain_primary(device: i32) -> Result<usize> {
     Ok(handle)
 }
 
-/// Releases a device's primary context; the last release ends it.
+/// Releases a device's primary context. The last release ends the context.
 pub fn release_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(primaries());
@@ -402,7 +408,7 @@ pub fn release_primary(device: i32) -> Result<()> {
     Ok(())
 }
 
-/// Ends a device's primary context whoever holds it.
+/// Ends a device's primary context, even if it is still retained.
 pub fn reset_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
     let context = lock(primaries()).entry(gpu).or_default().context.take();
@@ -412,7 +418,7 @@ pub fn reset_primary(device: i32) -> Result<()> {
     Ok(())
 }
 
-/// Flags of a device's primary context, and whether it is active.
+/// Returns the flags of a device's primary context, and whether it is active.
 pub fn primary_state(device: i32) -> Result<(u32, bool)> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(primaries());

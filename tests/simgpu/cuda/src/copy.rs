@@ -1,4 +1,4 @@
-//! Copies and memsets: from the structs of the API to plain strided moves of bytes.
+//! Copies and memsets: converts the API's structs to plain strided moves of bytes.
 use deepres_abi::driver::types as cu;
 use simgpu_engine::CopyKind;
 
@@ -8,21 +8,21 @@ use crate::mapping;
 use crate::memory::{self, Allocation, Kind};
 use crate::status::{self, Result};
 
-/// A fill of zeros from this size on drops pages instead of writing them.
+/// Fills of zeros from this size on drop pages instead of writing them.
 const DROP_PAGES_BYTES: u64 = 1 << 20;
 
-/// One side of a copy: where its first byte is, and how far rows and layers are apart.
+/// One side of a copy: the address of the first byte and the distances of rows and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     /// Address of the first byte.
     pub address: u64,
-    /// From one row to the next.
+    /// Distance from one row to the next.
     pub pitch_bytes: u64,
-    /// From one layer to the next.
+    /// Distance from one layer to the next.
     pub layer_bytes: u64,
 }
 
-/// A copy ready to be run.
+/// A copy that is ready to run.
 #[derive(Debug)]
 pub struct Plan {
     source: Side,
@@ -30,13 +30,16 @@ pub struct Plan {
     width_bytes: u64,
     height: u64,
     depth: u64,
-    /// What the source held when the call was made, where the client may change it right after.
+    /// Contents of the source at the time of the call, if the client may change the source right
+    /// afterwards.
     staged: Option<Vec<u8>>,
-    /// Which link carries it.
+    /// The link that carries the copy.
     pub kind: CopyKind,
-    /// The source is memory that the driver does not know, so it has to be read before the call returns.
+    /// Whether the driver does not know the source memory. Such memory must be read before the call
+    /// returns.
     pub from_pageable: bool,
-    /// The target is such memory, so the call returns only when it is written.
+    /// Whether the driver does not know the target memory. The call then returns only when the
+    /// target is written.
     pub to_pageable: bool,
 }
 
@@ -44,7 +47,7 @@ fn lies_in_gpu(allocation: Option<&Allocation>) -> bool {
     allocation.is_some_and(Allocation::is_device)
 }
 
-/// How many bytes lie between the first and the last of a strided region.
+/// Returns the number of bytes from the first to the last byte of a strided region.
 fn span(side: Side, width_bytes: u64, height: u64, depth: u64) -> Option<u64> {
     let layers = side.layer_bytes.checked_mul(depth.checked_sub(1)?)?;
     let rows = side.pitch_bytes.checked_mul(height.checked_sub(1)?)?;
@@ -56,7 +59,7 @@ fn overlap(one: u64, one_bytes: u64, other: u64, other_bytes: u64) -> bool {
 }
 
 impl Plan {
-    /// A copy of `bytes` in a row; what each address is, is looked up.
+    /// Creates a copy of `bytes` contiguous bytes. The ledger tells the kinds of the addresses.
     pub fn linear(target: u64, source: u64, bytes: u64) -> Result<Self> {
         let side = |address| Side { address, pitch_bytes: bytes, layer_bytes: bytes };
         Self::new(side(target), side(source), bytes, 1, 1)
@@ -69,7 +72,8 @@ impl Plan {
             if side.address == 0 {
                 return Err(status::INVALID_VALUE);
             }
-            // Host memory is the client's word; device memory is checked, as the GPU's own page tables would.
+            // Host memory is the client's responsibility. Device memory is checked, as a GPU's page
+            // tables would do.
             let length = span(side, width_bytes, height, depth).ok_or(status::INVALID_VALUE)?;
             if lies_in_gpu(found.as_ref()) && !memory::is_usable(side.address, length) {
                 return Err(status::INVALID_VALUE);
@@ -97,7 +101,7 @@ impl Plan {
         })
     }
 
-    /// What the API's largest copy struct describes.
+    /// Creates the copy that the API's largest copy struct describes.
     pub fn strided(params: &cu::CUDA_MEMCPY3D) -> Result<Self> {
         let (width_bytes, height, depth) =
             (params.WidthInBytes as u64, params.Height as u64, params.Depth as u64);
@@ -133,7 +137,7 @@ impl Plan {
         Self::new(target, source, width_bytes, height, depth)
     }
 
-    /// A copy of no bytes.
+    /// Creates a copy of no bytes.
     fn nothing() -> Self {
         let nowhere = Side { address: 0, pitch_bytes: 0, layer_bytes: 0 };
         Self {
@@ -149,7 +153,7 @@ impl Plan {
         }
     }
 
-    /// How much it moves.
+    /// Returns the number of bytes that the copy moves.
     pub fn bytes(&self) -> u64 {
         self.width_bytes * self.height * self.depth
     }
@@ -162,7 +166,7 @@ impl Plan {
         })
     }
 
-    /// Reads the source now, so that the client may change it before the copy is due.
+    /// Reads the source now, so that the client may change it before the copy runs.
     pub fn stage(&mut self) {
         let mut staged = vec![0_u8; self.bytes() as usize];
         let dense = Side {
@@ -190,14 +194,15 @@ impl Plan {
         for layer in 0..layers {
             for row in 0..rows {
                 let at = |side: Side| side.address + layer * side.layer_bytes + row * side.pitch_bytes;
-                // SAFETY: device ranges were checked against the ledger and freeing waits for us; host ranges are valid by the client's word.
+                // SAFETY: device ranges were checked against the ledger, and a free waits for this
+                // copy. The client promises that host ranges are valid.
                 unsafe { std::ptr::copy(at(source) as *const u8, at(target) as *mut u8, row_bytes as usize) };
             }
         }
     }
 }
 
-/// One corner of a strided copy as the API's structs give it.
+/// One corner of a strided copy, as given in the API's structs.
 struct Corner {
     memory_type: u32,
     host: u64,
@@ -242,25 +247,25 @@ fn side(corner: Corner, width_bytes: u64, height: u64) -> Result<Side> {
     Ok(Side { address, pitch_bytes, layer_bytes })
 }
 
-/// A memset ready to be run.
+/// A memset that is ready to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// From one row to the next.
+    /// Distance from one row to the next.
     pub pitch_bytes: u64,
     /// The pattern.
     pub value: u32,
-    /// Its width: 1, 2 or 4.
+    /// Width of the pattern in bytes: 1, 2 or 4.
     pub element_bytes: u32,
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub width: u64,
-    /// Rows.
+    /// Number of rows.
     pub height: u64,
 }
 
 impl Fill {
-    /// Checks a memset against what the driver knows.
+    /// Checks a memset against the ledger of addresses.
     pub fn check(self) -> Result<Self> {
         let element_bytes = u64::from(self.element_bytes);
         if !matches!(self.element_bytes, 1 | 2 | 4) || !self.address.is_multiple_of(element_bytes) {
@@ -278,12 +283,12 @@ impl Fill {
         }
     }
 
-    /// How much it writes.
+    /// Returns the number of bytes that the memset writes.
     pub fn bytes(&self) -> u64 {
         self.width * u64::from(self.element_bytes) * self.height
     }
 
-    /// Whether it writes in a range.
+    /// Whether the memset writes in a range.
     pub fn touches(&self, address: u64, bytes: u64) -> bool {
         let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
         let row_bytes = self.width * u64::from(self.element_bytes);
@@ -327,7 +332,8 @@ fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
         }
     }
     let count = bytes as usize / element_bytes as usize;
-    // SAFETY: the range was checked against the ledger with this element's alignment, and freeing it waits for us.
+    // SAFETY: the range was checked against the ledger with this element's alignment. A free of it
+    // waits for this memset.
     unsafe {
         match element_bytes {
             1 => std::slice::from_raw_parts_mut(address as *mut u8, count).fill(value as u8),
@@ -337,7 +343,7 @@ fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
     }
 }
 
-/// The plain struct that describes a linear copy, which is how graphs describe all copies.
+/// Returns the strided struct for a linear copy. Graphs describe all copies with this struct.
 pub fn describe_linear(target: u64, source: u64, bytes: u64) -> cu::CUDA_MEMCPY3D {
     cu::CUDA_MEMCPY3D {
         srcXInBytes: 0,

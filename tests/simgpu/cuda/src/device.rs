@@ -1,4 +1,4 @@
-//! What the devices are like, as attributes: from the configuration where it says, else as an H200's.
+//! Attributes of the devices: from the configuration if it has a key, else those of an H200.
 use deepres_abi::driver::types as cu;
 
 use crate::operation::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID};
@@ -6,12 +6,13 @@ use crate::process::{config, device_count, gpu_of};
 use crate::status::{self, Result};
 use simgpu_engine::Config;
 
-/// The rank of a link where all links are alike.
+/// Rank of a link when all links are alike.
 const PERFORMANCE_RANK_SAME: i32 = 0;
 const YES: i32 = 1;
 const NO: i32 = 0;
 
-/// `CUdevice_attribute`; the figures without a key in the configuration are those of compute capability 9.0 (CUDA programming guide).
+/// Returns a `CUdevice_attribute`. Values without a key in the configuration are those of compute
+/// capability 9.0 (CUDA programming guide).
 pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
     let gpu = gpu_of(device)?;
     let config = config();
@@ -137,13 +138,13 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_NUMA_ID => -1,
         cu::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => 0,
         cu::CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID => 0x2335_10de,
-        // What is not modelled is not claimed.
+        // Features that are not modelled are reported as absent.
         known if (1..cu::CU_DEVICE_ATTRIBUTE_MAX).contains(&known) => NO,
         _ => return Err(status::INVALID_VALUE),
     })
 }
 
-/// `CUdevprop`, the oldest way to ask.
+/// Returns the `CUdevprop` of a device, the oldest form of its attributes.
 pub fn properties(device: i32) -> Result<cu::CUdevprop> {
     let of = |which| attribute(which, device);
     Ok(cu::CUdevprop {
@@ -160,13 +161,13 @@ pub fn properties(device: i32) -> Result<cu::CUdevprop> {
     })
 }
 
-/// `domain:bus:device.function`.
+/// Returns `domain:bus:device.function`.
 pub fn pci_bus_id(device: i32) -> Result<String> {
     let address = Config::pci_address(gpu_of(device)?);
     Ok(format!("{:04X}:{:02X}:{:02X}.0", address.domain, address.bus, address.device))
 }
 
-/// The device at a PCI address, with or without domain and function.
+/// Returns the device at a PCI address, with or without domain and function.
 pub fn at_pci_bus_id(text: &str) -> Result<i32> {
     let full = text.to_ascii_uppercase();
     let is_meant = |device: &i32| {
@@ -181,12 +182,12 @@ pub fn at_pci_bus_id(text: &str) -> Result<i32> {
     (0..device_count() as i32).find(is_meant).ok_or(status::INVALID_DEVICE)
 }
 
-/// Whether one device can use the memory of another: all of the virtual ones can.
+/// Whether one device can use the memory of another. All virtual devices can.
 pub fn can_access_peer(device: i32, peer: i32) -> Result<bool> {
     Ok(gpu_of(device)? != gpu_of(peer)?)
 }
 
-/// `CUdevice_P2PAttribute`
+/// Returns a `CUdevice_P2PAttribute`.
 pub fn p2p_attribute(attribute: u32, source: i32, target: i32) -> Result<i32> {
     if gpu_of(source)? == gpu_of(target)? {
         return Err(status::INVALID_DEVICE);

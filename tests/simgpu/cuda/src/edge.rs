@@ -1,4 +1,5 @@
-//! What every call passes first: injected faults, and whether the driver was initialised. And the count of what is not supported.
+//! Checks that every call passes first: injected faults, and whether the driver is initialised.
+//! Also counts unsupported calls.
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -25,7 +26,8 @@ pub const fn needs_initialisation(id: ApiId) -> bool {
     )
 }
 
-/// Whether a function waits while the process is locked by a checkpoint: what controls checkpoints does not.
+/// Whether a function waits while a checkpoint has locked the process. Functions that control
+/// checkpoints do not wait.
 pub const fn waits_for_unlock(id: ApiId) -> bool {
     needs_initialisation(id)
         && !matches!(
@@ -39,13 +41,14 @@ pub const fn waits_for_unlock(id: ApiId) -> bool {
         )
 }
 
-/// The beginning of a call that was let in: it waits here while the process is locked, and until the result is dropped the process is not.
+/// Begins a call. Waits while the process is locked; until the caller drops the result, the process
+/// cannot be locked.
 #[inline]
 pub fn begin<const WAITS_FOR_UNLOCK: bool>() -> Option<Call<'static>> {
     WAITS_FOR_UNLOCK.then(|| process::host().begin_call())
 }
 
-/// The entry of every function.
+/// Enters a function: applies faults, and checks the initialisation.
 #[inline]
 pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if let Action::Fail(code) = faults::check(name) {
@@ -54,7 +57,7 @@ pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
 }
 
-/// The end of every function.
+/// Leaves a function.
 #[inline]
 pub fn leave(name: &str) {
     faults::check_end(name);
@@ -62,13 +65,14 @@ pub fn leave(name: &str) {
 
 static UNSUPPORTED: [AtomicU32; ApiId::COUNT] = [const { AtomicU32::new(0) }; ApiId::COUNT];
 
-/// Answers a call of a function that is not modelled, and counts it.
+/// Counts a call of an unsupported function and returns its error.
 #[cold]
 pub fn unsupported(id: ApiId) -> Result<()> {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
         if std::env::var_os("SIMGPU_VERBOSE").is_some_and(|value| value == "1") {
-            // SAFETY: the handler takes no locks that a thread killed at exit could hold, and lives as long as the process.
+            // SAFETY: the handler takes no locks that a thread killed at exit could hold. The
+            // handler lives as long as the process.
             unsafe { libc::atexit(report) };
         }
     });

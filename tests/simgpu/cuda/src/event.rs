@@ -1,4 +1,4 @@
-//! Events: points in streams that can be waited for, asked about and timed.
+//! Events: points in streams that threads and streams can wait for, query and time.
 use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
@@ -12,7 +12,7 @@ use crate::status::{self, Result};
 use crate::stream::Stream;
 use crate::{pending, pool};
 
-/// All events that live.
+/// All live events.
 pub static EVENTS: Table<Event> = Table::new(Kind::Event);
 
 const FLAGS_MASK: u32 = cu::CU_EVENT_BLOCKING_SYNC | cu::CU_EVENT_DISABLE_TIMING | cu::CU_EVENT_INTERPROCESS;
@@ -20,17 +20,17 @@ const NS_PER_MS: f64 = 1e6;
 
 /// One event.
 pub struct Event {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// The context it was created in; `None` for one opened from another process.
+    /// The context of the creation; `None` for an event opened from another process.
     pub context: Option<Arc<Context>>,
     /// Creation flags.
     pub flags: u32,
     /// The engine's event.
     pub engine: EventId,
-    /// Where in which capture it was last recorded, if it was in one.
+    /// Position of the last record in its capture, if it was captured.
     captured: Mutex<Option<Captured>>,
-    /// Whether the engine's event is another process's, not to be destroyed here.
+    /// Whether the engine's event belongs to another process. Such an event is not destroyed here.
     borrowed: bool,
 }
 
@@ -65,12 +65,14 @@ impl Event {
         Self::insert(None, flags, EventId::from_bits(bits), true)
     }
 
-    /// Whether a wait for it may cover work of `context`: its own context's, or anything if it came from elsewhere.
+    /// Whether the event may be used with work of `context`: its own context's work, or any work if
+    /// the event comes from another process.
     fn belongs_to(&self, context: &Context) -> bool {
         self.context.as_ref().is_none_or(|own| own.handle == context.handle)
     }
 
-    /// Refuses what a launch cannot record on `stream` (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
+    /// Refuses an event that a launch cannot record on `stream`
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
     pub fn check_for_launch(&self, stream: &Stream) -> Result<()> {
         let is_fit = self.flags & cu::CU_EVENT_DISABLE_TIMING != 0
             && self.flags & cu::CU_EVENT_INTERPROCESS == 0
@@ -81,7 +83,7 @@ impl Event {
         if self.belongs_to(&stream.context) { Ok(()) } else { Err(status::INVALID_HANDLE) }
     }
 
-    /// Records it after everything in `stream`.
+    /// Records the event behind all work of `stream`.
     pub fn record(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<()> {
         if !self.belongs_to(&stream.context) {
             return Err(status::INVALID_HANDLE);
@@ -96,7 +98,7 @@ impl Event {
         self.record_now(stream)
     }
 
-    /// Records it, captures or not: what an event record node of a graph does.
+    /// Records the event without regard to captures, as an event-record node of a graph does.
     pub fn record_now(&self, stream: &Stream) -> Result<()> {
         stream.wait_for(&[])?;
         let until_ns = host().now_ns() + config().record_cost_ns;
@@ -107,12 +109,13 @@ impl Event {
         Ok(())
     }
 
-    /// Where in which capture it was last recorded.
+    /// Returns the position of the last record in its capture, if it was captured.
     pub fn captured(&self) -> Option<Captured> {
         lock(&self.captured).clone()
     }
 
-    /// What a stream that waits for it has to wait for; `None` where it was never recorded.
+    /// Returns the ticket for which a waiting stream has to wait; `None` if the event was never
+    /// recorded.
     pub fn ticket(&self) -> Option<Ticket> {
         host().event_ticket(self.engine)
     }
@@ -125,7 +128,7 @@ impl Event {
         capture::refuse_unsafe()
     }
 
-    /// Whether its last record is done; one never recorded counts as done.
+    /// Whether the last record has completed. An event that was never recorded counts as complete.
     pub fn query(&self) -> Result<()> {
         self.refuse_while_captured()?;
         match host().event_status(self.engine) {
@@ -138,7 +141,7 @@ impl Event {
         }
     }
 
-    /// Waits for its last record.
+    /// Waits for the last record.
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_while_captured()?;
         let blocking = self.flags & cu::CU_EVENT_BLOCKING_SYNC != 0;
@@ -168,7 +171,7 @@ impl Event {
     }
 }
 
-/// Milliseconds between two recorded events, in single precision as the API has it.
+/// Returns the milliseconds between two recorded events, in the API's single precision.
 pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     if let (Some(one), Some(other)) = (&start.context, &end.context)
         && one.gpu != other.gpu
@@ -178,7 +181,7 @@ pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     if start.captured().is_some() || end.captured().is_some() {
         return Err(status::CAPTURED_EVENT);
     }
-    // An event that cannot have a time is refused even where the other is still pending.
+    // An event that cannot have a time is refused even if the other event is pending.
     let (start, end) = match (start.time_ns(), end.time_ns()) {
         (Err(status::INVALID_HANDLE), _) | (_, Err(status::INVALID_HANDLE)) => {
             return Err(status::INVALID_HANDLE);
@@ -188,7 +191,7 @@ pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     Ok(((end as i128 - start as i128) as f64 / NS_PER_MS) as f32)
 }
 
-/// The event behind a handle, unless its context has ended.
+/// Returns the event of a handle, unless its context has ended.
 pub fn by_handle(handle: usize) -> Result<Arc<Event>> {
     let event = EVENTS.get(handle).ok_or(status::INVALID_HANDLE)?;
     match &event.context {
@@ -197,7 +200,7 @@ pub fn by_handle(handle: usize) -> Result<Arc<Event>> {
     }
 }
 
-/// Destroys an event; a record under way completes unseen.
+/// Destroys an event. A pending record completes without effect.
 pub fn destroy(handle: usize) -> Result<()> {
     let event = EVENTS.remove(handle).ok_or(status::INVALID_HANDLE)?;
     if !event.borrowed {
@@ -238,7 +241,8 @@ pub fn wait_in_context(context: &Arc<Context>, event: &Arc<Event>) -> Result<()>
     streams.iter().try_for_each(|stream| stream.wait_for(&[ticket]))
 }
 
-/// Events of a context that ended stay as dead handles until their owner destroys them; the engine keeps no work for them.
+/// Updates events of an ended context. They stay as dead handles until their owner destroys them.
+/// The engine keeps no work for them.
 pub fn forget_context(context: usize) {
     for event in EVENTS.all() {
         if event.context.as_ref().is_some_and(|own| own.handle == context) {

@@ -1,4 +1,4 @@
-//! Every function of the driver API under its exported name, expanded from the one table.
+//! Every function of the driver API under its exported name, expanded from the table of the API.
 #![expect(
     clippy::missing_safety_doc,
     reason = "names, arguments and contracts are NVIDIA's, documented in its driver API reference"
@@ -32,7 +32,7 @@ macro_rules! expand {
             }
         )*
 
-        /// The address of each function, by id.
+        /// Returns the address of a function by its id.
         pub(crate) fn address(id: ApiId) -> *const () {
             match id {
                 $(ApiId::$symbol => $symbol as *const (),)*

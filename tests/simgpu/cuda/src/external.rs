@@ -1,4 +1,5 @@
-//! Memory of somebody else's, a graphics interface's as a rule, which comes as a file descriptor. Whoever made it is charged for it.
+//! External memory that comes as a file descriptor, usually from a graphics interface. The process
+//! that created the memory is charged for it.
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::memory::{self, Kind};
 use crate::pending;
 use crate::status::{self, Result};
 
-/// What was imported and not destroyed.
+/// All imports that have not been destroyed.
 static EXTERNAL: Table<External> = Table::new(HandleKind::External);
 
 /// One import.
@@ -23,17 +24,17 @@ struct External {
     bytes: u64,
 }
 
-/// Takes over a file descriptor, which is the driver's from then on.
+/// Takes over a file descriptor, which then belongs to the driver.
 pub fn import(descriptor: i32, bytes: u64) -> Result<usize> {
     context::current()?;
-    // SAFETY: asking about any number is safe.
+    // SAFETY: `F_GETFD` is safe for any number.
     if bytes == 0 || unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
         return Err(status::INVALID_VALUE);
     }
-    // SAFETY: open, and the caller's to give away.
+    // SAFETY: the descriptor is open, and the caller gives it away.
     let file = unsafe { File::from_raw_fd(descriptor) };
     if file.metadata().map_or(0, |data| data.len()) < bytes {
-        // It stays the caller's.
+        // On an error the descriptor stays the caller's.
         std::mem::forget(file);
         return Err(status::INVALID_VALUE);
     }
@@ -41,7 +42,7 @@ pub fn import(descriptor: i32, bytes: u64) -> Result<usize> {
     external.map(|external| external.handle).ok_or(status::OUT_OF_MEMORY)
 }
 
-/// Forgets an import. What was mapped of it stays until it is freed.
+/// Forgets an import. Mappings of it stay until they are freed.
 pub fn destroy(handle: usize) -> Result<()> {
     EXTERNAL.remove(handle).map(drop).ok_or(status::INVALID_HANDLE)
 }
@@ -51,7 +52,7 @@ fn of(handle: usize) -> Result<Arc<External>> {
 }
 
 impl External {
-    /// Maps all of it: where, and how long that is.
+    /// Maps the whole import. Returns address and length of the mapping.
     fn map(&self) -> Result<(u64, u64)> {
         debug_assert!(self.file.as_raw_fd() >= 0);
         let bytes = self.bytes.next_multiple_of(mapping::ALIGNMENT_BYTES);

@@ -1,4 +1,4 @@
-//! Graphs: nodes and their dependencies, copies of them, and plans that can be launched.
+//! Graphs: nodes with dependencies, copies of graphs, and plans that can be launched.
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
@@ -13,56 +13,56 @@ use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 
-/// All graphs that live.
+/// All live graphs.
 pub static GRAPHS: Table<Graph> = Table::new(Kind::Graph);
-/// All nodes of them.
+/// All nodes of live graphs.
 pub static NODES: Table<Node> = Table::new(Kind::GraphNode);
 /// All instantiated graphs.
 pub static EXECS: Table<Exec> = Table::new(Kind::GraphExec);
 /// All user objects.
 pub static USER_OBJECTS: Table<UserObject> = Table::new(Kind::UserObject);
 
-/// An edge without ports: the whole node before the whole node after.
+/// An edge without ports: the whole first node runs before the whole second node.
 pub const PLAIN_EDGE: cu::CUgraphEdgeData =
     cu::CUgraphEdgeData { from_port: 0, to_port: 0, r#type: 0, reserved: [0; 5] };
 
-/// A dependency: the node that comes first, and what kind of dependency it is.
+/// A dependency: the earlier node and the kind of edge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dependency {
-    /// Handle of the node before.
+    /// Handle of the earlier node.
     pub node: usize,
     /// Kind of edge.
     pub data: cu::CUgraphEdgeData,
 }
 
 impl Dependency {
-    /// An ordinary one.
+    /// Returns an ordinary dependency.
     pub fn on(node: usize) -> Self {
         Self { node, data: PLAIN_EDGE }
     }
 }
 
-/// One node. Which graph it is in never changes; what it does may.
+/// One node. Its graph never changes, but its operation may.
 pub struct Node {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// The graph it is in.
+    /// Handle of the node's graph.
     pub graph: usize,
-    /// Unique in its graph.
+    /// Number that is unique in the graph.
     pub local_id: u32,
-    /// The node of which this is the copy, in a cloned graph.
+    /// The original of this node, in a cloned graph.
     original: Option<usize>,
     operation: Mutex<Operation>,
     attributes: Mutex<HashMap<u32, [u8; 64]>>,
 }
 
 impl Node {
-    /// What it does.
+    /// Returns the node's operation.
     pub fn operation(&self) -> Operation {
         lock(&self.operation).clone()
     }
 
-    /// Makes it do something else of the same kind.
+    /// Replaces the operation by another one of the same kind.
     pub fn set_operation(&self, operation: Operation) -> Result<()> {
         let mut own = lock(&self.operation);
         if own.node_type() != operation.node_type() {
@@ -72,7 +72,7 @@ impl Node {
         Ok(())
     }
 
-    /// A stored attribute, or zeros.
+    /// Returns a stored attribute, or zeros.
     pub fn attribute(&self, id: u32) -> [u8; 64] {
         lock(&self.attributes).get(&id).copied().unwrap_or([0; 64])
     }
@@ -82,7 +82,7 @@ impl Node {
         lock(&self.attributes).insert(id, value);
     }
 
-    /// Takes the attributes of another node.
+    /// Copies the attributes of another node.
     pub fn copy_attributes(&self, from: &Node) {
         let copied = lock(&from.attributes).clone();
         *lock(&self.attributes) = copied;
@@ -92,15 +92,15 @@ impl Node {
 #[derive(Default)]
 struct State {
     nodes: Vec<Arc<Node>>,
-    /// From, to, kind.
+    /// From, to, kind of edge.
     edges: Vec<(usize, usize, cu::CUgraphEdgeData)>,
     next_local_id: u32,
     user_objects: HashMap<usize, u32>,
 }
 
-/// A graph as it is built.
+/// A graph in construction.
 pub struct Graph {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     /// Unique in this process.
     pub id: u64,
@@ -120,7 +120,7 @@ impl Drop for Graph {
 }
 
 impl Graph {
-    /// An empty graph.
+    /// Creates an empty graph.
     pub fn create() -> Result<Arc<Self>> {
         GRAPHS
             .insert_with(|handle| Arc::new(Self { handle, id: process::next_id(), state: Mutex::default() }))
@@ -151,7 +151,7 @@ impl Graph {
         Ok(node)
     }
 
-    /// Adds a node after others of this graph.
+    /// Adds a node that depends on others of this graph.
     pub fn add(&self, operation: Operation, after: &[Dependency]) -> Result<Arc<Node>> {
         let mut state = lock(&self.state);
         let mut seen = HashSet::new();
@@ -166,7 +166,9 @@ impl Graph {
         Ok(node)
     }
 
-    /// One of its allocation nodes for each address that is free again for a node after these: whatever was allocated there is freed before.
+    /// Returns the allocation nodes whose addresses are free again for a node that depends on
+    /// `after`, one for each address. All allocations at these addresses are freed before that
+    /// node.
     pub fn spare(&self, after: &[Dependency]) -> Vec<graph_memory::Node> {
         let state = lock(&self.state);
         let mut before: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -180,7 +182,7 @@ impl Graph {
                 next.extend(before.get(&node).into_iter().flatten());
             }
         }
-        // By address: a node, and how many allocations were not freed.
+        // By address: a node, and the number of allocations without a free.
         let mut found: HashMap<u64, (graph_memory::Node, i64)> = HashMap::new();
         for node in &state.nodes {
             if let Operation::Allocate(allocation) = node.operation() {
@@ -197,7 +199,7 @@ impl Graph {
         found.into_values().filter(|(_, unfreed)| *unfreed == 0).map(|(node, _)| node).collect()
     }
 
-    /// Adds dependencies between nodes that are there.
+    /// Adds dependencies between existing nodes.
     pub fn connect(&self, edges: &[(usize, usize, cu::CUgraphEdgeData)]) -> Result<()> {
         let mut state = lock(&self.state);
         for (at, (from, to, _)) in edges.iter().enumerate() {
@@ -215,7 +217,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Removes dependencies; all must be there.
+    /// Removes dependencies. All of them must exist.
     pub fn disconnect(&self, edges: &[(usize, usize, cu::CUgraphEdgeData)]) -> Result<()> {
         let mut state = lock(&self.state);
         let mut left = state.edges.clone();
@@ -240,29 +242,29 @@ impl Graph {
         Ok(())
     }
 
-    /// Its nodes, in order of creation.
+    /// Returns the nodes in the order of their creation.
     pub fn nodes(&self) -> Vec<Arc<Node>> {
         lock(&self.state).nodes.clone()
     }
 
-    /// Its nodes that depend on none.
+    /// Returns the nodes that depend on no others.
     pub fn roots(&self) -> Vec<usize> {
         let state = lock(&self.state);
         let has_before = |handle: usize| state.edges.iter().any(|(_, to, _)| *to == handle);
         state.nodes.iter().map(|node| node.handle).filter(|handle| !has_before(*handle)).collect()
     }
 
-    /// Its dependencies.
+    /// Returns the dependencies.
     pub fn edges(&self) -> Vec<(usize, usize, cu::CUgraphEdgeData)> {
         lock(&self.state).edges.clone()
     }
 
-    /// Holds `count` references of a user object.
+    /// Takes `count` references of a user object.
     pub fn hold(&self, object: usize, count: u32) {
         *lock(&self.state).user_objects.entry(object).or_default() += count;
     }
 
-    /// Gives references of a user object up.
+    /// Gives up references of a user object.
     pub fn give_up(&self, object: usize, count: u32) -> Result<()> {
         let mut state = lock(&self.state);
         let held = state.user_objects.get_mut(&object).ok_or(status::INVALID_VALUE)?;
@@ -277,10 +279,10 @@ impl Graph {
         release_user_object(object, count)
     }
 
-    /// A graph of its own that does the same. Children are copied too.
+    /// Returns a separate graph with the same nodes. Child graphs are copied too.
     pub fn copy(&self) -> Result<Arc<Self>> {
         if self.nodes().iter().any(|node| matches!(node.operation(), Operation::Conditional(_))) {
-            // A condition belongs to one graph.
+            // A condition belongs to only one graph.
             return Err(status::NOT_SUPPORTED);
         }
         let copy = Self::create()?;
@@ -307,18 +309,18 @@ impl Graph {
         Ok(copy)
     }
 
-    /// The copy of a node, in a graph that was cloned from the node's.
+    /// Returns the copy of a node, if this graph was cloned from the node's graph.
     pub fn copy_of(&self, original: usize) -> Option<usize> {
         lock(&self.state).nodes.iter().find(|node| node.original == Some(original)).map(|node| node.handle)
     }
 }
 
-/// The graph behind a handle.
+/// Returns the graph of a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Graph>> {
     GRAPHS.get(handle).ok_or(status::INVALID_VALUE)
 }
 
-/// The node behind a handle.
+/// Returns the node of a handle.
 pub fn node(handle: usize) -> Result<Arc<Node>> {
     NODES.get(handle).ok_or(status::INVALID_VALUE)
 }
@@ -338,13 +340,13 @@ pub fn destroy(handle: usize) -> Result<()> {
 /// One node of a plan.
 #[derive(Clone)]
 struct Step {
-    /// The node it was made from.
+    /// The node from which the step was made.
     node: usize,
     operation: Operation,
-    /// Steps before it, by index.
+    /// Earlier steps on which this step depends, by index.
     after: Vec<usize>,
     is_enabled: bool,
-    /// The steps of a child graph, or of a condition's bodies.
+    /// The plans of a child graph, or of a condition's bodies.
     children: Vec<Plan>,
 }
 
@@ -355,7 +357,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Orders a graph: among nodes that may run, the one created first comes first. A cycle is refused.
+    /// Orders a graph. Among the nodes that may run next, the node created first comes first.
+    /// Refuses cycles.
     pub fn new(graph: &Graph) -> Result<Self> {
         let state = lock(&graph.state);
         let place: HashMap<usize, usize> =
@@ -401,7 +404,7 @@ impl Plan {
         None
     }
 
-    /// How often more each address is allocated than freed.
+    /// Counts for each address how many allocations have no free.
     fn unfreed(&self, found: &mut HashMap<u64, i64>) {
         for step in &self.steps {
             match &step.operation {
@@ -415,7 +418,7 @@ impl Plan {
         }
     }
 
-    /// What a launch maps memory at that is not in use before: bytes by address.
+    /// Collects the memory that a launch uses and that is not in use before: bytes by address.
     fn mapped(&self, found: &mut HashMap<u64, u64>) {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
             match &step.operation {
@@ -428,14 +431,15 @@ impl Plan {
         }
     }
 
-    /// Takes the memory that a launch in a stream will use.
+    /// Takes the memory for a launch in a stream.
     fn get_ready(&self, stream: &Stream) -> Result<()> {
         let mut mapped = HashMap::new();
         self.mapped(&mut mapped);
         graph_memory::keep(&stream.context, mapped.values().sum())
     }
 
-    /// Submits every step to one stream, in the plan's order, for the launch of this number. Straight runs of kernels that use as much of the GPU become one item each.
+    /// Submits every step to one stream in the plan's order. `launch` is the number of the launch.
+    /// A straight run of kernels that use the same part of the GPU becomes one item.
     fn submit(&self, stream: &Stream, launch: u64, run: &mut Vec<Work>) -> Result<()> {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
             match &step.operation {
@@ -489,20 +493,22 @@ fn extend_run(run: &mut Vec<Work>, next: Work) {
 
 /// An instantiated graph.
 pub struct Exec {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     /// Unique in this process.
     pub id: u64,
-    /// What it was instantiated with.
+    /// Flags of the instantiation.
     pub flags: u64,
     plan: Mutex<Plan>,
-    /// How often it was launched, and the end of its last launch: launches of one exec do not overlap.
+    /// Number of launches so far, and the end of the last launch. Launches of one instantiated
+    /// graph do not overlap.
     last: Mutex<(u64, Option<Ticket>)>,
-    /// The graph it was made from, kept for its nodes' memory and user objects, and for captured launches.
+    /// The graph from which this one was made. Kept for its nodes' memory, its user objects, and
+    /// captured launches.
     source: Arc<Graph>,
 }
 
-/// Why an update was refused (`CUgraphExecUpdateResult`), and at which node.
+/// Reason of a refused update (`CUgraphExecUpdateResult`), and the node.
 pub type UpdateRefusal = (u32, usize, usize);
 
 impl Exec {
@@ -535,23 +541,24 @@ impl Exec {
             .ok_or(status::OUT_OF_MEMORY)
     }
 
-    /// The graph it was made from.
+    /// Returns the graph from which this one was made.
     pub fn source(&self) -> &Graph {
         &self.source
     }
 
-    /// Takes the memory that its launches in a stream will use.
+    /// Takes the memory for launches in a stream.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         lock(&self.plan).get_ready(stream)
     }
 
-    /// Puts all of it into a stream.
+    /// Submits the whole graph to a stream.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let plan = lock(&self.plan);
         let mut unfreed = HashMap::new();
         plan.unfreed(&mut unfreed);
         for (address, _) in unfreed.into_iter().filter(|(_, unfreed)| *unfreed > 0) {
-            // What the last launch left allocated is freed first, where that was asked for; else it is an error.
+            // Memory that the last launch left allocated is an error, unless the client asked to
+            // free it at the next launch.
             if graph_memory::is_live(address) {
                 if self.flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 {
                     return Err(status::INVALID_VALUE);
@@ -559,7 +566,8 @@ impl Exec {
                 graph_memory::end(address)?;
             }
         }
-        // All of it or nothing: a launch that lacks memory may be tried again.
+        // Takes all the memory before any submission, so that a launch that lacks memory can be
+        // repeated.
         plan.get_ready(stream)?;
         let mut last = lock(&self.last);
         if let Some(ticket) = last.1.filter(|ticket| ticket.stream != stream.engine) {
@@ -572,7 +580,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Looks at or changes what a node's step does.
+    /// Replaces the operation of a node's step by one of the same kind.
     pub fn set_operation(&self, node: usize, operation: Operation) -> Result<()> {
         let mut plan = lock(&self.plan);
         let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
@@ -595,7 +603,7 @@ impl Exec {
         plan.step_mut(node).map(|step| step.is_enabled).ok_or(status::INVALID_VALUE)
     }
 
-    /// Makes a node's step run or not; only kernels, copies and memsets can be left out.
+    /// Enables or disables a node's step. Only kernels, copies and memsets can be disabled.
     pub fn set_enabled(&self, node: usize, is_enabled: bool) -> Result<()> {
         let mut plan = lock(&self.plan);
         let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
@@ -666,14 +674,14 @@ fn take_over(own: &mut Plan, other: &Plan) {
     }
 }
 
-/// The instantiated graph behind a handle.
+/// Returns the instantiated graph of a handle.
 pub fn exec(handle: usize) -> Result<Arc<Exec>> {
     EXECS.get(handle).ok_or(status::INVALID_VALUE)
 }
 
-/// Something of the client's that lives as long as graphs refer to it.
+/// An object of the client that lives as long as graphs refer to it.
 pub struct UserObject {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
     data: usize,
@@ -681,7 +689,7 @@ pub struct UserObject {
 }
 
 impl UserObject {
-    /// An object with `references` to begin with.
+    /// Creates an object with `references` references.
     pub fn create(
         data: usize,
         destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
@@ -700,7 +708,7 @@ impl UserObject {
     }
 }
 
-/// Takes references away; the last ends the object.
+/// Removes references. Removing the last one destroys the object.
 pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
     let object = USER_OBJECTS.get(handle).ok_or(status::INVALID_VALUE)?;
     let is_last = {
@@ -713,7 +721,8 @@ pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
     };
     if is_last {
         USER_OBJECTS.remove(handle);
-        // SAFETY: the client passed the destructor for this data, to be called once when the last reference is gone.
+        // SAFETY: the client passed this destructor for this data. It is called once, when the last
+        // reference is gone.
         unsafe { (object.destroy)(object.data as *mut std::ffi::c_void) };
     }
     Ok(())

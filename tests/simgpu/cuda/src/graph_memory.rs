@@ -1,5 +1,6 @@
-//! Memory that graphs allocate and free as they run. An address is fixed when its node is made; the GPU is charged when the node runs, and
-//! what was freed is kept for the next launch until it is trimmed.
+//! Memory that graphs allocate and free as they run. A node's address is fixed when the node is
+//! made. The GPU is charged when the node is submitted. Freed memory is kept for the next launch
+//! until it is trimmed.
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -16,16 +17,16 @@ use crate::status::{self, Result};
 /// An allocation node.
 #[derive(Clone)]
 pub struct Node {
-    /// What it was made from, with the address filled in.
+    /// Parameters of the creation, with the address filled in.
     pub params: cu::CUDA_MEM_ALLOC_NODE_PARAMS,
     reserved: Arc<Reservation>,
 }
 
-/// The address space of allocation nodes; it ends with the last graph that has one of them.
+/// The address space of allocation nodes. The last graph with such a node releases it.
 struct Reservation {
     base: u64,
     bytes: u64,
-    /// What the first node at this address asked for.
+    /// Size that the first node at this address asked for.
     asked_bytes: usize,
     device: i32,
 }
@@ -39,26 +40,26 @@ impl Drop for Reservation {
     }
 }
 
-/// What is charged for an address while it is in use.
+/// The charge for an address in use.
 struct Live {
     context: Arc<Context>,
     bytes: u64,
 }
 
-/// What a device's graphs use, in bytes.
+/// Memory of a device's graphs, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Now.
+    /// In use now.
     pub current: u64,
-    /// At most, since it was reset.
+    /// Highest value of `current` since the last reset.
     pub high: u64,
-    /// Now, with what is kept for later.
+    /// In use or kept for later.
     pub reserved: u64,
-    /// At most of that, since it was reset.
+    /// Highest value of `reserved` since the last reset.
     pub reserved_high: u64,
 }
 
-/// What is kept of a context's for the next launch.
+/// Memory of a context that is kept for the next launch.
 struct Spare {
     context: Arc<Context>,
     bytes: u64,
@@ -68,7 +69,7 @@ struct Spare {
 struct State {
     live: HashMap<u64, Live>,
     usage: HashMap<i32, Usage>,
-    /// By context.
+    /// Kept memory by context.
     spare: HashMap<usize, Spare>,
 }
 
@@ -78,7 +79,9 @@ fn state() -> &'static Mutex<State> {
 }
 
 impl Node {
-    /// Checks the parameters and fixes the address: that of a node of `spare`, all of which are behind it and done with theirs, if there is room.
+    /// Checks the parameters and fixes the address. If a node of `spare` has enough room, the new
+    /// node gets its address. All nodes of `spare` come before this one and have freed their
+    /// memory.
     pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS, spare: &[Self]) -> Result<Self> {
         let location = &params.poolProps.location;
         if params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE {
@@ -102,12 +105,13 @@ impl Node {
         Ok(Self { params, reserved: Arc::new(Reservation { base, bytes, asked_bytes, device }) })
     }
 
-    /// Bytes that it takes: what is mapped at its address, which others may have asked more for.
+    /// Returns the bytes mapped at the node's address. Another node may have asked for more than
+    /// this one.
     pub fn bytes(&self) -> u64 {
         self.reserved.bytes
     }
 
-    /// The node runs: its memory is charged and may be used.
+    /// Charges the node's memory and makes it usable. Called when the node is submitted.
     pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
         let (base, bytes) = (self.reserved.base, self.reserved.bytes);
         let mut state = lock(state());
@@ -129,7 +133,8 @@ impl Node {
     }
 }
 
-/// Gets ready `bytes` that the next launches in a context will take (an upload), beyond what is kept for them.
+/// Reserves `bytes` for the next launches in a context (an upload), as far as the kept memory is
+/// smaller.
 pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
     let mut state = lock(state());
     let kept = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes);
@@ -146,7 +151,7 @@ pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The memory at an address is free again, for other graphs.
+/// Frees the memory at an address. It is then kept for other graphs.
 pub fn end(address: u64) -> Result<()> {
     let mut state = lock(state());
     let Live { context, bytes } = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
@@ -157,7 +162,7 @@ pub fn end(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives back what a device's graphs do not use (cuDeviceGraphMemTrim).
+/// Gives back the memory that a device's graphs do not use (cuDeviceGraphMemTrim).
 pub fn trim(device: i32) {
     let mut state = lock(state());
     let State { spare, usage, .. } = &mut *state;
@@ -175,7 +180,7 @@ pub fn trim(device: i32) {
     });
 }
 
-/// Drops what a context that ends had; the engine drops its charges itself.
+/// Drops the records of an ending context. The engine drops the charges itself.
 pub fn forget_context(context: &Context) {
     let mut state = lock(state());
     let State { live, usage, spare } = &mut *state;
@@ -192,7 +197,7 @@ pub fn forget_context(context: &Context) {
     }
 }
 
-/// Frees memory of a graph from outside it (cuMemFree, cuMemFreeAsync).
+/// Frees a graph's memory from outside the graph (cuMemFree, cuMemFreeAsync).
 pub fn free_now(address: u64) -> Result<()> {
     end(address)
 }
@@ -202,12 +207,12 @@ pub fn is_live(address: u64) -> bool {
     lock(state()).live.contains_key(&address)
 }
 
-/// What a device's graphs use.
+/// Returns the memory of a device's graphs.
 pub fn usage(device: i32) -> Usage {
     lock(state()).usage.get(&device).copied().unwrap_or_default()
 }
 
-/// Sets the high-water mark to the present.
+/// Resets the high-water marks to the present values.
 pub fn reset_high(device: i32) {
     if let Some(usage) = lock(state()).usage.get_mut(&device) {
         usage.high = usage.current;

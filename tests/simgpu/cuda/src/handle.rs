@@ -1,7 +1,8 @@
-//! Tables that turn the opaque handles clients hold into the objects behind them.
+//! Tables from the opaque handles of clients to the objects.
 //!
-//! A handle is a number that only looks like a pointer: kind, generation and slot. A stale handle, a handle of another kind or a random
-//! pointer is told apart without touching the memory it points at, so the answer is an error code and never a crash.
+//! A handle is a number that only looks like a pointer: it holds kind, generation and slot. The
+//! driver detects a stale handle, a handle of another kind or a random pointer without touching the
+//! memory at that address. So the result is an error code and never a crash.
 use std::sync::{Arc, RwLock};
 
 const SLOT_SHIFT: u32 = 4;
@@ -12,7 +13,8 @@ const KIND_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
 const SLOT_MASK: usize = (1 << SLOT_BITS) - 1;
 const GENERATION_MASK: usize = (1 << GENERATION_BITS) - 1;
 
-/// What a handle stands for; part of the handle, so that one kind never passes for another.
+/// The kind of object. The kind is part of the handle, so that a handle of one kind never passes
+/// for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {
@@ -69,7 +71,7 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table whose handles carry `kind`.
+    /// Creates an empty table whose handles contain `kind`.
     pub const fn new(kind: Kind) -> Self {
         Self { kind, slots: RwLock::new(Slots { entries: Vec::new(), free: Vec::new() }) }
     }
@@ -86,7 +88,8 @@ impl<T> Table<T> {
         (handle == self.encode(slot, generation)).then_some((slot, generation))
     }
 
-    /// Stores what `make` builds from its own handle. `None` when the table is full.
+    /// Stores the object that `make` builds from its own handle. Returns `None` when the table is
+    /// full.
     pub fn insert_with(&self, make: impl FnOnce(usize) -> Arc<T>) -> Option<Arc<T>> {
         let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         let slot = match slots.free.pop() {
@@ -102,7 +105,7 @@ impl<T> Table<T> {
         Some(object)
     }
 
-    /// The object behind `handle`, if it lives.
+    /// Returns the object of `handle`, if it lives.
     pub fn get(&self, handle: usize) -> Option<Arc<T>> {
         let (slot, generation) = self.decode(handle)?;
         let slots = self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -110,7 +113,7 @@ impl<T> Table<T> {
         if entry.generation & GENERATION_MASK == generation { entry.object.clone() } else { None }
     }
 
-    /// Takes the object out; its handle is stale from now on.
+    /// Removes the object. The handle is stale from then on.
     pub fn remove(&self, handle: usize) -> Option<Arc<T>> {
         let (slot, generation) = self.decode(handle)?;
         let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -124,12 +127,12 @@ impl<T> Table<T> {
         Some(object)
     }
 
-    /// Whether `handle` is of this table's kind: it was given out once, or could have been.
+    /// Whether `handle` could be one of this table, past or present.
     pub fn is_kind(&self, handle: usize) -> bool {
         self.decode(handle).is_some()
     }
 
-    /// Every live object.
+    /// Returns every live object.
     pub fn all(&self) -> Vec<Arc<T>> {
         let slots = self.slots.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         slots.entries.iter().filter_map(|entry| entry.object.clone()).collect()

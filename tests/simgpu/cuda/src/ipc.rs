@@ -1,8 +1,11 @@
 //! Linear memory that other processes open (`cuIpc…MemHandle`).
 //!
-//! What is exported moves into a file in the state directory, which every process that shares the GPUs sees, and everybody maps that. As on a real
-//! driver it is the whole piece that an allocation lies in: small allocations share one. The exporter holds a record lock on one byte of the
-//! file for each exported allocation, by its id, so that the kernel itself says which of them live, however the exporter ends.
+//! Exported memory moves into a file in the state directory, which all processes that share the
+//! GPUs see. The exporter and all openers map this file. As with a real driver, the file holds the
+//! whole piece of memory around an allocation, because small allocations share a piece.
+//!
+//! For each exported allocation the exporter holds a record lock on one byte of the file, by the
+//! allocation's id. So the kernel itself tells which allocations live, however the exporter ends.
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -26,41 +29,41 @@ const HANDLE_BYTES: usize = 64;
 const WORD_BYTES: usize = size_of::<u64>();
 /// The first word of every handle.
 const MAGIC: u64 = u64::from_le_bytes(*b"simgpu m");
-/// What the names of files of exported memory begin with.
+/// Prefix of the names of files with exported memory.
 const FILE_PREFIX: &str = "memory-";
-/// What they end with until they are locked.
+/// Suffix of these names until the file is locked.
 const UNFINISHED: &str = ".new";
-/// The byte that is locked as long as a piece lives. Ids of allocations begin after it.
+/// The byte that is locked while a piece lives. Ids of allocations begin after it.
 const PIECE_LOCK: u64 = 0;
-/// As a length of a lock: to the end, wherever that is.
+/// Lock length that means "to the end of the file, however long it grows".
 const WHOLE_FILE: libc::off_t = 0;
 
-/// What a handle says.
+/// Contents of a handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
-    /// Random, of the process that exports.
+    /// Random number of the exporting process.
     exporter: u64,
-    /// The piece, among those of that process.
+    /// Number of the piece in the exporting process.
     piece: u64,
-    /// The allocation, among those of that process.
+    /// Number of the allocation in the exporting process.
     allocation: u64,
-    /// Where in the piece it begins.
+    /// Offset of the allocation in the piece.
     offset: u64,
-    /// Its length.
+    /// Length of the allocation.
     bytes: u64,
-    /// The engine's index of its GPU.
+    /// The engine's index of the GPU.
     gpu: u64,
-    /// The pool that it is of, among those of that process; 0: of none.
+    /// Number of the pool in the exporting process; 0: the allocation is of no pool.
     pool: u64,
 }
 
-/// The first word of a handle of a pool's allocation.
+/// First word of the handle of a pool's allocation.
 const MAGIC_POOLED: u64 = u64::from_le_bytes(*b"simgpu p");
-/// Where in such a handle's last word but one the pool stands beside the GPU.
+/// Position of the pool in such a handle's last word but one, which also holds the GPU.
 const POOL_SHIFT: u32 = 32;
 
 impl Handle {
-    /// As other processes get it.
+    /// Returns the form for other processes.
     pub fn bytes(self) -> [u8; HANDLE_BYTES] {
         let words = [
             if self.pool == 0 { MAGIC } else { MAGIC_POOLED },
@@ -79,7 +82,7 @@ impl Handle {
         bytes
     }
 
-    /// `None` for what no process exported.
+    /// Reads a handle. Returns `None` for bytes that no process exported.
     fn of(bytes: [u8; HANDLE_BYTES]) -> Option<Self> {
         let mut words = bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word));
         let mut next = || words.next();
@@ -105,34 +108,34 @@ fn path(exporter: u64, piece: u64) -> PathBuf {
     host().directory().join(format!("{FILE_PREFIX}{exporter:016x}-{piece}"))
 }
 
-/// Which exporter this process is.
+/// Returns the random number of this process as an exporter.
 pub fn own_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
-/// A piece of memory of which something was exported.
+/// A piece of memory with at least one exported allocation.
 struct Piece {
     number: u64,
-    /// Open once: to close any descriptor of it gives up the locks.
+    /// The only descriptor of the file: closing any descriptor would give up the process's locks.
     file: Arc<File>,
-    /// Ids of its exported allocations.
+    /// Ids of the exported allocations.
     exported: HashSet<u64>,
 }
 
-/// By their first address.
+/// Exported pieces by their first address.
 static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
-/// Held by whoever moves a piece into a file: not [`PIECES`], which those who write to memory ask.
+/// Held while a piece moves into a file. Separate from [`PIECES`], which writers to memory lock.
 static EXPORTING: Mutex<()> = Mutex::new(());
 
-/// One allocation of another process, open here.
+/// An allocation of another process, opened here.
 struct Opened {
     handle: Handle,
-    /// Where the allocation begins.
+    /// Address of the allocation.
     address: u64,
-    /// The mapping that it lies in.
+    /// The mapping around the allocation: address and length.
     mapping: (u64, u64),
-    /// The context that opened it, and its GPU.
+    /// The context that opened the allocation. Its GPU is below.
     context: usize,
     context_gpu: usize,
     count: usize,
@@ -151,12 +154,12 @@ fn record(kind: libc::c_int, start: u64, length: libc::off_t) -> libc::flock {
 }
 
 fn set_lock(file: &File, kind: libc::c_int, byte: u64) -> io::Result<()> {
-    // SAFETY: the descriptor is open and the lock a valid one.
+    // SAFETY: the descriptor is open, and the lock is a valid one.
     let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &record(kind, byte, 1)) } != 0;
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether another process has locked any of a range.
+/// Whether another process holds a lock in a range.
 fn is_locked(file: &File, start: u64, length: libc::off_t) -> bool {
     let mut request = record(libc::F_WRLCK, start, length);
     // SAFETY: the descriptor is open and `request` has room for the answer.
@@ -164,7 +167,8 @@ fn is_locked(file: &File, start: u64, length: libc::off_t) -> bool {
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
 }
 
-/// Removes the files that dead exporters left. A process does so before it exports anything: to close a file gives up the locks that one has of it.
+/// Removes the files of dead exporters. A process does this before it exports anything, because
+/// closing a file gives up the process's own locks on it.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(host().directory()) else { return };
     for entry in entries.flatten() {
@@ -180,13 +184,14 @@ pub fn sweep() {
             .open(&path)
             .is_ok_and(|file| !is_locked(&file, 0, WHOLE_FILE))
         {
-            // Somebody else may have been first.
+            // Another process may have removed the file first.
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// A file that reads as zeros and says that it lives; nobody sees it before it does.
+/// Creates a file that reads as zeros, and locks it. The file gets its name only after the lock, so
+/// nobody sees it unlocked.
 fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(UNFINISHED);
@@ -211,7 +216,7 @@ pub fn export(address: u64) -> Result<Handle> {
     export_allocation(&allocation, 0)
 }
 
-/// The same for an allocation of a pool, which is the process's number `pool`.
+/// As [`export`], for an allocation of the process's pool number `pool`.
 pub fn export_pooled(allocation: &Allocation, pool: u64) -> Result<Handle> {
     export_allocation(allocation, pool)
 }
@@ -248,7 +253,8 @@ fn share_piece(base: u64, bytes: u64) -> io::Result<()> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let file = Arc::new(create_file(&path(own_number(), number), bytes)?);
     let content = Arc::clone(&file);
-    // First: whoever drops pages from now on asks whether others have them.
+    // The entry comes first. From now on, code that drops pages asks whether other processes share
+    // them.
     lock(&PIECES).insert(base, Piece { number, file, exported: HashSet::new() });
     let moved = mapping::move_into(&content, base, bytes);
     if moved.is_err() {
@@ -257,44 +263,46 @@ fn share_piece(base: u64, bytes: u64) -> io::Result<()> {
     moved
 }
 
-/// Whether the memory at an address was exported, alone or with what lies beside it.
+/// Whether the memory at an address was exported, alone or with its neighbours.
 pub fn is_shared(address: u64) -> bool {
     let piece = memory::find(address).map(|found| memory::piece_of(&found).0);
     piece.is_some_and(|base| lock(&PIECES).contains_key(&base))
 }
 
-/// An allocation is being freed: nobody opens it any more. Who has it open keeps what is in it.
+/// Ends the export of an allocation that is being freed: no process opens it any more. A process
+/// that has it open keeps the contents.
 pub fn withdraw(allocation: &Allocation) {
     withdraw_from(memory::piece_of(allocation).0, allocation.id);
 }
 
-/// The same for the allocation of that id in the piece that begins at `base`.
+/// As [`withdraw`], for the allocation `id` in the piece at `base`.
 pub fn withdraw_from(base: u64, id: u64) {
     let mut pieces = lock(&PIECES);
     if let Some(piece) = pieces.get_mut(&base)
         && piece.exported.remove(&id)
     {
-        // What is not unlocked now is when the piece goes.
+        // If the unlock fails, the lock ends with the piece.
         let _ = set_lock(&piece.file, libc::F_UNLCK, id);
         host().remove_unmovable();
     }
 }
 
-/// A piece of memory is being given back.
+/// Ends the exports of a piece of memory that is being given back.
 pub fn forget_piece(base: u64) {
     if let Some(piece) = lock(&PIECES).remove(&base) {
-        // Should it stay, the next process that starts removes it.
+        // If the file stays, the next process that starts removes it.
         let _ = fs::remove_file(path(own_number(), piece.number));
     }
 }
 
-/// Opens an allocation of another process in the current context, or once more; answers its address here.
+/// Opens an allocation of another process in the current context, or counts another opening of it.
+/// Returns its address here.
 pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
     let handle = Handle::of(bytes).filter(|handle| handle.pool == 0).ok_or(status::INVALID_HANDLE)?;
     open_handle(handle)
 }
 
-/// The same for one of the pool that is its process's number `pool`.
+/// As [`open`], for an allocation of pool number `pool` of process `exporter`.
 pub fn open_pooled(bytes: [u8; HANDLE_BYTES], (exporter, pool): (u64, u64)) -> Result<u64> {
     let is_of = |handle: &Handle| (handle.exporter, handle.pool) == (exporter, pool);
     open_handle(Handle::of(bytes).filter(is_of).ok_or(status::INVALID_VALUE)?)
@@ -313,7 +321,7 @@ fn open_handle(handle: Handle) -> Result<u64> {
         again.count += 1;
         return Ok(again.address);
     }
-    // What one process has on one GPU is opened by one context of each GPU.
+    // One context of each GPU may open the memory that one process has on one GPU.
     let is_others = |one: &Opened| {
         (one.handle.exporter, one.handle.gpu) == (handle.exporter, handle.gpu)
             && one.context_gpu == context.gpu
@@ -339,7 +347,7 @@ fn open_handle(handle: Handle) -> Result<u64> {
     Ok(address)
 }
 
-/// Maps the piece that an exported allocation lies in, if that lives.
+/// Maps the piece around an exported allocation, if the allocation lives.
 fn map_exported(handle: Handle) -> Result<(u64, u64)> {
     let opened = OpenOptions::new().read(true).write(true).open(handle.path());
     let file = opened.map_err(|_| status::INVALID_HANDLE)?;
@@ -354,7 +362,7 @@ fn map_exported(handle: Handle) -> Result<(u64, u64)> {
     Ok((mapping::map_file(&file, length)?, length))
 }
 
-/// Closes what was opened at `address`, if it was opened once more than it was closed.
+/// Closes one opening at `address`. The last close unmaps the memory.
 pub fn close(address: u64) -> Result<()> {
     context::current()?;
     let last = {
@@ -372,7 +380,7 @@ pub fn close(address: u64) -> Result<()> {
         memory::quiesce(&context);
     }
     pending::drain(address, last.handle.bytes);
-    // The end of the context may have been first.
+    // The end of the context may have removed the entry before.
     let _ = memory::strike(address, |found| matches!(found.kind, Kind::Opened { .. }));
     unmap(&last);
     Ok(())
@@ -384,7 +392,7 @@ fn unmap(opened: &Opened) {
     host().remove_unmovable();
 }
 
-/// Unmaps what was opened at `address`; nothing uses it any more.
+/// Unmaps the opened memory at `address`, which nothing uses any more.
 pub fn forget_opened(address: u64) {
     let mut opened = lock(&OPENED);
     if let Some(at) = opened.iter().position(|one| one.address == address) {

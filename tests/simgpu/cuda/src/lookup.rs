@@ -1,13 +1,14 @@
-//! cuGetProcAddress: which variant of a function a name, a version and flags mean.
+//! cuGetProcAddress: the choice of a function's variant by name, version and flags.
 use deepres_abi::driver::{self, types as cu};
 
 use crate::exports;
 use crate::status::{self, Result};
 
-/// What a look-up found: the address, or why there is none (`CUdriverProcAddressQueryResult`).
+/// Result of a look-up: the address, or the reason of the failure
+/// (`CUdriverProcAddressQueryResult`).
 pub type Outcome = std::result::Result<*const (), u32>;
 
-/// Looks a name up as the driver does.
+/// Looks up a name as the driver does.
 pub fn look_up(name: &[u8], version: i32, flags: u64) -> Result<Outcome> {
     let known =
         u64::from(cu::CU_GET_PROC_ADDRESS_LEGACY_STREAM | cu::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);

@@ -1,4 +1,5 @@
-//! Address space from the kernel: what stands in for device memory. Pages cost nothing until they are written.
+//! Address space from the kernel, which stands in for device memory. Pages cost nothing until they
+//! are written.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -6,13 +7,13 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use crate::status::{self, Result};
 
-/// Alignment of every mapping here: that of large device allocations.
+/// Alignment of every mapping here, which is the alignment of large device allocations.
 pub const ALIGNMENT_BYTES: u64 = 2 << 20;
 
-/// What a range may be used for.
+/// Permitted use of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reserved only.
+    /// No access: the range is only reserved.
     None,
     /// Reading.
     Read,
@@ -30,12 +31,13 @@ impl Access {
     }
 }
 
-/// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two), near `hint` if that is free.
+/// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two). Maps near `hint` if there
+/// is room.
 pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Result<u64> {
     let alignment_bytes = alignment_bytes.max(ALIGNMENT_BYTES);
     let padded = bytes.checked_add(alignment_bytes).ok_or(status::OUT_OF_MEMORY)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: without MAP_FIXED a new mapping touches no memory that is in use.
+    // SAFETY: without MAP_FIXED a new mapping touches no memory in use.
     let at =
         unsafe { libc::mmap(hint as *mut libc::c_void, padded as usize, access.protection(), flags, -1, 0) };
     if at == libc::MAP_FAILED {
@@ -48,7 +50,7 @@ pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Resul
     Ok(aligned)
 }
 
-/// Gives address space back.
+/// Unmaps a range of address space.
 pub fn unmap(at: u64, bytes: u64) {
     if bytes != 0 {
         // SAFETY: callers pass ranges that they mapped and that no live allocation covers any more.
@@ -56,52 +58,59 @@ pub fn unmap(at: u64, bytes: u64) {
     }
 }
 
-/// Changes what a range may be used for.
+/// Changes the permitted use of a range.
 pub fn protect(at: u64, bytes: u64, access: Access) -> Result<()> {
-    // SAFETY: the range is a mapping of this library; its users obey the access they were granted.
+    // SAFETY: the range is a mapping of this library, and its users obey the access that they were
+    // granted.
     let failed = unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, access.protection()) } != 0;
     if failed { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
-/// Puts zeros over a range by dropping its pages, which costs less memory than writing zeros. Ends must be page-aligned.
+/// Zeroes a range by dropping its pages, which costs less memory than writing zeros. Begin and end
+/// must be page-aligned.
 pub fn drop_pages(at: u64, bytes: u64) -> bool {
-    // SAFETY: the range is a private anonymous mapping of this library, so that dropped pages read as zeros.
+    // SAFETY: the range is a private anonymous mapping of this library, where dropped pages read as
+    // zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) == 0 }
 }
 
-/// The same for a mapping of a file, for all who have it mapped.
+/// As [`drop_pages`], for a mapping of a file, with effect for all processes that map it.
 pub fn drop_shared_pages(at: u64, bytes: u64) -> bool {
-    // SAFETY: the range is a mapping of this library, so that dropped pages read as zeros.
+    // SAFETY: the range is a mapping of this library, where dropped pages read as zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_REMOVE) == 0 }
 }
 
-/// Held for writing while what lies at an address moves into a file.
+/// Held for writing while the contents at an address move into a file.
 static MOVES: RwLock<()> = RwLock::new(());
 
-/// Whoever writes to device memory holds this meanwhile: nothing of it is lost when a range moves into a file.
+/// Takes a guard that writers to device memory hold while they write. So no write is lost when a
+/// range moves into a file.
 pub fn stay() -> RwLockReadGuard<'static, ()> {
     MOVES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Moves what a private mapping holds into a file that reads as zeros, and maps that in its place.
+/// Moves the contents of a private mapping into a file that reads as zeros, and maps the file in
+/// its place.
 pub fn move_into(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     let _all_stay = MOVES.write().unwrap_or_else(PoisonError::into_inner);
     copy_written_pages(file, at, bytes)?;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let access = Access::ReadWrite.protection();
-    // SAFETY: the range is a mapping of this library that nobody writes to meanwhile, and what replaces it holds the same.
+    // SAFETY: the range is a mapping of this library. The lock keeps writers out, and the new
+    // mapping holds the same contents.
     let mapped =
         unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, access, flags, file.as_raw_fd(), 0) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Writes the pages that were ever touched to the same place of a file: what was not costs nothing there either.
+/// Writes the touched pages to the same place of a file. Untouched pages then cost nothing in the
+/// file either.
 fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     const PAGE_BYTES: u64 = 4096;
     /// Bits 63 and 62 of an entry: in memory, and swapped out.
     const IS_THERE: u64 = 0b11 << 62;
     const ENTRY_BYTES: usize = size_of::<u64>();
-    /// Entries that are read at a time.
+    /// Number of entries read at a time.
     const ENTRIES: usize = 1024;
     let map = std::fs::File::open("/proc/self/pagemap")?;
     let mut entries = [0_u8; ENTRIES * ENTRY_BYTES];
@@ -115,7 +124,7 @@ fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<(
                 continue;
             }
             let offset = page * PAGE_BYTES;
-            // SAFETY: the page is one of a mapping of this library that can be read.
+            // SAFETY: the page belongs to a readable mapping of this library.
             let content =
                 unsafe { std::slice::from_raw_parts((at + offset) as *const u8, PAGE_BYTES as usize) };
             file.write_all_at(content, offset)?;
@@ -124,12 +133,12 @@ fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<(
     Ok(())
 }
 
-/// Maps the whole of a file for reading and writing, wherever there is room.
+/// Maps a whole file for reading and writing, at any free place.
 pub fn map_file(file: &std::fs::File, bytes: u64) -> Result<u64> {
     let at = map(bytes, ALIGNMENT_BYTES, 0, Access::None)?;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let access = Access::ReadWrite.protection();
-    // SAFETY: the range was just reserved and nobody else knows it.
+    // SAFETY: the range was just reserved, and no other code knows it.
     let mapped =
         unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, access, flags, file.as_raw_fd(), 0) };
     if mapped == libc::MAP_FAILED {
@@ -139,47 +148,47 @@ pub fn map_file(file: &std::fs::File, bytes: u64) -> Result<u64> {
     Ok(at)
 }
 
-/// Memory that can be mapped more than once and passed to other processes.
+/// Creates memory that can be mapped several times and passed to other processes.
 pub fn shareable(bytes: u64) -> Result<OwnedFd> {
-    // SAFETY: the name is a C string; the call answers a new descriptor or an error.
+    // SAFETY: the name is a C string; the call returns a new descriptor or an error.
     let fd = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(status::OUT_OF_MEMORY);
     }
-    // SAFETY: `fd` was just opened and belongs to nobody else.
+    // SAFETY: `fd` was just opened, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the descriptor is open.
     let failed = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0;
     if failed { Err(status::OUT_OF_MEMORY) } else { Ok(fd) }
 }
 
-/// The length of a shareable piece.
+/// Returns the length of shareable memory.
 pub fn length(fd: &OwnedFd) -> io::Result<u64> {
     std::fs::File::from(fd.try_clone()?).metadata().map(|data| data.len())
 }
 
-/// By what a shareable piece is known: device and inode.
+/// Returns the identity of shareable memory: device and inode.
 pub fn identity(fd: &OwnedFd) -> io::Result<(u64, u64)> {
     let data = std::fs::File::from(fd.try_clone()?).metadata()?;
     Ok((data.dev(), data.ino()))
 }
 
-/// Maps part of a shareable piece over reserved address space, not yet to be used.
+/// Maps a part of shareable memory over reserved address space, without access.
 pub fn map_shareable(fd: &OwnedFd, offset: u64, at: u64, bytes: u64) -> Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let address = at as *mut libc::c_void;
-    // SAFETY: the caller reserved this range and nothing of it is in use.
+    // SAFETY: the caller reserved this range, and no part of it is in use.
     let mapped = unsafe {
         libc::mmap(address, bytes as usize, libc::PROT_NONE, flags, fd.as_raw_fd(), offset as libc::off_t)
     };
     if mapped == libc::MAP_FAILED { Err(status::OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-/// Turns mapped address space back into merely reserved one.
+/// Replaces a mapping by merely reserved address space.
 pub fn reserve_again(at: u64, bytes: u64) -> Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let address = at as *mut libc::c_void;
-    // SAFETY: the range is this library's; the caller ends its use.
+    // SAFETY: the range belongs to this library, and the caller has ended its use.
     let mapped = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
     if mapped == libc::MAP_FAILED { Err(status::OUT_OF_MEMORY) } else { Ok(()) }
 }

@@ -1,4 +1,5 @@
-//! The ledger of all memory the driver knows: what an address is, whose it is, and what it costs the GPU.
+//! The ledger of all memory that the driver knows: the kind, the owner and the charge of each
+//! address.
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -13,58 +14,59 @@ use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::{account, capture, external, ipc, pending, residency};
 
-/// Up to this size allocations share a 2 MiB piece; larger ones have pieces of their own.
+/// Up to this size allocations share pieces of 2 MiB. Larger allocations have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
 /// Alignment of the rows of a pitched allocation.
 const PITCH_ALIGNMENT_BYTES: u64 = 512;
 
-/// What an allocation is.
+/// Kind of an allocation.
 #[derive(Clone)]
 pub enum Kind {
     /// Linear device memory (cuMemAlloc, cuMemAllocPitch).
     Device,
-    /// Managed memory; its bytes live on the host, and it is not charged to the GPU. [`crate::residency`] knows where it is taken to be.
+    /// Managed memory. Its bytes live on the host, and the GPU is not charged. [`crate::residency`]
+    /// keeps account of its place.
     Managed,
-    /// Page-locked host memory of the driver's.
+    /// Page-locked host memory of the driver.
     HostPinned {
         /// `CU_MEMHOSTALLOC_*`
         flags: u32,
     },
-    /// Page-locked host memory of the client's.
+    /// Page-locked host memory of the client.
     HostRegistered {
         /// `CU_MEMHOSTREGISTER_*`
         flags: u32,
     },
-    /// From a stream-ordered pool.
+    /// Memory of a stream-ordered pool.
     Pooled(Arc<Pool>),
     /// A mapping of physical memory (cuMemMap).
     Mapped {
-        /// `CUmemGenericAllocationHandle` of what is mapped.
+        /// `CUmemGenericAllocationHandle` of the mapped memory.
         physical: usize,
-        /// `CU_MEM_ACCESS_FLAGS_*` as set.
+        /// The `CU_MEM_ACCESS_FLAGS_*` set for the mapping.
         access: u32,
     },
-    /// The backing of a CUDA array; not addressable by clients.
+    /// Memory of a CUDA array; clients cannot address it.
     Array,
     /// Memory that a graph allocates when it runs.
     Graph,
-    /// Linear memory of another process, opened here; charged there.
+    /// Linear memory of another process, opened here and charged there.
     Opened {
-        /// The ordinal of the device that it lies on.
+        /// Ordinal of the memory's device.
         device: i32,
-        /// Whether it is of a pool, and freed as what is allocated here.
+        /// Whether the memory is of a pool. The client then frees it like an allocation of its own.
         is_pooled: bool,
     },
-    /// A buffer in memory of somebody else's.
+    /// A buffer in external memory.
     External {
-        /// Where all of that is mapped.
+        /// Address at which all of the external memory is mapped.
         base: u64,
-        /// How much it is.
+        /// Length of that mapping.
         length: u64,
     },
     /// A variable of a module.
     Variable {
-        /// Whether the host may use it too.
+        /// Whether the host may use the variable too.
         managed: bool,
     },
 }
@@ -72,35 +74,35 @@ pub enum Kind {
 /// One allocation.
 #[derive(Clone)]
 pub struct Allocation {
-    /// Its first address.
+    /// First address.
     pub base: u64,
-    /// Its length as asked for.
+    /// Length that the client asked for.
     pub bytes: u64,
-    /// What it is.
+    /// Kind of memory.
     pub kind: Kind,
-    /// The context it was made in.
+    /// The context of the creation.
     pub context: Option<Arc<Context>>,
     /// Unique in this process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
 }
 
 impl Allocation {
-    /// Whether it is memory of a GPU, and not of the host.
+    /// Whether the memory is a GPU's and not the host's.
     pub fn is_device(&self) -> bool {
         !self.is_host() && !self.is_managed()
     }
 
-    /// Whether it is memory of the host that the driver knows.
+    /// Whether the memory is host memory that the driver knows.
     pub fn is_host(&self) -> bool {
         matches!(self.kind, Kind::HostPinned { .. } | Kind::HostRegistered { .. })
     }
 
-    /// Whether both may use it.
+    /// Whether both host and GPU may use the memory.
     pub fn is_managed(&self) -> bool {
         matches!(self.kind, Kind::Managed | Kind::Variable { managed: true })
     }
 
-    /// The device's ordinal, for device and managed memory.
+    /// Returns the device's ordinal, for device and managed memory.
     pub fn device(&self) -> i32 {
         match (&self.kind, &self.context) {
             (Kind::Pooled(pool), _) => pool.device,
@@ -119,7 +121,7 @@ type Ledger = BTreeMap<u64, Allocation>;
 
 static LEDGER: RwLock<Ledger> = RwLock::new(BTreeMap::new());
 
-/// Small allocations by context.
+/// Arenas for small allocations, by context.
 fn arenas() -> &'static Mutex<HashMap<usize, Arena>> {
     static ARENAS: OnceLock<Mutex<HashMap<usize, Arena>>> = OnceLock::new();
     ARENAS.get_or_init(Mutex::default)
@@ -133,14 +135,14 @@ fn write() -> RwLockWriteGuard<'static, Ledger> {
     LEDGER.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The allocation that `address` lies in.
+/// Returns the allocation around `address`.
 pub fn find(address: u64) -> Option<Allocation> {
     let ledger = read();
     let (_, allocation) = ledger.range(..=address).next_back()?;
     allocation.contains(address).then(|| allocation.clone())
 }
 
-/// Whether all of `bytes` at `address` lie in one allocation, or in mappings side by side.
+/// Whether all `bytes` at `address` lie in one allocation, or in adjacent ones.
 pub fn covers(address: u64, bytes: u64) -> bool {
     let ledger = read();
     let mut at = address;
@@ -157,19 +159,20 @@ pub fn covers(address: u64, bytes: u64) -> bool {
     }
 }
 
-/// Whether the GPU can use all of a range: it is covered, and nobody kept its mappings closed.
+/// Whether the GPU can use all of a range: allocations cover it, and access is set for all its
+/// mappings.
 pub fn is_usable(address: u64, bytes: u64) -> bool {
     let is_closed = |one: &Allocation| matches!(one.kind, Kind::Mapped { access, .. } if access == CU_MEM_ACCESS_FLAGS_PROT_NONE);
     let is_mapped = find(address).is_some_and(|found| matches!(found.kind, Kind::Mapped { .. }));
     covers(address, bytes) && !(is_mapped && all_in(address, bytes).iter().any(is_closed))
 }
 
-/// Every allocation.
+/// Returns every allocation.
 pub fn all() -> Vec<Allocation> {
     read().values().cloned().collect()
 }
 
-/// Every allocation that touches a range.
+/// Returns every allocation that touches a range.
 pub fn all_in(address: u64, bytes: u64) -> Vec<Allocation> {
     let ledger = read();
     let before = ledger.range(..address).next_back().filter(|(_, one)| one.base + one.bytes > address);
@@ -182,7 +185,7 @@ pub fn any_in(address: u64, bytes: u64) -> bool {
     !all_in(address, bytes).is_empty()
 }
 
-/// Notes the access that was set for the mappings in a range.
+/// Records the access set for the mappings in a range.
 pub fn set_access(address: u64, bytes: u64, flags: u32) {
     for (_, one) in write().range_mut(address..address.saturating_add(bytes)) {
         if let Kind::Mapped { access, .. } = &mut one.kind {
@@ -191,13 +194,13 @@ pub fn set_access(address: u64, bytes: u64, flags: u32) {
     }
 }
 
-/// Enters an allocation.
+/// Enters an allocation into the ledger.
 pub fn enter(base: u64, bytes: u64, kind: Kind, context: Option<Arc<Context>>) {
     let id = process::next_id();
     write().insert(base, Allocation { base, bytes, kind, context, id });
 }
 
-/// Takes the allocation that begins at `base` out, if `is_right` says it is of the kind meant.
+/// Removes the allocation at `base` from the ledger, if `is_right` accepts its kind.
 pub fn strike(base: u64, is_right: impl FnOnce(&Allocation) -> bool) -> Result<Allocation> {
     let mut ledger = write();
     match ledger.get(&base) {
@@ -211,12 +214,12 @@ pub fn charge(context: &Context, bytes: u64) -> Result<()> {
     host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
 }
 
-/// Whether an allocation of so many bytes shares its piece with others.
+/// Whether an allocation of this size shares its piece with others.
 pub fn is_small(bytes: u64) -> bool {
     bytes <= SMALL_BYTES
 }
 
-/// Address space for `bytes` of device memory of a context, charged.
+/// Returns address space for `bytes` of a context's device memory, charged.
 fn take(context: &Context, bytes: u64) -> Result<u64> {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if !is_small(bytes) {
@@ -238,7 +241,8 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
     arena.take(rounded).ok_or(status::OUT_OF_MEMORY)
 }
 
-/// The 2 MiB, or more, that an allocation of device memory lies in: where they begin, and how many bytes they are.
+/// Returns the piece around an allocation of device memory: its address, and its length of 2 MiB or
+/// more.
 pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if let Kind::Pooled(pool) = &allocation.kind
@@ -253,12 +257,12 @@ pub fn piece_of(allocation: &Allocation) -> (u64, u64) {
     }
 }
 
-/// Where the piece begins that an address lies in.
+/// Returns the beginning of the piece around an address.
 pub fn piece_at(address: u64) -> u64 {
     address / Config::ALLOCATION_GRANULARITY_BYTES * Config::ALLOCATION_GRANULARITY_BYTES
 }
 
-/// What memory counts for that is in units where it is small, and in pieces else.
+/// Returns the charge for memory that counts in units if it is small, and in pieces otherwise.
 pub fn counts_for(bytes: u64) -> u64 {
     let unit = if is_small(bytes) {
         Config::SUBALLOCATION_GRANULARITY_BYTES
@@ -268,18 +272,19 @@ pub fn counts_for(bytes: u64) -> u64 {
     bytes.next_multiple_of(unit)
 }
 
-/// Memory of the driver's own in a context, all zeroes. What lies in it is entered by whoever takes it.
+/// Takes zeroed memory in a context for the driver itself. The caller enters the contents into the
+/// ledger.
 pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
     let at = take(context, bytes)?;
     if is_small(bytes) {
-        // Larger memory is fresh; this was perhaps somebody's.
-        // SAFETY: as many bytes as were taken.
+        // Larger memory is fresh, but small memory may have been used before. SAFETY: `bytes` were
+        // just taken.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes as usize) };
     }
     Ok(at)
 }
 
-/// Gives that back once nothing under way uses it.
+/// Returns memory of [`take_zeroed`] after all pending uses of it.
 pub fn give_drained(context: &Context, at: u64, bytes: u64) {
     pending::drain(at, bytes);
     give(context, at, bytes);
@@ -290,7 +295,7 @@ fn unmap_piece(base: u64, bytes: u64) {
     mapping::unmap(base, bytes);
 }
 
-/// The inverse of [`take`].
+/// Undoes [`take`].
 fn give(context: &Context, at: u64, bytes: u64) {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if !is_small(bytes) {
@@ -308,7 +313,7 @@ fn give(context: &Context, at: u64, bytes: u64) {
     }
 }
 
-/// Device memory of the current context (cuMemAlloc and relatives).
+/// Allocates device memory in the current context (cuMemAlloc and relatives).
 pub fn allocate(bytes: u64, kind: Kind) -> Result<u64> {
     capture::refuse_unsafe()?;
     let context = context::current()?;
@@ -318,14 +323,14 @@ pub fn allocate(bytes: u64, kind: Kind) -> Result<u64> {
     allocate_in(&context, bytes, kind)
 }
 
-/// Device memory of a given context.
+/// Allocates device memory in a given context.
 pub fn allocate_in(context: &Arc<Context>, bytes: u64, kind: Kind) -> Result<u64> {
     let base = take(context, bytes)?;
     enter(base, bytes, kind, Some(Arc::clone(context)));
     Ok(base)
 }
 
-/// Rows of device memory whose starts are aligned; answers the address and the pitch.
+/// Allocates rows of device memory with aligned beginnings. Returns the address and the pitch.
 pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Result<(u64, u64)> {
     if width_bytes == 0 || height == 0 || !matches!(element_bytes, 4 | 8 | 16) {
         return Err(status::INVALID_VALUE);
@@ -335,7 +340,7 @@ pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Re
     Ok((allocate(bytes, Kind::Device)?, pitch))
 }
 
-/// Memory that lies on the host: managed or page-locked.
+/// Allocates memory that lies on the host: managed or page-locked.
 pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     capture::refuse_unsafe()?;
     let context = context::current()?;
@@ -352,7 +357,7 @@ pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     Ok(base)
 }
 
-/// Lets the driver know host memory of the client's.
+/// Registers host memory of the client.
 pub fn register_host(address: u64, bytes: u64, flags: u32) -> Result<()> {
     let context = context::current()?;
     if address == 0 || bytes == 0 {
@@ -372,7 +377,7 @@ pub fn register_host(address: u64, bytes: u64, flags: u32) -> Result<()> {
     Ok(())
 }
 
-/// Takes that back.
+/// Undoes a registration of host memory.
 pub fn unregister_host(address: u64) -> Result<()> {
     if let Some(found) = find(address) {
         pending::drain(found.base, found.bytes);
@@ -382,7 +387,7 @@ pub fn unregister_host(address: u64) -> Result<()> {
         .map_err(|_| status::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// Waits until nothing of the context can use its memory any more, as freeing memory does.
+/// Waits until no work of the context can use its memory any more, as a free does.
 pub fn quiesce(context: &Context) {
     host().wait_context(context.engine, context.wait_policy());
     pending::settle();
@@ -407,7 +412,7 @@ fn free_backing(allocation: &Allocation) {
     }
 }
 
-/// Frees device or managed memory (cuMemFree); NULL is nothing.
+/// Frees device or managed memory (cuMemFree). Does nothing for NULL.
 pub fn free(address: u64) -> Result<()> {
     account::note_free();
     capture::refuse_unsafe()?;
@@ -432,7 +437,7 @@ pub fn free(address: u64) -> Result<()> {
     match &allocation.context {
         Some(context) if context.is_alive() => quiesce(context),
         Some(_) => {}
-        // It is no context's: any on its device may be at it.
+        // The memory belongs to no context, so any context of its device may use it.
         None => {
             let on_device = |context: &Arc<Context>| context.device == allocation.device();
             CONTEXTS.all().into_iter().filter(on_device).for_each(|context| quiesce(&context));
@@ -465,19 +470,20 @@ pub fn free_host(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes a variable out of the ledger; its memory is its module's.
+/// Removes a variable from the ledger. The variable's memory belongs to its module.
 pub fn forget_variable(address: u64) {
     let _ = strike(address, |found| matches!(found.kind, Kind::Variable { .. }));
 }
 
-/// Frees what the driver itself allocated for an array.
+/// Frees memory that the driver allocated for an array.
 pub fn free_internal(address: u64) {
     if let Ok(allocation) = strike(address, |found| matches!(found.kind, Kind::Array)) {
         free_backing(&allocation);
     }
 }
 
-/// Drops everything that a context which ends has allocated; the engine drops its charges itself.
+/// Drops the allocations of an ending context. Mappings of physical memory stay, and so does memory
+/// of pools. The engine drops the context's charges itself.
 pub fn forget_context(context: &Context) {
     let gone: Vec<Allocation> = {
         let mut ledger = write();

@@ -1,4 +1,4 @@
-//! Loaded code: modules in a context, libraries without one, and the kernels and variables of both.
+//! Loaded code: modules in a context, libraries without a context, and their kernels and variables.
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,18 +13,18 @@ use crate::memory::{self, Kind};
 use crate::process;
 use crate::status::{self, Result};
 
-/// All modules that live.
+/// All live modules.
 pub static MODULES: Table<Module> = Table::new(HandleKind::Module);
-/// All functions of them.
+/// All functions of live modules.
 pub static FUNCTIONS: Table<Function> = Table::new(HandleKind::Function);
-/// All libraries that live.
+/// All live libraries.
 pub static LIBRARIES: Table<Library> = Table::new(HandleKind::Library);
-/// All kernels of them.
+/// All kernels of live libraries.
 pub static KERNELS: Table<Kernel> = Table::new(HandleKind::Kernel);
 
-/// Threads of a block when the code sets no bound.
+/// The most threads in a block if the code sets no bound.
 const MAX_THREADS_PER_BLOCK: u32 = 1024;
-/// How many attributes a function has.
+/// Number of attributes of a function.
 const ATTRIBUTE_COUNT: usize = cu::CU_FUNC_ATTRIBUTE_MAX as usize;
 
 /// Attributes of a function or kernel, by `CUfunction_attribute`.
@@ -86,59 +86,60 @@ impl Attributes {
     }
 }
 
-/// What a kernel cost when it was last launched: shape, then duration and the part of the SMs it can use.
+/// The kernel's last cost: launch shape and cost.
 type LastCost = Option<([u32; 7], KernelCost)>;
 
 /// A kernel in a context.
 pub struct Function {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// Its symbol, with a NUL.
+    /// Symbol, with a NUL.
     pub name: std::ffi::CString,
-    /// The module it is of.
+    /// Handle of the function's module.
     pub module: usize,
-    /// The context that is loaded in.
+    /// The context of the function's module.
     pub context: Arc<Context>,
-    /// Its parameters.
+    /// Parameters.
     pub parameters: Vec<Parameter>,
     attributes: Attributes,
     last_cost: Mutex<LastCost>,
-    /// Block and dynamic shared memory as the oldest launch calls take them.
+    /// Block shape and dynamic shared memory that the oldest launch calls set.
     old_shape: Mutex<([u32; 3], u32)>,
 }
 
 impl Function {
-    /// Block and dynamic shared memory that cuLaunchGrid and its kin use.
+    /// Returns the block shape and dynamic shared memory for cuLaunchGrid and its relatives.
     pub fn old_shape(&self) -> ([u32; 3], u32) {
         *lock(&self.old_shape)
     }
 
-    /// Sets the block of those.
+    /// Sets the block shape for cuLaunchGrid and its relatives.
     pub fn set_old_block(&self, block: [u32; 3]) {
         lock(&self.old_shape).0 = block;
     }
 
-    /// Sets the shared memory of those.
+    /// Sets the dynamic shared memory for cuLaunchGrid and its relatives.
     pub fn set_old_shared(&self, bytes: u32) {
         lock(&self.old_shape).1 = bytes;
     }
 
-    /// One of its attributes.
+    /// Returns an attribute.
     pub fn attribute(&self, attribute: u32) -> Result<i32> {
         self.attributes.get(attribute)
     }
 
-    /// Changes one of them, of those that can be changed.
+    /// Changes an attribute, if it can be changed.
     pub fn set_attribute(&self, attribute: u32, value: i32) -> Result<()> {
         self.attributes.set(attribute, value)
     }
 
-    /// Its name as text.
+    /// Returns the name as text.
     pub fn name(&self) -> &str {
         self.name.to_str().unwrap_or_default()
     }
 
-    /// What a launch of this shape costs, with the last answer kept: most kernels are launched in one shape.
+    /// Returns the cost of a launch of this shape. Keeps the last result, because most kernels are
+    /// launched in one shape only.
     pub fn cost(&self, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> KernelCost {
         let shape = [grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_bytes];
         let mut last = lock(&self.last_cost);
@@ -156,19 +157,20 @@ impl Function {
 
 /// Code loaded in a context.
 pub struct Module {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// The context.
+    /// The context in which the code is loaded.
     pub context: Arc<Context>,
-    /// Its kernels, in the image's order.
+    /// Functions in the image's order.
     pub functions: Vec<Arc<Function>>,
-    /// Its variables: address and length.
+    /// Variables: address and length.
     globals: HashMap<String, (u64, u64)>,
-    /// Where its variables lie, and its code where that is loaded with them: address and length.
+    /// Memory of the variables, and of the code if it is loaded with them: address and length.
     memory: Option<(u64, u64)>,
 }
 
-/// Whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`), not when they are used first.
+/// Whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`) and not at their first
+/// use.
 pub fn is_eager() -> bool {
     static IS_EAGER: OnceLock<bool> = OnceLock::new();
     *IS_EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
@@ -184,12 +186,13 @@ impl Module {
             for global in &image.globals {
                 let at = base + global.offset_bytes;
                 let length = global.initial.len().min(global.size_bytes);
-                // SAFETY: the image's data has room for each of its variables, and this is as long.
+                // SAFETY: the image's data has room for each of its variables, and `memory` is as
+                // long as that data.
                 unsafe { std::ptr::copy_nonoverlapping(global.initial.as_ptr(), at as *mut u8, length) };
                 let size_bytes = global.size_bytes as u64;
                 let kind = Kind::Variable { managed: global.managed };
                 memory::enter(at, size_bytes, kind, Some(Arc::clone(context)));
-                // Of two of one name the later counts.
+                // Of two variables with one name the later counts.
                 if let Some((earlier, _)) = globals.insert(global.name.clone(), (at, size_bytes)) {
                     memory::forget_variable(earlier);
                 }
@@ -240,53 +243,54 @@ impl Module {
         }
     }
 
-    /// What its memory counts for, bytes: more than half a piece in pieces, less in units.
+    /// Returns the charge for the module's memory, bytes: above half a piece in pieces, else in
+    /// units.
     pub fn counts_for(&self) -> u64 {
         self.memory.map_or(0, |(_, bytes)| memory::counts_for(bytes))
     }
 
-    /// The piece that its memory shares with others, if it does.
+    /// Returns the piece that the module's memory shares with other memory, if it does.
     pub fn shared_piece(&self) -> Option<u64> {
         self.memory.filter(|(_, bytes)| memory::is_small(*bytes)).map(|(base, _)| memory::piece_at(base))
     }
 
-    /// The kernel of that name.
+    /// Returns the function of a name.
     pub fn function(&self, name: &str) -> Result<Arc<Function>> {
         self.functions.iter().find(|one| one.name() == name).cloned().ok_or(status::NOT_FOUND)
     }
 
-    /// Address and length of the variable of that name.
+    /// Returns address and length of the variable of a name.
     pub fn global(&self, name: &str) -> Result<(u64, u64)> {
         self.globals.get(name).copied().ok_or(status::NOT_FOUND)
     }
 }
 
-/// Code loaded without a context; each context that uses it gets a module of it when it first does.
+/// Code loaded without a context. Each context gets a module of it at the first use.
 pub struct Library {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
     image: Image,
-    /// Its kernels, in the image's order.
+    /// Kernels in the image's order.
     pub kernels: Vec<Arc<Kernel>>,
     modules: Mutex<HashMap<u64, Arc<Module>>>,
 }
 
 /// A kernel of a library.
 pub struct Kernel {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// Its symbol, with a NUL.
+    /// Symbol, with a NUL.
     pub name: std::ffi::CString,
-    /// The library it is of.
+    /// Handle of the kernel's library.
     pub library: usize,
-    /// Its parameters.
+    /// Parameters.
     pub parameters: Vec<Parameter>,
-    /// Attributes set for all devices at once, which functions made later take over.
+    /// Attributes for all devices. Functions that are made later take them over.
     attributes: Attributes,
 }
 
 impl Library {
-    /// The library's module in a context.
+    /// Returns the library's module in a context.
     pub fn module(&self, context: &Arc<Context>) -> Result<Arc<Module>> {
         let mut modules = lock(&self.modules);
         if let Some(module) = modules.get(&context.id) {
@@ -297,25 +301,25 @@ impl Library {
         Ok(module)
     }
 
-    /// Whether the variable of that name is managed; `None` without one.
+    /// Whether the variable of a name is managed; `None` if there is no such variable.
     pub fn is_managed(&self, name: &str) -> Option<bool> {
         self.image.globals.iter().find(|global| global.name == name).map(|global| global.managed)
     }
 }
 
 impl Kernel {
-    /// The function it is in a context.
+    /// Returns the kernel's function in a context.
     pub fn function(&self, context: &Arc<Context>) -> Result<Arc<Function>> {
         let library = LIBRARIES.get(self.library).ok_or(status::INVALID_HANDLE)?;
         library.module(context)?.function(self.name.to_str().unwrap_or_default())
     }
 
-    /// One of its attributes on a device.
+    /// Returns an attribute.
     pub fn attribute(&self, attribute: u32) -> Result<i32> {
         self.attributes.get(attribute)
     }
 
-    /// Changes one of them, in the contexts that have it loaded too.
+    /// Changes an attribute, also in the contexts that have the kernel loaded.
     pub fn set_attribute(&self, attribute: u32, value: i32) -> Result<()> {
         self.attributes.set(attribute, value)?;
         let library = LIBRARIES.get(self.library).ok_or(status::INVALID_HANDLE)?;
@@ -371,7 +375,7 @@ pub fn load_library(image: Image) -> Result<usize> {
     Ok(library.handle)
 }
 
-/// Loads into a new context what is loaded at once.
+/// Loads libraries into a new context if loading is eager.
 pub fn load_libraries(context: &Arc<Context>) -> Result<()> {
     if is_eager() {
         LIBRARIES.all().iter().try_for_each(|library| library.module(context).map(drop))?;
@@ -392,7 +396,8 @@ pub fn unload_library(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// The function that a `CUfunction` means: one of a module, or a kernel in the current context, which launches accept in its place.
+/// Returns the function of a `CUfunction`: a module's function, or a kernel in the current context.
+/// Launches accept kernels too.
 #[inline]
 pub fn function(handle: usize) -> Result<Arc<Function>> {
     match FUNCTIONS.get(handle) {
@@ -401,7 +406,7 @@ pub fn function(handle: usize) -> Result<Arc<Function>> {
     }
 }
 
-/// Drops the code loaded in a context that ends.
+/// Drops the code loaded in an ending context.
 pub fn forget_context(context: usize) {
     for module in MODULES.all() {
         if module.context.handle == context {

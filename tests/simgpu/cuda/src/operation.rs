@@ -1,4 +1,4 @@
-//! What can be put into a stream or be a node of a graph, and how it runs.
+//! Operations: the contents of streams and of graph nodes, and how they run.
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -17,26 +17,29 @@ use crate::residency::{self, Moved};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 
-/// Limits of a launch that no configuration changes (CUDA programming guide, compute capabilities 3.0 and later).
+/// Largest grid by dimension, which no configuration changes (CUDA programming guide, compute
+/// capabilities 3.0 and later).
 pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
-/// Limits of a block by dimension.
+/// Largest block by dimension.
 pub const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
-/// Threads of a block.
+/// The most threads in a block.
 pub const MAX_BLOCK_THREADS: u32 = 1024;
 
 /// Values of a kernel's parameters, kept for a graph.
 pub struct Arguments {
-    /// The argument buffer, which the pointers point into; it does not move with this struct.
+    /// The argument buffer. The pointers point into it; the buffer does not move with this struct.
     bytes: Box<[u8]>,
-    /// Pointers to each parameter, as the API passes them.
+    /// Pointers to the parameters, in the API's form.
     pointers: Box<[usize]>,
 }
 
 impl Arguments {
-    /// Copies the values that `kernel_params` or `extra` pass, as far as the function's parameters are known.
+    /// Copies the values of `kernel_params` or `extra`, as far as the function's parameters are
+    /// known.
     ///
     /// # Safety
-    /// The pointers are as cuLaunchKernel's: `kernel_params` has one readable value per parameter, `extra` is a terminated list.
+    /// The pointers are as cuLaunchKernel's: `kernel_params` has one readable value per parameter,
+    /// and `extra` is a terminated list.
     pub unsafe fn copy(
         function: &Function,
         kernel_params: *mut *mut c_void,
@@ -47,7 +50,8 @@ impl Arguments {
         let mut bytes = vec![0_u8; length].into_boxed_slice();
         if !kernel_params.is_null() {
             for (at, parameter) in function.parameters.iter().enumerate() {
-                // SAFETY: the caller's array has an element for every parameter, each pointing at a value of its size.
+                // SAFETY: the caller's array has an element for every parameter. Each points at a
+                // value of the parameter's size.
                 unsafe {
                     let value = (*kernel_params.add(at)).cast::<u8>();
                     if value.is_null() {
@@ -64,7 +68,7 @@ impl Arguments {
             // SAFETY: the caller's list is terminated and its pointers are valid.
             let (buffer, buffer_bytes) = unsafe { launch_buffer(extra) }?;
             let length = bytes.len().min(buffer_bytes);
-            // SAFETY: the caller's buffer is as long as it says.
+            // SAFETY: the caller's buffer has the length that the list gives.
             unsafe { std::ptr::copy_nonoverlapping(buffer, bytes.as_mut_ptr(), length) };
         } else if length != 0 {
             return Err(status::INVALID_VALUE);
@@ -74,18 +78,18 @@ impl Arguments {
         Ok(Self { bytes, pointers })
     }
 
-    /// Every word that could be an address.
+    /// Returns every word that could be an address.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
     }
 
-    /// The pointers, as `kernelParams` has them.
+    /// Returns the pointers in the form of `kernelParams`.
     pub fn kernel_params(&self) -> *mut *mut c_void {
         self.pointers.as_ptr() as *mut *mut c_void
     }
 }
 
-/// Buffer and length in an `extra` list.
+/// Returns buffer and length of an `extra` list.
 ///
 /// # Safety
 /// The list is terminated and its pointers are valid.
@@ -103,7 +107,7 @@ unsafe fn launch_buffer(extra: *mut *mut c_void) -> Result<(*const u8, usize)> {
             2 => bytes = unsafe { *value.cast::<usize>() },
             _ => return Err(status::INVALID_VALUE),
         }
-        // SAFETY: still within the list.
+        // SAFETY: this entry was not the last one, so the list goes on.
         at = unsafe { at.add(2) };
     }
     if buffer.is_null() && bytes != 0 { Err(status::INVALID_VALUE) } else { Ok((buffer, bytes)) }
@@ -114,20 +118,21 @@ unsafe fn launch_buffer(extra: *mut *mut c_void) -> Result<(*const u8, usize)> {
 pub struct Launch {
     /// The kernel.
     pub function: Arc<Function>,
-    /// Blocks.
+    /// Number of blocks by dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a block by dimension.
     pub block: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// All blocks must be resident at once.
+    /// Whether all blocks must be resident at once.
     pub cooperative: bool,
-    /// The parameters' values, where a graph keeps them, or addresses among them matter; nothing is computed.
+    /// Values of the parameters. Kept if a graph needs them or if addresses among them matter;
+    /// kernels compute nothing.
     pub arguments: Option<Arc<Arguments>>,
 }
 
 impl Launch {
-    /// Refuses what a GPU could not run.
+    /// Refuses a launch that a GPU could not run.
     #[inline]
     pub fn check(&self) -> Result<()> {
         for axis in 0..3 {
@@ -159,7 +164,7 @@ impl Launch {
         Ok(())
     }
 
-    /// What has to be moved before it can run, where its parameters are known.
+    /// Moves the launch's managed memory and returns the moved bytes, if the parameters are known.
     #[inline]
     pub fn touch(&self, gpu: usize) -> Moved {
         match &self.arguments {
@@ -168,7 +173,7 @@ impl Launch {
         }
     }
 
-    /// The engine's view of it.
+    /// Returns the launch as work for the engine.
     #[inline]
     pub fn work(&self) -> Work {
         self.function.cost(self.grid, self.block, self.shared_bytes).work()
@@ -178,26 +183,26 @@ impl Launch {
 /// An operation on a value in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryOperation {
-    /// Wait for it.
+    /// Wait for the value.
     Wait(Cell, Comparison),
-    /// Write it.
+    /// Write the value.
     Write(Cell),
-    /// Order memory; nothing to do here.
+    /// Order memory accesses; nothing to do here.
     Barrier,
 }
 
-/// What can be put into a stream or be a node of a graph.
+/// The content of a stream item or a graph node.
 #[derive(Clone)]
 pub enum Operation {
     /// A kernel.
     Kernel(Launch),
-    /// A copy, as the API describes it: addresses are looked up when it runs.
+    /// A copy, as the API describes it. Addresses are looked up when the copy runs.
     Copy(Box<cu::CUDA_MEMCPY3D>),
     /// A memset.
     Fill(Fill),
     /// A host function.
     Host(HostCall),
-    /// Waits for and writes of values in memory.
+    /// Waits for values in memory, and writes of values.
     Memory(Vec<MemoryOperation>),
     /// An event record that runs with the graph.
     EventRecord(Arc<Event>),
@@ -205,23 +210,24 @@ pub enum Operation {
     EventWait(Arc<Event>),
     /// Another graph.
     Child(Arc<Graph>),
-    /// Graphs of which a condition says whether and how often they run.
+    /// Graphs that run as often as a condition says.
     Conditional(Arc<Conditional>),
-    /// Memory of the graph becomes usable.
+    /// Makes memory of the graph usable.
     Allocate(Box<graph_memory::Node>),
-    /// And stops being so.
+    /// Frees memory of the graph.
     Free(u64),
-    /// Nothing; a point to depend on.
+    /// Nothing; other nodes can depend on it.
     Empty,
 }
 
-// SAFETY: the raw pointers inside (copy structs, host call data) are addresses that the client passed for use by the driver's threads.
+// SAFETY: the raw pointers inside (copy structs, host call data) are addresses from the client,
+// which passed them for use by the driver's threads.
 unsafe impl Send for Operation {}
-// SAFETY: as above; an operation is not changed while shared.
+// SAFETY: as above; no operation changes while it is shared.
 unsafe impl Sync for Operation {}
 
 impl Operation {
-    /// `CUgraphNodeType` of a node with it.
+    /// Returns the `CUgraphNodeType` of a node with this operation.
     pub fn node_type(&self) -> u32 {
         match self {
             Self::Kernel(_) => cu::CU_GRAPH_NODE_TYPE_KERNEL,
@@ -239,7 +245,7 @@ impl Operation {
         }
     }
 
-    /// The graphs inside it.
+    /// Returns the graphs inside the operation.
     pub fn graphs(&self) -> &[Arc<Graph>] {
         match self {
             Self::Child(child) => std::slice::from_ref(child),
@@ -248,7 +254,7 @@ impl Operation {
         }
     }
 
-    /// Submits it to a stream.
+    /// Submits the operation to a stream.
     pub fn submit(self, stream: &Stream) -> Result<()> {
         match self {
             Self::Kernel(launch) => {
@@ -287,14 +293,14 @@ impl Operation {
             }
             Self::Allocate(node) => node.begin(&stream.context)?,
             Self::Free(address) => graph_memory::end(address)?,
-            // A child is part of its graph's plan, which runs its nodes one by one.
+            // A child belongs to its graph's plan, which runs the child's nodes one by one.
             Self::Child(_) | Self::Conditional(_) | Self::Empty => {}
         }
         Ok(())
     }
 }
 
-/// Submits something that the host does while the stream waits for it.
+/// Submits an action of the host. The stream waits until the action is done.
 fn submit_gated(stream: &Stream, effect: impl FnOnce(Ticket) -> Effect) -> Result<()> {
     let gate = stream.enqueue(Work::HostWait)?;
     let due = Ticket { sequence: gate.sequence - 1, ..gate };
@@ -302,7 +308,8 @@ fn submit_gated(stream: &Stream, effect: impl FnOnce(Ticket) -> Effect) -> Resul
     Ok(())
 }
 
-/// Submits a copy; where one side is memory that the driver does not know, with the guarantees the API gives for that.
+/// Submits a copy. If the driver does not know the memory of one side, gives the guarantees of the
+/// API for such memory.
 pub fn submit_copy(stream: &Stream, mut plan: Plan) -> Result<()> {
     if plan.bytes() == 0 {
         return Ok(());
@@ -320,13 +327,13 @@ pub fn submit_copy(stream: &Stream, mut plan: Plan) -> Result<()> {
     Ok(())
 }
 
-/// Runs a copy and returns when it is done, as the synchronous copies between host and device do.
+/// Runs a copy and returns when it is done, as synchronous copies between host and device do.
 pub fn copy_now(stream: &Stream, plan: Plan) -> Result<()> {
     if plan.bytes() == 0 {
         return Ok(());
     }
     let ticket = stream.enqueue(Work::Copy { kind: plan.kind, bytes: plan.bytes() })?;
-    // Only copies that leave the host to itself may be still under way when the call returns.
+    // Only copies without host memory may still run when the call returns.
     if plan.kind == CopyKind::DeviceToDevice || plan.kind == CopyKind::PeerToPeer {
         pending::add(ticket, Effect::Copy(plan));
         return Ok(());

@@ -1,8 +1,10 @@
-//! Effects that take place when the virtual GPU gets to them: copies, memsets, host functions, writes and waits in memory.
+//! Effects that take place when the virtual GPU reaches them: copies, memsets, host functions, and
+//! writes and waits in memory.
 //!
-//! The engine only knows when things happen. What happens is applied by whoever next looks at a stream, event or context, and by a
-//! helper thread for those that only look at memory; always in the order of submission among what is complete. A dependency is
-//! always submitted before what depends on it, so that order is one in which the GPU could have done it.
+//! The engine only knows the times of events. The next call that looks at a stream, event or
+//! context applies the effects. A helper thread applies them for programs that only look at memory.
+//! Effects of completed work take place in the order of submission. A dependency is always
+//! submitted before the work that depends on it, so a GPU could have used the same order.
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -17,39 +19,40 @@ use crate::copy::{Fill, Plan};
 use crate::mapping;
 use crate::process::host;
 
-/// How often the helper looks while something is pending: the most by which an effect that nobody asks for may be late.
+/// Interval of the helper thread's looks while an effect is pending. An effect is late by at most
+/// this time.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A host function and what it is called with.
+/// A host function and its arguments.
 #[derive(Clone, Copy, Debug)]
 pub enum HostCall {
-    /// cuLaunchHostFunc
+    /// cuLaunchHostFunc.
     Function(unsafe extern "C" fn(*mut c_void), usize),
-    /// cuStreamAddCallback: the stream's handle as the client knows it, and its data
+    /// cuStreamAddCallback: the stream's handle in the client's form, and the client's data.
     Callback(unsafe extern "C" fn(cu::CUstream, cu::CUresult, *mut c_void), usize, usize),
 }
 
-/// How a stream compares a value in memory with the one it waits for.
+/// Comparison of a value in memory with the value of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// Cyclically at least.
+    /// The value in memory is cyclically at least the wait's value.
     AtLeast,
-    /// Equal.
+    /// Both are equal.
     Equal,
-    /// Some of the bits set.
+    /// The two values have a set bit in common.
     And,
-    /// Not all of the bits set, either here or there.
+    /// A bit is set in neither of the two values.
     Nor,
 }
 
 /// A value in memory, 32 or 64 bits wide.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
-    /// Where.
+    /// Address of the value.
     pub address: u64,
-    /// What is written or waited for.
+    /// The value to write or to wait for.
     pub value: u64,
-    /// 64 bits instead of 32.
+    /// Whether the value has 64 bits instead of 32.
     pub wide: bool,
 }
 
@@ -59,7 +62,8 @@ impl Cell {
     }
 
     fn read(self) -> u64 {
-        // SAFETY: the call that submitted this checked that the address lies in memory the driver knows, and freeing that waits for us.
+        // SAFETY: the submitting call checked that the driver knows the memory at this address. A
+        // free of the memory waits for this operation.
         unsafe {
             if self.wide {
                 (self.address as *const u64).read_volatile()
@@ -71,7 +75,7 @@ impl Cell {
 
     fn write(self) {
         let _stay = mapping::stay();
-        // SAFETY: as for reading.
+        // SAFETY: as for `read`.
         unsafe {
             if self.wide {
                 (self.address as *mut u64).write_volatile(self.value);
@@ -81,7 +85,7 @@ impl Cell {
         }
     }
 
-    /// Whether what memory holds lets a wait with `comparison` go on.
+    /// Whether the value in memory ends a wait with `comparison`.
     pub fn satisfied(self, comparison: Comparison) -> bool {
         compare(self.read(), self.value, comparison, self.wide)
     }
@@ -101,15 +105,15 @@ fn compare(found: u64, wanted: u64, comparison: Comparison, wide: bool) -> bool 
 /// One effect.
 #[derive(Debug)]
 pub enum Effect {
-    /// Bytes move.
+    /// Moves bytes.
     Copy(Plan),
-    /// A pattern is written.
+    /// Writes a pattern.
     Fill(Fill),
-    /// A value is written.
+    /// Writes a value.
     Write(Cell),
-    /// A host function runs, then the stream goes on past `gate`.
+    /// Runs a host function, after which the stream goes on past `gate`.
     Call(HostCall, Ticket),
-    /// The stream goes on past `gate` once memory holds the value.
+    /// Lets the stream go on past `gate` once memory holds the value.
     Wait(Cell, Comparison, Ticket),
 }
 
@@ -125,7 +129,7 @@ impl Effect {
 }
 
 struct Pending {
-    /// The effect takes place when this is complete.
+    /// The effect takes place when this ticket is complete.
     due: Ticket,
     effect: Effect,
 }
@@ -134,7 +138,7 @@ static QUEUE: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static WAKE: Condvar = Condvar::new();
 
-/// Notes an effect that takes place when `due` is complete.
+/// Adds an effect that takes place when `due` is complete.
 pub fn add(due: Ticket, effect: Effect) {
     helper();
     let mut queue = lock(&QUEUE);
@@ -145,7 +149,7 @@ pub fn add(due: Ticket, effect: Effect) {
     }
 }
 
-/// Applies every effect whose time has come.
+/// Applies every effect that is due.
 #[inline]
 pub fn settle() {
     if LENGTH.load(Ordering::Acquire) != 0 {
@@ -153,11 +157,12 @@ pub fn settle() {
     }
 }
 
-/// Waits for every effect that reads or writes the range, whatever stream or context it is in: the memory is about to go.
+/// Waits for every effect that reads or writes the range, in any stream and context. The caller is
+/// about to release the memory.
 pub fn drain(address: u64, bytes: u64) {
     loop {
         let mut queue = lock(&QUEUE);
-        // A stream that waits for a value there would wait for ever.
+        // A stream that waits for a value in this memory would wait for ever.
         for pending in queue.iter() {
             if let Effect::Wait(cell, _, gate) = &pending.effect
                 && cell.is_in(address, bytes)
@@ -180,9 +185,11 @@ pub fn drain(address: u64, bytes: u64) {
     }
 }
 
-/// Applies what is due, in order. A wait that is satisfied may let more become due: that is for the next look.
+/// Applies effects that are due, in order. A satisfied wait may make more effects due; the next
+/// look applies them.
 fn settle_now(queue: &mut Vec<Pending>) {
-    // From the back, so that whatever a complete item depends on is asked about later and found complete too.
+    // The loop goes from the back. So when an item is found complete, its dependencies are queried
+    // later and are found complete too.
     let mut due = vec![false; queue.len()];
     for (at, pending) in queue.iter().enumerate().rev() {
         due[at] = host().query(pending.due).is_some();
@@ -196,14 +203,14 @@ fn settle_now(queue: &mut Vec<Pending>) {
     LENGTH.store(queue.len(), Ordering::Release);
 }
 
-/// Applies one effect; false if it has to be tried again.
+/// Applies one effect. Returns false if the effect has to be tried again.
 fn apply(effect: &Effect) -> bool {
     match effect {
         Effect::Copy(plan) => plan.run(),
         Effect::Fill(fill) => fill.run(),
         Effect::Write(cell) => cell.write(),
         Effect::Call(call, gate) => {
-            // The receiver lives as long as the process.
+            // The receiving thread lives as long as the process, so the send cannot fail.
             let _ = callers().send((*call, *gate));
         }
         Effect::Wait(cell, comparison, gate) => {
@@ -216,14 +223,16 @@ fn apply(effect: &Effect) -> bool {
     true
 }
 
-/// The thread that runs host functions, one after another: CUDA allows them to be serialised, and they may take their time.
+/// Returns the channel to the thread that runs host functions, one after another. CUDA allows
+/// serialising them, and each may take long.
 fn callers() -> &'static Sender<(HostCall, Ticket)> {
     static CALLERS: OnceLock<Sender<(HostCall, Ticket)>> = OnceLock::new();
     CALLERS.get_or_init(|| {
         let (sender, receiver) = channel::<(HostCall, Ticket)>();
         let run = move || {
             for (call, gate) in receiver {
-                // SAFETY: the client passed the function and its data to be called once in stream order, which is now.
+                // SAFETY: the client passed the function and its data for one call in stream order,
+                // which is this call.
                 unsafe {
                     match call {
                         HostCall::Function(function, data) => function(data as *mut c_void),
@@ -258,9 +267,9 @@ fn helper() {
     });
 }
 
-/// Starts a thread of the driver, with all signals blocked: they are the client's.
+/// Starts a thread of the driver with all signals blocked, because signals belong to the client.
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) {
-    // SAFETY: the sets are initialised by the calls before use, and the old mask is put back.
+    // SAFETY: the calls below initialise the sets before use, and the old mask is restored.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);

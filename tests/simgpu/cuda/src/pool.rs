@@ -1,4 +1,4 @@
-//! Stream-ordered memory pools: what they reserve, what is in use, and when freed memory may be used again.
+//! Stream-ordered memory pools: reserved memory, memory in use, and the reuse of freed memory.
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{FromRawFd as _, OwnedFd};
@@ -20,19 +20,21 @@ use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::stream::Stream;
 
-/// All pools that live.
+/// All live pools.
 pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
-/// Pools that were destroyed while something of theirs was in use, or not free yet.
+/// Destroyed pools with memory that is in use or not free yet.
 static ORPHANS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
 
-/// The first word of what a descriptor of a pool holds.
+/// First word behind the descriptor of a pool.
 const TOKEN: u64 = u64::from_le_bytes(*b"simgpu P");
 
-/// A pool grows by at least this (assumed; a real driver's step is to be measured with the others in this crate's README).
+/// Smallest growth of a pool. An assumption: a real driver's step remains to be measured (this
+/// crate's README).
 const GROWTH_BYTES: u64 = 32 << 20;
 
-/// A range freed in stream order, free for its own stream at once and for others when the stream has come to it.
+/// A range freed in stream order. The same stream may reuse it at once, other streams when the
+/// stream has reached the free.
 struct Freed {
     at: u64,
     bytes: u64,
@@ -43,7 +45,7 @@ struct Freed {
 #[derive(Default)]
 struct State {
     arena: Arena,
-    /// Lengths of what is handed out, as rounded.
+    /// Rounded lengths of allocated ranges, by address.
     taken: HashMap<u64, u64>,
     freed: Vec<Freed>,
     release_threshold: u64,
@@ -51,33 +53,33 @@ struct State {
     used: u64,
     used_high: u64,
     reserved_high: u64,
-    /// Granted access by device ordinal.
+    /// Access granted, by device ordinal.
     access: HashMap<i32, u32>,
 }
 
-/// What a pool's memory is.
+/// Kind of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stuff {
-    /// A GPU's.
+    /// Memory of a GPU.
     Device,
-    /// The host's.
+    /// Memory of the host.
     Host,
-    /// Managed, which lies on the host here.
+    /// Managed memory, which lies on the host here.
     Managed,
-    /// Another process's: the process, and the pool's number there.
+    /// Memory of another process: the process, and the pool's number there.
     Imported(u64, u64),
 }
 
 /// One pool.
 pub struct Pool {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// The device whose memory it is.
+    /// Ordinal of the memory's device.
     pub device: i32,
     stuff: Stuff,
-    /// Type and id, as it was created with.
+    /// Type and id of the location at the creation.
     location: (u32, i32),
-    /// Which of this process's pools it is; 0 for none that can be exported.
+    /// Number of the pool in this process; 0 for pools that cannot be exported.
     number: u64,
     handle_types: u32,
     max_bytes: u64,
@@ -85,11 +87,11 @@ pub struct Pool {
     state: Mutex<State>,
 }
 
-/// The pools that cuMemAllocAsync uses: each device's own and the one set in its place.
+/// The pools of cuMemAllocAsync: each device's own pool, and the pool set in its place.
 #[derive(Default)]
 struct DevicePools {
     default: HashMap<i32, Arc<Pool>>,
-    /// Those of other locations and memory, by the location's type and id and the memory's type.
+    /// Pools of other locations and kinds, by the location's type and id and the memory's type.
     elsewhere: HashMap<(u32, i32, u32), Arc<Pool>>,
     current: HashMap<i32, Arc<Pool>>,
 }
@@ -134,7 +136,7 @@ impl Pool {
             .ok_or(status::OUT_OF_MEMORY)
     }
 
-    /// A pool as clients create it.
+    /// Creates a pool for a client.
     pub fn create(props: &cu::CUmemPoolProps) -> Result<Arc<Self>> {
         let location = (props.location.r#type, props.location.id);
         let on_host = matches!(
@@ -153,7 +155,7 @@ impl Pool {
             }
             (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_NONE) => (Stuff::Managed, 0),
             (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, _) if on_host => (Stuff::Managed, 0),
-            // A part of a device's memory: the low byte of the id names the device.
+            // The location is a part of a device's memory; the low byte of its id names the device.
             (cu::CU_MEM_ALLOCATION_TYPE_PINNED, cu::CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN) => {
                 (Stuff::Device, location.1 & 0xff)
             }
@@ -167,7 +169,7 @@ impl Pool {
         Self::insert_of(stuff, location, device, props.handleTypes, props.maxSize as u64, false)
     }
 
-    /// The pool that the driver has of itself for a location that is no device, or for managed memory.
+    /// Creates the driver's own pool for managed memory, or for a location other than a device.
     fn create_default((kind, id): (u32, i32), stuff: u32) -> Result<Arc<Self>> {
         let (stuff, device) = match (stuff, kind) {
             (cu::CU_MEM_ALLOCATION_TYPE_MANAGED, cu::CU_MEM_LOCATION_TYPE_DEVICE) => (Stuff::Managed, id),
@@ -180,7 +182,8 @@ impl Pool {
         Self::insert_of(stuff, (kind, id), device, cu::CU_MEM_HANDLE_TYPE_NONE, 0, true)
     }
 
-    /// A descriptor by which another process can import the pool: it says whose it is and which.
+    /// Returns a descriptor by which another process can import the pool. It holds the process and
+    /// the pool's number.
     pub fn export(&self, handle_type: u32) -> Result<OwnedFd> {
         if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || self.number == 0 {
             return Err(status::INVALID_VALUE);
@@ -193,17 +196,19 @@ impl Pool {
         Ok(file.into())
     }
 
-    /// The pool of another process that such a descriptor is of. Nothing is allocated from it here.
+    /// Imports the pool of another process by such a descriptor. This process cannot allocate from
+    /// it.
     pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Self>> {
         if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
             return Err(status::INVALID_VALUE);
         }
-        // SAFETY: duplicating any number is safe; one that is no descriptor is answered with an error.
+        // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
+        // error.
         let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
         if copy < 0 {
             return Err(status::INVALID_VALUE);
         }
-        // SAFETY: the duplicate is new and nobody else's.
+        // SAFETY: the duplicate is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(copy) };
         let mut text = [0; 3 * size_of::<u64>()];
         file.read_exact_at(&mut text, 0).map_err(|_| status::INVALID_VALUE)?;
@@ -217,7 +222,7 @@ impl Pool {
         Self::insert_of(Stuff::Imported(exporter, number), location, device, 0, 0, false)
     }
 
-    /// Lets another process that has imported the pool open the allocation that begins at `address`.
+    /// Exports the allocation at `address`. A process that has imported the pool can then open it.
     pub fn export_pointer(address: u64) -> Result<[u8; 64]> {
         let found = memory::find(address).filter(|found| found.base == address);
         let allocation = found.ok_or(status::INVALID_VALUE)?;
@@ -229,7 +234,7 @@ impl Pool {
         }
     }
 
-    /// Opens an allocation of the pool's exporter; answers its address here.
+    /// Opens an allocation of the pool's exporter. Returns its address here.
     pub fn import_pointer(&self, data: [u8; 64]) -> Result<u64> {
         match self.stuff {
             Stuff::Imported(exporter, number) => ipc::open_pooled(data, (exporter, number)),
@@ -237,7 +242,7 @@ impl Pool {
         }
     }
 
-    /// Where the memory that was reserved at once begins that an address lies in, and how much it is.
+    /// Returns the slab around an address: begin and length of the memory reserved in one step.
     pub fn slab_of(&self, address: u64) -> Option<(u64, u64)> {
         let state = lock(&self.state);
         Self::slab_in(&state, address)
@@ -247,7 +252,8 @@ impl Pool {
         state.arena.slabs().find(|(base, bytes)| (*base..base + bytes).contains(&address))
     }
 
-    /// What of it counts for its process: memory of the host counts for nobody, and what another process made there.
+    /// Returns the part of the pool that counts for its process. Host memory counts for nobody, and
+    /// an imported pool counts for its exporter.
     fn counted(&self) -> u64 {
         match self.stuff {
             Stuff::Device | Stuff::Managed => Self::reserved(&lock(&self.state)),
@@ -259,7 +265,7 @@ impl Pool {
         state.arena.bytes()
     }
 
-    /// Takes `bytes` for work that follows in `stream`.
+    /// Allocates `bytes` for later work in `stream`.
     pub fn allocate(self: &Arc<Self>, stream: &Stream, bytes: u64) -> Result<u64> {
         // Imported pools do not support new allocations.
         if bytes == 0 || matches!(self.stuff, Stuff::Imported(..)) {
@@ -286,7 +292,8 @@ impl Pool {
         Ok(at)
     }
 
-    /// The GPU that what it reserves is taken from: of that the process has it, whichever contexts end.
+    /// Returns the GPU that is charged for the pool's memory. The process holds the charge,
+    /// whichever contexts end.
     fn charged_gpu(&self) -> Option<usize> {
         process::gpu_of(self.device).ok().filter(|_| self.stuff == Stuff::Device)
     }
@@ -296,7 +303,7 @@ impl Pool {
         let needed = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
         let room =
             if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
-        // Where the usual step does not fit any more, what is asked for may.
+        // If the usual step does not fit any more, the requested size still may.
         for step in [needed.max(GROWTH_BYTES), needed] {
             let charged = self.charged_gpu();
             if step > room || charged.is_some_and(|gpu| host().reserve_process_memory(gpu, step).is_err()) {
@@ -315,7 +322,7 @@ impl Pool {
         Err(status::OUT_OF_MEMORY)
     }
 
-    /// Makes ranges free whose stream has come to their freeing.
+    /// Frees ranges whose stream has reached the free.
     fn collect(state: &mut State) {
         let State { arena, freed, .. } = state;
         freed.retain(|range| {
@@ -327,7 +334,8 @@ impl Pool {
         });
     }
 
-    /// A range that the same stream freed before: what follows in the stream runs after the freeing.
+    /// Returns a range that the same stream freed before. Later work in the stream runs after the
+    /// free.
     fn reuse_in_stream(state: &mut State, stream: u64, bytes: u64) -> Option<u64> {
         let at = state.freed.iter().position(|range| range.stream == stream && range.bytes >= bytes)?;
         let range = &mut state.freed[at];
@@ -352,7 +360,7 @@ impl Pool {
         Ok(bytes)
     }
 
-    /// Frees in stream order (cuMemFreeAsync).
+    /// Frees memory in stream order (cuMemFreeAsync).
     pub fn free_async(&self, stream: &Stream, address: u64) -> Result<()> {
         let due = stream.enqueue(Work::Marker)?;
         let mut state = lock(&self.state);
@@ -361,7 +369,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees at once; the caller has waited for the GPU.
+    /// Frees memory at once. The caller has waited for the GPU.
     pub fn free_now(&self, address: u64) -> Result<()> {
         let mut state = lock(&self.state);
         let bytes = self.strike(&mut state, address)?;
@@ -371,7 +379,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back what is unused above `keep_bytes`.
+    /// Gives back unused memory above `keep_bytes`.
     pub fn trim(&self, keep_bytes: u64) {
         let mut state = lock(&self.state);
         Self::collect(&mut state);
@@ -385,7 +393,7 @@ impl Pool {
         }
     }
 
-    /// An attribute, as 64 bits.
+    /// Returns an attribute as 64 bits.
     pub fn attribute(&self, attribute: u32) -> Result<u64> {
         let state = lock(&self.state);
         Ok(match attribute {
@@ -425,7 +433,7 @@ impl Pool {
         )
     }
 
-    /// Changes an attribute; high-water marks can only be reset to the present.
+    /// Changes an attribute. High-water marks can only be reset to the present value.
     pub fn set_attribute(&self, attribute: u32, value: u64) -> Result<()> {
         let mut state = lock(&self.state);
         match attribute {
@@ -442,7 +450,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Access flags of a device.
+    /// Returns the access flags of a device.
     pub fn access(&self, device: i32) -> u32 {
         if device == self.device {
             return cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -450,7 +458,7 @@ impl Pool {
         lock(&self.state).access.get(&device).copied().unwrap_or(cu::CU_MEM_ACCESS_FLAGS_PROT_NONE)
     }
 
-    /// Grants or withdraws a device's access; the owner's own cannot be withdrawn.
+    /// Grants or withdraws a device's access. The owner's access cannot be withdrawn.
     pub fn set_access(&self, device: i32, flags: u32) -> Result<()> {
         process::gpu_of(device)?;
         if device == self.device && flags != cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
@@ -461,12 +469,12 @@ impl Pool {
     }
 }
 
-/// The pool behind a handle.
+/// Returns the pool of a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Pool>> {
     POOLS.get(handle).ok_or(status::INVALID_VALUE)
 }
 
-/// Destroys a pool of the client's; what it still has in use stays until freed.
+/// Destroys a client's pool. Memory in use stays until it is freed.
 pub fn destroy(handle: usize) -> Result<()> {
     let pool = by_handle(handle)?;
     if pool.is_default {
@@ -481,7 +489,7 @@ pub fn destroy(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Has destroyed pools go of which nothing is in use any more and which the streams have come to the end of.
+/// Releases destroyed pools without memory in use, once the streams have reached the frees.
 fn release_orphans() {
     lock(&ORPHANS).retain(|pool| {
         let is_used = !lock(&pool.state).taken.is_empty();
@@ -492,14 +500,15 @@ fn release_orphans() {
     });
 }
 
-/// What all pools of the process have reserved that counts for it, those too that were destroyed.
+/// Returns the memory that the pools of this process have reserved and that counts for it.
+/// Destroyed pools are included.
 pub fn reserved() -> u64 {
     release_orphans();
     let orphans = lock(&ORPHANS).clone();
     POOLS.all().into_iter().chain(orphans).map(|pool| pool.counted()).sum()
 }
 
-/// A device's own pool.
+/// Returns a device's own pool.
 pub fn default_of(device: i32) -> Result<Arc<Pool>> {
     process::gpu_of(device)?;
     let mut pools = lock(device_pools());
@@ -511,7 +520,7 @@ pub fn default_of(device: i32) -> Result<Arc<Pool>> {
     Ok(pool)
 }
 
-/// The pool of another location, or of managed memory.
+/// Returns the driver's pool for another location, or for managed memory.
 pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
     let mut pools = lock(device_pools());
     let key = (location.0, location.1, stuff);
@@ -523,7 +532,7 @@ pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
     Ok(pool)
 }
 
-/// The pool that cuMemAllocAsync takes from.
+/// Returns the pool from which cuMemAllocAsync allocates.
 pub fn current_of(device: i32) -> Result<Arc<Pool>> {
     if let Some(pool) = lock(device_pools()).current.get(&device) {
         return Ok(Arc::clone(pool));
@@ -531,7 +540,7 @@ pub fn current_of(device: i32) -> Result<Arc<Pool>> {
     default_of(device)
 }
 
-/// Puts another pool in that place.
+/// Sets the pool from which cuMemAllocAsync allocates.
 pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     process::gpu_of(device)?;
     if pool.device != device || pool.stuff != Stuff::Device {
@@ -541,7 +550,8 @@ pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     Ok(())
 }
 
-/// Pools give unused memory above their threshold back when the host has waited for the GPU.
+/// Gives back unused memory above the pools' thresholds. Called when the host has waited for the
+/// GPU.
 pub fn trim_at_synchronisation(device: i32) {
     for pool in POOLS.all() {
         if pool.device == device {

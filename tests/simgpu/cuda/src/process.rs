@@ -1,4 +1,5 @@
-//! What this process is to the virtual GPUs: attached or not, which GPUs it sees, forked or not.
+//! State of this process as a user of the virtual GPUs: whether it is attached or forked, and its
+//! visible GPUs.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
 
@@ -15,14 +16,15 @@ static STATE: AtomicU8 = AtomicU8::new(FRESH);
 static PROCESS: OnceLock<std::result::Result<Process, Status>> = OnceLock::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The driver's view of the host it runs on.
+/// The driver's view of the host.
 pub struct Process {
     host: Host,
-    /// Engine index of each GPU this process sees, by ordinal.
+    /// Engine index of each visible GPU, by ordinal.
     visible: Vec<usize>,
 }
 
-/// Attaches to the virtual GPUs (cuInit). In a forked child of a process that had done so nothing works any more, as with a real driver.
+/// Attaches to the virtual GPUs (cuInit). As with a real driver, nothing works in a forked child of
+/// a process that has attached.
 pub fn initialise() -> Result<()> {
     match STATE.load(Ordering::Acquire) {
         READY => return Ok(()),
@@ -62,7 +64,7 @@ extern "C" fn after_fork_in_child() {
     STATE.store(FORKED, Ordering::Release);
 }
 
-/// Whether calls may go on; the first thing every function asks.
+/// Whether calls may go on. Every function checks this first.
 #[inline]
 pub fn check_ready() -> Result<()> {
     if STATE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(status::NOT_INITIALIZED) }
@@ -75,23 +77,23 @@ fn process() -> &'static Process {
     }
 }
 
-/// The virtual GPUs.
+/// Returns the virtual GPUs.
 #[inline]
 pub fn host() -> &'static Host {
     &process().host
 }
 
-/// What they are like.
+/// Returns the configuration of the virtual GPUs.
 pub fn config() -> &'static Config {
     process().host.config()
 }
 
-/// How many of them this process sees.
+/// Returns the number of visible GPUs.
 pub fn device_count() -> usize {
     process().visible.len()
 }
 
-/// The engine's index of the device with this ordinal.
+/// Returns the engine's index of the device with this ordinal.
 pub fn gpu_of(device: i32) -> Result<usize> {
     usize::try_from(device)
         .ok()
@@ -100,12 +102,12 @@ pub fn gpu_of(device: i32) -> Result<usize> {
         .ok_or(status::INVALID_DEVICE)
 }
 
-/// A number that no other object of this process has.
+/// Returns a number that no other object of this process has.
 pub fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as nvidia-smi prints it.
+/// Returns `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as nvidia-smi prints it.
 pub fn uuid_text(bytes: [u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (at, byte) in bytes.iter().enumerate() {
@@ -117,7 +119,8 @@ pub fn uuid_text(bytes: [u8; 16]) -> String {
     text
 }
 
-/// `CUDA_VISIBLE_DEVICES`: ordinals or (beginnings of) UUIDs up to the first entry that names no GPU.
+/// Selects GPUs by `CUDA_VISIBLE_DEVICES`: ordinals or (beginnings of) UUIDs, up to the first entry
+/// that names no GPU.
 fn select(list: &str, count: usize, uuid: impl Fn(usize) -> String) -> Vec<usize> {
     let find = |entry: &str| match entry.parse::<usize>() {
         Ok(ordinal) => Some(ordinal).filter(|ordinal| *ordinal < count),

@@ -1,11 +1,14 @@
-//! Where the pages of managed memory are, by 2 MiB, and what was advised about them.
+//! Account of the place of managed memory, in blocks of 2 MiB, and of the advice about it.
 //!
-//! They begin on the host. Prefetches move them, and so does a kernel that gets an address of such memory as a parameter: it is taken to use all of that
-//! allocation, and waits for what is not there. What does not fit is used over the bus each time. Copies and memsets take
-//! pages as they lie. The bytes themselves are always where both sides see them; what moves is the account of it, and the time is taken.
+//! Blocks begin on the host. Prefetches move them, and so does a kernel with an address of the
+//! memory among its parameters. Such a kernel is assumed to use the whole allocation, and waits for
+//! the missing blocks. Blocks that do not fit cross the bus at each use. Copies and memsets use
+//! blocks at their present place.
 //!
-//! How much the process has on each GPU stands in the engine, where others may make it less: then the pages that were used least recently are on
-//! the host.
+//! The bytes always lie where host and GPU see them. Only the account moves, and the time passes.
+//!
+//! The engine holds the amount that the process has on each GPU, and other processes may reduce it.
+//! Then the least recently used blocks count as moved to the host.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,19 +18,19 @@ use simgpu_engine::{CopyKind, Work};
 
 use crate::process::host;
 
-/// Memory moves by so much.
+/// Unit in which memory moves.
 pub const BLOCK_BYTES: u64 = 2 << 20;
 
-/// 2 MiB of an allocation.
+/// One block of an allocation, 2 MiB.
 #[derive(Clone, Debug)]
 struct Block {
-    /// The GPU that it is on; else it is on the host.
+    /// GPU on which the block is; `None`: on the host.
     gpu: Option<usize>,
-    /// When it was used last, in the order of uses.
+    /// Number of the block's last use, in the order of uses.
     used: u64,
     last_prefetch: CUdevice,
     preferred: CUdevice,
-    /// A bit for each GPU, and the last for the host.
+    /// One bit for each GPU; the last bit is the host's.
     accessed_by: u32,
     is_read_mostly: bool,
 }
@@ -52,16 +55,16 @@ impl Default for Block {
 
 #[derive(Default)]
 struct Table {
-    /// By where each allocation begins.
+    /// Blocks of each allocation, by its address.
     allocations: BTreeMap<u64, Vec<Block>>,
     uses: u64,
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table { allocations: BTreeMap::new(), uses: 0 });
-/// Whether there ever was managed memory: until then launches pay one load for it.
+/// Whether managed memory ever existed. Until then launches only pay one load for it.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// What has to be moved over the bus, bytes.
+/// Bytes that must cross the bus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// To the GPU.
@@ -71,7 +74,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// The work that this is.
+    /// Returns the copies as work.
     pub fn work(self) -> impl Iterator<Item = Work> {
         let copies = [(CopyKind::DeviceToHost, self.to_host), (CopyKind::HostToDevice, self.to_device)];
         copies.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(kind, bytes)| Work::Copy { kind, bytes })
@@ -82,20 +85,20 @@ fn with<T>(work: impl FnOnce(&mut Table) -> T) -> T {
     work(&mut TABLE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whether there may be any.
+/// Whether managed memory may exist.
 #[inline]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// There is managed memory at `base`.
+/// Enters managed memory at `base`.
 pub fn enter(base: u64, bytes: u64) {
     IS_USED.store(true, Ordering::Relaxed);
     let blocks = vec![Block::default(); bytes.div_ceil(BLOCK_BYTES) as usize];
     with(|table| table.allocations.insert(base, blocks));
 }
 
-/// There is none any more.
+/// Removes the managed memory at `base`.
 pub fn forget(base: u64) {
     with(|table| {
         for block in table.allocations.remove(&base).unwrap_or_default() {
@@ -108,7 +111,7 @@ pub fn forget(base: u64) {
 }
 
 impl Table {
-    /// The blocks that a range touches, in the allocation that it begins in.
+    /// Returns the blocks that a range touches, in the allocation in which the range begins.
     fn range(&mut self, address: u64, bytes: u64) -> &mut [Block] {
         let Some((base, blocks)) = self.allocations.range_mut(..=address).next_back() else { return &mut [] };
         let offset = address - base;
@@ -122,12 +125,13 @@ impl Table {
         blocks.filter(|block| block.gpu == Some(gpu)).count() as u64 * BLOCK_BYTES
     }
 
-    /// Others may have made room for themselves: so much is on the host then. Returns how many bytes went there.
+    /// Moves blocks to the host if other processes took their room. Returns the bytes moved.
     fn catch_up(&mut self, gpu: usize) -> u64 {
         self.evict_to(gpu, host().managed_bytes(gpu))
     }
 
-    /// Has no more than `left` bytes on a GPU, in whole blocks: the rest was taken away, and what is less than a block is given back.
+    /// Keeps at most `left` bytes on a GPU, in whole blocks. The blocks above were taken away. A
+    /// remainder smaller than a block is given back.
     fn evict_to(&mut self, gpu: usize, left: u64) -> u64 {
         let here = self.on(gpu);
         let blocks = here.saturating_sub(left).div_ceil(BLOCK_BYTES);
@@ -143,7 +147,8 @@ impl Table {
         blocks * BLOCK_BYTES
     }
 
-    /// Brings a range to a GPU as far as it fits. Returns what that moves, and how many bytes of the range did not fit.
+    /// Brings a range to a GPU as far as it fits. Returns the bytes moved, and the bytes of the
+    /// range that did not fit.
     fn bring(&mut self, address: u64, bytes: u64, gpu: usize) -> (Moved, u64) {
         self.catch_up(gpu);
         self.uses += 1;
@@ -162,7 +167,7 @@ impl Table {
         let room = host().bring_managed(gpu, missing);
         let fits = room / BLOCK_BYTES * BLOCK_BYTES;
         host().let_managed_go(gpu, room - fits);
-        // Its own may have had to go for it, the least recently used first.
+        // The process's own blocks may have had to leave for it, the least recently used first.
         let to_host = self.evict_to(gpu, host().managed_bytes(gpu).saturating_sub(fits));
         let mut rest = fits;
         for block in self.range(address, bytes).iter_mut().filter(|block| block.gpu != Some(gpu)) {
@@ -193,7 +198,7 @@ impl Table {
     }
 }
 
-/// Prefetches a range to a GPU, or to the host.
+/// Prefetches a range to a GPU or to the host.
 pub fn prefetch(address: u64, bytes: u64, device: CUdevice) -> Moved {
     with(|table| {
         for block in table.range(address, bytes) {
@@ -206,7 +211,8 @@ pub fn prefetch(address: u64, bytes: u64, device: CUdevice) -> Moved {
     })
 }
 
-/// A kernel on `gpu` is given `values`: what has to be moved for those that are addresses of managed memory.
+/// Returns the bytes to move for a kernel on `gpu` with these parameter values. Values that are
+/// addresses of managed memory count.
 pub fn touch(values: impl Iterator<Item = u64>, gpu: usize) -> Moved {
     with(|table| {
         let mut sum = Moved::default();
@@ -229,7 +235,7 @@ pub fn touch(values: impl Iterator<Item = u64>, gpu: usize) -> Moved {
     })
 }
 
-/// Notes advice about a range.
+/// Records advice about a range.
 pub fn advise(address: u64, bytes: u64, advice: CUmem_advise, device: CUdevice) {
     let bit = u32::try_from(device).ok().and_then(|gpu| 1_u32.checked_shl(gpu)).unwrap_or(HOST_BIT);
     with(|table| {
@@ -246,7 +252,7 @@ pub fn advise(address: u64, bytes: u64, advice: CUmem_advise, device: CUdevice) 
     });
 }
 
-/// What all of a range have in common, [`CU_DEVICE_INVALID`] if they do not.
+/// Returns the value that all blocks of a range have in common, else [`CU_DEVICE_INVALID`].
 fn common(address: u64, bytes: u64, of: impl Fn(&Block) -> CUdevice) -> CUdevice {
     with(|table| {
         let mut all = table.range(address, bytes).iter().map(of);
@@ -255,22 +261,22 @@ fn common(address: u64, bytes: u64, of: impl Fn(&Block) -> CUdevice) -> CUdevice
     })
 }
 
-/// Where all of a range were told to belong.
+/// Returns the common preferred location of a range.
 pub fn preferred(address: u64, bytes: u64) -> CUdevice {
     common(address, bytes, |block| block.preferred)
 }
 
-/// Where all of a range were prefetched to last.
+/// Returns the common target of the last prefetches of a range.
 pub fn last_prefetch(address: u64, bytes: u64) -> CUdevice {
     common(address, bytes, |block| block.last_prefetch)
 }
 
-/// Whether all of a range are mostly read.
+/// Whether all blocks of a range are mostly read.
 pub fn is_read_mostly(address: u64, bytes: u64) -> bool {
     with(|table| table.range(address, bytes).iter().all(|block| block.is_read_mostly))
 }
 
-/// By whom all of a range are accessed.
+/// Returns the devices that are advised to access all blocks of a range.
 pub fn accessed_by(address: u64, bytes: u64) -> Vec<CUdevice> {
     let bits = with(|table| {
         table.range(address, bytes).iter().fold(u32::MAX, |bits, block| bits & block.accessed_by)

@@ -1,11 +1,11 @@
-//! The codes a driver function answers with, under short names, and the sentences that go with them.
+//! The result codes of driver functions, under short names, and their descriptions.
 #![expect(dead_code, reason = "the codes are the API's; not every one of them has a cause here")]
 
 /// A `CUresult` other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
-/// What every piece of logic returns; the ABI edge turns it into a number.
+/// Result of the logic. The ABI edge turns it into a number.
 pub type Result<T> = std::result::Result<T, Status>;
 
 /// `CUDA_SUCCESS`
@@ -15,7 +15,7 @@ macro_rules! statuses {
     ($($name:ident = $code:literal, $text:literal;)*) => {
         $(#[doc = concat!("`CUDA_ERROR_", stringify!($name), "`: ", $text)] pub const $name: Status = Status($code);)*
 
-        /// Name and description of a code; `None` for a number that is no code.
+        /// Returns name and description of a code; `None` for a number that is no code.
         pub fn describe(code: u32) -> Option<(&'static std::ffi::CStr, &'static std::ffi::CStr)> {
             match code {
                 SUCCESS => Some((c"CUDA_SUCCESS", c"no error")),

@@ -1,4 +1,4 @@
-//! Streams: in-order queues, the two default ones, and how they order themselves among each other.
+//! Streams: in-order queues, the two default streams, and the order between streams.
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,46 +15,46 @@ use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::{pending, pool};
 
-/// All streams that live.
+/// All live streams.
 pub static STREAMS: Table<Stream> = Table::new(Kind::Stream);
 
-/// Priorities a stream may have: the least urgent and the most urgent (smaller is more urgent).
+/// Lowest and highest priority of a stream. A smaller number is more urgent.
 pub const PRIORITIES: (i32, i32) = (0, -5);
 
-/// The handle that means the legacy default stream (`CU_STREAM_LEGACY`).
+/// Handle of the legacy default stream (`CU_STREAM_LEGACY`).
 const LEGACY_HANDLE: usize = 1;
-/// The handle that means the calling thread's default stream (`CU_STREAM_PER_THREAD`).
+/// Handle of the calling thread's default stream (`CU_STREAM_PER_THREAD`).
 const PER_THREAD_HANDLE: usize = 2;
 
-/// Which stream handle 0 means to the function called.
+/// Meaning of stream handle 0 in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultStream {
-    /// The one that synchronises with all blocking streams.
+    /// The stream that synchronises with all blocking streams.
     Legacy,
-    /// The calling thread's own.
+    /// The calling thread's own default stream.
     PerThread,
 }
 
 /// One stream.
 pub struct Stream {
-    /// What clients hold; the special handle for a default stream.
+    /// Handle for clients; the special handle for a default stream.
     pub handle: usize,
     /// Unique in this process.
     pub id: u64,
-    /// The context it is in.
+    /// The stream's context.
     pub context: Arc<Context>,
     /// The engine's queue.
     pub engine: StreamId,
     /// Creation flags.
     pub flags: u32,
-    /// Priority as clamped.
+    /// Priority within the valid range.
     pub priority: i32,
     is_legacy: bool,
-    /// The legacy stream's queue, for streams that order themselves after it.
+    /// The legacy stream's queue. Set for streams that synchronise with the legacy stream.
     legacy: Option<StreamId>,
-    /// How much of the legacy stream this one is already ordered after.
+    /// Sequence in the legacy stream up to which this stream is already ordered after it.
     seen_of_legacy: AtomicU64,
-    /// How much of this stream the legacy one is already ordered after.
+    /// Sequence in this stream up to which the legacy stream is already ordered after it.
     seen_by_legacy: AtomicU64,
     capturing: AtomicBool,
     capture: Mutex<Option<Membership>>,
@@ -65,7 +65,7 @@ thread_local! {
     static PER_THREAD: RefCell<PerThread> = RefCell::default();
 }
 
-/// A thread's own default streams by context id; they end with the thread.
+/// A thread's own default streams by context id. They end with the thread.
 #[derive(Default)]
 struct PerThread(HashMap<u64, Arc<Stream>>);
 
@@ -108,12 +108,12 @@ impl Stream {
         })
     }
 
-    /// The legacy default stream of a new context.
+    /// Creates the legacy default stream of a new context.
     pub fn create_legacy(context: &Arc<Context>) -> Result<Arc<Self>> {
         Ok(Arc::new(Self::new(context, LEGACY_HANDLE, cu::CU_STREAM_DEFAULT, 0, None)?))
     }
 
-    /// A stream as clients create it.
+    /// Creates a stream for a client.
     pub fn create(context: &Arc<Context>, flags: u32, priority: i32) -> Result<Arc<Self>> {
         if flags & !cu::CU_STREAM_NON_BLOCKING != 0 {
             return Err(status::INVALID_VALUE);
@@ -149,23 +149,23 @@ impl Stream {
             .unwrap_or(Err(status::DEINITIALIZED))
     }
 
-    /// Whether it synchronises with the legacy stream.
+    /// Whether the stream synchronises with the legacy stream.
     pub fn is_blocking(&self) -> bool {
         self.legacy.is_some()
     }
 
-    /// Whether it is the legacy default stream.
+    /// Whether the stream is the legacy default stream.
     pub fn is_legacy(&self) -> bool {
         self.is_legacy
     }
 
-    /// Whether work put into it is captured instead of run.
+    /// Whether work for the stream is captured instead of run.
     #[inline]
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Acquire)
     }
 
-    /// Looks at or changes the capture it takes part in.
+    /// Calls `look` with the stream's part in a capture, which it may change.
     pub fn with_capture<R>(&self, look: impl FnOnce(&mut Option<Membership>) -> R) -> R {
         let mut membership = lock(&self.capture);
         let answer = look(&mut membership);
@@ -173,7 +173,7 @@ impl Stream {
         answer
     }
 
-    /// What must complete before work submitted now may start, beside the stream's own work.
+    /// Returns the work of other streams that must complete before work submitted now may start.
     #[inline]
     fn after(&self) -> After {
         let mut after = After::default();
@@ -206,7 +206,7 @@ impl Stream {
         host().submit_all(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }
 
-    /// Makes what is submitted from now on wait for `tickets`.
+    /// Makes all later work wait for `tickets`.
     pub fn wait_for(&self, tickets: &[Ticket]) -> Result<()> {
         let mut after = self.after().0;
         after.extend_from_slice(tickets);
@@ -216,7 +216,7 @@ impl Stream {
         host().wait_in_stream(self.engine, &after).map_err(|error| code_of(&error))
     }
 
-    /// Captures the operation where the stream is being captured, else submits it.
+    /// Captures the operation if the stream is being captured, else submits it.
     pub fn submit(self: &Arc<Self>, operation: Operation) -> Result<()> {
         if self.is_capturing() {
             return capture::add(self, operation);
@@ -225,7 +225,7 @@ impl Stream {
         operation.submit(self)
     }
 
-    /// Whether all its work is done.
+    /// Whether all work of the stream is done.
     pub fn query(&self) -> Result<()> {
         capture::refuse_synchronisation(self)?;
         for ticket in self.everything() {
@@ -237,7 +237,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits for all its work.
+    /// Waits for all work of the stream.
     pub fn synchronize(&self) -> Result<()> {
         capture::refuse_synchronisation(self)?;
         let policy = self.context.wait_policy();
@@ -249,7 +249,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The last tickets of what a wait for this stream covers: for the legacy stream also the blocking ones.
+    /// Returns the last tickets that a wait for this stream covers. The legacy stream includes the
+    /// blocking streams.
     fn everything(&self) -> Vec<Ticket> {
         let mut all = vec![host().last_ticket(self.engine)];
         if self.is_legacy && self.context.blocking_streams.load(Ordering::Acquire) != 0 {
@@ -264,7 +265,7 @@ impl Stream {
         all
     }
 
-    /// A stored attribute, or zeros.
+    /// Returns a stored attribute, or zeros.
     pub fn attribute(&self, id: u32) -> [u8; 64] {
         lock(&self.attributes).get(&id).copied().unwrap_or([0; 64])
     }
@@ -274,13 +275,13 @@ impl Stream {
         lock(&self.attributes).insert(id, value);
     }
 
-    /// Takes the attributes of another stream.
+    /// Copies the attributes of another stream.
     pub fn copy_attributes(&self, from: &Stream) {
         let copied = lock(&from.attributes).clone();
         *lock(&self.attributes) = copied;
     }
 
-    /// Drops it from the tables when its context ends.
+    /// Removes the stream from the tables when its context ends.
     pub fn forget(&self) {
         capture::abandon(self);
         STREAMS.remove(self.handle);
@@ -291,7 +292,7 @@ impl Stream {
 #[derive(Default)]
 struct After(Vec<Ticket>);
 
-/// The stream a handle means.
+/// Returns the stream of a handle.
 #[inline]
 pub fn resolve(handle: usize, default: DefaultStream) -> Result<Arc<Stream>> {
     match (handle, default) {
@@ -304,7 +305,7 @@ pub fn resolve(handle: usize, default: DefaultStream) -> Result<Arc<Stream>> {
     }
 }
 
-/// Destroys a stream; work in it still runs.
+/// Destroys a stream. Work in it still runs.
 pub fn destroy(handle: usize) -> Result<()> {
     let stream = STREAMS.remove(handle).ok_or(status::INVALID_HANDLE)?;
     capture::abandon(&stream);

@@ -1,4 +1,5 @@
-//! Virtual memory management: physical memory by handle, address space by reservation, and mappings of one to the other.
+//! Virtual memory management: physical memory by handle, reserved address space, and mappings
+//! between them.
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,35 +15,36 @@ use crate::memory::{self, Kind};
 use crate::process::{self, host};
 use crate::status::{self, Result};
 
-/// All pieces of physical memory that live.
+/// All live pieces of physical memory.
 pub static PHYSICAL: Table<Physical> = Table::new(HandleKind::Physical);
 
 /// Reserved ranges of address space: base and length.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// What this process exported. It is the process's, also where nothing but a descriptor is left of it; who has that is not known, so it costs nothing until it is imported.
+/// Exported pieces. A piece stays the process's even if only a descriptor of it is left. Nobody
+/// knows who has the descriptor, so the piece costs nothing until a process imports it.
 static EXPORTED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
 
 struct Exported {
-    /// Device and inode of its backing.
+    /// Device and inode of the backing file.
     file: (u64, u64),
     gpu: usize,
     bytes: u64,
     charge: Weak<Charge>,
 }
 
-/// One piece of physical memory. It is given back when its last handle and its last mapping are gone.
+/// One piece of physical memory. The last handle or mapping that goes releases the piece.
 pub struct Physical {
-    /// What clients hold.
+    /// Handle for clients.
     pub handle: usize,
-    /// Its length.
+    /// Length of the piece.
     pub bytes: u64,
-    /// The device's ordinal.
+    /// Ordinal of the device.
     pub device: i32,
-    /// What cuMemCreate was asked for.
+    /// Handle types that the client passed to cuMemCreate.
     handle_types: u32,
     backing: OwnedFd,
-    /// What it costs the GPU; `None` for what another process is charged for.
+    /// Charge for the GPU memory; `None` if another process is charged.
     charge: Option<Arc<Charge>>,
     uses: Mutex<Uses>,
 }
@@ -52,8 +54,8 @@ struct Uses {
     mappings: u32,
 }
 
-/// What a piece takes of the GPU, until nobody in this process has it any more, by whichever handle: it is the process's, and outlives the context in which
-/// it was made.
+/// GPU memory charged for a piece until no handle or mapping in this process refers to the piece.
+/// The process holds the charge, which outlives the context of the creation.
 struct Charge {
     gpu: usize,
     bytes: u64,
@@ -65,7 +67,7 @@ impl Drop for Charge {
     }
 }
 
-/// The properties a piece was created with.
+/// Returns the properties of a piece's creation.
 pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     cu::CUmemAllocationProp {
         r#type: cu::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -81,7 +83,8 @@ pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     }
 }
 
-/// A context of a device: the current one if it is the device's, else any. Creating memory needs one, though not a current one.
+/// Returns a context of a device: the current one if it is of the device, else any. cuMemCreate
+/// needs a context, but not a current one.
 fn context_of(device: i32) -> Result<Arc<Context>> {
     if let Ok(current) = crate::context::current()
         && current.device == device
@@ -118,13 +121,13 @@ fn check_properties(properties: &cu::CUmemAllocationProp) -> Result<i32> {
     check_location(&properties.location)
 }
 
-/// The unit of physical memory.
+/// Returns the unit of physical memory.
 pub fn granularity(properties: &cu::CUmemAllocationProp) -> Result<u64> {
     check_properties(properties)?;
     Ok(Config::ALLOCATION_GRANULARITY_BYTES)
 }
 
-/// Physical memory (cuMemCreate).
+/// Creates physical memory (cuMemCreate).
 pub fn create(bytes: u64, properties: &cu::CUmemAllocationProp, flags: u64) -> Result<Arc<Physical>> {
     let device = check_properties(properties)?;
     if flags != 0 || bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {
@@ -151,7 +154,7 @@ fn insert(
         .ok_or(status::OUT_OF_MEMORY)
 }
 
-/// The piece behind a handle.
+/// Returns the piece of a handle.
 pub fn by_handle(handle: usize) -> Result<Arc<Physical>> {
     PHYSICAL.get(handle).ok_or(status::INVALID_VALUE)
 }
@@ -175,20 +178,20 @@ pub fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Something that is no address of ours has it mapped.
+/// Counts a mapping that has no address here, such as one into an array.
 pub fn keep(handle: usize) -> Result<()> {
     lock(&by_handle(handle)?.uses).mappings += 1;
     Ok(())
 }
 
-/// And has no more.
+/// Takes back one call of [`keep`].
 pub fn let_go(handle: usize) {
     if let Ok(physical) = by_handle(handle) {
         put(&physical, |uses| uses.mappings -= 1);
     }
 }
 
-/// The handle of what is mapped at an address, retained once more.
+/// Returns a new handle reference for the piece mapped at an address.
 pub fn retain(address: u64) -> Result<usize> {
     match memory::find(address).map(|found| found.kind) {
         Some(Kind::Mapped { physical, .. }) => {
@@ -210,7 +213,7 @@ pub fn reserve(bytes: u64, alignment_bytes: u64, hint: u64) -> Result<u64> {
     Ok(base)
 }
 
-/// Gives reserved address space back; nothing may be mapped in it.
+/// Gives reserved address space back. No mapping may be left in it.
 pub fn unreserve(base: u64, bytes: u64) -> Result<()> {
     let mut reserved = lock(&RESERVED);
     if reserved.get(&base) != Some(&bytes) || memory::any_in(base, bytes) {
@@ -221,7 +224,7 @@ pub fn unreserve(base: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Maps physical memory into reserved address space; nobody may use it before access is set.
+/// Maps physical memory into reserved address space, without access.
 pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> Result<()> {
     let physical = by_handle(handle)?;
     let is_reserved = lock(&RESERVED)
@@ -245,7 +248,7 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> 
     Ok(())
 }
 
-/// Takes whole mappings out of a range.
+/// Removes whole mappings from a range.
 pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     let mapped = memory::all_in(address, bytes);
     let is_whole = mapped.iter().map(|one| one.bytes).sum::<u64>() == bytes
@@ -262,7 +265,7 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     for one in mapped {
         let Kind::Mapped { physical, .. } = one.kind else { continue };
         crate::pending::drain(one.base, one.bytes);
-        // First what can fail: what is still mapped is still known.
+        // The step that can fail comes first. If it fails, the ledger still knows the mapping.
         mapping::reserve_again(one.base, one.bytes)?;
         memory::strike(one.base, |_| true)?;
         if let Ok(physical) = by_handle(physical) {
@@ -272,7 +275,8 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets who may use a range of mappings. The host's own protection follows the strongest access granted.
+/// Sets the access to a range of mappings. The host's protection follows the strongest access
+/// granted.
 pub fn set_access(address: u64, bytes: u64, descriptors: &[cu::CUmemAccessDesc]) -> Result<()> {
     let mapped = memory::all_in(address, bytes);
     if bytes == 0 || descriptors.is_empty() || mapped.iter().map(|one| one.bytes).sum::<u64>() != bytes {
@@ -293,7 +297,7 @@ pub fn set_access(address: u64, bytes: u64, descriptors: &[cu::CUmemAccessDesc])
     Ok(())
 }
 
-/// A descriptor by which another process can import the piece.
+/// Returns a descriptor by which another process can import the piece.
 pub fn export(handle: usize, handle_type: u32) -> Result<i32> {
     let physical = by_handle(handle)?;
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || physical.handle_types & handle_type == 0
@@ -312,7 +316,8 @@ pub fn export(handle: usize, handle_type: u32) -> Result<i32> {
     Ok(descriptor.into_raw_fd())
 }
 
-/// What the process is charged for a piece that it exported and imports again; `None` for what another did.
+/// Returns the charge for a piece that this process exported and imports again; `None` for another
+/// process's piece.
 fn charge_of_own(file: (u64, u64)) -> Result<Option<Arc<Charge>>> {
     let mut exported = lock(&EXPORTED);
     let Some(own) = exported.iter_mut().find(|own| own.file == file) else { return Ok(None) };
@@ -326,7 +331,7 @@ fn charge_of_own(file: (u64, u64)) -> Result<Option<Arc<Charge>>> {
     Ok(Some(charge))
 }
 
-/// What all physical memory that the process has costs it, each piece once.
+/// Returns the charge for all physical memory of the process; each piece counts once.
 pub fn charged_bytes() -> u64 {
     let pieces = PHYSICAL.all();
     let mut charges: Vec<&Arc<Charge>> = pieces.iter().filter_map(|piece| piece.charge.as_ref()).collect();
@@ -335,17 +340,19 @@ pub fn charged_bytes() -> u64 {
     charges.iter().map(|charge| charge.bytes).sum()
 }
 
-/// Takes a piece over from such a descriptor. The process that created it is charged for it, as long as it has it by any handle.
+/// Imports a piece by its descriptor. The process that created it is charged as long as it has any
+/// handle of it.
 pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);
     }
-    // SAFETY: duplicating any number is safe; one that is no descriptor is answered with an error.
+    // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
+    // error.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(status::INVALID_VALUE);
     }
-    // SAFETY: the duplicate is new and nobody else's.
+    // SAFETY: the duplicate is new, and nothing else owns it.
     let backing = unsafe { OwnedFd::from_raw_fd(copy) };
     let bytes = mapping::length(&backing).map_err(|_| status::INVALID_VALUE)?;
     if bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {

@@ -1,4 +1,4 @@
-//! What the driver answers before cuInit, and in a child forked after it.
+//! Results of the driver before cuInit, and in a child forked after cuInit.
 #[macro_use]
 mod common;
 use common::*;
@@ -14,7 +14,7 @@ fn nothing_works_before_initialisation_or_in_a_forked_child_after_it() {
     assert_eq!(version / 1000, 13);
 
     let gpu = Gpu::new();
-    // SAFETY: the child calls only functions that answer at once and `_exit`.
+    // SAFETY: the child calls only functions that return at once, and `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let codes = [

@@ -1,4 +1,4 @@
-//! Stream capture: what it collects, what it forbids and what breaks it.
+//! Stream capture: the captured work, forbidden calls, and calls that break a capture.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;
@@ -116,7 +116,8 @@ fn asking_a_captured_stream_or_event_how_far_it_is_breaks_the_capture() {
     assert_eq!(end(stream).0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
-/// What querying an unrelated event answers on another thread in that mode, during a capture of this one.
+/// Returns the result of querying an unrelated event on another thread in `mode`, during a capture
+/// of this thread.
 fn query_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> u32 {
     let (context, event) = (context as usize, event as usize);
     let thread = std::thread::spawn(move || {

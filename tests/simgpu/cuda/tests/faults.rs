@@ -1,11 +1,11 @@
-//! Errors on demand reach the client from the call that was named, and only from that one.
+//! Injected errors: they reach the client from the named call, and only from that call.
 #[macro_use]
 mod common;
 use common::*;
 
 #[test]
 fn an_injected_fault_fails_the_call_named_and_no_other() {
-    // SAFETY: nothing else runs in this process yet.
+    // SAFETY: no other thread runs in this process yet.
     unsafe { std::env::set_var("SIMGPU_FAULTS", "cuMemAlloc_v2:2:2,cuLaunchKernel_ptsz:1:719") };
     let gpu = Gpu::new();
     let mut address = 0;

@@ -1,4 +1,4 @@
-//! Graphs built node by node, instantiated, changed, launched.
+//! Graphs: building them node by node, instantiating, changing and launching them.
 #[macro_use]
 mod common;
 use std::ffi::c_void;
@@ -107,7 +107,8 @@ fn a_kernel_node_keeps_its_parameters_values() {
     (out, n) = (1, 2);
     let mut kept = kernel(null_mut(), null_mut());
     ok!(cuGraphKernelNodeGetParams(node, &mut kept));
-    // SAFETY: the driver keeps one pointer a parameter, each to a value of the parameter's type.
+    // SAFETY: the driver keeps one pointer for each parameter, which points at a value of the
+    // parameter's type.
     let values = unsafe { (*(*kept.kernelParams).cast::<u64>(), *(*kept.kernelParams.add(1)).cast::<u32>()) };
     assert_eq!((values, out, n), ((0xfeed, 7), 1, 2));
     assert_eq!(kept.func, gpu.kernel(c"small"));
@@ -214,7 +215,7 @@ fn an_upload_is_charged_what_the_launch_after_it_has_in_use_at_most() {
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
     ok!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     let [mut first, mut second] = [0; 2];
-    // One after the other, so that the second has the first one's.
+    // The second allocation follows the first one's free, so it gets the same address.
     ok!(cuMemAllocAsync(&mut first, BYTES, stream));
     ok!(cuMemFreeAsync(first, stream));
     ok!(cuMemAllocAsync(&mut second, BYTES / 2, stream));
@@ -232,7 +233,7 @@ fn an_upload_is_charged_what_the_launch_after_it_has_in_use_at_most() {
     ok!(cuMemFree_v2(second));
     ok!(cuDeviceGraphMemTrim(0));
     assert_eq!(gpu.used_bytes(), before);
-    // Nothing is left of what could not be uploaded.
+    // A failed upload leaves no memory charged.
     let mut all = 0;
     ok!(cuDeviceTotalMem_v2(&mut all, 0));
     let rest = gpu.memory(all - before - BYTES + 1);
@@ -321,7 +322,7 @@ fn conditional(kind: u32, size: u32, value: u32) -> (CUgraph, Vec<CUgraph>) {
     let (mut twice, mut again) = (params, null_mut());
     let refused = code!(cuGraphAddNode_v2(&mut again, graph, null(), null(), 0, &mut twice));
     assert_eq!(refused, CUDA_ERROR_INVALID_VALUE, "a handle is of one node");
-    // SAFETY: the driver answers as many graphs as were asked for.
+    // SAFETY: the driver returns as many graphs as the test asked for.
     let bodies = unsafe { std::slice::from_raw_parts(params.params.conditional.phGraph_out, size as usize) };
     (graph, bodies.to_vec())
 }

@@ -1,4 +1,5 @@
-//! Code as real compilers write it (tests/images): what the driver finds in cubins and compressed fat binaries.
+//! Code from real compilers (tests/images): the driver's view of cubins and compressed fat
+//! binaries.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;
@@ -94,7 +95,8 @@ fn an_image_without_code_for_this_gpu_is_refused() {
 
 #[test]
 fn an_object_that_is_said_to_be_longer_than_its_bytes_can_make_it_is_refused() {
-    /// Where the first object's length before compression is: after the file's header of 16 bytes.
+    /// Place of the first object's uncompressed length. It lies behind the file's header of 16
+    /// bytes.
     const ORIGINAL_BYTES: std::ops::Range<usize> = 72..80;
     let _gpu = Gpu::new();
     let folder = tempfile::tempdir().unwrap();

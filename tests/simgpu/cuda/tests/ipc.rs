@@ -1,4 +1,4 @@
-//! Linear memory that another process opens: shared, charged once, and gone with whoever has it.
+//! Linear memory that another process opens: shared, charged once, and released with its owner.
 #[macro_use]
 mod common;
 use std::io::{BufRead, BufReader, Write as _};
@@ -11,12 +11,13 @@ use common::*;
 
 const MIB: usize = 1 << 20;
 const PIECE: usize = 2 * MIB;
-/// What an answer of the other process begins with; the rest of its output is the test harness's.
+/// Prefix of the other process's answers. The rest of its output comes from the test harness.
 const ANSWER: &str = "answer ";
-/// The dead are noticed within this, however busy the machine.
+/// Time within which the death of a process is noticed, even on a busy machine.
 const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Another process on the same GPUs, which does as it is told by lines: this program again, at the test below.
+/// Another process on the same GPUs, which obeys commands line by line. It runs this test program
+/// with the test `the_other_process`.
 struct Other {
     child: Child,
     to: ChildStdin,
@@ -24,7 +25,7 @@ struct Other {
 }
 
 impl Other {
-    /// To be called while a [`Gpu`] is held, which names the GPUs.
+    /// Starts the process. The caller holds a [`Gpu`], which sets the variables that name the GPUs.
     fn start() -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
@@ -42,7 +43,7 @@ impl Other {
         loop {
             let mut said = String::new();
             assert_ne!(self.from.read_line(&mut said).expect("text"), 0, "it ended at: {line}");
-            // The harness says the test's name on the same line.
+            // The test harness prints the test's name on the same line.
             if let Some((_, answer)) = said.trim().split_once(ANSWER) {
                 return answer.parse().expect("a number");
             }
@@ -53,7 +54,7 @@ impl Other {
         self.ask(&format!("open {}", hex(handle)))
     }
 
-    /// A handle of memory of its own.
+    /// Returns a handle of memory that the other process owns.
     fn exported(&mut self, bytes: usize) -> CUipcMemHandle {
         assert_eq!(self.ask(&format!("export {bytes}")), 0);
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
@@ -84,7 +85,7 @@ fn state() -> PathBuf {
     std::env::var_os("SIMGPU_STATE").expect("a state of our own").into()
 }
 
-/// What a process holds of the GPU, whether it lives or not.
+/// Returns the GPU memory of a process, alive or dead.
 fn held_bytes(pid: u32) -> u64 {
     let processes = simgpu_engine::truth::snapshot(&state()).expect("there is a state").processes;
     processes.iter().filter(|process| process.pid == pid).map(|process| process.gpus[0].memory_bytes).sum()
@@ -103,7 +104,7 @@ fn of_hex(text: &str) -> CUipcMemHandle {
 #[ignore = "does nothing by itself: the other tests start it"]
 fn the_other_process() {
     if std::env::var_os("SIMGPU_STATE").is_none() {
-        // Nobody started it.
+        // No test started this process.
         return;
     }
     let mut context = null_mut();
@@ -219,7 +220,7 @@ fn both_processes_see_one_memory_and_it_is_charged_once() {
     assert_eq!(gpu.read(memory, 2), [7, 21]);
     write(memory + 4, 22);
     assert_eq!(other.ask("read 4"), 22);
-    // So many zeros are written by dropping pages.
+    // The driver writes so many zeros by dropping pages.
     assert_eq!(other.ask(&format!("zero {}", 3 * MIB)), 0);
     assert_eq!(gpu.read(memory, 2), [0, 0]);
     write(memory, 5);
@@ -277,7 +278,8 @@ fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
     assert_eq!((other.ask("read 0"), other.ask("bytes")), (1, 1000));
     assert_eq!(other.open(&second), 0);
     assert_eq!((other.ask("read 0"), other.ask("bytes")), (2, 2000));
-    // Its neighbour lives, and with it the piece; at the same address is something else.
+    // The neighbour in the piece still lives, so the piece does too. A new allocation gets the same
+    // address.
     ok!(cuMemFree_v2(one));
     let again = gpu.memory(1000);
     assert_eq!(again, one);

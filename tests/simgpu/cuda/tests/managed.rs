@@ -1,4 +1,4 @@
-//! Managed memory: where it is, what moves it, and what that costs.
+//! Managed memory: its place, its moves and their cost.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;
@@ -29,7 +29,7 @@ fn attribute(attribute: CUmem_range_attribute, address: CUdeviceptr, bytes: usiz
     value
 }
 
-/// Launches a kernel that gets an address.
+/// Launches a kernel with an address as parameter.
 fn launch_with(gpu: &Gpu, mut address: CUdeviceptr) {
     let mut n = 0_u32;
     let mut parameters = [(&raw mut address).cast(), (&raw mut n).cast()];

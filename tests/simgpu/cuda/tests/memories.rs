@@ -1,4 +1,4 @@
-//! Memory of every kind: what it holds, what it costs, and what is refused.
+//! Memory of every kind: contents, cost and refusals.
 #[macro_use]
 mod common;
 use std::ffi::c_void;
@@ -261,7 +261,7 @@ fn modules_hold_kernels_and_variables_with_their_first_values() {
     assert_eq!(code!(launch(stale, null_mut())), CUDA_ERROR_INVALID_HANDLE);
 }
 
-/// PTX with a variable of so many bytes.
+/// Returns PTX with a variable of this length.
 fn with_variable(bytes: u64) -> std::ffi::CString {
     let text = format!(
         ".version 8.5\n.target sm_90\n.visible .global .align 8 .b8 large[{bytes}];\n.visible .entry quick() {{ ret; }}\n"

@@ -1,4 +1,4 @@
-//! Many threads at once: nothing is lost, nothing hangs, nothing is charged that is not in use.
+//! Many threads at once. No work is lost, no call hangs, and no unused memory stays charged.
 #[macro_use]
 mod common;
 use std::ffi::c_void;
@@ -41,7 +41,7 @@ fn work(gpu: &Gpu, kernel: CUfunction, seed: u32) {
     ok!(cuMemFreeHost(host.as_mut_ptr().cast()));
 }
 
-/// Handles are numbers to the threads that share them.
+/// The handles as plain numbers, so that threads can share them.
 struct Shared<'a>(&'a Gpu, CUfunction);
 // SAFETY: the driver's functions may be called with a context's handles from any thread.
 unsafe impl Sync for Shared<'_> {}

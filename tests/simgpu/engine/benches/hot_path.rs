@@ -1,6 +1,7 @@
-//! What the calls of the launch path cost, and what two busy processes cost: `cargo bench -p simgpu-engine`.
+//! The cost of the calls on the launch path, and of two busy processes: `cargo bench -p
+//! simgpu-engine`.
 //!
-//! Prints nanoseconds a call: the median of batches, on a state that nobody else uses.
+//! Prints nanoseconds per call: the median of batches, on a state that nobody else uses.
 
 use simgpu_engine::{Clock, Host, Options, StreamId, WaitPolicy, Work};
 use std::{hint::black_box, path::Path, time::Instant};
@@ -68,7 +69,8 @@ fn main() {
     flood(&host, stream);
 }
 
-/// One process that launches as fast as it can: the CPU it needs, and how busy it keeps the GPU.
+/// Runs one process that launches as fast as it can. Prints the CPU time that it needs, and how
+/// busy it keeps the GPU.
 fn flood(host: &Host, stream: StreamId) {
     const LAUNCHES: u32 = 100_000;
     const FLOOD_KERNEL: Work = Work::Kernel { duration_ns: 5000, sm_ppm: 1_000_000, kernels: 1 };
@@ -115,13 +117,14 @@ fn report(what: &str, before_batch: impl Fn(), call: impl Fn()) {
     println!("{what}: {} ns", ns[BATCHES / 2]);
 }
 
-/// Two processes, 50 000 launches of 5 us a second each, for two seconds: what part of a CPU they need.
+/// Runs two processes for two seconds, each with 50 000 launches of 5 us a second. Prints the part
+/// of a CPU that they need.
 fn saturate(dir: &Path) {
     const LAUNCHES: u64 = 100_000;
     const PERIOD_NS: u64 = 20_000;
     const PER_WAKE: u64 = 50;
     let children = [(); 2].map(|()| {
-        // SAFETY: this program has one thread; the child attaches for itself and leaves by `_exit`.
+        // SAFETY: this program has one thread. The child attaches for itself and leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let host = attach(dir);
@@ -136,7 +139,7 @@ fn saturate(dir: &Path) {
                     std::thread::sleep(std::time::Duration::from_nanos(due_ns.saturating_sub(host.now_ns())));
                 }
             }
-            // SAFETY: ends the child.
+            // SAFETY: `_exit` ends the child.
             unsafe { libc::_exit(0) };
         }
         pid
@@ -147,8 +150,8 @@ fn saturate(dir: &Path) {
         .map(|pid| {
             let mut status = 0;
             let mut usage = std::mem::MaybeUninit::uninit();
-            // SAFETY: waits for a child made above; both pointers are valid for writing, and the usage is
-            // written on success.
+            // SAFETY: the call waits for a child made above. Both pointers are valid for writing,
+            // and the call writes the usage on success.
             let usage: libc::rusage = unsafe {
                 assert_eq!(libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()), pid);
                 usage.assume_init()

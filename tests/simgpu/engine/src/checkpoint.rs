@@ -1,8 +1,14 @@
-//! Taking a whole process off the GPUs and bringing it back, at another process's word: what cuCheckpointProcess* do.
+//! Takes a whole process off the GPUs and brings it back, at another process's request. This is the
+//! work of `cuCheckpointProcess*`.
 //!
-//! As NVIDIA documents it (driver API, "CUDA Checkpointing"; github.com/NVIDIA/cuda-checkpoint): *locked*, calls that would change anything
-//! wait, and what was submitted completes; *checkpointed*, the memory's contents lie on the host and the GPU's is free; restored, it is
-//! locked again; unlocked, it goes on. A process that cannot be locked in time goes on as if nothing had been.
+//! NVIDIA documents these states (driver API, "CUDA Checkpointing";
+//! github.com/NVIDIA/cuda-checkpoint):
+//!
+//! - *Locked*: calls that would change anything wait, and submitted work completes.
+//! - *Checkpointed*: the memory's contents lie on the host, and the process's GPU memory is free.
+//!
+//! A restored process is locked again, and an unlocked process goes on. If a process cannot be
+//! locked in time, the process goes on as before.
 
 use crate::{
     Host, MAX_GPUS,
@@ -17,41 +23,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a call that waits for an unlock, and a lock that waits for calls, look again.
+/// Polling interval of a call that waits for an unlock, and of a lock that waits for calls.
 const POLL: Duration = Duration::from_micros(200);
 
-/// What a process is with respect to checkpoints.
+/// State of a process with respect to checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointState {
-    /// It uses the GPUs.
+    /// The process uses the GPUs.
     Running,
-    /// Its calls wait.
+    /// The process's calls wait.
     Locked,
-    /// Its memory is on the host.
+    /// The process's memory is on the host.
     Checkpointed,
 }
 
-/// Why a step was not made.
+/// Reason why a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
     /// No living process of this id uses the GPUs.
     #[error("no such process uses the GPUs")]
     NoSuchProcess,
-    /// The process is in another state than the step begins with.
+    /// The step cannot begin in the process's state.
     #[error("the process is not in the state that this begins with")]
     WrongState,
-    /// What it was doing did not come to an end in time.
+    /// The process's work did not end in time.
     #[error("the process could not be locked in time")]
     TimedOut,
-    /// It has memory that checkpoints leave out.
+    /// The process has memory that checkpoints leave out.
     #[error("the process has memory that cannot be moved")]
     Unmovable,
-    /// Its memory does not fit on the GPUs as they are.
+    /// The process's memory does not fit beside the memory in use on the GPUs.
     #[error("not enough device memory to bring the process back")]
     OutOfMemory,
 }
 
-/// A call that is under way: until it is dropped the process cannot be locked.
+/// A call in progress. The process cannot be locked until the call is dropped.
 #[derive(Debug)]
 pub struct Call<'a> {
     calls: &'a Word,
@@ -65,13 +71,14 @@ impl Drop for Call<'_> {
 }
 
 impl Host {
-    /// The beginning of a call that may change something: waits while the process is locked.
+    /// Begins a call that may change something. Waits while the process is locked.
     #[inline]
     pub fn begin_call(&self) -> Call<'_> {
         let process = self.own_record();
         loop {
             process.calls.add(1);
-            // The addition is a full barrier: either this sees the lock, or whoever locks sees this call.
+            // The addition is a full barrier. So either this call sees the lock, or the locking
+            // process sees this call.
             if process.checkpoint.load() == checkpoint_state::RUNNING || self.is_forked() {
                 return Call { calls: &process.calls };
             }
@@ -82,17 +89,17 @@ impl Host {
         }
     }
 
-    /// This process has another piece of memory that checkpoints leave out.
+    /// Counts another piece of this process's memory that checkpoints leave out.
     pub fn add_unmovable(&self) {
         self.own_record().unmovable.add(1);
     }
 
-    /// One of them is gone.
+    /// Takes back one call of [`Self::add_unmovable`].
     pub fn remove_unmovable(&self) {
         self.own_record().unmovable.subtract(1);
     }
 
-    /// What a process is now.
+    /// Returns the checkpoint state of a process.
     ///
     /// # Errors
     /// [`CheckpointError::NoSuchProcess`].
@@ -106,10 +113,11 @@ impl Host {
         })
     }
 
-    /// Locks a running process and waits until what it submitted is complete, `limit` at most if there is one.
+    /// Locks a running process and waits until its submitted work is complete. Waits for at most
+    /// `limit` if there is one.
     ///
     /// # Errors
-    /// [`CheckpointError`]; the process then runs on.
+    /// [`CheckpointError`]. The process then keeps running.
     pub fn lock_process(&self, pid: u32, limit: Option<Duration>) -> Result<(), CheckpointError> {
         self.step(pid, checkpoint_state::RUNNING, checkpoint_state::LOCKED, |_, _| Ok(()))?;
         fence(Ordering::SeqCst);
@@ -130,7 +138,8 @@ impl Host {
         }
     }
 
-    /// Brings a locked process's memory to the host, which takes its time, and frees it on the GPUs.
+    /// Moves a locked process's memory to the host and frees it on the GPUs. Takes the time of the
+    /// copy.
     ///
     /// # Errors
     /// [`CheckpointError`].
@@ -155,7 +164,8 @@ impl Host {
         })
     }
 
-    /// Takes memory on the GPUs for a checkpointed process again and brings its contents back, which takes its time. It is locked then.
+    /// Takes GPU memory for a checkpointed process again and copies the contents back, which takes
+    /// the time of the copy. The process is locked afterwards.
     ///
     /// # Errors
     /// [`CheckpointError`].
@@ -206,7 +216,7 @@ impl Host {
         if process.checkpoint.load() == state { Ok(look(process)) } else { Err(CheckpointError::WrongState) }
     }
 
-    /// Goes from one state to another, in one transaction with `change`.
+    /// Moves a process from state `from` to state `to`, in one transaction with `change`.
     fn step(
         &self,
         pid: u32,
@@ -226,7 +236,7 @@ impl Host {
     }
 }
 
-/// A living process by its id in this pid namespace, and its number.
+/// Returns a living process by its id in this pid namespace, with its number.
 fn find(state: &State, pid: u32) -> Option<(usize, &Process)> {
     let attached = (state.header.attached.load() as usize).min(MAX_PROCESSES);
     let here = namespace::own();
@@ -238,7 +248,7 @@ fn find(state: &State, pid: u32) -> Option<(usize, &Process)> {
     state.processes[..attached].iter().enumerate().find(|(_, process)| is_it(process))
 }
 
-/// Whether nothing that a process submitted is unfinished.
+/// Whether all submitted work of a process is complete.
 fn is_idle(guard: &Guard<'_>, number: usize) -> bool {
     let state = guard.state();
     let used = state.header.contexts.used.load() as usize;

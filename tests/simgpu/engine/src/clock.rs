@@ -1,4 +1,4 @@
-//! Where time comes from: the machine's monotonic clock, or a test's own hand.
+//! Sources of time: the machine's monotonic clock, or a number that a test sets.
 
 use std::sync::{
     Arc,
@@ -8,7 +8,7 @@ use std::sync::{
 /// A source of nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// CLOCK_MONOTONIC of this machine; the only one for a state that several processes share.
+    /// CLOCK_MONOTONIC of this machine. A state that several processes share needs this clock.
     #[default]
     Monotonic,
     /// A number that tests set. Sleeping until a time sets the number to that time.
@@ -30,12 +30,12 @@ impl Clock {
         }
     }
 
-    /// Whether it is a test's.
+    /// Whether the clock is virtual.
     pub fn is_virtual(&self) -> bool {
         matches!(self, Self::Virtual(_))
     }
 
-    /// Moves a virtual clock forward to `to_ns` (never back). Does nothing to the machine's clock.
+    /// Moves a virtual clock forward to `to_ns`, never back. Does nothing to the machine's clock.
     pub fn advance_to(&self, to_ns: u64) {
         if let Self::Virtual(now) = self {
             now.fetch_max(to_ns, Ordering::AcqRel);

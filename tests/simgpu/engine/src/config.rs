@@ -1,6 +1,6 @@
-//! What the virtual GPUs are like: one TOML file, unknown keys refused, with a default like an H200.
+//! The configuration of the virtual GPUs: one TOML file. Unknown keys are refused.
 //!
-//! The default is `default.toml` beside this file; it documents every key.
+//! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
 
 use crate::{Error, MAX_GPUS, Work, jitter, layout::MAX_PEERS};
 use serde::Deserialize;
@@ -9,11 +9,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// The default configuration, which is also the documentation of the keys.
 pub const DEFAULT_TOML: &str = include_str!("default.toml");
 
-/// How contexts of a GPU share it.
+/// The way in which contexts share a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// One context at a time, in turn, as without MPS.
+    /// One context at a time, in turn, as a real GPU does without MPS.
     TimeSlice,
 }
 
@@ -30,7 +30,8 @@ pub enum CopyKind {
     PeerToPeer,
 }
 
-/// What the virtual GPUs are like. The fields are the keys of the file; `default.toml` says what each means.
+/// Properties of the virtual GPUs. The fields are the keys of the file; `default.toml` explains
+/// each.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]
@@ -78,21 +79,21 @@ pub struct Config {
     pub kernel: Vec<KernelRule>,
 }
 
-/// Where a GPU is on the PCI bus. Each has a bus of its own, as device and function 0.
+/// Place of a GPU on the PCI bus. Each GPU has a bus of its own, as device 0 and function 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciAddress {
-    /// Its domain.
+    /// PCI domain.
     pub domain: u32,
-    /// Its bus.
+    /// PCI bus.
     pub bus: u32,
-    /// Its device.
+    /// PCI device.
     pub device: u32,
 }
 
-/// What two GPUs have nearest in common on the way to the processor.
+/// Nearest common ancestor of two GPUs on the way to the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ancestor {
-    /// They are the same.
+    /// Both are the same GPU.
     Same,
     /// One PCIe switch.
     Switch,
@@ -102,35 +103,38 @@ pub enum Ancestor {
     System,
 }
 
-/// What the kernels of a name cost. The first rule that matches counts.
+/// Cost of the kernels whose name matches. The first matching rule counts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRule {
-    /// The kernel's name as the module has it; `*` stands for anything, `?` for one character.
+    /// Pattern for the kernel's name in its module. `*` stands for any text, `?` for one character.
     pub name: String,
-    /// The whole kernel takes this, whatever its grid.
+    /// Time of the whole kernel, whatever its grid.
     pub ns: Option<u64>,
-    /// Each wave of blocks takes this.
+    /// Time of each wave of blocks.
     pub ns_per_wave: Option<u64>,
-    /// The kernel can use this part of the SMs (parts per million); without it the grid decides.
+    /// The part of the SMs that the kernel can use, in parts per million. Without this key the grid
+    /// decides.
     pub sm_ppm: Option<u32>,
-    /// The kernel spins until so many of exactly its name have begun, itself among them, and takes its time only then.
+    /// Number of kernels that meet. The kernel spins until so many kernels of exactly its name have
+    /// begun, itself included. Only then its time begins.
     pub meets: Option<u32>,
 }
 
-/// What a kernel costs.
+/// Cost of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelCost {
-    /// When it gets all that it can use, the launch overhead not included.
+    /// Time when the kernel gets all the SMs that it can use, without the launch overhead.
     pub duration_ns: u64,
-    /// The part of all SMs that it can use, in parts per million.
+    /// The part of all SMs that the kernel can use, in parts per million.
     pub sm_ppm: u32,
-    /// What it has in common with the kernels that it spins for, and how many they are.
+    /// A number common to all kernels that meet, and how many kernels meet. `None`: the kernel does
+    /// not spin.
     pub meets: Option<(u64, u32)>,
 }
 
 impl KernelCost {
-    /// The kernel as work.
+    /// Returns the kernel as work.
     #[inline]
     pub fn work(self) -> Work {
         let Self { duration_ns, sm_ppm, meets } = self;
@@ -151,14 +155,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Physical memory comes in pieces of this size: the granularity of cuMemCreate and of large allocations.
+    /// Granularity of physical memory: the step of cuMemCreate and of large allocations.
     pub const ALLOCATION_GRANULARITY_BYTES: u64 = 2 << 20;
-    /// Small allocations share such a piece, each rounded up to this.
+    /// Small allocations share one piece of physical memory. The size of each is rounded up to this
+    /// step.
     pub const SUBALLOCATION_GRANULARITY_BYTES: u64 = 512;
-    /// The deepest queue that a stream can have.
+    /// The largest depth of a stream's queue.
     pub const MAX_QUEUE_DEPTH: u32 = 1024;
 
-    /// Reads a configuration: the default with the keys of `text` in place of its own.
+    /// Reads a configuration: the default, with the keys of `text` replacing the default's.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut table: toml::Table = DEFAULT_TOML.parse().expect("default.toml is TOML: a test holds it");
         table.extend(text.parse::<toml::Table>().map_err(|error| Error::Config(error.to_string()))?);
@@ -221,7 +226,8 @@ impl Config {
         Ok(())
     }
 
-    /// What the device's clock shows, as events tell it, at `host_ns` of the host's.
+    /// Returns the time of the device's clock, as events report it, at `host_ns` of the host's
+    /// clock.
     pub fn device_ns(&self, host_ns: u64) -> u64 {
         const PPB: i128 = 1_000_000_000;
         let host = i128::from(host_ns);
@@ -229,14 +235,14 @@ impl Config {
         u64::try_from(device).unwrap_or(0) / self.event_step_ns * self.event_step_ns
     }
 
-    /// Where a GPU is on the PCI bus.
+    /// Returns the place of a GPU on the PCI bus.
     pub fn pci_address(gpu: usize) -> PciAddress {
-        /// Low numbers are the machine's own devices.
+        /// The low bus numbers belong to the machine's own devices.
         const FIRST_BUS: u32 = 0x40;
         PciAddress { domain: 0, bus: FIRST_BUS + gpu as u32, device: 0 }
     }
 
-    /// What two GPUs have nearest in common.
+    /// Returns the nearest common ancestor of two GPUs.
     pub fn common_ancestor(&self, a: usize, b: usize) -> Ancestor {
         if a == b {
             Ancestor::Same
@@ -249,7 +255,7 @@ impl Config {
         }
     }
 
-    /// How many blocks run at once on the whole GPU.
+    /// Returns how many blocks run at once on the whole GPU.
     pub fn resident_blocks(&self, threads_per_block: u64, shared_bytes_per_block: u64) -> u64 {
         let by_threads = u64::from(self.threads_per_sm) / threads_per_block.max(1);
         let by_shared = u64::from(self.shared_memory_per_sm_bytes) / shared_bytes_per_block.max(1);
@@ -257,7 +263,7 @@ impl Config {
         per_sm * u64::from(self.sm_count)
     }
 
-    /// What a kernel costs.
+    /// Returns the cost of a kernel.
     pub fn kernel_cost(&self, name: &str, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> KernelCost {
         let product =
             |dims: [u32; 3]| dims.into_iter().fold(1_u64, |all, n| all.saturating_mul(n.max(1).into()));
@@ -283,9 +289,9 @@ impl Config {
         KernelCost { duration_ns, sm_ppm, meets }
     }
 
-    /// What a copy takes when no other of its kind runs.
+    /// Returns the time that a copy takes when no other copy of its kind runs.
     pub fn copy_ns(&self, kind: CopyKind, bytes: u64) -> u64 {
-        /// The bandwidths are per microsecond.
+        /// Bandwidths are per microsecond.
         const NS_PER_US: u128 = 1000;
         let bytes_per_us = match kind {
             CopyKind::HostToDevice => self.host_to_device_bytes_per_us,
@@ -298,11 +304,11 @@ impl Config {
     }
 }
 
-/// Whether `name` is of `pattern`, where `*` stands for any run of bytes and `?` for one.
+/// Whether `name` matches `pattern`, where `*` stands for any run of bytes and `?` for one byte.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on when what follows the last star does not fit: the star, and one byte further in the
-    // name.
+    // Where to go on if the pattern behind the last star does not fit: the star's place, and the
+    // place in the name where the star's text ended.
     let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the engine.
 
 use std::{io, path::PathBuf};
 
@@ -8,11 +8,11 @@ use std::{io, path::PathBuf};
 pub struct OutOfMemory {
     /// The GPU.
     pub gpu: usize,
-    /// What was asked for.
+    /// Size asked for.
     pub requested_bytes: u64,
-    /// What was free.
+    /// Free memory at that time.
     pub free_bytes: u64,
-    /// What there is.
+    /// All memory of the GPU.
     pub total_bytes: u64,
 }
 
@@ -22,11 +22,11 @@ pub enum Error {
     /// A file of the state directory could not be used.
     #[error("simgpu state {path}: cannot {action}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// On what.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The state directory holds something that this version cannot use.
@@ -34,7 +34,7 @@ pub enum Error {
     BadState {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The configuration is not valid.
@@ -48,13 +48,13 @@ pub enum Error {
     NoSuchGpu {
         /// The index asked for.
         gpu: usize,
-        /// How many there are.
+        /// Number of GPUs.
         count: usize,
     },
     /// A table of the shared state is full.
     #[error("simgpu has no room for another {what}: all {limit} are in use")]
     Full {
-        /// What there are too many of.
+        /// The kind of object.
         what: &'static str,
         /// The limit.
         limit: usize,
@@ -65,7 +65,8 @@ pub enum Error {
     /// Not enough device memory.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// This is a forked child of the process that attached; a driver's state does not survive fork.
+    /// This process is a forked child of the process that attached. A driver's state does not
+    /// survive fork.
     #[error("this process was forked from the one that uses the GPU; CUDA cannot be used in it")]
     Forked,
 }

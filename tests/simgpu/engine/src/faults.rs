@@ -2,16 +2,15 @@
 //!
 //! The variable holds rules separated by commas:
 //!
-//! | rule | what happens |
+//! | rule | effect |
 //! |---|---|
-//! | `cuMemAlloc_v2:3:2` | the 3rd call answers error 2 |
-//! | `cuLaunchKernel:every:100:719` | every 100th call answers error 719 |
+//! | `cuMemAlloc_v2:3:2` | the 3rd call returns error 2 |
+//! | `cuLaunchKernel:every:100:719` | every 100th call returns error 719 |
 //! | `cuCtxSynchronize:delay:5ms` | every call takes 5 ms longer (`ns`, `us`, `ms`, `s`) |
-//! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call, before its own work |
-//! | `die-after:cuLaunchKernel:10` | the process is killed in the 10th call when the work is done and not answered |
+//! | `die:cuLaunchKernel:10` | the process is killed inside the 10th call, before the call's work |
+//! | `die-after:cuLaunchKernel:10` | the process is killed in the 10th call, after the call's work and before its return |
 //!
-//! Calls are counted per rule, over all threads of the process. Names are exact: the exported one that was
-//! called.
+//! Each rule counts the calls of all threads of the process. Names are the exact exported names.
 
 use crate::Error;
 use std::{
@@ -22,12 +21,12 @@ use std::{
     time::Duration,
 };
 
-/// What a call has to do before its own work.
+/// Instruction to a call before its own work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Its work.
+    /// Do the work.
     Proceed,
-    /// Answer this error and do nothing.
+    /// Return this error and do nothing.
     Fail(u32),
 }
 
@@ -65,8 +64,8 @@ impl Faults {
         Ok(Self { rules })
     }
 
-    /// Counts a call of `api`; delays it or kills the process if a rule says so; answers whether it has to
-    /// fail.
+    /// Counts a call of `api`. Delays the call or kills the process if a rule says so. Returns
+    /// whether the call has to fail.
     pub fn check(&self, api: &str) -> Action {
         let mut action = Action::Proceed;
         let is_meant = |rule: &&Rule| rule.api == api && !matches!(rule.effect, Effect::DieAfter { .. });
@@ -85,7 +84,7 @@ impl Faults {
         action
     }
 
-    /// The work of a call of `api` is done: kills the process if a rule says so.
+    /// Kills the process if a rule says so. The caller has done the work of a call of `api`.
     pub fn check_end(&self, api: &str) {
         for rule in self.rules.iter().filter(|rule| rule.api == api) {
             if let Effect::DieAfter { nth } = rule.effect
@@ -98,7 +97,7 @@ impl Faults {
 }
 
 fn die() {
-    // SAFETY: sends a signal to this process; no memory is involved.
+    // SAFETY: `kill` sends a signal to this process and touches no memory.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
@@ -147,12 +146,13 @@ fn parse_duration(text: &str) -> Option<Duration> {
 const UNREAD: u8 = 0;
 const NONE: u8 = 1;
 const SOME: u8 = 2;
-/// Whether this process has rules, so that a process without them pays one load a call.
+/// Whether this process has rules. Because of this flag a process without rules pays one load a
+/// call.
 static PRESENT: AtomicU8 = AtomicU8::new(UNREAD);
 static PROCESS_FAULTS: OnceLock<Result<Option<Faults>, String>> = OnceLock::new();
 
-/// Reads `SIMGPU_FAULTS` of this process, the first time. Call it in cuInit and report the error there:
-/// [`check`] has no way to, and ignores rules that cannot be read.
+/// Reads `SIMGPU_FAULTS` of this process, the first time. `cuInit` calls this and reports the
+/// error, because [`check`] cannot report one and ignores unreadable rules.
 pub fn init() -> Result<(), Error> {
     let outcome = PROCESS_FAULTS.get_or_init(|| match std::env::var("SIMGPU_FAULTS") {
         Ok(text) => Faults::parse(&text).map(Some).map_err(|error| match error {
@@ -171,7 +171,7 @@ pub fn check(api: &str) -> Action {
     if PRESENT.load(Ordering::Relaxed) == NONE { Action::Proceed } else { check_slow(api) }
 }
 
-/// The end of a call of `api` that [`check`] let in.
+/// Ends a call of `api` that [`check`] let in.
 #[inline]
 pub fn check_end(api: &str) {
     if PRESENT.load(Ordering::Relaxed) == SOME
@@ -183,7 +183,7 @@ pub fn check_end(api: &str) {
 
 #[cold]
 fn check_slow(api: &str) -> Action {
-    // What is wrong with the variable has been said by whoever called `init` first.
+    // The first caller of `init` has reported a problem with the variable.
     let _ = init();
     match PROCESS_FAULTS.get() {
         Some(Ok(Some(faults))) => faults.check(api),
@@ -229,7 +229,8 @@ mod tests {
     }
 
     fn assert_dies(faults: &Faults) {
-        // SAFETY: the child only calls `check` and `check_end`, which allocate nothing, and `_exit`.
+        // SAFETY: the child only calls `check` and `check_end`, which allocate nothing, and
+        // `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             faults.check("cuX");
@@ -239,7 +240,7 @@ mod tests {
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above; `status` is valid for writing.
+        // SAFETY: `child` is the child forked above; `status` is valid for writing.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL);
     }

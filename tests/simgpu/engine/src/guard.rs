@@ -1,4 +1,4 @@
-//! Holding the state: locked, repaired if a holder died, worked out up to the present.
+//! Access to the state: locked, repaired if a holder died, and computed up to the present.
 
 use crate::{
     Clock,
@@ -12,10 +12,10 @@ use crate::{
 };
 use std::ops::{Deref, DerefMut};
 
-/// When to count the living.
+/// When to count the living processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Census {
-    /// If it has not been done for [`liveness::interval_ns`].
+    /// If no process has counted them for [`liveness::interval_ns`].
     WhenDue,
     /// Now.
     Now,
@@ -29,13 +29,13 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Locks the state and works it out up to the present.
+    /// Locks the state and computes it up to the present.
     pub fn lock(shared: &'a Shared, clock: &Clock, own: Option<usize>, census: Census) -> Self {
         let state: &'a State = &shared.state;
         let is_alive = |number| locker::is_alive(&shared.alive, number);
         let found = state.header.lock.lock(shared.locker.number(), is_alive);
         if found == Found::HolderDied {
-            // Should this process die before the roll-back, the next one finds it dead.
+            // If this process dies before the roll-back, the next holder finds it dead.
             journal::roll_back(state);
         }
         let mut guard = Guard { shared, memory: Logged::new(state), now_ns: clock.now_ns() };
@@ -61,17 +61,17 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// The present moment, up to which everything is worked out.
+    /// Returns the present time, up to which the state is computed.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// The state.
+    /// Returns the state.
     pub fn state(&self) -> &'a State {
         &self.shared.state
     }
 
-    /// Takes the open transaction back.
+    /// Undoes the open transaction.
     pub fn abort(&mut self) {
         journal::roll_back(self.state());
         self.memory = Logged::new(self.state());
@@ -95,7 +95,7 @@ impl DerefMut for Guard<'_> {
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Empty but after a panic.
+        // The journal is empty here except after a panic.
         if self.state().journal.len.load() != 0 {
             journal::roll_back(self.state());
         }

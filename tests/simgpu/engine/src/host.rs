@@ -1,4 +1,4 @@
-//! What a process does with the virtual GPUs.
+//! The operations of a process on the virtual GPUs.
 
 use crate::{
     Clock, Config, ContextId, Error, EventId, EventStatus, MAX_GPUS, OutOfMemory, StreamId, Ticket,
@@ -19,101 +19,106 @@ use crate::{
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How to attach to a host.
+/// Options for attaching to a host.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The state directory; `None`: `SIMGPU_STATE`, else `/dev/shm/simgpu-UID`.
     pub state_dir: Option<PathBuf>,
-    /// What the GPUs are like if this process is the one that creates the state, in the form of the
-    /// configuration file; `None`: the file that `SIMGPU_CONFIG` names, else the default. A state that exists
-    /// keeps the configuration it was created with.
+    /// The configuration for a new state, in the form of the configuration file. `None`: the file
+    /// that `SIMGPU_CONFIG` names, else the default. An existing state keeps the configuration of
+    /// its creation.
     pub config_toml: Option<String>,
-    /// The clock. Anything but the default is for tests.
+    /// The clock. Only tests use another clock than the default.
     pub clock: Clock,
 }
 
 /// Device memory of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// What there is.
+    /// All memory of the GPU.
     pub total_bytes: u64,
-    /// What all processes together have taken, context overhead included, and their managed memory that is there now.
+    /// Memory that all processes together have taken, with the contexts' overhead and the managed
+    /// memory now on the GPU.
     pub used_bytes: u64,
 }
 
-/// How long a thread that found a queue full sleeps at least, for each place of the queue. Even kernels that
-/// do nothing take five times as long by default (`launch_overhead_ns`), so the queue does not run dry
-/// meanwhile.
+/// Shortest sleep of a thread that found a queue full, for each place of the queue. Even kernels
+/// that do nothing take five times as long by default (`launch_overhead_ns`). So the queue does not
+/// run dry during the sleep.
 const FULL_QUEUE_NAP_NS_PER_PLACE: u64 = 200;
-/// How far a wait looks ahead at once. A look of this length takes some tens of microseconds.
+/// Number of events that a wait looks ahead at once. A look of this length takes some tens of
+/// microseconds.
 const LOOK_AHEAD_EVENTS: usize = 256;
 
-/// This process's access to the virtual GPUs. Attach once and share it; every method may be called by any
-/// thread.
+/// This process's access to the virtual GPUs. Attach once and share the value, because any thread
+/// may call every method.
 #[derive(Debug)]
 pub struct Host {
     process: ByteLock,
     shared: Shared,
     clock: Clock,
     directory: PathBuf,
-    /// [`liveness::forks`] at the time of attaching.
+    /// Value of [`liveness::forks`] at the time of attaching.
     forks: u32,
-    /// Kernels that this process launched while their times scatter.
+    /// Number of kernels that this process has launched. Counted only while kernel times scatter.
     launched: AtomicU64,
 }
 
 impl Host {
-    /// Attaches by the environment.
+    /// Attaches with the options that the environment gives.
     pub fn attach() -> Result<Self, Error> {
         Self::attach_with(Options::default())
     }
 
-    /// Attaches; creates the state if there is none.
+    /// Attaches, and creates the state if none exists.
     pub fn attach_with(options: Options) -> Result<Self, Error> {
         let shared = shared::open_or_create(&options)?;
         let clock = options.clock;
         let dir = options.state_dir.unwrap_or_else(shared::default_dir);
         let process = {
-            // With many processes a census takes long: only for a number that was used before must it be
-            // known who is dead.
+            // With many processes a census takes long. Only a reused number needs the knowledge
+            // which processes are dead.
             let fresh = (shared.state.header.attached.load() as usize) < MAX_PROCESSES;
             let census = if fresh { Census::WhenDue } else { Census::Now };
             let mut guard = Guard::lock(&shared, &clock, None, census);
             let state = guard.state();
             let number = liveness::free_number(&*guard, state)?;
-            // On a description of its own: `shared.alive` asks, and must be answered about this process too.
+            // The lock gets an open file description of its own. A query through `shared.alive`
+            // must report this process's lock too, and a description does not report its own locks.
             let process = ByteLock::take(shared::open_alive(&dir)?, number)?;
             liveness::enter(&mut *guard, state, number);
             process
         };
-        // Whoever changes its working directory later still finds it.
+        // A later change of the working directory must not matter.
         let directory = std::path::absolute(&dir).unwrap_or(dir);
         Ok(Self { process, shared, clock, directory, forks: liveness::forks(), launched: AtomicU64::new(0) })
     }
 
-    /// True in a forked child of the process that attached. Nothing can be done there: calls that can fail
-    /// do, the others do nothing and call everything complete.
+    /// Whether this process is a forked child of the process that attached. A child can do nothing
+    /// with the host: fallible calls fail, and the others do nothing and report everything as
+    /// complete.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.forks != liveness::forks()
     }
 
-    /// What the GPUs are like.
+    /// Returns the configuration of the GPUs.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The state directory: all processes that share these GPUs see it.
+    /// Returns the state directory. All processes that share these GPUs see the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub fn gpu_count(&self) -> usize {
         self.shared.config.gpus
     }
 
-    /// The UUID of a GPU. It follows from the state directory's path, so two states never share one.
+    /// Returns the UUID of a GPU. The UUID follows from the state directory's path, so two states
+    /// never share one.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -122,7 +127,7 @@ impl Host {
         shared::uuid(&self.shared.state, gpu)
     }
 
-    /// The present time of the host's clock, in which all times here are given.
+    /// Returns the present time of the host's clock. All times here are of this clock.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
@@ -136,18 +141,18 @@ impl Host {
         Ok(Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::WhenDue))
     }
 
-    /// The record of this process.
+    /// Returns the record of this process.
     #[inline]
     pub(crate) fn own_record(&self) -> &Process {
         &self.shared.state.processes[self.process.number]
     }
 
-    /// The number of this process.
+    /// Returns the number of this process.
     pub(crate) fn number(&self) -> usize {
         self.process.number
     }
 
-    /// The state, held; `None` in a forked child.
+    /// Locks the state. Returns `None` in a forked child.
     pub(crate) fn lock_state(&self) -> Option<Guard<'_>> {
         self.enter().ok()
     }
@@ -190,7 +195,7 @@ impl Host {
         })
     }
 
-    /// Drops a context with its streams, the work in them and its memory. Work that was running stops.
+    /// Drops a context with its streams, their work and its memory. Running work stops.
     pub fn destroy_context(&self, context: ContextId) {
         let Ok(mut guard) = self.enter() else { return };
         let (state, now_ns) = (guard.state(), guard.now_ns());
@@ -200,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Tells threads that wait for the unforeseeable to look again, and lets the state go.
+    /// Commits, releases the state, and wakes threads that wait for unpredictable changes.
     fn announce(&self, mut guard: Guard<'_>) {
         let header = &guard.state().header;
         guard.add(&header.unforeseen, 1);
@@ -235,7 +240,8 @@ impl Host {
         Ok(StreamId { index: index as u32, generation })
     }
 
-    /// Destroys a stream. The work in it still runs; its tickets stay valid until it has.
+    /// Destroys a stream. The stream's work still runs, and its tickets stay valid until the work
+    /// is complete.
     pub fn destroy_stream(&self, stream: StreamId) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -244,18 +250,20 @@ impl Host {
         }
     }
 
-    /// Puts work into a stream, to start after everything before it in the stream, after all of `after` and
-    /// not sooner than the launch latency from now. Blocks while the stream's queue is full (`queue_depth`).
+    /// Puts work into a stream. The work starts after all earlier work of the stream, after all of
+    /// `after`, and not before the launch latency has passed. Blocks while the stream's queue is
+    /// full (`queue_depth`).
     ///
-    /// Each ticket of `after` that is neither of this stream nor complete takes one more place in the queue.
-    /// They may be of any stream of the host, other contexts, GPUs and processes included.
+    /// The tickets of `after` may belong to any stream of the host, also of other contexts, GPUs
+    /// and processes. Each ticket takes one more place in the queue, unless it is complete or of
+    /// this stream.
     pub fn submit(&self, stream: StreamId, work: Work, after: &[Ticket]) -> Result<Ticket, Error> {
         self.submit_all(stream, std::slice::from_ref(&work), after)
     }
 
-    /// Puts several items into a stream in one go, all with one launch latency (a graph launch); answers the
-    /// last one's ticket. May hold more items than the queue is deep; then it blocks like the single
-    /// submissions would.
+    /// Puts several items into a stream with one common launch latency (a graph launch). Returns
+    /// the last item's ticket. If there are more items than the queue is deep, the call blocks as
+    /// single submissions would.
     pub fn submit_all(&self, stream: StreamId, work: &[Work], after: &[Ticket]) -> Result<Ticket, Error> {
         let is_waited_for = work.iter().any(|one| matches!(one, Work::Collective { .. }));
         let (mut work, mut after) = (work, after);
@@ -312,7 +320,7 @@ impl Host {
             Work::Kernel { duration_ns, sm_ppm, kernels } => kernel(duration_ns, sm_ppm, kernels),
             Work::Collective { duration_ns, sm_ppm, name, peers } => {
                 meeting = pack_meeting(name, peers);
-                // One without any work would be over before it began.
+                // A kernel without any work would be complete before it began.
                 kernel(duration_ns.max(1), sm_ppm, 1)
             }
             Work::Copy { kind, bytes } => (item_kind::COPY, config.copy_ns(kind, bytes), kind as u64, 0),
@@ -335,21 +343,21 @@ impl Host {
                 return Ok(Room { guard, places, context });
             }
             drop(guard);
-            // Waking for every single place would keep a CPU busy, and there are fewer of those than of
+            // A wake-up for every single place would keep a CPU busy, and CPUs are fewer than
             // launching threads.
             let nap_ns = u64::from(self.shared.config.queue_depth) * FULL_QUEUE_NAP_NS_PER_PLACE;
             self.sleep_for(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Block, nap_ns);
         }
     }
 
-    /// Makes everything submitted to `stream` from now on wait for the tickets (cuStreamWaitEvent, the legacy
-    /// default stream).
+    /// Makes all later work of `stream` wait for the tickets (cuStreamWaitEvent, the legacy default
+    /// stream).
     pub fn wait_in_stream(&self, stream: StreamId, after: &[Ticket]) -> Result<(), Error> {
         self.submit_all(stream, &[], after).map(|_| ())
     }
 
-    /// Lets a stream go on past a [`Work::HostWait`]. May be called before the stream has come to it, and
-    /// more than once.
+    /// Lets a stream go on past a [`Work::HostWait`]. The caller may call this before the stream
+    /// reaches the item, and more than once.
     pub fn release(&self, ticket: Ticket) {
         let Ok(mut guard) = self.enter() else { return };
         let (state, index) = (guard.state(), ticket.stream.index as usize);
@@ -372,22 +380,24 @@ impl Host {
         self.announce(guard);
     }
 
-    /// The ticket of the item submitted last to the stream (sequence 0 if there was none).
+    /// Returns the ticket of the stream's last submitted item (sequence 0 if there was none).
     #[inline]
     pub fn last_ticket(&self, stream: StreamId) -> Ticket {
         let found = self.shared.state.live_stream(stream.index, stream.generation);
         Ticket { stream, sequence: found.map_or(0, |found| found.submitted.load()) }
     }
 
-    /// When the item completed; `None` if it has not yet. The time is the analytic one. It is kept for the
-    /// last 1024 items of the stream; for older items, and for streams and contexts that are gone, the answer
-    /// is 0 (complete, time forgotten). Keep times in events.
+    /// Returns the item's exact completion time, or `None` while the item is incomplete. The engine
+    /// keeps the time of the stream's last 1024 items. For older items, and for streams and
+    /// contexts that are gone, the result is 0 (complete, time forgotten). Events keep their times
+    /// longer.
     #[inline]
     pub fn query(&self, ticket: Ticket) -> Option<u64> {
         self.look(|| self.peek(ticket)).unwrap_or(Some(0))
     }
 
-    /// What `peek` sees, after working the state out if that may make a difference.
+    /// Returns the result of `peek`. Computes the state up to the present first if that may change
+    /// the result.
     #[inline]
     fn look<T>(&self, peek: impl Fn() -> Option<T>) -> Result<Option<T>, Error> {
         if let Some(seen) = peek() {
@@ -402,7 +412,7 @@ impl Host {
         Ok(None)
     }
 
-    /// [`Host::query`] of the state as it was worked out last.
+    /// As [`Host::query`], without computing the state further.
     fn peek(&self, ticket: Ticket) -> Option<u64> {
         const FORGOTTEN: Option<u64> = Some(0);
         let (state, Ticket { stream, sequence }) = (&self.shared.state, ticket);
@@ -411,7 +421,7 @@ impl Host {
             return FORGOTTEN;
         }
         if found.completed.load() < sequence {
-            // The slot may have become another stream's between the two looks.
+            // Another stream may have got the slot between the two looks.
             return if state.live_stream(stream.index, stream.generation).is_some() {
                 None
             } else {
@@ -419,7 +429,8 @@ impl Host {
             };
         }
         let at_ns = state.item(stream.index as usize, sequence).completed_ns.load();
-        // The place is used again by the item that comes a ring later, and not before that one is submitted.
+        // The place is used again for the item one ring later, and not before that item is
+        // submitted.
         let kept = found.submitted.load() < sequence + RING as u64;
         if kept && state.live_stream(stream.index, stream.generation).is_some() {
             Some(at_ns)
@@ -428,7 +439,7 @@ impl Host {
         }
     }
 
-    /// Waits until the item has completed and answers as [`Host::query`].
+    /// Waits until the item has completed. Returns the value of [`Host::query`].
     pub fn wait(&self, ticket: Ticket, policy: WaitPolicy) -> u64 {
         loop {
             if let Some(at_ns) = self.query(ticket) {
@@ -438,7 +449,8 @@ impl Host {
         }
     }
 
-    /// Sleeps until the item is predicted to complete, and at least so long. May return early.
+    /// Sleeps until the predicted completion of the item, and for at least `at_least_ns`. May
+    /// return early.
     fn sleep_for(&self, ticket: Ticket, policy: WaitPolicy, at_least_ns: u64) {
         let Ok(guard) = self.enter() else { return };
         let (state, now_ns) = (guard.state(), guard.now_ns());
@@ -447,7 +459,8 @@ impl Host {
         let prediction = {
             let mut ahead = Overlay::new(state);
             if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
-                // Its peers may be submitted at any moment, which is made known. Those that were begin with an event.
+                // A peer may be submitted at any moment, and each such submission wakes this
+                // thread. A submitted peer begins at an event.
                 blocked_ns = state.header.next_event_ns.load().saturating_sub(now_ns);
                 Prediction::Blocked
             } else {
@@ -467,21 +480,21 @@ impl Host {
         }
     }
 
-    /// The earliest moment at which anything can change by itself on any GPU (an item completes, a slice
-    /// ends); `None`: nothing does before somebody submits or releases something. For a helper thread's
-    /// sleep; sleep no longer than 10 ms all the same, since a process may die.
+    /// Returns the earliest time at which anything can change by itself on any GPU: an item
+    /// completes or a slice ends. `None`: nothing changes before a submission or release. A helper
+    /// thread sleeps until then, but for at most 10 ms because a process may die.
     pub fn next_event_ns(&self) -> Option<u64> {
         let guard = self.enter().ok()?;
         Some(guard.state().header.next_event_ns.load()).filter(|&event_ns| event_ns != NEVER)
     }
 
-    /// True when nothing is left to do in any stream of the context.
+    /// Whether all streams of the context are empty.
     pub fn context_is_idle(&self, context: ContextId) -> bool {
         let Ok(guard) = self.enter() else { return true };
         live_context(&guard, context).is_none_or(|context| context.first_stream.load() == 0)
     }
 
-    /// Waits until everything that was submitted to the context's streams before the call has completed.
+    /// Waits for all work that was submitted to the context's streams before the call.
     pub fn wait_context(&self, context: ContextId, policy: WaitPolicy) {
         let tickets = {
             let Ok(guard) = self.enter() else { return };
@@ -501,7 +514,8 @@ impl Host {
         }
     }
 
-    /// Creates an event. It lives until it is destroyed or its process dies, whatever happens to contexts.
+    /// Creates an event. The event lives until it is destroyed or its process dies, whatever
+    /// happens to contexts.
     pub fn create_event(&self) -> Result<EventId, Error> {
         let mut guard = self.enter()?;
         let state = guard.state();
@@ -518,7 +532,7 @@ impl Host {
         Ok(EventId { index: index as u32, generation })
     }
 
-    /// Destroys an event; a record of it that is still under way completes without a trace.
+    /// Destroys an event. A pending record of the event completes without effect.
     pub fn destroy_event(&self, event: EventId) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -528,8 +542,8 @@ impl Host {
         }
     }
 
-    /// Submits a marker that, when it completes, writes its time into the event. From now until then the
-    /// event is pending.
+    /// Submits a marker that writes its completion time into the event. The event is pending until
+    /// then.
     pub fn record(&self, stream: StreamId, event: EventId) -> Result<Ticket, Error> {
         let mut room = self.room(stream)?;
         let guard = &mut room.guard;
@@ -552,7 +566,7 @@ impl Host {
         Ok(Ticket { stream, sequence })
     }
 
-    /// What the event says now.
+    /// Returns the event's status.
     #[inline]
     pub fn event_status(&self, event: EventId) -> EventStatus {
         match self.look(|| self.peek_event(event)) {
@@ -562,14 +576,15 @@ impl Host {
         }
     }
 
-    /// [`Host::event_status`] of the state as it was worked out last; `None` while pending.
+    /// As [`Host::event_status`], without computing the state further; `None` while the event is
+    /// pending.
     fn peek_event(&self, event: EventId) -> Option<EventStatus> {
         let state = &self.shared.state;
         let live = || state.live_event(event.index, event.generation);
         let Some(found) = live() else { return Some(EventStatus::Gone) };
-        // In this order: the time is written before `completed`, and a record is in `recorded` before it can
-        // complete, so if the last record is the one that had completed at first, no later one has written
-        // its time.
+        // The order of these loads matters. A writer stores the time before `completed`, and counts
+        // a record in `recorded` before the record can complete. So if `recorded` equals the
+        // `completed` loaded first, no later record has written its time.
         let completed = found.completed.load();
         let at_ns = found.at_ns.load();
         let recorded = found.recorded.load();
@@ -581,8 +596,8 @@ impl Host {
         Some(if live().is_some() { status } else { EventStatus::Gone })
     }
 
-    /// The ticket of the event's last record: what a stream that waits for the event has to wait for. `None`
-    /// if it was never recorded or is gone.
+    /// Returns the ticket of the event's last record, for a stream that waits for the event. `None`
+    /// if the event was never recorded or is gone.
     pub fn event_ticket(&self, event: EventId) -> Option<Ticket> {
         let guard = self.enter().ok()?;
         let found = live_event(&guard, event)?;
@@ -591,13 +606,13 @@ impl Host {
         (found.recorded.load() > 0).then_some(ticket)
     }
 
-    /// Waits until the event's last record (as of now) has completed.
+    /// Waits for the record that is the event's last at the time of the call.
     pub fn wait_event(&self, event: EventId, policy: WaitPolicy) -> EventStatus {
         match self.event_ticket(event) {
             Some(ticket) => {
                 let at_ns = self.wait(ticket, policy);
                 match self.event_status(event) {
-                    // Recorded again meanwhile.
+                    // A thread recorded the event again in the meantime.
                     EventStatus::Pending => EventStatus::Done { at_ns },
                     status => status,
                 }
@@ -606,8 +621,8 @@ impl Host {
         }
     }
 
-    /// Takes device memory for a context. The bytes are taken as given: round to
-    /// [`Config::ALLOCATION_GRANULARITY_BYTES`] or [`Config::SUBALLOCATION_GRANULARITY_BYTES`] first.
+    /// Takes device memory for a context. The engine does not round `bytes`; the caller rounds to
+    /// [`Config::ALLOCATION_GRANULARITY_BYTES`] or [`Config::SUBALLOCATION_GRANULARITY_BYTES`].
     pub fn reserve_memory(&self, context: ContextId, bytes: u64) -> Result<(), Error> {
         let guard = self.enter()?;
         let found = live_context(&guard, context).ok_or(Error::Gone("context"))?;
@@ -619,7 +634,8 @@ impl Host {
         Ok(())
     }
 
-    /// Takes memory of a GPU for this process, which keeps it whichever contexts end. The bytes are taken as given.
+    /// Takes memory of a GPU for this process. The process keeps it whichever contexts end. The
+    /// engine does not round `bytes`.
     pub fn reserve_process_memory(&self, gpu: usize, bytes: u64) -> Result<(), Error> {
         let count = self.gpu_count();
         if gpu >= count {
@@ -637,8 +653,9 @@ impl Host {
         Ok(())
     }
 
-    /// The state, where so much more is refused, or is the most ever taken, without what the dead held: a driver has taken that back by the time anybody can know of
-    /// their death.
+    /// Returns the state with room for `bytes` more, as far as dead processes' memory can make it.
+    /// Removes dead processes only if the GPU would otherwise refuse `bytes` or exceed its peak. A
+    /// real driver has taken a process's memory back by the time others can know of its death.
     fn without_the_dead<'h>(&'h self, guard: Guard<'h>, gpu: usize, bytes: u64) -> Guard<'h> {
         let record = &guard.state().gpus[gpu];
         let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
@@ -649,7 +666,7 @@ impl Host {
         Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::Now)
     }
 
-    /// Gives memory of a GPU back that this process took by [`Self::reserve_process_memory`].
+    /// Returns memory of a GPU that this process took with [`Self::reserve_process_memory`].
     pub fn release_process_memory(&self, gpu: usize, bytes: u64) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -657,7 +674,7 @@ impl Host {
         guard.commit();
     }
 
-    /// Gives device memory back. More than the context holds is not given back.
+    /// Returns device memory of a context, at most the amount that the context holds.
     pub fn release_memory(&self, context: ContextId, bytes: u64) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -667,13 +684,13 @@ impl Host {
         }
     }
 
-    /// Total and used memory of a GPU, over all processes.
+    /// Returns total and used memory of a GPU, over all processes.
     ///
     /// # Panics
     /// If there is no such GPU.
     pub fn memory(&self, gpu: usize) -> MemoryInfo {
         assert!(gpu < self.gpu_count().min(MAX_GPUS), "no GPU {gpu}");
-        // So that what the dead held is free, and nothing is out of date.
+        // Locking frees the memory of dead processes and brings everything up to date.
         drop(self.enter());
         let gpu = &self.shared.state.gpus[gpu];
         let used_bytes = gpu.memory_used_bytes.load().saturating_add(gpu.managed_bytes.load());
@@ -695,7 +712,7 @@ impl Drop for Host {
 struct Room<'a> {
     guard: Guard<'a>,
     places: u64,
-    /// The stream's context.
+    /// Index of the stream's context.
     context: usize,
 }
 
@@ -711,13 +728,14 @@ fn live_event<'a>(guard: &Guard<'a>, event: EventId) -> Option<&'a Event> {
     guard.state().live_event(event.index, event.generation)
 }
 
-/// The stream, if it lives and has not been destroyed.
+/// Returns the stream, if it lives and has not been destroyed.
 fn open_stream<'a>(guard: &Guard<'a>, stream: StreamId) -> Result<&'a Stream, Error> {
     let found = guard.state().live_stream(stream.index, stream.generation);
     found.filter(|found| found.closing.load() == 0).ok_or(Error::Gone("stream"))
 }
 
-/// A free slot of a table: one used before, else a fresh one. Part of the caller's transaction.
+/// Takes a free slot of a table: a used one if there is any, else a fresh one. Part of the caller's
+/// transaction.
 fn new_slot<'a>(
     guard: &mut Guard<'_>,
     list: &FreeList,
@@ -738,7 +756,7 @@ fn new_slot<'a>(
     Ok(used as usize)
 }
 
-/// Makes a free slot's generation that of one in use. Part of the caller's transaction.
+/// Changes a free slot's generation to that of a slot in use. Part of the caller's transaction.
 fn next_generation(guard: &mut Guard<'_>, word: &Word) -> u32 {
     let generation = (guard.get(word) as u32).wrapping_add(1);
     guard.put(word, generation.into());

@@ -1,14 +1,15 @@
-//! How kernels' times scatter about what their rules say (`kernel_jitter_ppm`). Pure: the same kernels take the same times for the same seed.
+//! Scatter of kernel times about the values of their rules (`kernel_jitter_ppm`). The functions are
+//! pure: the same kernels take the same times for the same seed.
 
 use crate::Config;
 
 /// A whole, in parts per million.
 pub const WHOLE_PPM: u32 = 1_000_000;
-/// How many parts are told apart of what a time may be off.
+/// Number of steps into which the range of a kernel's time is divided.
 const PARTS: u64 = 1 << 32;
 
-/// What `kernels` launched as one item take together, where without jitter they take `duration_ns`. `number`: of the first of them among the kernels of
-/// its process.
+/// Returns the time of `kernels` kernels that were launched as one item. Without jitter they take
+/// `duration_ns`. `number` is the first one's number among the kernels of its process.
 pub fn jittered_ns(config: &Config, duration_ns: u64, kernels: u32, number: u64) -> u64 {
     let jitter_ppm = u128::from(config.kernel_jitter_ppm);
     if jitter_ppm == 0 || kernels == 0 {
@@ -17,14 +18,16 @@ pub fn jittered_ns(config: &Config, duration_ns: u64, kernels: u32, number: u64)
     let drawn = |number: u64| u128::from(mixed(config.jitter_seed ^ mixed(number)) % PARTS);
     let sum: u128 = (0..kernels).map(|kernel| drawn(number.wrapping_add(kernel.into()))).sum();
     let mean = sum / u128::from(kernels);
-    // From the least, where nothing was drawn, to the most: in the middle is what the rules say.
+    // The lowest draw gives the shortest time and the highest draw the longest. The middle is the
+    // time that the rule gives.
     let least_ppm = u128::from(WHOLE_PPM) - jitter_ppm;
     let ppm = least_ppm + 2 * jitter_ppm * mean / u128::from(PARTS);
     let ns = u128::from(duration_ns) * ppm / u128::from(WHOLE_PPM);
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// A number of which every bit depends on every bit of `number` (splitmix64, after Steele, Lea and Flood, OOPSLA 2014).
+/// Returns a number whose bits all depend on every bit of `number` (splitmix64, after Steele, Lea
+/// and Flood, OOPSLA 2014).
 fn mixed(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

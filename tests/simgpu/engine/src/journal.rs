@@ -1,13 +1,12 @@
-//! How state is changed: undoable, so that a change is whole or has not happened, whenever its writer is
-//! killed.
+//! Undoable changes of the state. If a process is killed at any instruction, each of its changes is
+//! either complete or has not happened.
 //!
-//! Before a word is changed, its place and old value are put into the journal, which lies in the shared file
-//! too. A change becomes final when the journal is emptied. Whoever gets the lock from a dead holder first
-//! puts back what the journal holds. That is all the repair there is: every stored state between two
-//! transactions is a consistent one.
+//! Before a word changes, its place and old value go into the journal, which lies in the shared
+//! file too. A change becomes final when the journal is emptied. A process that takes the lock from
+//! a dead holder first restores the old values from the journal. No other repair is needed, because
+//! every state between two transactions is consistent.
 //!
-//! The same code that changes the state can be run on an [`Overlay`], to look ahead without changing
-//! anything.
+//! The same code can also change an [`Overlay`], to look ahead without changing the state.
 
 use crate::layout::{JOURNAL, State, Word};
 use std::{
@@ -16,13 +15,13 @@ use std::{
     marker::PhantomData,
 };
 
-/// Reading and changing words of the state.
+/// Reads and changes of words of the state.
 pub trait Memory {
-    /// The word's value.
+    /// Returns the word's value.
     fn get(&self, word: &Word) -> u64;
-    /// Changes it.
+    /// Changes the word.
     fn put(&mut self, word: &Word, value: u64);
-    /// Makes all changes since the last time final together.
+    /// Makes all changes since the last commit final together.
     fn commit(&mut self);
 
     /// Adds to a word.
@@ -41,14 +40,14 @@ pub trait Memory {
     }
 }
 
-/// The state itself, through the journal. Exists only while the lock is held.
+/// The state itself, changed through the journal. Exists only while the lock is held.
 pub struct Logged<'a> {
     state: &'a State,
     len: usize,
 }
 
 impl<'a> Logged<'a> {
-    /// For the holder of the lock, with an empty journal.
+    /// Creates access for the holder of the lock, with an empty journal.
     #[inline]
     pub fn new(state: &'a State) -> Self {
         debug_assert_eq!(state.journal.len.load(), 0, "a transaction was left open");
@@ -89,8 +88,8 @@ impl Memory for Logged<'_> {
     }
 }
 
-/// Takes back the transaction that a dead (or panicking) holder of the lock left open. Being killed in here
-/// does no harm: it is done again.
+/// Undoes the transaction that a dead or panicking holder of the lock left open. A kill inside this
+/// function does no harm, because the next holder calls it again.
 pub fn roll_back(state: &State) {
     let len = state.journal.len.load().min(JOURNAL as u64) as usize;
     for entry in state.journal.entries[..len].iter().rev() {
@@ -99,24 +98,25 @@ pub fn roll_back(state: &State) {
             offset.is_multiple_of(size_of::<Word>()) && offset < size_of::<State>(),
             "the journal is not one"
         );
-        // SAFETY: `put` made the offset from a word of this state, and the line above holds it inside the
-        // state and aligned; every word of the state that is not one of the lock's is a `Word`, and the
-        // lock's have no `Word` to be passed to `put`.
+        // SAFETY: `put` made the offset from a word of this state, and the assertion above keeps
+        // the offset aligned and inside the state. Every word of the state outside the lock is a
+        // `Word`. The lock contains no `Word` that could be passed to `put`.
         let word = unsafe { &*std::ptr::from_ref(state).byte_add(offset).cast::<Word>() };
         word.store(entry.old.load());
     }
     state.journal.len.store(0);
 }
 
-/// The state with changes that only the owner of the overlay sees.
+/// The state with changes that only the overlay's owner sees.
 pub struct Overlay<'a> {
-    /// Keyed by the words' addresses.
+    /// Changed values by their words' addresses.
     changed: HashMap<usize, u64, BuildHasherDefault<AddressHasher>>,
     of: PhantomData<&'a State>,
 }
 
 impl<'a> Overlay<'a> {
-    /// Nothing changed yet. The lock must be held while the overlay is used, or it is of no one moment.
+    /// Creates an overlay without changes. The caller holds the lock while it uses the overlay;
+    /// otherwise the overlay would mix values of several moments.
     pub fn new(_: &'a State) -> Self {
         Self { changed: HashMap::default(), of: PhantomData }
     }
@@ -136,7 +136,7 @@ impl Memory for Overlay<'_> {
     fn commit(&mut self) {}
 }
 
-/// Addresses of words are spread well enough by one multiplication.
+/// A hasher for words' addresses: one multiplication spreads them well enough.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -160,18 +160,18 @@ impl Hasher for AddressHasher {
 pub mod failpoint {
     #[cfg(test)]
     thread_local! {
-        /// How many more passes the thread survives.
+        /// Number of passes that the thread still survives.
         pub static LEFT: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
     }
 
-    /// A moment at which a kill is tried.
+    /// Marks a moment at which a test may kill the process.
     #[inline(always)]
     pub fn pass() {
         #[cfg(test)]
         LEFT.with(|left| match left.get() {
             u64::MAX => {}
             0 => {
-                // SAFETY: kills this process; no memory is involved.
+                // SAFETY: `kill` ends this process and touches no memory.
                 unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             }
             passes => left.set(passes - 1),

@@ -1,15 +1,15 @@
-//! What lies in the shared file, word by word.
+//! Layout of the shared file, word by word.
 //!
-//! Everything that changes is a [`Word`]. All zeros is a valid, empty table, so a fresh sparse file needs
-//! almost no initialising. Indices in words are stored plus one, 0 being "none". Generations are odd while
-//! the slot is in use.
+//! Everything that changes is a [`Word`]. All zeros is a valid, empty table, so a fresh sparse file
+//! needs almost no initialising. Words store indices plus one; 0 means "none". A generation is odd
+//! while its slot is in use.
 
 use crate::{Config, MAX_GPUS};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Says that the file is complete and ours; written last.
+/// Marks a complete file of simgpu. Written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
-/// Changes with every change of this file.
+/// Increases with every change of this file.
 pub const VERSION: u64 = 8;
 
 /// Contexts of the whole host.
@@ -18,26 +18,27 @@ pub const MAX_CONTEXTS: usize = 1024;
 pub const MAX_STREAMS: usize = 4096;
 /// Events of the whole host.
 pub const MAX_EVENTS: usize = 1 << 17;
-/// Processes remembered, dead ones included.
+/// Processes that the state remembers, dead ones included.
 pub const MAX_PROCESSES: usize = 1024;
-/// How many kernels run at once (the limit of compute capability 9.0), and how many copies.
+/// Number of kernels that run at once (the limit of compute capability 9.0), and likewise of
+/// copies.
 pub const MAX_CONCURRENT: usize = 128;
-/// Places of a stream's ring: its queue and its history of completion times.
+/// Places of a stream's ring: the stream's queue and the history of completion times.
 pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
-/// The longest configuration that fits the file.
+/// Size limit of the configuration's text.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
-/// Words that one transaction may change. The largest is a step with [`MAX_CONCURRENT`] kernels and copies
-/// running (two words each, and two of each copy's process).
+/// Words that one transaction may change. The largest transaction is a step with [`MAX_CONCURRENT`]
+/// kernels and copies running: two words for each, and two for each copy's process.
 pub const JOURNAL: usize = 1024;
-/// Utilisation is kept for this many buckets …
+/// Number of buckets that hold the utilisation.
 pub const BUCKETS: usize = 17;
-/// … of this length; all but the one being filled make a second.
+/// Length of a bucket. All buckets except the present one cover a second together.
 pub const BUCKET_NS: u64 = 62_500_000;
 
 const BITS: usize = u64::BITS as usize;
 
-/// One word of shared state. Stores are releases and loads acquires, so that in whatever order a dead
-/// writer's stores were made, everybody else sees them in that order; on x86-64 both are plain moves.
+/// One word of shared state. Stores are releases and loads acquires, so all processes see a dead
+/// writer's stores in the order in which the writer made them. On x86-64 both are plain moves.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct Word(AtomicU64);
@@ -48,24 +49,24 @@ impl Word {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Stores past the journal: only for words that no one reads yet, or single words that are a whole change
-    /// by themselves.
+    /// Stores without the journal. Only for words that nobody reads yet, and for words that are a
+    /// whole change by themselves.
     #[inline]
     pub fn store(&self, value: u64) {
         self.0.store(value, Ordering::Release);
     }
 
-    /// For counters that many change without the lock.
+    /// Adds to a counter that threads change without the lock.
     pub fn add(&self, value: u64) {
         self.0.fetch_add(value, Ordering::AcqRel);
     }
 
-    /// See [`Word::add`].
+    /// Subtracts from a counter that threads change without the lock.
     pub fn subtract(&self, value: u64) {
         self.0.fetch_sub(value, Ordering::AcqRel);
     }
 
-    /// The low half as a futex.
+    /// Returns the low half as a futex.
     pub fn as_futex(&self) -> *const u32 {
         self.0.as_ptr().cast::<u32>().cast_const()
     }
@@ -90,31 +91,32 @@ pub struct Header {
     pub magic: Word,
     pub version: Word,
     pub size: Word,
-    /// The boot that the times belong to.
+    /// Identifies the boot that the times belong to.
     pub boot: [Word; 2],
     pub created_ns: Word,
     pub gpu_count: Word,
     /// The seed of the GPUs' UUIDs.
     pub uuid_seed: [Word; 2],
     pub lock: crate::lock::Lock,
-    /// When the first event of any GPU is due. May be too early, never too late.
+    /// Time of the first event of any GPU. May be too early, never too late.
     pub next_event_ns: Word,
-    /// Waits for other contexts' work that are in queues.
+    /// Number of queued waits for other contexts' work.
     pub cross_waits: Word,
-    /// When the processes were last looked at, dead or alive.
+    /// Time of the last census of living processes.
     pub liveness_ns: Word,
-    /// Counts attaching processes.
+    /// Number of processes that ever attached.
     pub attached: Word,
     pub contexts: FreeList,
     pub streams: FreeList,
     pub events: FreeList,
-    /// Changes when the host lets something go on that no prediction could foresee; threads wait on it.
+    /// Futex that changes when the host lets something go on that no prediction could foresee.
     pub unforeseen: Word,
-    /// How many threads wait on it; threads that were killed there are never subtracted.
+    /// Number of threads that wait on `unforeseen`. A thread that is killed while it waits stays
+    /// counted.
     pub unforeseen_waiters: Word,
 }
 
-/// Slots that were used before, and how many ever were.
+/// First free slot that was used before, and number of slots ever used.
 #[repr(C)]
 pub struct FreeList {
     pub first: Word,
@@ -139,43 +141,45 @@ pub struct ConfigText {
     pub words: [Word; MAX_CONFIG_BYTES / size_of::<u64>()],
 }
 
-/// What a GPU is doing; values of [`Gpu::phase`].
+/// Activities of a GPU: values of [`Gpu::phase`].
 pub mod phase {
-    /// No kernels.
+    /// No kernels run.
     pub const IDLE: u64 = 0;
-    /// Running kernels of the current context.
+    /// Kernels of the current context run.
     pub const RUNNING: u64 = 1;
-    /// Going over to the current context, until `phase_end_ns`.
+    /// The GPU switches to the current context until `phase_end_ns`.
     pub const SWITCHING: u64 = 2;
 }
 
 #[repr(C)]
 pub struct Gpu {
-    /// Up to when everything below has been worked out.
+    /// Time up to which everything below is computed.
     pub now_ns: Word,
     pub phase: Word,
     pub phase_end_ns: Word,
-    /// The context that has the SMs, or is getting them.
+    /// The context that has the SMs, or to which the GPU switches.
     pub current: Word,
-    /// When its slice ends, if others want the SMs then.
+    /// End of the current context's slice, if other contexts want the SMs then.
     pub slice_end_ns: Word,
-    /// When something changes next; `u64::MAX`: never by itself.
+    /// Time of the GPU's next event. `u64::MAX`: nothing changes by itself.
     pub next_event_ns: Word,
     pub busy_ns: Word,
     pub copy_busy_ns: Word,
     pub switch_ns: Word,
     pub idle_ns: Word,
-    /// Of that, what lay between the work of one context and that of another.
+    /// The part of `idle_ns` between the work of one context and the work of another.
     pub handover_idle_ns: Word,
-    /// What of it is not known yet to lie there: since the context that ran last.
+    /// Idle time since the last context ran. Counts as `handover_idle_ns` if another context runs
+    /// next.
     pub recent_idle_ns: Word,
-    /// That context.
+    /// The context that ran last.
     pub ran_last: Word,
     pub switches: Word,
     pub memory_used_bytes: Word,
-    /// The most of it ever taken at once.
+    /// The highest value of `memory_used_bytes` so far.
     pub memory_peak_bytes: Word,
-    /// Managed memory that is here now, beside what is taken: it goes to the host when room is needed.
+    /// Managed memory now on the GPU, not part of `memory_used_bytes`. Moves to the host when other
+    /// memory needs the room.
     pub managed_bytes: Word,
     /// Contexts that have work in their streams.
     pub occupied: [Word; MAX_CONTEXTS / BITS],
@@ -185,9 +189,10 @@ pub struct Gpu {
 
 /// Values of [`Process::state`].
 pub mod process_state {
-    // 0, which a fresh file holds, is "never used".
+    // A fresh file holds 0, which means "never used".
     pub const ALIVE: u64 = 1;
-    /// Its things are being taken away; whoever finds this goes on with it.
+    /// Another process is removing the dead process's objects. A later finder of this value
+    /// continues.
     pub const DYING: u64 = 2;
     pub const DEAD: u64 = 3;
 }
@@ -202,19 +207,19 @@ pub mod checkpoint_state {
 #[repr(C)]
 pub struct Process {
     pub state: Word,
-    /// Whether it is locked, or off the GPUs.
+    /// A value of [`checkpoint_state`].
     pub checkpoint: Word,
-    /// Calls under way that a lock has to wait for.
+    /// Calls in progress, for which a checkpoint's lock has to wait.
     pub calls: Word,
     /// Pieces of memory that a checkpoint leaves out.
     pub unmovable: Word,
-    /// In its own pid namespace …
+    /// Process id in the process's own pid namespace.
     pub pid: Word,
-    /// … which is this.
+    /// The process's pid namespace.
     pub pid_namespace: Word,
     pub start_time: Word,
     pub comm: [Word; 2],
-    /// Its place in the order of attaching, from 1.
+    /// Position in the order of attaching, from 1.
     pub order: Word,
     pub gpus: [ProcessGpu; MAX_GPUS],
 }
@@ -228,11 +233,12 @@ pub struct ProcessGpu {
     pub copies: Word,
     pub memory_bytes: Word,
     pub memory_peak_bytes: Word,
-    /// What it held when it was checkpointed.
+    /// Memory that the process held when it was checkpointed.
     pub suspended_bytes: Word,
-    /// Its managed memory that is here now. Whoever needs room lowers it; the process then finds that some of its pages have gone.
+    /// The process's managed memory now on the GPU. A process that needs room lowers the value. The
+    /// owner then finds that some of its pages have gone.
     pub managed_bytes: Word,
-    /// When it last brought some here.
+    /// Time at which the process last brought managed memory to the GPU.
     pub managed_at_ns: Word,
     pub contexts: Word,
 }
@@ -243,7 +249,7 @@ pub struct Context {
     pub next_free: Word,
     pub process: Word,
     pub gpu: Word,
-    /// The streams that have work, in the order in which they got it.
+    /// First of the streams that have work, in the order in which they got work.
     pub first_stream: Word,
     pub last_stream: Word,
     pub memory_bytes: Word,
@@ -254,24 +260,26 @@ pub struct Stream {
     pub generation: Word,
     pub next_free: Word,
     pub context: Word,
-    /// Not 0: destroyed, but not empty.
+    /// Not 0: the stream is destroyed but not empty.
     pub closing: Word,
     /// Sequence of the last item submitted.
     pub submitted: Word,
     /// Sequence of the last item completed.
     pub completed: Word,
-    /// The head item whose remaining work `head_ticks` is; another sequence: the head has not run yet.
+    /// Sequence of the head item if the item has run; `head_ticks` is then its remaining work. Any
+    /// other value: the head has not run yet.
     pub head_sequence: Word,
     pub head_ticks: Word,
     pub next: Word,
     pub previous: Word,
-    /// Its kernels get their SMs before those of streams of the same context with a lower one.
+    /// Kernels of this stream get SMs before kernels of the context's streams with a lower urgency.
     pub urgency: Word,
-    /// The head item, if it is a kernel that spins for its peers and has had the SMs; another sequence: it has not.
+    /// Sequence of the head item if it is a kernel that spins for peers and has had the SMs. Any
+    /// other value: the head has not had them.
     pub arrived_sequence: Word,
-    /// The head item, if it is such a kernel and its peers have all come.
+    /// Sequence of the head item if it is such a kernel and all its peers have come.
     pub met_sequence: Word,
-    /// Keeps neighbours' lines apart: owners of different streams write here all the time.
+    /// Keeps streams on separate cache lines, because different processes write them all the time.
     pub padding: [Word; 3],
 }
 
@@ -282,10 +290,10 @@ pub struct Event {
     pub process: Word,
     /// Number of the last record submitted.
     pub recorded: Word,
-    /// Number of the last record completed; its time is written before it.
+    /// Number of the last record completed. `at_ns` is written before this word.
     pub completed: Word,
     pub at_ns: Word,
-    /// Where the last record is: stream (see [`pack`]) and sequence.
+    /// Place of the last record: the stream (see [`pack`]) and the item's sequence.
     pub stream: Word,
     pub sequence: Word,
 }
@@ -296,87 +304,92 @@ pub mod item_kind {
     pub const COPY: u64 = 1;
     pub const HOST_WAIT: u64 = 2;
     pub const MARKER: u64 = 3;
-    /// Waits for `a` = packed stream, `b` = sequence.
+    /// Waits for item `b` (a sequence) of stream `a` (packed).
     pub const WAIT: u64 = 4;
     pub const MASK: u64 = 0xff;
-    /// A [`WAIT`] for another context's stream, which [`super::Header::cross_waits`] counts.
+    /// Flag of a [`WAIT`] for another context's stream. [`super::Header::cross_waits`] counts
+    /// these.
     pub const CROSS: u64 = 0x100;
 }
 
-/// One item of a ring. Immutable from submission to completion, but for `released_ns` and `completed_ns`.
+/// One item of a ring. Only `released_ns` and `completed_ns` change between submission and
+/// completion.
 #[repr(C)]
 pub struct Item {
     pub kind: Word,
-    /// Work at full speed, in [`TICKS_PER_NS`].
+    /// Time at full speed, in units of 1/[`TICKS_PER_NS`] ns.
     pub ticks: Word,
     pub eligible_ns: Word,
-    /// Kernel: `sm_ppm`. Copy: kind. Marker: event plus one packed, or 0. Wait: stream packed.
+    /// Kernel: `sm_ppm`. Copy: kind. Marker: event index plus one and generation, packed, or 0.
+    /// Wait: stream, packed.
     pub a: Word,
-    /// Kernel: how many it stands for. Marker: number of the event's record. Wait: sequence.
+    /// Kernel: number of kernels that the item stands for. Marker: number of the event's record.
+    /// Wait: sequence.
     pub b: Word,
-    /// HostWait: 0 until released.
+    /// HostWait: time of the release, or 0.
     pub released_ns: Word,
     pub completed_ns: Word,
-    /// Kernel that spins for its peers: what they have in common (see [`pack_meeting`]); else 0.
+    /// Kernel that spins for peers: identifies the meeting (see [`pack_meeting`]). Other items: 0.
     pub meeting: Word,
 }
 
-/// Work is counted finer than time, so that sharing SMs does not lose a nanosecond at every event.
+/// Units of work per nanosecond. Work is counted finer than time, so that sharing SMs does not lose
+/// a nanosecond at every event.
 pub const TICKS_PER_NS: u64 = 1024;
 
-/// "Never".
+/// A time that never comes.
 pub const NEVER: u64 = u64::MAX;
 
-/// Index and generation in one word.
+/// Packs index and generation into one word.
 #[inline]
 pub fn pack(index: u32, generation: u32) -> u64 {
     u64::from(generation) << u32::BITS | u64::from(index)
 }
 
-/// What kernels that spin for each other have in common, and how many they are, in one word that is not 0.
+/// Packs the common number of kernels that meet, and how many meet, into one word that is not 0.
 #[inline]
 pub fn pack_meeting(name: u64, peers: u32) -> u64 {
     name << MEETING_PEERS_BITS | u64::from(peers.clamp(1, MAX_PEERS))
 }
 
-/// How many kernels a [`Item::meeting`] is of.
+/// Returns how many kernels take part in a meeting ([`Item::meeting`]).
 #[inline]
 pub fn meeting_peers(meeting: u64) -> usize {
     (meeting & ((1 << MEETING_PEERS_BITS) - 1)) as usize
 }
 
 const MEETING_PEERS_BITS: u32 = 8;
-/// As many kernels may spin for each other.
+/// The most kernels that can meet.
 pub const MAX_PEERS: u32 = 128;
 
-/// The inverse of [`pack`].
+/// Undoes [`pack`].
 #[inline]
 pub fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> u32::BITS) as u32)
 }
 
 impl State {
-    /// The place of a stream's item.
+    /// Returns the place of a stream's item.
     #[inline]
     pub fn item(&self, stream: usize, sequence: u64) -> &Item {
         &self.rings[stream][sequence as usize % RING]
     }
 
-    /// The stream, if it lives.
+    /// Returns the stream, if it lives.
     #[inline]
     pub fn live_stream(&self, index: u32, generation: u32) -> Option<&Stream> {
         let stream = self.streams.get(index as usize)?;
         (is_live(generation) && stream.generation.load() == u64::from(generation)).then_some(stream)
     }
 
-    /// The context, if it lives.
+    /// Returns the context, if it lives.
     #[inline]
     pub fn live_context(&self, index: u32, generation: u32) -> Option<&Context> {
         let context = self.contexts.get(index as usize)?;
         (is_live(generation) && context.generation.load() == u64::from(generation)).then_some(context)
     }
 
-    /// The event, if it lives.
+    /// Returns the event, if it lives.
     #[inline]
     pub fn live_event(&self, index: u32, generation: u32) -> Option<&Event> {
         let event = self.events.get(index as usize)?;
@@ -384,7 +397,7 @@ impl State {
     }
 }
 
-/// Generations of slots in use are odd.
+/// Whether a slot with this generation is in use.
 #[inline]
 pub fn is_live(generation: u32) -> bool {
     generation % 2 == 1

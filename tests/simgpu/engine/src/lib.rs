@@ -1,16 +1,16 @@
-//! The virtual GPUs of one host, shared by all processes through a file in shared memory.
+//! The virtual GPUs of one host. All processes share them through a file in shared memory.
 //!
-//! Nothing here runs by itself: no daemon, no thread per stream. The state carries the time up to which it
-//! has been worked out, and whoever looks at it first works it out up to the present, event by event, with
-//! the exact time of each event. Between two events everything is linear, so the answer does not depend on
-//! who looks or when.
+//! Nothing here runs by itself: there is no daemon and no thread per stream. The state says up to
+//! which time it is computed. The first process that looks computes the events up to the present,
+//! each with its exact time. Between two events everything is linear, so the result does not depend
+//! on when a process looks.
 //!
-//! - [`Host`]: what a process does with the GPUs (contexts, streams, work, events, memory).
-//! - [`Config`]: what the GPUs are like and what a kernel costs.
-//! - [`truth`]: what every process really had of every GPU, readable from outside.
+//! - [`Host`]: the operations of a process (contexts, streams, work, events, memory).
+//! - [`Config`]: the properties of the GPUs and the cost of kernels.
+//! - [`truth`]: what every process really had of every GPU, for observers.
 //! - [`faults`]: errors, delays and deaths on demand.
 //!
-//! What is modelled and what is not: `tests/simgpu/README.md`.
+//! `tests/simgpu/README.md` says what the model covers and what it leaves out.
 
 mod checkpoint;
 pub mod clock;

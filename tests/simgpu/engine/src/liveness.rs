@@ -1,8 +1,8 @@
-//! Who lives, and taking away what the dead left.
+//! Detects dead processes and removes what they left behind.
 //!
-//! A process holds a lock on one byte of the file `alive`, on an open file description of its own, so the
-//! kernel releases it when the process ends, however it ends. A forked child closes its copy of the
-//! descriptor at once, or it would keep the lock.
+//! Each process locks one byte of the file `alive`, on an open file description of its own. The
+//! kernel therefore releases the lock when the process ends, however it ends. A forked child closes
+//! its copy of the descriptor at once, because the copy would keep the lock.
 
 use crate::{
     Config, Error,
@@ -20,23 +20,23 @@ use std::{
     },
 };
 
-/// How often the living are counted, by whoever looks. A process found dead is taken to have died at most
-/// this long after it was last counted among the living.
+/// Interval between two censuses, which the processes that look at the state carry out. A process
+/// found dead counts as dead at most this long after the last census that found it alive.
 pub const INTERVAL_NS: u64 = 10_000_000;
-/// Of up to so many …
+/// Number of living processes up to which [`INTERVAL_NS`] applies.
 const CROWD: usize = 512;
-/// … and of more: the kernel takes a time for each that grows with their number.
+/// Interval for more processes. The kernel's time for each process grows with their number.
 const CROWD_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// How many bytes one process can hold (tests; a driver needs two).
+/// The most bytes that one process can lock. Tests need this many; a driver needs two.
 const MAX_BYTES_HELD: usize = 256;
 const NO_FD: RawFd = -1;
 /// Descriptors that a forked child must close.
 static FDS: [AtomicI32; MAX_BYTES_HELD] = [const { AtomicI32::new(NO_FD) }; MAX_BYTES_HELD];
-/// How many forks there are between this process and the first of its line that used this library.
+/// Number of forks between this process and its first ancestor that used this library.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// See [`FORKS`].
+/// Returns the number of forks (see [`FORKS`]).
 #[inline]
 pub fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
@@ -47,14 +47,14 @@ extern "C" fn in_forked_child() {
     for fd in &FDS {
         let fd = fd.swap(NO_FD, Ordering::Relaxed);
         if fd != NO_FD {
-            // SAFETY: the child's copy of a descriptor that `ByteLock` owns in the parent; the child's
-            // `ByteLock` does not close it again.
+            // SAFETY: `fd` is the child's copy of a descriptor that `ByteLock` owns in the parent.
+            // The child's `ByteLock` does not close it again, because `FDS` no longer contains it.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// A lock on one byte of the file `alive`, which says that this process lives.
+/// A lock on one byte of the file `alive`. The lock shows that this process lives.
 #[derive(Debug)]
 pub struct ByteLock {
     pub number: usize,
@@ -63,10 +63,11 @@ pub struct ByteLock {
 }
 
 impl ByteLock {
-    /// Locks the byte of a number that no living process has. `file` is an open file description of its own.
+    /// Locks the byte of a number that no living process has. `file` must be an open file
+    /// description of its own.
     pub fn take(file: File, number: usize) -> Result<Self, Error> {
         static AT_FORK: Once = Once::new();
-        // SAFETY: the handler only touches atomics and closes descriptors, all of which are allowed in a
+        // SAFETY: the handler only touches atomics and closes descriptors. Both are allowed in a
         // forked child.
         AT_FORK.call_once(|| unsafe {
             libc::pthread_atfork(None, None, Some(in_forked_child));
@@ -94,51 +95,52 @@ impl Drop for ByteLock {
             let fd = file.as_raw_fd();
             match FDS[self.place].compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => drop(file),
-                // A forked child: its descriptor is closed, and the number may be another file's by now.
+                // In a forked child the descriptor is already closed. Its number may belong to
+                // another file by now.
                 Err(_) => std::mem::forget(file),
             }
         }
     }
 }
 
-/// A lock on the byte of a number.
+/// Builds a lock request for the byte of a number.
 fn byte(number: usize, kind: libc::c_int) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: number as libc::off_t,
         l_len: 1,
-        // Must be 0 for locks of open file descriptions.
+        // Locks of open file descriptions require 0.
         l_pid: 0,
     }
 }
 
-/// Whether some other open file description holds the lock of a number.
+/// Whether another open file description holds the lock of a number.
 pub fn is_held(alive: &File, number: usize) -> bool {
     is_contested(alive, byte(number, libc::F_WRLCK))
 }
 
 /// Whether any process is attached.
 pub fn is_any_held(alive: &File) -> bool {
-    // A length of 0 is "to the end, wherever that is".
+    // A length of 0 means "to the end of the file, however long it grows".
     is_contested(alive, libc::flock { l_len: 0, ..byte(0, libc::F_WRLCK) })
 }
 
-/// Whether a lock could not be had.
+/// Whether another open file description holds a conflicting lock.
 fn is_contested(alive: &File, mut request: libc::flock) -> bool {
     // SAFETY: the descriptor is open and `request` is a valid flock.
     let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
-    // Without an answer nobody is declared dead.
+    // Without an answer of the kernel no process is declared dead.
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
 }
 
-/// As [`INTERVAL_NS`], for as many as live now.
+/// Returns [`INTERVAL_NS`], or the longer interval if more than [`CROWD`] processes live.
 pub fn interval_ns<M: Memory>(memory: &M, state: &State) -> u64 {
     let living = records(memory, state).filter(|(.., status)| *status == process_state::ALIVE).count();
     if living > CROWD { CROWD_INTERVAL_NS } else { INTERVAL_NS }
 }
 
-/// Processes in use: their numbers and records, with their state.
+/// Returns the used process records with their numbers and states.
 fn records<'a, M: Memory>(
     memory: &'a M,
     state: &'a State,
@@ -150,8 +152,8 @@ fn records<'a, M: Memory>(
         .map(|(number, process)| (number, process, memory.get(&process.state)))
 }
 
-/// Takes away what dead processes left. Everything up to `now_ns` is worked out here first if someone died.
-/// `own`: the number of this process, which lives.
+/// Removes what dead processes left behind. If a process died, first computes everything up to
+/// `now_ns`. `own` is the number of this process, which lives.
 pub fn reap<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -173,8 +175,8 @@ pub fn reap<M: Memory>(
     }
 }
 
-/// Takes away the contexts and events of a process and marks it dead. Everything up to `now_ns` has been
-/// worked out. If cut short, whoever looks next goes on with it.
+/// Removes a process's contexts and events and marks the process dead. The caller has computed
+/// everything up to `now_ns`. If this process dies here, the next process that looks continues.
 pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64) {
     let process = &state.processes[number];
     memory.put(&process.state, process_state::DYING);
@@ -201,7 +203,7 @@ pub fn bury<M: Memory>(memory: &mut M, state: &State, number: usize, now_ns: u64
     memory.commit();
 }
 
-/// Makes an event's slot free. Part of the caller's transaction.
+/// Frees an event's slot. Part of the caller's transaction.
 pub fn free_event<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let event = &state.events[index];
     sim::retire_generation(memory, &event.generation);
@@ -212,7 +214,7 @@ pub fn free_event<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.put(list, index as u64 + 1);
 }
 
-/// A number for a new process: a fresh one, else that of the process that has been dead longest.
+/// Returns a number for a new process: a fresh one, else the number of the process that died first.
 pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error> {
     let attached = memory.get(&state.header.attached) as usize;
     let dead = records(memory, state)
@@ -225,9 +227,9 @@ pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error>
     }
 }
 
-/// Enters this process under a number whose byte it has locked. One transaction.
+/// Enters this process under `number`, whose byte it has locked. One transaction.
 pub fn enter<M: Memory>(memory: &mut M, state: &State, number: usize) {
-    /// `comm` has at most 15 characters and a zero.
+    /// `comm` has at most 15 characters and a terminating zero.
     const COMM_BYTES: usize = 16;
     let process = &state.processes[number];
     let mut comm = [0; COMM_BYTES];

@@ -1,41 +1,43 @@
-//! The one lock of a host: a futex in shared memory, marked with the number of whoever holds it.
+//! The one lock of a host: a futex in shared memory that contains its holder's number.
 //!
-//! A waiter sees by the number whether the holder lives ([`crate::locker`]), and takes the lock of a dead one over.
-//! A robust pthread mutex will not do: it knows holders by their thread ids, which processes of different pid
-//! namespaces have in common, and the death of one would free the other's lock. Never held while sleeping.
+//! By the number a waiter checks whether the holder lives ([`crate::locker`]), and takes over the
+//! lock of a dead holder. A robust pthread mutex would identify holders by thread ids. Different
+//! pid namespaces contain the same ids, so one process's death would free another's lock. No holder
+//! sleeps while it holds the lock.
 
 use std::{
     ptr,
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Nobody holds it.
+/// No process holds the lock.
 const FREE: u32 = 0;
-/// Somebody may be asleep.
+/// Flag: a waiter may be asleep.
 const AWAITED: u32 = 1 << 31;
-/// After so long a waiter looks whether the holder lives. Holders need microseconds, if they run.
+/// Time after which a waiter checks whether the holder lives. A running holder needs microseconds.
 const PATIENCE_NS: libc::c_long = 1_000_000;
-/// A look takes the longer the more processes there are: where many wait it is at most so often.
+/// Longest time between two checks. A check takes longer with more processes, so many waiters check
+/// less often.
 const MAX_PATIENCE_NS: libc::c_long = 64 * PATIENCE_NS;
 
-/// The lock. All zeros is a free one.
+/// The lock. All zeros is a free lock.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Lock(AtomicU32);
 
-/// How the lock was found.
+/// State of the lock when it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Released by its last holder.
+    /// The last holder released it.
     Clean,
-    /// Its last holder died with it; what it guards may be half changed.
+    /// The last holder died with it. The state under the lock may be half changed.
     HolderDied,
 }
 
 impl Lock {
-    /// Takes the lock for the holder with this number (not 0, without the highest bit). After
-    /// [`Found::HolderDied`] the caller repairs what the lock guards; if it dies in that, the next one is told the
-    /// same.
+    /// Takes the lock for the holder with this number (not 0, highest bit clear). After
+    /// [`Found::HolderDied`] the caller repairs the state. If the caller dies in the repair, the
+    /// next holder gets the same result.
     #[inline]
     pub fn lock(&self, number: u32, is_alive: impl Fn(u32) -> bool) -> Found {
         debug_assert!(number != FREE && number & AWAITED == 0, "{number} cannot hold the lock");
@@ -51,7 +53,8 @@ impl Lock {
         loop {
             let seen = self.0.load(Ordering::Relaxed);
             if seen == FREE {
-                // Others may have been asleep when it was released, and only one was woken.
+                // Other waiters may have slept at the release, and the release woke only one. So
+                // the flag stays set.
                 if self.replace(FREE, number | AWAITED) {
                     return Found::Clean;
                 }
@@ -75,20 +78,21 @@ impl Lock {
 
     fn sleep(&self, awaited: u32, patience_ns: libc::c_long) -> Woken {
         let time = libc::timespec { tv_sec: 0, tv_nsec: patience_ns };
-        // SAFETY: the address is that of a live futex word, the timeout is valid; a spurious return is allowed for.
+        // SAFETY: the address is that of a live futex word, and the timeout is valid. The caller
+        // handles spurious returns.
         let slept =
             unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), libc::FUTEX_WAIT, awaited, &time) };
         let is_late = slept != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT);
         if is_late { Woken::ByTime } else { Woken::Otherwise }
     }
 
-    /// Who holds it, if anybody.
+    /// Returns the number of the holder, if any.
     pub fn holder(&self) -> Option<u32> {
         let number = self.0.load(Ordering::Relaxed) & !AWAITED;
         (number != FREE).then_some(number)
     }
 
-    /// Releases the lock, which the caller holds.
+    /// Releases the lock. The caller holds it.
     #[inline]
     pub fn unlock(&self) {
         if self.0.swap(FREE, Ordering::Release) & AWAITED != 0 {
@@ -100,7 +104,7 @@ impl Lock {
     }
 }
 
-/// Why a sleep ended.
+/// Reason why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
     ByTime,
@@ -115,7 +119,7 @@ mod tests {
     #[test]
     fn one_at_a_time_holds_it() {
         struct Counted(Lock, UnsafeCell<u64>);
-        // SAFETY: the counter is touched with the lock held alone.
+        // SAFETY: only the holder of the lock touches the counter.
         unsafe impl Sync for Counted {}
         const THREADS: u32 = 4;
         const TURNS: u64 = 50_000;
@@ -126,7 +130,7 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..TURNS {
                         assert_eq!(counted.0.lock(number, |_| true), Found::Clean);
-                        // SAFETY: the lock is held.
+                        // SAFETY: this thread holds the lock.
                         unsafe { *counted.1.get() += 1 };
                         counted.0.unlock();
                     }
@@ -142,14 +146,14 @@ mod tests {
         lock.lock(7, |_| true);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| lock.lock(8, |number| number == 7));
-            // Several times as long as it takes to find a dead one.
+            // Several times as long as a waiter needs to detect a dead holder.
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!waiter.is_finished(), "the holder lives");
             lock.unlock();
             assert_eq!(waiter.join().expect("the waiter"), Found::Clean);
         });
         assert_eq!(lock.lock(9, |number| number != 8), Found::HolderDied);
-        // It dies in the repair.
+        // Holder 9 dies in the repair.
         assert_eq!(lock.lock(10, |number| number != 9), Found::HolderDied);
         lock.unlock();
         assert_eq!(lock.lock(11, |_| true), Found::Clean);

@@ -1,7 +1,8 @@
-//! The number by which a process holds the state's lock, and by which the others see whether it lives.
+//! The number of a process as the holder of the state's lock. Other processes check by it whether
+//! the holder lives.
 //!
-//! As with a process's number, a byte of the file `alive` is locked while it does, so that pid namespaces make no
-//! difference. The numbers are taken from so many that none comes twice.
+//! While a process lives, it locks the number's byte in the file `alive`. So pid namespaces make no
+//! difference, as for the process's number. The range of numbers is so large that none repeats.
 
 use crate::{
     Error,
@@ -19,15 +20,15 @@ use std::{
     },
 };
 
-/// Numbers are below this, and not 0.
+/// Numbers lie from 1 to below this bound.
 const NUMBERS: u32 = 1 << 30;
 
-/// A number, renewed in a forked child.
+/// A number. A forked child takes a new one.
 #[derive(Debug)]
 pub struct Locker {
     dir: PathBuf,
     number: AtomicU32,
-    /// [`liveness::forks`] when the number was taken.
+    /// Value of [`liveness::forks`] when the number was taken.
     forks: AtomicU32,
     lock: Mutex<ByteLock>,
 }
@@ -44,10 +45,10 @@ impl Locker {
         })
     }
 
-    /// The number.
+    /// Returns the number.
     ///
     /// # Panics
-    /// In a forked child that can open no file any more.
+    /// In a forked child that cannot open any more files.
     #[inline]
     pub fn number(&self) -> u32 {
         if self.forks.load(Ordering::Acquire) == liveness::forks() {
@@ -57,7 +58,7 @@ impl Locker {
         }
     }
 
-    /// A forked child lives and dies apart from its parent.
+    /// Takes a new number in a forked child, which lives and dies apart from its parent.
     #[cold]
     fn renew(&self) -> u32 {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +75,8 @@ impl Locker {
 
 fn fresh(dir: &Path) -> Result<(u32, ByteLock), Error> {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Whose it is and when it was taken; a forked child's next is not its parent's.
+    // The parts identify the process and the moment. A forked child's next number differs from its
+    // parent's.
     let parts = [
         namespace::own(),
         std::process::id().into(),
@@ -86,12 +88,12 @@ fn fresh(dir: &Path) -> Result<(u32, ByteLock), Error> {
     Ok((number, ByteLock::take(shared::open_alive(dir)?, byte(number))?))
 }
 
-/// The byte of a number in the file of the living, behind those of the processes.
+/// Returns the number's byte in the file `alive`, behind those of the process numbers.
 fn byte(number: u32) -> usize {
     MAX_PROCESSES + number as usize
 }
 
-/// Whether whoever has this number lives.
+/// Whether the process with this number lives.
 pub fn is_alive(alive: &File, number: u32) -> bool {
     liveness::is_held(alive, byte(number))
 }

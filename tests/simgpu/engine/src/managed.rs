@@ -1,7 +1,10 @@
-//! Managed memory on the GPUs: how much of it each process has there. Which pages these are is the process's own business.
+//! Managed memory on the GPUs: the amount that each process has on each GPU. Each process itself
+//! decides which pages these are.
 //!
-//! It has what is not taken otherwise, and goes when room is needed: that of other processes first, of whoever brought none for longest. A process whose
-//! memory went finds that it has less here than it brought, and takes its own least used pages to be on the host.
+//! Managed memory gets the room that nothing else has taken, and leaves the GPU when other memory
+//! needs the room. Memory of other processes leaves first, beginning with the process that has
+//! brought none for longest. The owner then finds less on the GPU than it brought. It treats its
+//! own least used pages as moved to the host.
 
 use crate::{
     Config, Host,
@@ -9,7 +12,8 @@ use crate::{
     layout::{MAX_PROCESSES, State},
 };
 
-/// Takes at most `bytes` of a process's managed memory off a GPU. Returns how much. Part of the caller's transaction.
+/// Takes at most `bytes` of a process's managed memory off a GPU. Returns the amount taken. Part of
+/// the caller's transaction.
 pub fn take_away<M: Memory>(memory: &mut M, state: &State, process: usize, gpu: usize, bytes: u64) -> u64 {
     let here = &state.processes[process].gpus[gpu].managed_bytes;
     let all = &state.gpus[gpu].managed_bytes;
@@ -22,8 +26,8 @@ pub fn take_away<M: Memory>(memory: &mut M, state: &State, process: usize, gpu: 
     gone_bytes
 }
 
-/// Makes room for `bytes` on a GPU, if managed memory is all that is in the way; `last`: the process whose own goes last. Part of the caller's
-/// transaction.
+/// Makes room for `bytes` on a GPU by moving managed memory away. `last` is the process whose
+/// memory goes last. Part of the caller's transaction.
 pub fn make_room<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -54,8 +58,9 @@ pub fn make_room<M: Memory>(
 }
 
 impl Host {
-    /// Brings `bytes` of this process's managed memory to a GPU, or as much as there is room for beside what is taken otherwise: others' managed memory
-    /// makes room, and then its own. Returns how much.
+    /// Brings `bytes` of this process's managed memory to a GPU, at most the size of the room
+    /// beside other taken memory. Managed memory of other processes leaves first, then this
+    /// process's own. Returns the amount brought.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -74,7 +79,7 @@ impl Host {
         bytes
     }
 
-    /// Takes `bytes` of this process's managed memory off a GPU, if it has so many there.
+    /// Takes `bytes` of this process's managed memory off a GPU, or all of it if there is less.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -86,7 +91,8 @@ impl Host {
         guard.commit();
     }
 
-    /// This process's managed memory on a GPU, bytes. Others may make it less at any time.
+    /// Returns this process's managed memory on a GPU, bytes. Other processes may reduce it at any
+    /// time.
     ///
     /// # Panics
     /// If there is no such GPU.

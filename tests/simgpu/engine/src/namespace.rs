@@ -1,31 +1,32 @@
-//! Process ids across pid namespaces: a process knows its own id in its own namespace alone, and whoever looks at it from
-//! outside knows it by another.
+//! Process ids across pid namespaces. A process knows its id only in its own namespace; observers
+//! outside know it by another id.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-/// The pid namespace of this process; 0 if the system does not say.
+/// Returns the pid namespace of this process, or 0 if the system does not say.
 pub fn own() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 
-/// When this process started.
+/// Returns the start time of this process, in clock ticks since the boot.
 pub fn own_start_time() -> u64 {
     start_time("self").unwrap_or_default()
 }
 
-/// Field 22 of /proc/PID/stat, the same in every pid namespace.
+/// Returns field 22 of /proc/PID/stat, which is the same in every pid namespace.
 fn start_time(process: &str) -> Option<u64> {
-    /// Counted from the field after the name, which may hold anything, blanks and parentheses included.
+    /// Position counted from the field behind the name. The name may contain anything, blanks and
+    /// parentheses included.
     const FIELD_AFTER_NAME: usize = 19;
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, after_name) = stat.rsplit_once(") ")?;
     after_name.split(' ').nth(FIELD_AFTER_NAME)?.parse().ok()
 }
 
-/// The id that a living process of another namespace has here, if it has one.
+/// Returns the id in this namespace of a living process of another namespace, if it has one.
 pub fn pid_here(namespace: u64, pid: u32, start: u64) -> Option<u32> {
     let is_it = |process: &str| {
-        // Most processes are told apart by the first of these.
+        // The start time alone distinguishes most processes.
         start_time(process) == Some(start)
             && fs::metadata(format!("/proc/{process}/ns/pid")).is_ok_and(|found| found.ino() == namespace)
             && innermost_pid(process) == Some(pid)
@@ -40,7 +41,7 @@ pub fn pid_here(namespace: u64, pid: u32, start: u64) -> Option<u32> {
         .ok()
 }
 
-/// The id of a process in its own namespace: the last that /proc/PID/status gives.
+/// Returns the id of a process in its own namespace: the last one in /proc/PID/status.
 fn innermost_pid(process: &str) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;

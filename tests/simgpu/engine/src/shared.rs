@@ -1,10 +1,10 @@
-//! The state directory: finding, creating, mapping.
+//! The state directory: finding, creating and mapping it.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `state` | the shared state, sparse; appears complete (it is renamed into place) |
-//! | `alive` | empty; every attached process holds a lock on the byte of its number while it lives |
-//! | `create` | empty; locked while one process looks for `state` and makes it |
+//! | `state` | the shared state, sparse; appears complete, because a rename puts it into place |
+//! | `alive` | empty; every attached process locks the byte of its number while it lives |
+//! | `create` | empty; locked while one process looks for `state` and creates it |
 
 use crate::{
     Config, Error, Options,
@@ -32,7 +32,7 @@ use std::{
 #[derive(Debug)]
 pub struct Mapping(NonNull<State>);
 
-// SAFETY: the state is made of atomics, meant to be used from everywhere at once.
+// SAFETY: the state consists of atomics, which every thread may use at the same time.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -42,15 +42,15 @@ impl std::ops::Deref for Mapping {
 
     #[inline]
     fn deref(&self) -> &State {
-        // SAFETY: mapped with the size of a `State` for as long as this value lives; every bit pattern of its
-        // words is valid.
+        // SAFETY: the mapping has the size of a `State` and lasts as long as this value. Every bit
+        // pattern of its words is valid.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this size; no reference into it outlives the value.
+        // SAFETY: `map` mapped this range with this size; no reference into it outlives the value.
         unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<State>()) };
     }
 }
@@ -64,11 +64,11 @@ pub struct Shared {
     pub config: Config,
 }
 
-/// The directory that an environment means.
+/// Returns the directory that the environment names.
 pub fn default_dir() -> PathBuf {
     match std::env::var_os("SIMGPU_STATE") {
         Some(dir) if !dir.is_empty() => dir.into(),
-        // SAFETY: always succeeds.
+        // SAFETY: `getuid` always succeeds.
         _ => format!("/dev/shm/simgpu-{}", unsafe { libc::getuid() }).into(),
     }
 }
@@ -77,7 +77,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Erro
     move |source| Error::Io { action, path: path.to_owned(), source }
 }
 
-/// Opens the state, and creates it if there is none.
+/// Opens the state, and creates it if none exists.
 pub fn open_or_create(options: &Options) -> Result<Shared, Error> {
     let dir = options.state_dir.clone().unwrap_or_else(default_dir);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(io_error("create", &dir))?;
@@ -85,7 +85,7 @@ pub fn open_or_create(options: &Options) -> Result<Shared, Error> {
     flock(&create).map_err(io_error("lock", &dir.join("create")))?;
     match open_existing(&dir) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-        // Left by another version or before a reboot.
+        // Another version left the state, or it is older than the last reboot.
         Err(Error::BadState { .. }) if is_abandoned(&dir)? => {}
         result => return result,
     }
@@ -93,7 +93,7 @@ pub fn open_or_create(options: &Options) -> Result<Shared, Error> {
     open_existing(&dir)
 }
 
-/// Opens a state that exists.
+/// Opens an existing state.
 pub fn open_existing(dir: &Path) -> Result<Shared, Error> {
     let path = dir.join("state");
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("open", &path))?;
@@ -118,14 +118,14 @@ pub fn open_existing(dir: &Path) -> Result<Shared, Error> {
     Ok(Shared { config, state, alive, locker: Locker::take(dir)? })
 }
 
-/// Opens the file of the living, as a new open file description.
+/// Opens the file `alive` with a new open file description.
 pub fn open_alive(dir: &Path) -> Result<File, Error> {
     open_file(&dir.join("alive"))
 }
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Whether a state is simgpu's and no process is attached to it.
+/// Whether a state is simgpu's and has no attached process.
 fn is_abandoned(dir: &Path) -> Result<bool, Error> {
     let path = dir.join("state");
     let mut magic = [0; size_of::<u64>()];
@@ -134,7 +134,7 @@ fn is_abandoned(dir: &Path) -> Result<bool, Error> {
 }
 
 fn open_file(path: &Path) -> Result<File, Error> {
-    // std opens with O_CLOEXEC.
+    // The standard library opens files with O_CLOEXEC.
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -146,8 +146,9 @@ fn open_file(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Lets all users open a file in a directory that they may all put files into: such a state is shared by users, those of
-/// containers for example. Whoever made the file can; the others find it done.
+/// Gives all users access to a file if all users may write to its directory. Users share such a
+/// state, for example those of containers. Only the file's creator can change the mode; other users
+/// find it changed.
 pub fn open_as_its_directory(file: &File, path: &Path) {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const FOR_ALL: u32 = 0o666;
@@ -156,14 +157,15 @@ pub fn open_as_its_directory(file: &File, path: &Path) {
     if directory.is_some_and(|directory| is_for_all(directory.mode()))
         && file.metadata().is_ok_and(|found| !is_for_all(found.mode()))
     {
-        // Refused to others than the maker, who does it at once.
+        // The system refuses this to users other than the creator, who does it right after creating
+        // the file.
         let _ = file.set_permissions(Permissions::from_mode(FOR_ALL));
     }
 }
 
 fn flock(file: &File) -> io::Result<()> {
     loop {
-        // SAFETY: only the descriptor is used, and it is open.
+        // SAFETY: the call uses only the descriptor, which is open.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
             return Ok(());
         }
@@ -188,8 +190,8 @@ fn map(file: &File) -> io::Result<Mapping> {
     };
     match NonNull::new(address) {
         Some(address) if address.as_ptr() != libc::MAP_FAILED => {
-            // Hundreds of sparse megabytes have no place in a core file. Failure changes nothing else.
-            // SAFETY: the range is the mapping just made.
+            // Hundreds of sparse megabytes do not belong in a core file. A failure changes nothing
+            // else. SAFETY: the range is the mapping just made.
             unsafe { libc::madvise(address.as_ptr(), size_of::<State>(), libc::MADV_DONTDUMP) };
             Ok(Mapping(address.cast()))
         }
@@ -202,14 +204,15 @@ fn boot_id() -> io::Result<[u64; 2]> {
     Ok([fnv(&[text.as_bytes()]), fnv(&[b"2", text.as_bytes()])])
 }
 
-/// 64-bit FNV-1a of the parts one after another.
+/// Returns the 64-bit FNV-1a hash of the parts one after another.
 pub fn fnv(parts: &[&[u8]]) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x100_0000_01b3;
     parts.iter().copied().flatten().fold(OFFSET, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }
 
-/// The configuration's text, of which the state keeps a copy so that all processes agree on it.
+/// Returns the configuration's text. The state keeps a copy of it, so that all processes use the
+/// same configuration.
 fn config_text() -> Result<String, Error> {
     match std::env::var_os("SIMGPU_CONFIG") {
         Some(path) if !path.is_empty() => {
@@ -276,7 +279,7 @@ fn read_config(state: &State) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The UUID of a GPU of this state.
+/// Returns the UUID of a GPU of this state.
 pub fn uuid(state: &State, gpu: usize) -> [u8; 16] {
     let mut uuid = [0; 16];
     for (half, seed) in uuid.chunks_exact_mut(size_of::<u64>()).zip(&state.header.uuid_seed) {

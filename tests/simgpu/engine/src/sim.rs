@@ -1,14 +1,16 @@
-//! How the state moves on: from event to event, in the order of time, over all GPUs together.
+//! Progress of the state: from event to event, in the order of time, over all GPUs together.
 //!
-//! The SMs of a GPU belong to one context at a time, whose streams' kernels run together: at full speed while
-//! their fractions of the SMs fit, all slower in proportion when they do not. Those of more urgent streams get theirs first, and what is left
-//! is the others'. A kernel that waits for its peers has its SMs and gets no further until they have all begun. Its slice ends only when
-//! another context has a kernel to run; a context with no kernel to run gives way at once. Copies have
-//! engines of their own and run for all contexts at any time, those of one kind sharing its bandwidth. What
-//! takes no time (markers, waits that are over) needs neither. Between events everything is linear.
+//! The SMs of a GPU belong to one context at a time, and the kernels of the context's streams run
+//! together. While their parts of the SMs fit, all run at full speed, else all slower in
+//! proportion. Kernels of more urgent streams get SMs first, and the others share the rest. A
+//! kernel that waits for peers keeps its SMs but makes no progress until all peers have begun.
 //!
-//! Each transaction leaves a state from which [`advance`] can go on: a GPU that is not settled has an event
-//! due now.
+//! A slice ends only when another context has a kernel to run. A context without a kernel to run
+//! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
+//! one kind share its bandwidth. Markers and finished waits take no time and need neither. Between
+//! events everything is linear.
+//!
+//! After each transaction [`advance`] can continue, because an unsettled GPU has an event due now.
 
 use crate::{
     Config,
@@ -22,7 +24,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// A kernel or copy that is running, or would if its context had the SMs.
+/// A kernel or copy that is running, or would run if its context had the SMs.
 #[derive(Clone, Copy)]
 struct Running {
     context: usize,
@@ -30,23 +32,24 @@ struct Running {
     sequence: u64,
     ticks: u64,
     engine: Engine,
-    /// Kernels of higher urgency get SMs first.
+    /// Urgency of the item's stream. Kernels of higher urgency get SMs first.
     urgency: u64,
     /// Kernel: the part of the SMs that it can use.
     sm_ppm: u64,
-    /// It has `speed.1 / speed.0` of its full speed.
+    /// The item runs at `speed.1 / speed.0` of its full speed.
     speed: (u64, u64),
-    /// What its peers, for which it spins, have in common; 0: it spins for none.
+    /// The meeting for which the kernel spins; 0: the item does not spin.
     spins_for: u64,
 }
 
 impl Running {
-    /// Its speed as a fraction (denominator, numerator), 0 while it spins.
+    /// Returns the speed as a fraction (denominator, numerator); 0 while the kernel spins.
     fn speed(&self) -> (u64, u64) {
         if self.spins_for == 0 { self.speed } else { (1, 0) }
     }
 
-    /// How long it still takes at its present speed. Never too short: after that time nothing is left.
+    /// Returns the remaining time at the present speed, rounded up: after this time nothing is
+    /// left.
     fn time_left_ns(&self) -> u64 {
         let ns = match self.speed() {
             (_, 0) => return NEVER,
@@ -59,7 +62,7 @@ impl Running {
         u64::try_from(ns).unwrap_or(NEVER)
     }
 
-    /// What is left of it after `ns`.
+    /// Returns the work that is left after `ns`.
     fn ticks_after(&self, ns: u64) -> u64 {
         let (more, less) = self.speed();
         let done = u128::from(ns) * u128::from(TICKS_PER_NS) * u128::from(less) / u128::from(more);
@@ -67,28 +70,28 @@ impl Running {
     }
 }
 
-/// What runs an item.
+/// The engine that runs an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Engine {
     Sms,
-    /// The copy engine of a kind.
+    /// The copy engine of one kind.
     Copy(usize),
 }
 
-/// How many kinds of copies there are.
+/// Number of kinds of copies.
 const COPY_KINDS: usize = 4;
 
-/// What a GPU has to do at its present moment.
+/// A GPU's work at its present moment.
 struct Survey {
-    /// Kernels of the current context and copies of all. Seldom more than a few, at most [`MAX_CONCURRENT`]
-    /// of each.
+    /// Kernels of the current context, and copies of all contexts. Seldom more than a few, at most
+    /// [`MAX_CONCURRENT`] of each.
     items: SmallVec<[Running; 8]>,
-    /// How many of them are kernels.
+    /// Number of kernels among `items`.
     kernels: usize,
     copies: [usize; COPY_KINDS],
-    /// The first context in turn, but the current one, that has a kernel to run.
+    /// The first context in turn, except the current one, that has a kernel to run.
     next_context: Option<usize>,
-    /// When the next head may start or complete that may not yet.
+    /// Earliest time at which a head that is not eligible yet may start or complete.
     next_eligible_ns: u64,
 }
 
@@ -122,25 +125,25 @@ impl Survey {
     }
 }
 
-/// The stored form of an index: 0 is none.
+/// Returns the stored form of an index; 0 means none.
 fn stored(index: usize) -> u64 {
     index as u64 + 1
 }
 
-/// The inverse of [`stored`].
+/// Undoes [`stored`].
 fn index_of(stored: u64) -> Option<usize> {
     (stored as usize).checked_sub(1)
 }
 
-/// What keeps the head of a stream from going on.
+/// State of the head of a stream.
 enum Head<'a> {
-    /// There is none.
+    /// The stream is empty.
     Empty,
-    /// A kernel or copy with work left that may run from `eligible_ns` on.
+    /// A kernel or copy with work left, which may run from `eligible_ns` on.
     Work { item: &'a Item, sequence: u64, ticks: u64, eligible_ns: u64 },
-    /// Nothing but time: it completes at `eligible_ns`.
+    /// The head needs only time: it completes at `eligible_ns`.
     Ready { eligible_ns: u64 },
-    /// Another stream, or the host.
+    /// The head waits for another stream or for the host.
     Blocked,
 }
 
@@ -179,7 +182,7 @@ fn wait_is_over<M: Memory>(memory: &M, state: &State, item: &Item) -> bool {
         || memory.get(&stream.completed) >= memory.get(&item.b)
 }
 
-/// The first moment at which the head of a stream may start or complete.
+/// Returns the first time at which the head of a stream may start or complete.
 fn head_ready_ns<M: Memory>(memory: &M, state: &State, index: usize) -> u64 {
     match head(memory, state, index) {
         Head::Work { eligible_ns, .. } | Head::Ready { eligible_ns } => eligible_ns,
@@ -187,7 +190,7 @@ fn head_ready_ns<M: Memory>(memory: &M, state: &State, index: usize) -> u64 {
     }
 }
 
-/// The streams of a context that have work, in order.
+/// Returns the first of a context's streams that have work.
 fn streams_of<M: Memory>(memory: &M, state: &State, context: usize) -> Option<usize> {
     index_of(memory.get(&state.contexts[context].first_stream))
 }
@@ -196,7 +199,7 @@ fn next_stream<M: Memory>(memory: &M, state: &State, stream: usize) -> Option<us
     index_of(memory.get(&state.streams[stream].next))
 }
 
-/// The streams of a context that have work.
+/// Returns the streams of a context that have work, in their order.
 pub fn unfinished_streams<'a, M: Memory>(
     memory: &'a M,
     state: &'a State,
@@ -205,7 +208,7 @@ pub fn unfinished_streams<'a, M: Memory>(
     std::iter::successors(streams_of(memory, state, context), |&stream| next_stream(memory, state, stream))
 }
 
-/// What a GPU has to do at its present moment.
+/// Returns a GPU's work at its present moment.
 fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
     let mut survey = Survey {
         items: SmallVec::new(),
@@ -261,7 +264,7 @@ fn survey<M: Memory>(memory: &M, state: &State, gpu: &Gpu) -> Survey {
     survey
 }
 
-/// The next occupied context after `after`, going round.
+/// Returns the occupied contexts behind `after`, then those from the beginning.
 fn occupied_after<'a, M: Memory>(
     memory: &'a M,
     gpu: &'a Gpu,
@@ -271,7 +274,7 @@ fn occupied_after<'a, M: Memory>(
     let words = gpu.occupied.len();
     let start = after.map_or(0, |context| context + 1);
     let (start_word, start_bit) = (start / BITS % words, start % BITS);
-    // The starting word comes twice: first from the starting bit on, last up to it.
+    // The starting word comes twice: first from the starting bit on, last up to the starting bit.
     (0..=words).flat_map(move |step| {
         let word = (start_word + step) % words;
         let mut bits = memory.get(&gpu.occupied[word]);
@@ -288,8 +291,8 @@ fn occupied_after<'a, M: Memory>(
     })
 }
 
-/// Brings a GPU's clock and accounts to `to_ns`, with what runs now running all that time. One transaction
-/// (left open).
+/// Brings a GPU's clock and accounts to `to_ns`. The present work runs all that time. One
+/// transaction, left open.
 fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: u64) {
     let gpu = &state.gpus[gpu_index];
     let from_ns = memory.get(&gpu.now_ns);
@@ -342,7 +345,8 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
     memory.put(&gpu.now_ns, to_ns);
 }
 
-/// A context runs: it is known what the GPU idled between, if it did.
+/// Assigns recent idle time. A context runs now, so it is known between which contexts the GPU was
+/// idle.
 fn settle_idle<M: Memory>(memory: &mut M, gpu: &Gpu) {
     let (recent_idle_ns, ran_last) = (memory.get(&gpu.recent_idle_ns), memory.get(&gpu.ran_last));
     let runs = memory.get(&gpu.current);
@@ -357,10 +361,10 @@ fn settle_idle<M: Memory>(memory: &mut M, gpu: &Gpu) {
     }
 }
 
-/// Notes busy time for the utilisation of the last second.
+/// Adds busy time to the utilisation of the last second.
 fn add_to_buckets<M: Memory>(memory: &mut M, gpu: &Gpu, from_ns: u64, to_ns: u64) {
     let last = (to_ns - 1) / BUCKET_NS;
-    // What lies further back than the buckets reach is overwritten anyway.
+    // The loop below would overwrite times before the reach of the buckets anyway.
     let first = (from_ns / BUCKET_NS).max((last + 1).saturating_sub(BUCKETS as u64));
     for number in first..=last {
         let busy_ns = to_ns.min((number + 1) * BUCKET_NS) - from_ns.max(number * BUCKET_NS);
@@ -374,7 +378,7 @@ fn add_to_buckets<M: Memory>(memory: &mut M, gpu: &Gpu, from_ns: u64, to_ns: u64
     }
 }
 
-/// The part of the last full buckets in which the GPU was busy, in parts per million.
+/// Returns the busy part of the last full buckets, in parts per million.
 pub fn utilization_ppm<M: Memory>(memory: &M, gpu: &Gpu, now_ns: u64) -> u32 {
     const FULL: u64 = BUCKETS as u64 - 1;
     let present = now_ns / BUCKET_NS;
@@ -388,8 +392,8 @@ pub fn utilization_ppm<M: Memory>(memory: &M, gpu: &Gpu, now_ns: u64) -> u32 {
     (busy_ns * u64::from(ALL_SMS_PPM) / (FULL * BUCKET_NS)) as u32
 }
 
-/// Completes the head of a stream at the GPU's present moment. One transaction, and those of the others'
-/// waking.
+/// Completes the head of a stream at the GPU's present moment. One transaction, and another if
+/// other GPUs are woken.
 fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize, index: usize) {
     let gpu = &state.gpus[gpu_index];
     let stream = &state.streams[index];
@@ -421,13 +425,13 @@ fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context:
         }
     }
     memory.commit();
-    // A death between the two is made good by `wake_everything`.
+    // If this process dies here, `wake_everything` wakes the other GPUs later.
     if memory.get(&state.header.cross_waits) > 0 {
         poke_others(memory, state, Some(gpu_index), at_ns);
     }
 }
 
-/// Writes the time into the event of a marker, if it has one that still lives.
+/// Writes the time into a marker's event, if the marker has one and it still lives.
 fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns: u64) {
     let (stored_index, generation) = unpack(memory.get(&item.a));
     let Some(event) = index_of(stored_index.into()).and_then(|index| state.events.get(index)) else { return };
@@ -440,7 +444,7 @@ fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns:
     }
 }
 
-/// Lets the other GPUs look again whether what they wait for has come. `here` is the GPU that is being
+/// Makes the other GPUs check again whether their waits are over. `here` is the GPU that is being
 /// settled anyway. One transaction.
 fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
     let count = state.header.gpu_count.load() as usize;
@@ -452,12 +456,12 @@ fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, no
     memory.commit();
 }
 
-/// Makes every GPU look at everything again, after a holder of the lock died: between two of its transactions
-/// it may have meant to wake someone. Waking in vain does no harm.
+/// Makes every GPU check everything again after a holder of the lock died. The dead holder may have
+/// died before waking a GPU, between two transactions. A needless wake-up does no harm.
 pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     let gpus = &state.gpus[..state.header.gpu_count.load() as usize];
-    // All GPUs are worked out up to the moment of the latest: none may be looked at as of before, for it
-    // would see the others' future.
+    // All GPUs are computed up to the latest GPU's time. An earlier look would see the future of
+    // the other GPUs.
     let now_ns = gpus.iter().map(|gpu| memory.get(&gpu.now_ns)).max().unwrap_or_default();
     for gpu in gpus {
         memory.lower(&gpu.next_event_ns, now_ns);
@@ -466,7 +470,8 @@ pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     memory.commit();
 }
 
-/// Works out, at the GPU's present moment, what happens without time passing, and when the next event is.
+/// Computes the changes that take no time, at the GPU's present moment, and the time of the next
+/// event.
 fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize) {
     let gpu = &state.gpus[gpu_index];
     let now_ns = memory.get(&gpu.now_ns);
@@ -486,14 +491,15 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
         present = phase::IDLE;
         slice_end_ns = now_ns + config.slice_ns;
     }
-    // Alone, a new slice began at every end of one, though nobody looked.
+    // While a context is alone, a new slice begins at each slice's end, even if nobody looks at
+    // that time.
     slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
     let switch_cost_ns = match (survey.next_context, survey.kernels) {
         _ if present == phase::SWITCHING => None,
         (None, _) => None,
         (Some(_), 1..) => (slice_end_ns == now_ns).then_some(config.preempt_switch_ns),
         (Some(_), 0) if current.is_some() => Some(config.idle_switch_ns),
-        // A GPU that has no context loaded has nothing to put away.
+        // A GPU without a loaded context has nothing to save.
         (Some(_), 0) => Some(0),
     };
     if present == phase::SWITCHING {
@@ -523,7 +529,8 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     memory.commit();
 }
 
-/// What the kernel at the head of a stream spins for; 0: nothing (any more).
+/// Returns the meeting for which the kernel at a stream's head spins; 0: it does not spin, or no
+/// longer.
 fn spins_for<M: Memory>(memory: &M, state: &State, stream: usize, sequence: u64) -> u64 {
     let meeting = memory.get(&state.item(stream, sequence).meeting);
     if meeting == 0 || memory.get(&state.streams[stream].met_sequence) == sequence { 0 } else { meeting }
@@ -537,8 +544,10 @@ pub fn spins_for_peers<M: Memory>(memory: &M, state: &State, stream: usize) -> b
     }
 }
 
-/// Notes that the kernels that run on a GPU from its present moment on have begun, and lets those go on whose peers all have. Those may be on
-/// other GPUs, which are brought to this moment: up to it they were spinning. Several transactions, each of which may be the last.
+/// Marks the kernels that run on a GPU from now on as begun, and releases kernels whose peers have
+/// all begun. Released kernels may be on other GPUs. The accounts of all GPUs first advance to this
+/// moment, because until now the kernels were spinning. Several transactions; the state is
+/// consistent after each.
 fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut [Running]) {
     let now_ns = memory.get(&state.gpus[gpu_index].now_ns);
     for at in 0..items.len() {
@@ -563,7 +572,8 @@ fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut 
     }
 }
 
-/// The kernels that the one at the head of `newcomer` meets, itself among them, as (GPU, stream, sequence): one of each context; `None` while some have not begun.
+/// Returns the kernels that meet the one at the head of `newcomer`, this one included, as (GPU,
+/// stream, sequence). There is one kernel of each context. `None`: too few have begun.
 fn whole_meeting<M: Memory>(
     memory: &M,
     state: &State,
@@ -590,7 +600,7 @@ fn whole_meeting<M: Memory>(
         }
     }
     let own = members.iter().position(|(_, stream, _)| *stream == newcomer)?;
-    // If there are more of them than meet, the newcomer is one of those that do.
+    // If more kernels have begun than meet, the newcomer must be among those that meet.
     members.swap(0, own);
     let peers = meeting_peers(meeting);
     (members.len() >= peers).then(|| {
@@ -599,19 +609,19 @@ fn whole_meeting<M: Memory>(
     })
 }
 
-/// Completes what needs no time: markers, waits that are over, work that is done.
+/// Completes items that need no time: markers, finished waits and finished work.
 fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize) {
     let gpu = &state.gpus[gpu_index];
     let now_ns = memory.get(&gpu.now_ns);
     loop {
         let mut progress = false;
         let mut blocked = false;
-        // Taken before contexts may leave the set.
+        // Collected first, because completions may remove contexts from the set.
         let occupied: SmallVec<[usize; 8]> = occupied_after(memory, gpu, None).collect();
         for context in occupied {
             let mut next = streams_of(memory, state, context);
             while let Some(stream) = next {
-                // Taken before the stream may leave the list.
+                // Read first, because a completion may remove the stream from the list.
                 next = next_stream(memory, state, stream);
                 loop {
                     match head(memory, state, stream) {
@@ -628,21 +638,21 @@ fn complete_all_ready<M: Memory>(memory: &mut M, state: &State, gpu_index: usize
                 }
             }
         }
-        // One stream's completion may be what an earlier one in the list waits for.
+        // A stream's completion may end the wait of an earlier stream in the list.
         if !(progress && blocked) {
             return;
         }
     }
 }
 
-/// The GPU whose event is due first, and when.
+/// Returns the time of the earliest event, and its GPU.
 fn first_event<M: Memory>(memory: &M, state: &State) -> (u64, usize) {
     let count = state.header.gpu_count.load() as usize;
     let events = state.gpus[..count].iter().enumerate();
     events.map(|(index, gpu)| (memory.get(&gpu.next_event_ns), index)).min().unwrap_or((NEVER, 0))
 }
 
-/// Works out everything up to `now_ns`. At least one transaction an event, none left open.
+/// Computes everything up to `now_ns`. At least one transaction for each event; none is left open.
 pub fn advance<M: Memory>(memory: &mut M, state: &State, config: &Config, now_ns: u64) {
     if memory.get(&state.header.next_event_ns) > now_ns {
         return;
@@ -667,8 +677,9 @@ fn step<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: us
     settle(memory, state, config, gpu_index);
 }
 
-/// Brings the accounts of all GPUs to `now_ns`, which no event may lie before. On an overlay: accounts to
-/// read off; on the state: before what runs is changed from outside.
+/// Brings the accounts of all GPUs to `now_ns`. No event may lie before `now_ns`. On an overlay
+/// this gives present accounts to read; on the state it precedes a change of the running work from
+/// outside.
 pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) {
     for gpu in 0..state.header.gpu_count.load() as usize {
         integrate(memory, state, gpu, now_ns);
@@ -676,18 +687,18 @@ pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) 
     }
 }
 
-/// What looking ahead found out about a ticket.
+/// Result of looking ahead for a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
-    /// It completes then, if nobody submits anything before.
+    /// The item completes at this time, if nobody submits anything before.
     At(u64),
-    /// It has not completed by then.
+    /// The item completes after this time.
     After(u64),
-    /// It does not complete until the host does something.
+    /// The item does not complete before the host does something.
     Blocked,
 }
 
-/// Looks ahead to when an item completes, over at most `max_events`.
+/// Predicts the completion of an item, looking ahead over at most `max_events` events.
 pub fn predict<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -714,7 +725,7 @@ pub fn predict<M: Memory>(
     Prediction::After(at_ns)
 }
 
-/// What an item is made of.
+/// Contents of a new item.
 #[derive(Clone, Copy)]
 pub struct NewItem {
     pub kind: u64,
@@ -732,7 +743,7 @@ pub fn is_complete<M: Memory>(memory: &M, state: &State, target: (u32, u32, u64)
     })
 }
 
-/// An item that waits for another, for a stream of `context`.
+/// Returns an item for a stream of `context` that waits for `target`.
 pub fn wait_item<M: Memory>(memory: &M, state: &State, context: usize, target: (u32, u32, u64)) -> NewItem {
     let (index, generation, sequence) = target;
     let cross = memory.get(&state.streams[index as usize].context) != stored(context);
@@ -740,14 +751,15 @@ pub fn wait_item<M: Memory>(memory: &M, state: &State, context: usize, target: (
     NewItem { kind, ticks: 0, a: pack(index, generation), b: sequence, meeting: 0 }
 }
 
-/// Appends an item to a live stream that has a free place; answers its sequence. One transaction.
+/// Appends an item to a live stream that has a free place. Returns the item's sequence. Part of the
+/// caller's transaction.
 pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewItem, eligible_ns: u64) -> u64 {
     let stream = &state.streams[index];
     let submitted = memory.get(&stream.submitted);
     let sequence = submitted + 1;
     let item = state.item(index, sequence);
-    // The place is free, so nobody reads these until `submitted` says that they are there: no need of the
-    // journal.
+    // The place is free, so nobody reads these words before `submitted` includes the item. They
+    // need no journal.
     item.kind.store(new.kind);
     item.ticks.store(new.ticks);
     item.eligible_ns.store(eligible_ns);
@@ -767,7 +779,8 @@ pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewIt
     sequence
 }
 
-/// Takes note that the head of a stream may have become ready. Part of the caller's transaction.
+/// Schedules a check of a stream whose head may have become ready. Part of the caller's
+/// transaction.
 pub fn wake_gpu_of<M: Memory>(memory: &mut M, state: &State, stream: usize) {
     let Some(context_index) = index_of(memory.get(&state.streams[stream].context)) else { return };
     let ready_ns = head_ready_ns(memory, state, stream);
@@ -784,7 +797,7 @@ fn occupied_word(gpu: &Gpu, context: usize) -> (&Word, u64) {
     (&gpu.occupied[context / BITS], 1 << (context % BITS))
 }
 
-/// Puts a stream at the end of its context's list of streams with work.
+/// Appends a stream to its context's list of streams with work.
 fn link_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream = &state.streams[index];
     let Some(context_index) = index_of(memory.get(&stream.context)) else { return };
@@ -805,7 +818,7 @@ fn link_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.put(&context.last_stream, stored(index));
 }
 
-/// Takes a stream off its context's list.
+/// Removes a stream from its context's list.
 fn unlink_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream: &Stream = &state.streams[index];
     let Some(context_index) = index_of(memory.get(&stream.context)) else { return };
@@ -827,13 +840,13 @@ fn unlink_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     }
 }
 
-/// Makes a slot's generation that of a free one. Generations are of 32 bits.
+/// Changes a slot's generation to that of a free slot. Generations have 32 bits.
 pub fn retire_generation<M: Memory>(memory: &mut M, word: &Word) {
     let generation = (memory.get(word) as u32).wrapping_add(1);
     memory.put(word, generation.into());
 }
 
-/// Makes an empty stream's slot free. Part of the caller's transaction.
+/// Frees an empty stream's slot. Part of the caller's transaction.
 fn free_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream = &state.streams[index];
     retire_generation(memory, &stream.generation);
@@ -845,7 +858,7 @@ fn free_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.put(list, stored(index));
 }
 
-/// Destroys a stream: at once if it is empty, else once it is. One transaction.
+/// Destroys a stream: at once if it is empty, else as soon as it is empty. One transaction.
 pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     let stream = &state.streams[index];
     if memory.get(&stream.submitted) == memory.get(&stream.completed) {
@@ -856,8 +869,8 @@ pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.commit();
 }
 
-/// Takes a stream away with what is in it. Whoever waits for something in it waits no more. One transaction
-/// an item and one at the end.
+/// Removes a stream with its items. Waits for these items end. One transaction for each item, and
+/// one at the end.
 fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     let stream = &state.streams[index];
     loop {
@@ -885,14 +898,15 @@ fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u
     memory.commit();
 }
 
-/// Takes a context away with its streams and memory. Everything up to `now_ns` has been worked out. Several
-/// transactions; if cut short, to be done again.
+/// Removes a context with its streams and memory. The caller has computed everything up to
+/// `now_ns`. Several transactions; after an interruption the next process repeats the call.
 pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     bring_accounts_to(memory, state, now_ns);
     let context = &state.contexts[index];
     let gpu_index = memory.get(&context.gpu) as usize;
     let gpu = &state.gpus[gpu_index];
-    // Off the GPU first, so that nothing of it counts as running any more. A switch to it goes on, to nobody.
+    // The context leaves the GPU first, so that none of its work counts as running. A switch to it
+    // continues, but to no context.
     if memory.get(&gpu.ran_last) == stored(index) {
         memory.put(&gpu.ran_last, 0);
     }
@@ -932,7 +946,8 @@ pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_
     }
 }
 
-/// Charges memory to a live context. Part of the caller's transaction. The error is what is free.
+/// Charges memory to a live context. Part of the caller's transaction. The error is the free
+/// amount.
 pub fn take_memory<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -948,7 +963,8 @@ pub fn take_memory<M: Memory>(
     Ok(())
 }
 
-/// Charges memory of a GPU to a process, whichever contexts it has. Part of the caller's transaction. The error is what is free.
+/// Charges memory of a GPU to a process, whichever contexts it has. Part of the caller's
+/// transaction. The error is the free amount.
 pub fn take_process_memory<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -989,7 +1005,8 @@ pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize
     take_process_memory_back(memory, state, (index_of(memory.get(&context.process)), gpu), bytes);
 }
 
-/// Takes memory of a GPU back that was charged to a process, at most what it holds. Part of the caller's transaction.
+/// Takes back memory of a GPU that was charged to a process, at most what the process holds. Part
+/// of the caller's transaction.
 pub fn take_process_memory_back<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -997,7 +1014,7 @@ pub fn take_process_memory_back<M: Memory>(
     bytes: u64,
 ) {
     let process = process.map(|process| &state.processes[process]);
-    // Of a process that is checkpointed the GPU has nothing.
+    // The memory of a checkpointed process is not on the GPU.
     let is_away =
         process.is_some_and(|process| memory.get(&process.checkpoint) == checkpoint_state::CHECKPOINTED);
     let account = process.map(|process| &process.gpus[gpu]);

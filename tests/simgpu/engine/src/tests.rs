@@ -1,4 +1,4 @@
-//! What the engine promises, on a virtual clock: no test here depends on how fast the machine is.
+//! Tests of the engine on a virtual clock. No test here depends on the speed of the machine.
 
 mod death;
 mod invariants;

@@ -1,9 +1,9 @@
-//! The ground truth: what each process really had of each GPU, read from outside by the state directory's
-//! path.
+//! The ground truth: what each process really had of each GPU. An observer reads it from outside,
+//! by the path of the state directory.
 //!
-//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`, and its `busy_ns` is the sum of the processes'
-//! `kernel_busy_ns` (as long as no record of a dead process had to make room, which takes a thousand
-//! processes).
+//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
+//! of the processes' `kernel_busy_ns`, as long as no dead process's record was reused. Records are
+//! reused only after 1024 processes.
 
 use crate::{
     Clock, Config, Error, Options,
@@ -20,90 +20,93 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often [`Observer::is_stuck`] looks.
+/// Number of looks that [`Observer::is_stuck`] takes.
 const STUCK_LOOKS: u32 = 50;
 
-/// What one process had of one GPU.
+/// Use of one GPU by one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessGpu {
-    /// Time in which the process was running kernels or copies; overlaps counted once.
+    /// Time in which the process ran kernels or copies; overlaps count once.
     pub busy_ns: u64,
-    /// Time in which it had the SMs and was running at least one kernel. Only one process at a time does.
+    /// Time in which the process had the SMs and ran at least one kernel. Only one process at a
+    /// time does.
     pub kernel_busy_ns: u64,
-    /// Time in which it was running at least one copy, beside whatever kernels.
+    /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
     /// Kernels completed.
     pub kernels: u64,
     /// Copies completed.
     pub copies: u64,
-    /// Device memory it holds, context overhead included.
+    /// Device memory that the process holds, context overhead included.
     pub memory_bytes: u64,
-    /// The most it ever held.
+    /// The most device memory that the process ever held.
     pub memory_peak_bytes: u64,
-    /// Its managed memory that is on the GPU now.
+    /// The process's managed memory on the GPU now.
     pub managed_bytes: u64,
-    /// How many contexts it has.
+    /// Number of contexts of the process.
     pub contexts: u32,
 }
 
 /// One process that attached, alive or dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its process id for whoever asked; 0 if it has none there, or is dead and was of another pid namespace.
+    /// Process id in the observer's pid namespace. 0 if the process has none there, or is dead and
+    /// was of another namespace.
     pub pid: u32,
-    /// When it started (field 22 of /proc/PID/stat), so that a reused pid is told apart.
+    /// Start time (field 22 of /proc/PID/stat), which distinguishes processes with the same pid.
     pub start_time: u64,
-    /// Its short name (/proc/PID/comm).
+    /// Short name (/proc/PID/comm).
     pub comm: String,
-    /// Whether it still lives.
+    /// Whether the process still lives.
     pub alive: bool,
-    /// What it had, by GPU.
+    /// Use of each GPU, by GPU index.
     pub gpus: Vec<ProcessGpu>,
 }
 
 /// One GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its UUID.
+    /// UUID.
     pub uuid: [u8; 16],
-    /// Since the state was created.
+    /// Time since the state was created.
     pub elapsed_ns: u64,
-    /// Time in which it was running kernels.
+    /// Time in which the GPU ran kernels.
     pub busy_ns: u64,
-    /// Time in which it was running copies, whatever else it did.
+    /// Time in which the GPU ran copies, whatever else it did.
     pub copy_busy_ns: u64,
-    /// Time in which it was going from one context to another.
+    /// Time in which the GPU switched from one context to another.
     pub switch_ns: u64,
-    /// Time in which it did neither.
+    /// Time in which the GPU neither ran kernels nor switched.
     pub idle_ns: u64,
-    /// Of that, what lay between the work of one context and that of another.
+    /// The part of `idle_ns` between the work of one context and the work of another.
     pub handover_idle_ns: u64,
-    /// How often it went from one context to another.
+    /// Number of switches from one context to another.
     pub switches: u64,
-    /// Device memory.
+    /// All device memory.
     pub memory_total_bytes: u64,
-    /// Device memory taken.
+    /// Used device memory.
     pub memory_used_bytes: u64,
-    /// The most that all processes together ever had of it.
+    /// The most device memory ever in use, over all processes.
     pub memory_peak_bytes: u64,
-    /// Managed memory that is there now, beside what is taken.
+    /// Managed memory on the GPU now, not part of `memory_used_bytes`.
     pub managed_bytes: u64,
-    /// The part of the last second in which it was running kernels, in parts per million.
+    /// The part of the last second in which the GPU ran kernels, in parts per million.
     pub utilization_ppm: u32,
 }
 
 /// The whole host at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The moment, CLOCK_MONOTONIC.
+    /// Time of the snapshot, CLOCK_MONOTONIC.
     pub at_ns: u64,
     /// By GPU index.
     pub gpus: Vec<Gpu>,
-    /// In the order of their attaching.
+    /// In the order of attaching.
     pub processes: Vec<Process>,
 }
 
-/// A state directory seen from outside: it is in no process table and holds no memory.
+/// A view of a state directory from outside. An observer is in no process table and holds no
+/// memory.
 #[derive(Debug)]
 pub struct Observer {
     shared: Shared,
@@ -111,18 +114,20 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Opens a state directory that exists. [`Error::is_not_found`] says that no process has created it yet.
+    /// Opens an existing state directory. [`Error::is_not_found`] tells that no process has created
+    /// it yet.
     pub fn open(state_dir: &Path) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_existing(state_dir)?, clock: Clock::Monotonic })
     }
 
-    /// Opens a state directory, and creates it if there is none.
+    /// Opens a state directory, and creates it if none exists.
     pub fn open_or_create(options: &Options) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
     }
 
-    /// Whether one and the same process holds the lock whenever it is looked at for so long. Holders need microseconds,
-    /// so that one was stopped in the middle, or the machine is very busy.
+    /// Whether one process holds the lock at every look during `lasts`. A holder normally needs
+    /// microseconds. True means that the holder was stopped while it held the lock, or that the
+    /// machine is very busy.
     pub fn is_stuck(&self, lasts: Duration) -> bool {
         let lock = &self.shared.state.header.lock;
         let first = lock.holder();
@@ -136,17 +141,19 @@ impl Observer {
         false
     }
 
-    /// What the GPUs are like.
+    /// Returns the configuration of the GPUs.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The present figures. Works the state out up to now and takes away what dead processes left.
+    /// Returns the present figures. Computes the state up to now and removes what dead processes
+    /// left behind.
     pub fn snapshot(&self) -> Snapshot {
         self.figures(Census::Now)
     }
 
-    /// As [`Self::snapshot`], but whoever died within the last ten milliseconds may be there yet, as a driver may show them.
+    /// As [`Self::snapshot`], but a process that died within the last ten milliseconds may still be
+    /// listed, as in a real driver.
     pub fn recent(&self) -> Snapshot {
         self.figures(Census::WhenDue)
     }
@@ -154,7 +161,8 @@ impl Observer {
     fn figures(&self, census: Census) -> Snapshot {
         let guard = Guard::lock(&self.shared, &self.clock, None, census);
         let (state, now_ns) = (guard.state(), guard.now_ns());
-        // What runs now is charged on an overlay, so that looking changes nothing, not by a rounding.
+        // An overlay takes the charge for the running work, so that the look changes nothing, not
+        // even by rounding.
         let mut present = Overlay::new(state);
         sim::bring_accounts_to(&mut present, state, now_ns);
         let gpus = (0..self.shared.config.gpus).map(|index| self.gpu(&present, index, now_ns)).collect();
@@ -166,7 +174,8 @@ impl Observer {
             .map(|record| (present.get(&record.pid_namespace), self.process(&present, record)))
             .collect();
         drop((present, guard));
-        // Looking for processes takes long; the GPUs do not wait for it.
+        // The search for processes takes long. The lock is released before it, so that the GPUs do
+        // not wait.
         let here = namespace::own();
         for (there, process) in processes.iter_mut().filter(|(there, _)| *there != here) {
             let found = process.alive.then(|| namespace::pid_here(*there, process.pid, process.start_time));
@@ -224,7 +233,7 @@ impl Observer {
     }
 }
 
-/// [`Observer::open`] and [`Observer::snapshot`] in one.
+/// Opens a state directory with [`Observer::open`] and returns one [`Observer::snapshot`].
 pub fn snapshot(state_dir: &Path) -> Result<Snapshot, Error> {
     Ok(Observer::open(state_dir)?.snapshot())
 }

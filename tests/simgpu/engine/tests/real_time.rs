@@ -1,7 +1,7 @@
-//! The virtual GPU on the machine's own clock, among real processes.
+//! The virtual GPU on the machine's own clock, with real processes.
 //!
-//! Bounds are generous: these run beside other tests on small machines. Exact figures are held on a virtual
-//! clock, inside the crate.
+//! The bounds are generous, because these tests run beside others on small machines. The tests
+//! inside the crate check exact figures on a virtual clock.
 
 use deepres_e2e::stolen::Stolen;
 use simgpu_engine::{
@@ -50,20 +50,20 @@ fn kernel(ns: u64) -> Work {
     Work::Kernel { duration_ns: ns, sm_ppm: 1_000_000, kernels: 1 }
 }
 
-/// A process of its own that attaches and does `work`; killed when dropped.
+/// A process that attaches and does `work`. Dropping the value kills the process.
 struct Child(libc::pid_t);
 
 impl Child {
     fn start(dir: &Path, work: impl FnOnce(Host)) -> Self {
-        // SAFETY: the child uses no lock that another thread of the test program may hold but the
-        // allocator's, which glibc resets in a forked child, and leaves by `_exit`.
+        // SAFETY: the child uses no lock that another thread of the test program may hold, except
+        // the allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork failed");
         if pid == 0 {
-            // A panic (which says so itself) must not unwind into the test, whose directory the child would
-            // remove.
+            // A panic (which prints its own message) must not unwind into the test, because the
+            // child would remove the test's directory.
             let outcome = catch_unwind(AssertUnwindSafe(|| work(attach(dir))));
-            // SAFETY: ends the child without running the test program's exit handlers.
+            // SAFETY: `_exit` ends the child without running the test program's exit handlers.
             unsafe { libc::_exit(i32::from(outcome.is_err())) };
         }
         Self(pid)
@@ -73,7 +73,8 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         let mut status = 0;
-        // SAFETY: a child of this process that nobody has waited for yet; `status` is valid for writing.
+        // SAFETY: the process is a child of this one and nobody has waited for it yet; `status` is
+        // valid for writing.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, &mut status, 0);
@@ -143,7 +144,8 @@ fn releasing_a_host_wait_wakes_the_waiter_at_once() {
                 host.wait(gate, WaitPolicy::Block);
                 host.now_ns()
             });
-            // Long enough for the waiter to sleep, and not a multiple of how long it would at most.
+            // Long enough for the waiter to fall asleep, and not a multiple of the waiter's longest
+            // sleep.
             thread::sleep(Duration::from_millis(3));
             let released_ns = host.now_ns();
             host.release(gate);
@@ -188,7 +190,7 @@ fn processes_killed_at_random_among_others_harm_nobody() {
     let mut victims: Vec<Child> =
         (0..3).map(|_| Child::start(dir.path(), |host| flood(host, 5_000))).collect();
     for round in 0..ROUNDS {
-        // Moments that have nothing to do with what the victims are doing.
+        // The moments are unrelated to the victims' activity.
         thread::sleep(Duration::from_micros(round * 7919 % 2000));
         drop(victims.remove(0));
         host.submit(stream, kernel(1000), &[]).expect("submit");
@@ -207,7 +209,7 @@ fn processes_killed_at_random_among_others_harm_nobody() {
 
 #[test]
 fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
-    /// Longer than a thread takes to go to sleep, and much shorter than the longest sleep.
+    /// Longer than a thread needs to fall asleep, and much shorter than the longest sleep.
     const LAUNCH_LATENCY: Duration = Duration::from_millis(2);
     let dir = state();
     let options = Options {

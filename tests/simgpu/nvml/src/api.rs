@@ -1,4 +1,4 @@
-//! The exported functions. NVIDIA's NVML API reference says what each does.
+//! The exported functions. NVIDIA's NVML API reference documents them.
 
 use crate::library::{
     answer, field, handle, init, not_supported, process_name, read_text, shut_down, uuid_text,
@@ -8,24 +8,25 @@ use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlReturn_t};
 use simgpu_engine::{Ancestor, Config, PciAddress};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-/// The version word of nvmlMemory_v2_t: its size and 2 in the highest byte (NVML_STRUCT_VERSION).
+/// The version word of nvmlMemory_v2_t: the struct's size, and 2 in the highest byte
+/// (NVML_STRUCT_VERSION).
 const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | 2 << 24;
 /// NVIDIA's vendor number, and the device number of an H200 SXM (pci-ids.ucw.cz).
 const PCI_DEVICE_ID: c_uint = 0x2335_10de;
 /// CUDA cores of an SM of compute capability 9.0.
 const CORES_PER_SM: c_uint = 128;
 const KHZ_PER_MHZ: u32 = 1000;
-/// Figures of a GPU that is neither idle nor hot: the simulation knows neither heat nor power.
+/// Temperature of a GPU that is neither idle nor hot. The simulation models neither heat nor power.
 const TEMPERATURE_C: c_uint = 40;
 const IDLE_POWER_MW: u64 = 75_000;
 /// The board's limit (published for H200 SXM).
 const POWER_LIMIT_MW: u64 = 700_000;
 const PPM: u64 = 1_000_000;
-/// How busy the memory is, is not modelled.
+/// The use of the memory's bandwidth is not modelled.
 const MEMORY_BUSY_PERCENT: c_uint = 0;
 
-/// Exports functions that need the library initialised: `name(arguments) |library| what it does`. The body's
-/// pointers are the caller's.
+/// Exports functions that need the library initialised: `name(arguments) |library| body`. The
+/// pointers in the body come from the caller.
 macro_rules! export {
     ($($name:ident($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         #[unsafe(no_mangle)]
@@ -35,8 +36,8 @@ macro_rules! export {
     )* };
 }
 
-/// Exports the same function under several names, which are versions of it that differ in nothing that
-/// matters here.
+/// Exports one function under several names. The names are versions that do not differ in anything
+/// that matters here.
 macro_rules! export_versions {
     ($($($name:ident),+ ($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         export_versions!(@each ($($name),+) ($($argument: $type),*) |$library| $body);
@@ -98,13 +99,14 @@ fn bus_id(PciAddress { domain, bus, device }: PciAddress) -> String {
     format!("{domain:08X}:{bus:02X}:{device:02X}.0")
 }
 
-/// The form with a domain of four digits, which older tools use.
+/// Returns the form with a domain of four digits, which older tools use.
 fn bus_id_legacy(PciAddress { domain, bus, device }: PciAddress) -> String {
     format!("{domain:04X}:{bus:02X}:{device:02X}.0")
 }
 
-// SAFETY (of every block below): the pointers are the caller's, who by NVML's contract passes null or
-// variables of these types, and for text and lists as many places as it says.
+// SAFETY (of every block below): the pointers come from the caller. By NVML's contract they are
+// null or point at variables of these types. For text and lists they have as many places as the
+// caller says.
 
 export_versions! {
     nvmlDeviceGetCount, nvmlDeviceGetCount_v2(count: *mut c_uint) |library| {
@@ -126,7 +128,7 @@ export_versions! {
         let found = library.find(|index, _| {
             let address = Config::pci_address(index);
             let short = bus_id_legacy(address);
-            // The domain may be left out.
+            // The id may lack the domain.
             let bare = short.split_once(':').map(|(_, rest)| rest);
             id.eq_ignore_ascii_case(&bus_id(address))
                 || id.eq_ignore_ascii_case(&short)
@@ -162,7 +164,7 @@ export_versions! {
         let list = running(library, device)?.into_iter().map(|(pid, bytes)| sys::nvmlProcessInfo_v2_t {
             pid,
             usedGpuMemory: bytes,
-            // "Not a MIG instance".
+            // Means "not a MIG instance".
             gpuInstanceId: c_uint::MAX,
             computeInstanceId: c_uint::MAX,
         });
@@ -170,7 +172,7 @@ export_versions! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    // Nothing here draws, and nothing runs under MPS.
+    // No process draws graphics, and no process runs under MPS.
     nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3,
     nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
@@ -181,14 +183,14 @@ export_versions! {
     }
 }
 
-/// `nvmlProcessDetailList_v1`: the structure's size and its version.
+/// Version word of `nvmlProcessDetailList_v1`: the struct's size and its version.
 const PROCESS_DETAIL_LIST_V1: c_uint = size_of::<sys::nvmlProcessDetailList_v1_t>() as c_uint | 1 << 24;
-/// Which processes a list of details is of.
+/// Kinds of processes in a list of details.
 const PROCESS_MODE_COMPUTE: c_uint = 0;
 const PROCESS_MODE_GRAPHICS: c_uint = 1;
 const PROCESS_MODE_MPS: c_uint = 2;
 
-/// Processes that have contexts on a GPU or keep memory there without one, and the memory that each has.
+/// Returns the processes with contexts or memory on a GPU, and the memory of each.
 fn running(
     library: &crate::library::Library,
     device: nvmlDevice_t,
@@ -198,23 +200,24 @@ fn running(
     let here = processes
         .iter()
         .map(|process| (process.pid, process.gpus[index]))
-        // One of a pid namespace that is not seen from here has no id to tell.
+        // A process of a pid namespace that is invisible from here has no id here.
         .filter(|(pid, account)| *pid != 0 && (account.contexts > 0 || account.memory_bytes > 0));
     Ok(here.map(|(pid, account)| (pid, account.memory_bytes)).collect())
 }
 
-/// `nvmlProcessesUtilizationInfo_v1_t`: its size and version.
+/// Version word of `nvmlProcessesUtilizationInfo_v1_t`: the struct's size and its version.
 const PROCESSES_UTILIZATION_V1: c_uint =
     size_of::<sys::nvmlProcessesUtilizationInfo_v1_t>() as c_uint | 1 << 24;
-/// Microseconds of a second, by which samples are dated.
+/// Microseconds in a second, for the samples' times.
 const US_PER_S: u64 = 1_000_000;
 
-/// When a sample is of, and processes; how busy each keeps the GPU is told as how busy it is with all of them.
+/// Returns the time of a sample, the GPU's utilisation in percent, and the processes on the GPU.
+/// Each process is reported with the utilisation of the whole GPU.
 fn sampled(
     library: &crate::library::Library,
     device: nvmlDevice_t,
 ) -> Result<(u64, c_uint, Vec<c_uint>), nvmlReturn_t> {
-    /// Of parts per million.
+    /// Parts per million in a percent.
     const PER_PERCENT: u32 = 10_000;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let at_us = now.as_secs() * US_PER_S + u64::from(now.subsec_micros());
@@ -222,7 +225,7 @@ fn sampled(
     Ok((at_us, percent, running(library, device)?.into_iter().map(|(pid, _)| pid).collect()))
 }
 
-/// The same, of a GPU that somebody uses: samples of nobody are not found.
+/// As [`sampled`], but a GPU without processes is an error, because NVML finds no samples there.
 fn sampled_processes(
     library: &crate::library::Library,
     device: nvmlDevice_t,
@@ -234,7 +237,7 @@ fn sampled_processes(
 }
 
 export! {
-    // NVML keeps some seconds of samples; here there is the present one alone.
+    // NVML keeps some seconds of samples; this library has only the present one.
     nvmlDeviceGetSamples(
         device: nvmlDevice_t, kind: sys::nvmlSamplingType_t, _since: u64,
         value_kind: *mut sys::nvmlValueType_t, count: *mut c_uint, samples: *mut sys::nvmlSample_t
@@ -250,7 +253,7 @@ export! {
         unsafe {
             write(value_kind, sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT)?;
             if samples.is_null() {
-                // Asked so, it tells for how many there has to be room.
+                // Without a buffer the call returns the number of places needed.
                 return write(count, 1);
             }
             write_list(count, samples, vec![sample])
@@ -258,7 +261,7 @@ export! {
     }
 
     nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, processes: *mut c_uint) |library| {
-        /// NVML's default.
+        /// NVML's default number of records.
         const BUFFER: c_uint = 4000;
         library.index(device)?;
         // SAFETY: see above.
@@ -316,7 +319,7 @@ export! {
     }
 
     nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) |library| {
-        /// CUDA versions are 1000 times the major number and more.
+        /// A CUDA version is 1000 times the major number plus the minor part.
         const PER_MAJOR: i32 = 1000;
         let config = library.config();
         let text = format!("{}.{}", config.driver_version / PER_MAJOR, config.driver_release);
@@ -409,7 +412,7 @@ export! {
     }
 
     nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut sys::nvmlUtilization_t) |library| {
-        /// Of parts per million.
+        /// Parts per million in a percent.
         const PER_PERCENT: u32 = 10_000;
         let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
         // SAFETY: see above.
@@ -450,7 +453,7 @@ export! {
         let list = list.into_iter().map(|(pid, bytes)| sys::nvmlProcessDetail_v1_t {
             pid,
             usedGpuMemory: bytes,
-            // "Not a MIG instance".
+            // Means "not a MIG instance".
             gpuInstanceId: c_uint::MAX,
             computeInstanceId: c_uint::MAX,
             usedGpuCcProtectedMemory: 0,
@@ -540,7 +543,7 @@ export! {
     }
 }
 
-/// The clocks do not move.
+/// Returns a clock, which never changes.
 fn clock_mhz(config: &Config, kind: sys::nvmlClockType_t) -> Result<c_uint, nvmlReturn_t> {
     match kind {
         sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS | sys::nvmlClockType_enum_NVML_CLOCK_SM => {

@@ -1,4 +1,4 @@
-//! The state of the library: initialised or not, the host it looks at, and answers about it.
+//! State of the library: whether it is initialised, the observed host, and the figures of the host.
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH as VERSION_MISMATCH,
@@ -21,10 +21,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// What a call answers: a return code other than success is the error.
+/// Result of a call. The error is the return code.
 pub type Answer<T> = Result<T, nvmlReturn_t>;
 
-/// Between the first nvmlInit and the last nvmlShutdown.
+/// The library between the first nvmlInit and the last nvmlShutdown.
 pub struct Library {
     observer: Observer,
     inits: usize,
@@ -32,11 +32,11 @@ pub struct Library {
 
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
-/// Handles are addresses of these bytes.
+/// A handle is the address of one of these bytes.
 static HANDLES: [u8; MAX_GPUS] = [0; MAX_GPUS];
 
-/// Runs a call, with the process's fault rules for it, and turns its outcome into a code. Never unwinds into
-/// the caller.
+/// Runs a call under the process's fault rules and turns its result into a return code. Never
+/// unwinds into the caller.
 fn outcome(api: &str, call: impl FnOnce(&mut Option<Library>) -> Answer<()>) -> nvmlReturn_t {
     if let Action::Fail(code) = faults::check(api) {
         return code;
@@ -50,12 +50,12 @@ fn outcome(api: &str, call: impl FnOnce(&mut Option<Library>) -> Answer<()>) -> 
     }
 }
 
-/// Answers a call that needs the library initialised.
+/// Runs a call that needs the library initialised.
 pub fn answer(api: &str, call: impl FnOnce(&Library) -> Answer<()>) -> nvmlReturn_t {
     outcome(api, |library| call(library.as_ref().ok_or(UNINITIALIZED)?))
 }
 
-/// nvmlInit and its variants. Each needs its own [`shut_down`].
+/// Initialises the library (nvmlInit and its variants). Each call needs its own [`shut_down`].
 pub fn init(api: &str) -> nvmlReturn_t {
     outcome(api, |library| {
         if let Some(library) = library {
@@ -72,7 +72,7 @@ pub fn init(api: &str) -> nvmlReturn_t {
     })
 }
 
-/// nvmlShutdown.
+/// Undoes one [`init`] (nvmlShutdown).
 pub fn shut_down(api: &str) -> nvmlReturn_t {
     outcome(api, |library| {
         let opened = library.as_mut().ok_or(UNINITIALIZED)?;
@@ -85,28 +85,28 @@ pub fn shut_down(api: &str) -> nvmlReturn_t {
 }
 
 impl Library {
-    /// What the GPUs are like.
+    /// Returns the configuration of the GPUs.
     pub fn config(&self) -> &Config {
         self.observer.config()
     }
 
-    /// The present figures.
+    /// Returns the present figures.
     pub fn snapshot(&self) -> Snapshot {
         self.observer.recent()
     }
 
-    /// The index of the GPU that a handle stands for.
+    /// Returns the index of a handle's GPU.
     pub fn index(&self, device: nvmlDevice_t) -> Answer<usize> {
         (0..self.config().gpus).find(|&index| handle(index) == device).ok_or(INVALID_ARGUMENT)
     }
 
-    /// The figures of the GPU that a handle stands for.
+    /// Returns the figures of a handle's GPU.
     pub fn gpu(&self, device: nvmlDevice_t) -> Answer<Gpu> {
         let index = self.index(device)?;
         Ok(self.snapshot().gpus[index])
     }
 
-    /// The handle of the first GPU that fits.
+    /// Returns the handle of the first GPU that fits.
     pub fn find(&self, fits: impl Fn(usize, &Gpu) -> bool) -> Answer<nvmlDevice_t> {
         let gpus = self.snapshot().gpus;
         let index = gpus.iter().enumerate().position(|(index, gpu)| fits(index, gpu));
@@ -114,12 +114,12 @@ impl Library {
     }
 }
 
-/// The handle of a GPU.
+/// Returns the handle of a GPU.
 pub fn handle(index: usize) -> nvmlDevice_t {
     std::ptr::from_ref(&HANDLES[index]).cast_mut().cast()
 }
 
-/// Writes an answer to where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
 /// `to` is null or valid for writing a `T`.
@@ -127,12 +127,13 @@ pub unsafe fn write<T>(to: *mut T, value: T) -> Answer<()> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: not null, so valid for writing, as the caller promises. C callers align their variables.
+    // SAFETY: `to` is not null, so the caller promises that it is valid for writing. C callers
+    // align their variables.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Writes text and a zero into a buffer of `length` bytes.
+/// Writes text and a terminating zero into a buffer of `length` bytes.
 ///
 /// # Safety
 /// `to` is null or valid for writing `length` bytes.
@@ -143,8 +144,8 @@ pub unsafe fn write_text(to: *mut c_char, length: c_uint, text: &str) -> Answer<
     if text.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: not null, so valid for writing `length` bytes, which are more than the text's; the text is no
-    // part of the caller's buffer.
+    // SAFETY: `to` is not null, so the caller promises `length` bytes, which are more than the text
+    // has. The text is not part of the caller's buffer.
     unsafe {
         to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
         to.add(text.len()).write(0);
@@ -152,7 +153,7 @@ pub unsafe fn write_text(to: *mut c_char, length: c_uint, text: &str) -> Answer<
     Ok(())
 }
 
-/// Text in a field of a struct, cut to fit, with a zero.
+/// Returns text as a field of a struct: truncated to fit, with a terminating zero.
 pub fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (to, &byte) in field[..N - 1].iter_mut().zip(text.as_bytes()) {
@@ -161,7 +162,7 @@ pub fn field<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-/// The caller's text.
+/// Returns the caller's text.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -169,21 +170,21 @@ pub unsafe fn read_text<'a>(text: *const c_char) -> Answer<&'a str> {
     if text.is_null() {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: not null, so a C string, as the caller promises.
+    // SAFETY: `text` is not null, so the caller promises a C string.
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Writes a list by NVML's protocol: `count` says how many fit and comes back as how many there are; too few
-/// places is an error.
+/// Writes a list by NVML's protocol. On entry `count` is the number of places, on return the number
+/// of items. Too few places are an error.
 ///
 /// # Safety
-/// `count` is null or valid for reading and writing; `to` is null or valid for writing as many `T` as `count`
-/// says.
+/// `count` is null or valid for reading and writing. `to` is null or valid for writing as many `T`
+/// as `count` says.
 pub unsafe fn write_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Answer<()> {
     if count.is_null() {
         return Err(INVALID_ARGUMENT);
     }
-    // SAFETY: not null, so valid for reading and writing, as the caller promises.
+    // SAFETY: `count` is not null, so the caller promises that it is valid for reading and writing.
     let places = unsafe { count.replace(list.len() as c_uint) };
     if list.len() > places as usize {
         return Err(INSUFFICIENT_SIZE);
@@ -195,31 +196,33 @@ pub unsafe fn write_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Ans
         return Err(INVALID_ARGUMENT);
     }
     for (place, item) in list.into_iter().enumerate() {
-        // SAFETY: not null, so valid for writing `places` items, which are at least as many as the list's.
+        // SAFETY: `to` is not null, so the caller promises `places` items, and the list has no more
+        // items.
         unsafe { to.add(place).write(item) };
     }
     Ok(())
 }
 
-/// The last path component of what a process runs, as NVML gives it: the whole command name.
+/// Returns the program name of a process, as NVML does: the whole first argument of its command
+/// line.
 pub fn process_name(pid: c_uint) -> Answer<String> {
     let name = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NOT_FOUND)?;
     let first = name.split(|&byte| byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(first).into_owned())
 }
 
-/// A UUID as NVML writes it.
+/// Returns a UUID in NVML's form.
 pub fn uuid_text(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// For what the simulated GPU does not have.
+/// Returns the error for a feature that the simulated GPU does not have.
 pub fn not_supported<T>() -> Answer<T> {
     Err(NOT_SUPPORTED)
 }
 
-/// For structs of a version other than ours.
+/// Returns the error for a struct of an unknown version.
 pub fn version_mismatch<T>() -> Answer<T> {
     Err(VERSION_MISMATCH)
 }

@@ -1,6 +1,6 @@
-//! The library as the crate nvml-wrapper sees it.
+//! Tests the library through the crate nvml-wrapper.
 //!
-//! One test, since the state directory is named by the environment of the process.
+//! There is only one test, because the process's environment names the state directory.
 
 use nvml_wrapper::{
     Nvml,
@@ -11,7 +11,7 @@ use nvml_wrapper::{
 use simgpu_engine::{Host, Options, WaitPolicy, Work};
 use std::{env, path::PathBuf};
 
-/// Cargo builds the library, without installing it, next to the tests.
+/// Returns the path of the library. Cargo builds it next to the tests, without installing it.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("the test's own path");
     test.with_file_name("libnvidia_ml.so")
@@ -21,7 +21,7 @@ fn library() -> PathBuf {
 fn nvml_wrapper_sees_the_simulated_gpus() {
     const MIB: u64 = 1 << 20;
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory in shared memory");
-    // SAFETY: no other thread of this program runs yet that reads the environment: it has one test.
+    // SAFETY: this program has one test, so no other thread reads the environment yet.
     unsafe { env::set_var("SIMGPU_STATE", dir.path()) };
     let config = "gpus = 4\nname = 'A GPU'\nmemory_bytes = 1_000_000_000\ncontext_overhead_bytes = 1_048_576";
     let host = Host::attach_with(Options { config_toml: Some(config.into()), ..Options::default() })
@@ -59,7 +59,7 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
     assert!(other.running_compute_processes().expect("processes").is_empty());
     assert_eq!(other.running_compute_processes_count().expect("count"), 0);
 
-    // More than a second of work, of which the last second is all that counts.
+    // More than a second of work, of which only the last second counts.
     let stream = host.create_stream(context).expect("stream");
     let work = Work::Kernel { duration_ns: 1_200_000_000, sm_ppm: 1, kernels: 1 };
     let ticket = host.submit(stream, work, &[]).expect("submit");

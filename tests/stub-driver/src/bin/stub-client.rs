@@ -1,8 +1,10 @@
-//! Times driver calls: a warm-up, then the mean of ten million calls of each function, and how launches of two threads scale, as one line of JSON.
+//! Times driver calls. After a warm-up it measures the mean of ten million calls of each function.
+//! It also measures how launches of two threads scale. The result is one line of JSON.
 //!
-//! Whether hooks are in the way is the environment's business; the line says what was found. It ends when its
-//! standard input does, so that whoever started it can look at it first. `--calls NAME COUNT` makes so many calls of one function and
-//! ends: for who counts instructions.
+//! The environment decides whether hooks are in the way, and the line shows which library was
+//! found. The program ends when its standard input is closed, so that its starter can look at the
+//! running program first. `--calls NAME COUNT` makes COUNT calls of one function and ends, for
+//! counting instructions.
 
 use std::ffi::{CStr, c_void};
 use std::hint::black_box;
@@ -18,14 +20,14 @@ use deepres_abi::driver::types::{
 };
 use serde_json::{Map, Value, json};
 
-/// Calls that are timed.
+/// Number of timed calls.
 const CALLS: u32 = 10_000_000;
-/// Calls before them: lazy initialisation, branch predictors, caches.
+/// Number of calls before them, for lazy initialisation, branch predictors and caches.
 const WARM_UP_CALLS: u32 = 100_000;
-/// What each allocation asks for.
+/// Size of each allocation, bytes.
 const ALLOCATION_BYTES: usize = 4096;
 
-/// Threads that launch at a time, each on a core of its own.
+/// Number of threads that launch at a time, each on a core of its own.
 const THREADS: usize = 2;
 
 fn main() -> Result<()> {
@@ -52,12 +54,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What is done with each call.
+/// Action for each call.
 trait Visitor {
     fn visit(&mut self, name: &'static str, call: impl FnMut() -> u32) -> Result<()>;
 }
 
-/// Notes what each takes, ns.
+/// Records the mean time of each call, ns.
 struct Time<'a> {
     line: &'a mut Map<String, Value>,
 }
@@ -69,7 +71,7 @@ impl Visitor for Time<'_> {
     }
 }
 
-/// Makes calls of one of them.
+/// Makes calls of one function.
 struct Repeat<'a> {
     name: &'a str,
     count: Option<u32>,
@@ -87,7 +89,7 @@ impl Visitor for Repeat<'_> {
     }
 }
 
-/// A function of the driver, typed.
+/// Returns a function of the driver with its type.
 macro_rules! function {
     ($driver:expr, $name:ident) => {{
         let name = std::ffi::CString::new(stringify!($name))?;
@@ -115,19 +117,19 @@ impl Driver {
         Ok(address)
     }
 
-    /// The shared object that a look-up of `name` led to.
+    /// Returns the shared object to which a look-up of `name` leads.
     fn object_of(&self, name: &CStr) -> Result<String> {
         let address = self.address(name)?;
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: any address may be asked about; `info` is valid for a write.
+        // SAFETY: `dladdr` accepts any address, and `info` is valid for a write.
         let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
         ensure!(found != 0, "nobody knows whose {name:?} is");
-        // SAFETY: `dladdr` succeeded, so it filled `info` in; the name is that of a loaded object.
+        // SAFETY: `dladdr` succeeded, so it filled in `info`. The name is that of a loaded object.
         let object = unsafe { CStr::from_ptr(info.assume_init().dli_fname) };
         Ok(object.to_string_lossy().into_owned())
     }
 
-    /// Shows the visitor every call that is measured.
+    /// Passes every measured call to the visitor.
     fn visit(&self, visitor: &mut impl Visitor) -> Result<()> {
         let (init, retain, set_current) = (
             function!(self, cuInit),
@@ -196,32 +198,33 @@ impl Driver {
             visitor.visit("cuMemAlloc+Free", || alloc(&raw mut address, ALLOCATION_BYTES) | free(address))?;
             visitor.visit("cuMemGetInfo", || info(&raw mut free_bytes, &raw mut total_bytes))?;
             visitor.visit("cuGraphLaunch", || launch_graph(executable, stream))?;
-            // Of those that are only forwarded.
+            // This function is only forwarded.
             visitor.visit("cuCtxGetDevice", || get_device(&raw mut device))
         }
     }
 
-    /// Launches of [`THREADS`] threads in a time, each on a stream of its own, as a part of as many times those of one thread.
+    /// Returns the launch rate of [`THREADS`] threads, each on its own stream, divided by
+    /// [`THREADS`] times the rate of one thread.
     fn scale(&self) -> Result<f64> {
         let (alone, together) = (self.launching(1)?, self.launching(THREADS)?);
         Ok(alone / together)
     }
 
-    /// Nanoseconds a launch in each of so many threads, in the mean.
+    /// Returns the mean time of a launch in each of `threads` threads, ns.
     fn launching(&self, threads: usize) -> Result<f64> {
         let (launch, create_stream) = (function!(self, cuLaunchKernel), function!(self, cuStreamCreate));
         let (get_current, set_current) = (function!(self, cuCtxGetCurrent), function!(self, cuCtxSetCurrent));
         let mut context: CUcontext = null_mut();
-        // SAFETY: the result has room.
+        // SAFETY: `context` is valid for a write.
         ensure!(unsafe { get_current(&raw mut context) } == 0, "no context is current");
         let (context, begin) = (context as usize, Barrier::new(threads));
         let one = || -> Result<f64> {
             let mut stream: CUstream = null_mut();
-            // SAFETY: the context is live, and the result has room.
+            // SAFETY: the context is live, and `stream` is valid for a write.
             let results = unsafe { set_current(context as CUcontext) | create_stream(&raw mut stream, 0) };
             ensure!(results == 0, "setting up gave {results:#x}");
             begin.wait();
-            // SAFETY: the stub looks behind no handle but the stream's, which is live.
+            // SAFETY: the stub dereferences no handle but the stream's, which is live.
             mean_ns(|| unsafe { launch(null_mut(), 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()) })
         };
         std::thread::scope(|scope| {
@@ -234,7 +237,7 @@ impl Driver {
     }
 }
 
-/// Nanoseconds a call, over all timed calls together.
+/// Returns the mean time of a call over all timed calls, ns.
 fn mean_ns(mut call: impl FnMut() -> u32) -> Result<f64> {
     let mut results = 0;
     for _ in 0..WARM_UP_CALLS {

@@ -1,5 +1,5 @@
-//! `cudarc-client LAUNCHES`: launches that often on two streams, then takes all the device memory there is. Prints one JSON
-//! object with its own counts and lives until its standard input ends.
+//! `cudarc-client LAUNCHES`: launches LAUNCHES kernels on two streams, then allocates all device
+//! memory. Prints one JSON object with its own counts, and stays until its standard input ends.
 
 use std::io::Read as _;
 
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
         let lane = i % streams.len();
         let mut launch = streams[lane].launch_builder(&scale);
         launch.arg(&mut values[lane]).arg(&0.5_f32);
-        // SAFETY: the arguments are of the kernel's types, and it touches no memory.
+        // SAFETY: the arguments have the kernel's types, and the kernel touches no memory.
         unsafe { launch.launch(LaunchConfig::for_num_elems(ELEMENTS as u32)) }?;
     }
     for (stream, values) in streams.iter().zip(&values) {
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
 
     let mut held = Vec::new();
     let refusal: DriverError = loop {
-        // SAFETY: nothing reads what is not initialised.
+        // SAFETY: nothing reads the uninitialised memory.
         match unsafe { streams[0].alloc::<u8>(CHUNK_BYTES) } {
             Ok(chunk) => held.push(chunk),
             Err(refusal) => break refusal,

@@ -1,4 +1,5 @@
-//! Instructions that a call executes in the thread that makes it, counted by callgrind: the same on a busy machine as on a quiet one.
+//! Counts with callgrind the instructions that a call executes in its own thread. The count is the
+//! same on a busy machine as on a quiet one.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::command;
 
-/// Calls in the shorter and the longer of two runs: what the program does else cancels out.
+/// Number of calls in the shorter and the longer of two runs. The difference cancels out everything
+/// else that the program does.
 const FEW: u32 = 20_000;
 const MANY: u32 = 60_000;
 
@@ -22,8 +24,9 @@ pub fn is_available() -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Instructions a call of `name` by the client, where `start` gives the command that it is appended to. The tool simulates neither the kernel nor
-/// what the clock costs.
+/// Returns the instructions of one call of `name` by the client. `start` returns the command to
+/// which valgrind and the client are appended. The tool simulates neither the kernel nor the cost
+/// of reading the clock.
 pub fn per_call(client: &Path, name: &str, start: impl Fn() -> Command) -> Result<f64> {
     let folder = tempfile::Builder::new().prefix("deepres-callgrind-").tempdir()?;
     let total = |calls: u32| -> Result<u64> {
@@ -44,7 +47,7 @@ pub fn per_call(client: &Path, name: &str, start: impl Fn() -> Command) -> Resul
     Ok((many - few) as f64 / f64::from(MANY - FEW))
 }
 
-/// The total of the thread that the program began with: callgrind writes a file a thread.
+/// Returns the total of the program's first thread. callgrind writes one file for each thread.
 fn of_first_thread(out: &Path) -> Result<u64> {
     let path = format!("{}-01", out.display());
     let text = fs::read_to_string(&path).with_context(|| format!("callgrind wrote no {path}"))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench hook`: what hooks add to a driver call, in time and in instructions.
+//! `cargo xtask bench hook`: the time and the instructions that hooks add to a driver call.
 
 mod instructions;
 
@@ -15,9 +15,10 @@ use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
 use crate::{build, command};
 
-/// The pair of an allocation and its free.
+/// Name of the pair of an allocation and its free.
 const ALLOCATION: &str = "cuMemAlloc+Free";
-/// The calls measured, in order of report, and what hooks may add to each, ns. The last is not hooked.
+/// Calls that are measured, in order of report, and the most that hooks may add to each, ns. The
+/// last function is not hooked.
 const APIS: &[(&str, f64)] = &[
     ("cuLaunchKernel", 20.0),
     ("cuLaunchKernelEx", 20.0),
@@ -26,27 +27,28 @@ const APIS: &[(&str, f64)] = &[
     ("cuGraphLaunch", 40.0),
     ("cuCtxGetDevice", 1.0),
 ];
-/// Launches of two threads scale at least so well, beside the bare driver.
+/// Least scaling of launches of two threads, relative to the bare driver.
 const LEAST_SCALE_RATIO: f64 = 0.97;
-/// The tenant that the client runs as, and the limit that its allocations are held against.
+/// The client's tenant, and the limit against which its allocations are checked.
 const TENANT: &str = "bench";
 const MEMORY: &str = "16GiB";
-/// Kernels that the client launches one after another in one run, warm-ups included: the daemon's meter must have seen them all.
+/// Number of kernels that the client launches one by one in a run, warm-ups included. The daemon's
+/// meter must have seen all of them.
 const KERNEL_LAUNCHES: u64 = 2 * 10_100_000;
 
 /// Options of `cargo xtask bench hook`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Fail if a figure is past its bar.
+    /// Fail if a figure is past its bar
     #[arg(long, conflicts_with = "instructions")]
     check: bool,
-    /// How often to measure each of bare and hooked, ten million calls of each function every time.
+    /// Number of runs of bare and of hooked, each with ten million calls of each function
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Count instructions alone: on a machine too busy for times.
+    /// Count instructions alone, for a machine too busy to measure times
     #[arg(long)]
     instructions: bool,
 }
@@ -54,9 +56,10 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     apis: Vec<Api>,
-    /// Launches of two threads at a time, as a part of twice those of one; absent where no times were taken.
+    /// Launch rate of two threads, as a part of twice the rate of one. `None` if no times were
+    /// taken.
     scale: Option<Scale>,
-    /// What counted the instructions, or why nothing did.
+    /// The tool that counted the instructions, or the reason why there is no count.
     instructions_by: &'static str,
 }
 
@@ -70,7 +73,7 @@ struct Api {
     added_instructions: Option<f64>,
 }
 
-/// Of one call.
+/// Time or instructions of one call.
 #[derive(Clone, Copy)]
 struct Figures {
     bare: f64,
@@ -82,7 +85,7 @@ struct Figures {
 struct Scale {
     bare: f64,
     hooked: f64,
-    /// How the hooked driver scales against the bare one.
+    /// Scaling of the hooked driver relative to that of the bare one.
     ratio: f64,
 }
 
@@ -92,10 +95,10 @@ impl Figures {
     }
 }
 
-/// What one run of the client found.
+/// Figures of one run of the client.
 #[derive(Deserialize)]
 struct Run {
-    /// The file that the address of cuLaunchKernel lies in.
+    /// File that contains the address of cuLaunchKernel.
     hooked_by: PathBuf,
     scale: f64,
     #[serde(flatten)]
@@ -111,7 +114,7 @@ struct Bench {
     interrupt: Interrupt,
 }
 
-/// What an allocation and its free take, bare and hooked under a limit, ns.
+/// Returns the time of an allocation and its free, bare and hooked under a limit, ns.
 pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     let (times, _) = Bench::start()?.times(rounds)?;
     let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;
@@ -202,7 +205,7 @@ impl Bench {
         Ok(Self { host, client, driver, uuid, interrupt })
     }
 
-    /// A command that runs what is appended to it as a tenant.
+    /// Returns a command that runs the words appended to it as a tenant.
     fn tenant(&self) -> Command {
         let mut command = self.host.deepres(&[&self.driver]);
         command.args(["run", "--name", TENANT, "--memory", MEMORY, "--"]).env("STUB_DRIVER_UUID", &self.uuid);
@@ -251,7 +254,7 @@ impl Bench {
     }
 }
 
-/// Builds the stub driver and its client; returns the client and the folder of the driver.
+/// Builds the stub driver and its client. Returns the client and the folder of the driver.
 fn stub() -> Result<(PathBuf, PathBuf)> {
     let mut cargo = build::cargo();
     command::run(cargo.args(["build", "--release", "--package", "deepres-stub-driver"]))?;
@@ -261,7 +264,7 @@ fn stub() -> Result<(PathBuf, PathBuf)> {
     Ok((built.join("stub-client"), folder))
 }
 
-/// Runs the client; `look` sees its figures while it is still alive.
+/// Runs the client. `look` gets its figures while the client still runs.
 fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Result<Run> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut running = Running::start(command)?;
@@ -274,13 +277,14 @@ fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Resu
     let run: Run = serde_json::from_str(&line)
         .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
     look(&run)?;
-    // The client ends when its standard input does.
+    // The client ends when its standard input is closed.
     drop(running.child().stdin.take());
     running.finish()?;
     Ok(run)
 }
 
-/// Requires that the run went through our library and that the daemon metered it: else the figures mean nothing.
+/// Requires that the run went through the library and that the daemon metered it. Otherwise the
+/// figures would mean nothing.
 fn seen_by_daemon(host: &Host, run: &Run, round: u32) -> Result<()> {
     ensure!(
         run.hooked_by.file_name() == Some(Path::new("libdeepres.so").as_os_str()),

@@ -1,14 +1,14 @@
-//! One cell of the matrix: who runs what, and what the figures say.
+//! One cell of the matrix: its tenants with their work, and the figures of a run.
 
 use super::{Shares, Workload};
 
 /// One tenant of a cell.
 pub struct Tenant {
     pub name: String,
-    /// Percent.
+    /// Share, percent.
     pub share: u32,
     pub processes: usize,
-    /// What each of its processes does, in the client's words.
+    /// Steps of each of its processes, in the words of the client `pace`.
     pub steps: &'static [&'static str],
 }
 
@@ -18,20 +18,20 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Tenants with these shares.
+    /// Returns the cell of tenants with these shares.
     pub fn of(shares: Shares, workload: Workload) -> Self {
         let tenant = |(place, share): (usize, &u32)| tenant(place, *share, workload.of_tenant(place));
         Self { tenants: shares.0.iter().enumerate().map(tenant).collect() }
     }
 
-    /// One tenant that has the GPU to itself.
+    /// Returns the cell of one tenant that has the GPU to itself.
     pub fn alone(workload: Workload) -> Self {
         Self { tenants: vec![Tenant::alone(workload)] }
     }
 }
 
 impl Tenant {
-    /// One that has the GPU to itself.
+    /// Returns a tenant that has the GPU to itself.
     pub fn alone(workload: Workload) -> Self {
         tenant(0, 100, workload)
     }
@@ -56,18 +56,18 @@ fn tenant(place: usize, share: u32, workload: Workload) -> Tenant {
     Tenant { name: format!("tenant-{place}"), share, processes, steps }
 }
 
-/// What a tenant had.
+/// GPU time that a tenant used.
 #[derive(Debug, Clone, Copy)]
 pub struct Had {
-    /// Percent.
+    /// Share, percent.
     pub share: u32,
-    /// By the simulated GPU's record.
+    /// Kernel time by the simulated GPU's record, ns.
     pub true_ns: u64,
-    /// By deepres' meter.
+    /// GPU time by the meter of deepres, ns.
     pub metered_ns: u64,
 }
 
-/// What came of a cell.
+/// Figures of a run of a cell.
 #[derive(Debug)]
 pub struct Measured {
     pub tenants: Vec<Had>,
@@ -80,14 +80,17 @@ impl Measured {
         self.tenants.iter().map(of).sum::<u64>().max(1) as f64
     }
 
-    /// See the report.
+    /// Returns the largest distance of a tenant's true share from its entitlement, percentage
+    /// points.
     pub fn error_points(&self) -> f64 {
         let sum = self.sum(|had| had.true_ns);
         let error = |had: &Had| (had.true_ns as f64 * 100.0 / sum - f64::from(had.share)).abs();
         self.tenants.iter().map(error).fold(0.0, f64::max)
     }
 
-    /// See the report.
+    /// Returns the largest distance of a tenant's metered time from its true time, percentage
+    /// points. The distance is the larger of that as a part of all GPU time used and that as a part
+    /// of the elapsed time.
     pub fn meter_error_points(&self) -> f64 {
         let (true_sum, metered_sum) = (self.sum(|had| had.true_ns), self.sum(|had| had.metered_ns));
         let error = |had: &Had| {
@@ -99,7 +102,7 @@ impl Measured {
         self.tenants.iter().map(error).fold(0.0, f64::max)
     }
 
-    /// The part of the time in which kernels ran.
+    /// Returns the part of the time in which kernels ran.
     pub fn used_fraction(&self) -> f64 {
         self.sum(|had| had.true_ns) / self.elapsed_ns as f64
     }
@@ -121,7 +124,7 @@ mod tests {
         assert!((exact.used_fraction() - 0.9).abs() < 1e-9);
         let off = Measured { tenants: vec![had(70, 650, 650), had(30, 250, 250)], ..exact };
         assert!((off.error_points() - 200.0 / 90.0).abs() < 1e-9);
-        // Both are charged a tenth too much: nobody's share is wrong, and the meter is.
+        // Both tenants are charged a tenth too much. No share is wrong, but the meter is.
         let dear = Measured { tenants: vec![had(70, 630, 693), had(30, 270, 297)], ..off };
         assert!((dear.meter_error_points() - 6.3).abs() < 1e-9, "{}", dear.meter_error_points());
     }

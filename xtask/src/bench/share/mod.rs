@@ -1,4 +1,5 @@
-//! `cargo xtask bench share`: shares of GPU time and what sharing costs, against the record of the simulated GPU.
+//! `cargo xtask bench share`: measures shares of GPU time and the cost of sharing, by the simulated
+//! GPU's record.
 
 mod cell;
 mod tenants;
@@ -46,26 +47,26 @@ fn shares(text: &str) -> Result<Shares, String> {
         .ok_or_else(|| format!("one of {}", Shares::ALL.map(|shares| shares.to_string()).join(", ")))
 }
 
-/// What the tenants run. All of them always have work.
+/// Work of the tenants. All of them are backlogged.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Workload {
-    /// Kernels of 0.2 ms, a wait every hundred.
+    /// Kernels of 0.2 ms, with a wait after every hundred
     SmallKernels,
-    /// Kernels of 5 ms, a wait after each.
+    /// Kernels of 5 ms, with a wait after each
     LongKernels,
-    /// Graphs of 40 kernels of 0.2 ms.
+    /// Graphs of 40 kernels of 0.2 ms
     GraphReplays,
-    /// Four processes for each tenant, with kernels of 1 ms.
+    /// Four processes for each tenant, with kernels of 1 ms
     FourProcesses,
-    /// Each tenant another one: small kernels, long kernels, graphs.
+    /// Different work for each tenant: small kernels, long kernels, graphs
     Mixed,
 }
 
 impl Workload {
     const PURE: [Self; 3] = [Self::SmallKernels, Self::LongKernels, Self::GraphReplays];
 
-    /// What the tenant at this place runs.
+    /// Returns the work of the tenant at this place.
     fn of_tenant(self, place: usize) -> Self {
         match self {
             Self::Mixed => Self::PURE[place % Self::PURE.len()],
@@ -77,22 +78,23 @@ impl Workload {
 /// Options of `cargo xtask bench share`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Fail if a figure is past its bar.
+    /// Fail if a figure is past its bar
     #[arg(long)]
     check: bool,
-    /// How long to measure each cell.
+    /// Time to measure each cell, in seconds
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     seconds: f64,
-    /// Only these shares, for instance 10/90,50/50.
+    /// Measure only these shares, for instance 10/90,50/50
     #[arg(long, value_delimiter = ',', value_parser = shares)]
     shares: Vec<Shares>,
-    /// Only these workloads.
+    /// Measure only these workloads
     #[arg(long, value_delimiter = ',')]
     workload: Vec<Workload>,
-    /// On a GPU that is hard to meter: records of events cost 2 µs, their times have steps of 0.5 µs, its clock drifts by 50 ppm.
+    /// Use a GPU that is hard to meter: event records cost 2 µs, event times have steps of 0.5 µs,
+    /// and the clock drifts by 50 ppm
     #[arg(long)]
     hard: bool,
 }
@@ -106,11 +108,11 @@ struct Report {
     worst_throughput_ratio: f64,
 }
 
-/// One tenant without others.
+/// Figures of one tenant without others.
 #[derive(Serialize)]
 struct AloneReport {
     workload: Workload,
-    /// Its GPU time against that without deepres.
+    /// The tenant's GPU time, relative to that without deepres.
     alone_ratio: f64,
 }
 
@@ -118,13 +120,14 @@ struct AloneReport {
 struct CellReport {
     shares: Shares,
     workload: Workload,
-    /// The largest distance of a tenant's true share from what it is entitled to.
+    /// Largest distance of a tenant's true share from its entitlement, percentage points.
     error_points: f64,
-    /// The largest distance of a tenant's metered time from its true time: as a part of all that was used, and of the time that passed.
+    /// Largest distance of a tenant's metered time from its true time, percentage points. It is the
+    /// larger of two figures: as a part of all GPU time used, and as a part of the elapsed time.
     meter_error_points: f64,
-    /// Kernels' time of all tenants, against what one alone has of the same work.
+    /// Kernel time of all tenants, relative to that of one tenant alone with the same work.
     throughput_ratio: f64,
-    /// The part of the time, at least, in which every tenant had something running or waiting.
+    /// Least part of the time in which every tenant had work running or waiting.
     gpu_bound_fraction: f64,
 }
 
@@ -187,7 +190,7 @@ fn name(workload: Workload) -> String {
     workload.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// The machine's load, since figures of shares mean less on a busy machine.
+/// Returns the machine's load, because figures of shares mean less on a busy machine.
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("?").to_owned()
@@ -195,7 +198,8 @@ fn load() -> String {
 
 fn measure(bench: &Bench, shares: Shares, workload: Workload) -> Result<CellReport> {
     let mut alone = BTreeMap::new();
-    // Beside each cell, so that a machine that grows busy meets both. What the GPU is used alone, by each tenant's work, counted by its share.
+    // Each cell measures the tenants alone too, so that a machine that grows busy affects both. The
+    // use alone by each tenant's work is weighted by the tenant's share.
     let mut used_alone = 0.0;
     for (place, percent) in shares.0.iter().enumerate() {
         let part = workload.of_tenant(place);

@@ -1,4 +1,5 @@
-//! Runs the tenants of a cell on a host of their own and measures; and one of them alone, under deepres and without.
+//! Runs the tenants of a cell on a host of their own and measures them. Also measures one tenant
+//! alone, under deepres and without.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,24 +15,25 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 
-/// How long the GPU takes for the client's kernels.
+/// Configuration of the simulated GPU with the times of the client's kernels.
 const SIMGPU_TOML: &str = "kernel = [
     { name = \"busy_200us\", ns = 200000 },
     { name = \"busy_1000us\", ns = 1000000 },
     { name = \"busy_5000us\", ns = 5000000 },
 ]
 ";
-/// Beside it, a GPU that is hard to meter.
+/// Further configuration for a GPU that is hard to meter.
 const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
-/// From the last client's first launch to the first look.
+/// Time from the last client's first launch to the first observation.
 const SETTLED: Duration = Duration::from_millis(700);
-/// How often an interruption is looked for.
+/// Time between two checks for an interruption.
 const POLL: Duration = Duration::from_millis(20);
-/// How often a tenant alone and the bare driver take turns, so that a machine that grows busy meets both, and for how long at a time.
+/// Number of rounds in which a tenant alone and the bare driver take turns, and the time of each.
+/// The turns make a machine that grows busy affect both.
 const ALONE_ROUNDS: u32 = 3;
 const ALONE_LASTS: Duration = Duration::from_secs(2);
 
-/// What all cells have in common.
+/// Settings that all cells share.
 pub struct Bench {
     pub artefacts: Artefacts,
     pub client: PathBuf,
@@ -41,7 +43,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs one cell.
+    /// Runs one cell and measures it.
     pub fn measure(&self, cell: &Cell) -> Result<Measured> {
         let host = self.host()?;
         let mut clients = Vec::new();
@@ -64,7 +66,8 @@ impl Bench {
         Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
-    /// GPU time that a tenant alone has, against the same without deepres, in turns.
+    /// Returns the GPU time of a tenant alone, relative to that without deepres. The two run in
+    /// turn.
     pub fn alone_ratio(&self, tenant: &Tenant) -> Result<f64> {
         let mut used = [0.0; 2];
         for _ in 0..ALONE_ROUNDS {
@@ -75,7 +78,7 @@ impl Bench {
         Ok(used[0] / used[1])
     }
 
-    /// The part of the time in which kernels of a tenant alone run.
+    /// Returns the part of the time in which kernels of a tenant alone run.
     fn used_fraction(&self, tenant: &Tenant, how: As<'_>) -> Result<f64> {
         let host = self.host()?;
         let mut client = pieces::start(&host, how, &self.client, tenant.steps)?;
@@ -89,7 +92,7 @@ impl Bench {
         Ok(used_ns as f64 / (after.at_ns - before.at_ns) as f64)
     }
 
-    /// A host without tenants.
+    /// Starts a host without tenants.
     fn host(&self) -> Result<Host> {
         let config = build::target().join("deepres/share-simgpu.toml");
         let toml = format!("{}{SIMGPU_TOML}", if self.is_hard { HARD_TOML } else { "" });
@@ -107,7 +110,7 @@ impl Bench {
     }
 }
 
-/// Everything that is known at one moment.
+/// All figures of one moment.
 struct Look {
     ps: Ps,
     truth: truth::Snapshot,
@@ -119,7 +122,7 @@ impl Look {
         Ok(Self { ps: host.ps()?, truth })
     }
 
-    /// Time in which a tenant had something running or waiting, ns.
+    /// Returns the time in which a tenant had work running or waiting, ns.
     fn wanted_ns(&self, tenant: &Tenant) -> Result<u64> {
         let found = self.ps.on_first_gpu(&tenant.name);
         let (_, gpu) = found.with_context(|| format!("{} has no session on the GPU", tenant.name))?;
@@ -132,7 +135,8 @@ impl Look {
     }
 }
 
-/// The part of the time in which all tenants wanted the GPU, if the moments at which they did not never met.
+/// Returns the least part of the time in which all tenants wanted the GPU. It assumes that the
+/// moments without demand never coincide.
 fn bound_fraction(cell: &Cell, first: &Look, last: &Look) -> Result<f64> {
     let observed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns).max(1);
     let mut missing_ns = 0;

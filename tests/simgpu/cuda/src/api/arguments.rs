@@ -1,7 +1,7 @@
-//! How raw arguments are read and answers written. The contract behind every use is the driver API's own: a pointer that is not NULL
-//! points at what the reference says it points at.
+//! Macros that read raw arguments and write results. Every use relies on the driver API's contract:
+//! a pointer that is not NULL points at the object that the reference names.
 
-/// Writes an answer where the caller wants it; NULL is refused.
+/// Writes a result to the caller's pointer; refuses NULL.
 macro_rules! give {
     ($to:expr, $value:expr) => {{
         let (to, value) = ($to, $value);
@@ -13,18 +13,19 @@ macro_rules! give {
     }};
 }
 
-/// Writes an answer where the caller may want it.
+/// Writes a result to the caller's pointer, unless it is NULL.
 macro_rules! give_if_wanted {
     ($to:expr, $value:expr) => {{
         let (to, value) = ($to, $value);
         if !to.is_null() {
-            // SAFETY: by the API's contract a non-NULL result pointer points at room for the result.
+            // SAFETY: by the API's contract a non-NULL result pointer points at room for the
+            // result.
             unsafe { to.write(value) }
         }
     }};
 }
 
-/// Reads a value that the caller passes by pointer; NULL is refused.
+/// Reads a value that the caller passes by pointer; refuses NULL.
 macro_rules! read {
     ($from:expr) => {{
         let from = $from;
@@ -36,7 +37,7 @@ macro_rules! read {
     }};
 }
 
-/// The elements of an array that the caller passes; NULL is refused unless it is empty.
+/// Returns the elements of an array that the caller passes. Refuses NULL unless the array is empty.
 macro_rules! slice {
     ($from:expr, $length:expr) => {{
         let (from, length) = ($from.cast_const(), $length as usize);
@@ -51,7 +52,7 @@ macro_rules! slice {
     }};
 }
 
-/// The bytes of a C string; NULL is refused.
+/// Returns the text of a C string; refuses NULL.
 macro_rules! text {
     ($from:expr) => {{
         let from = $from;
@@ -63,7 +64,8 @@ macro_rules! text {
     }};
 }
 
-/// Functions that come in two variants, one per meaning of stream 0. The body sees the variant under the name between bars.
+/// Declares functions with two variants, one for each meaning of stream 0. The body knows its
+/// variant by the name between bars.
 macro_rules! for_both_default_streams {
     ($($legacy:ident / $per_thread:ident ($($arg:ident: $ty:ty),* $(,)?) |$default:ident| $body:block)*) => {$(
         pub fn $legacy($($arg: $ty),*) -> crate::status::Result<()> {

@@ -10,7 +10,8 @@ use crate::status::{self, Result, Status};
 
 /// `CUcheckpointLockArgs`: `timeoutMs` and reserved words.
 const LOCK_WORDS: usize = 16;
-/// `CUcheckpointRestoreArgs` and the others: what we do not model (GPU mappings) or what is reserved.
+/// `CUcheckpointRestoreArgs` and the others: GPU mappings, which are not modelled, and reserved
+/// words.
 const OTHER_WORDS: usize = 16;
 
 fn code(error: CheckpointError) -> Status {
@@ -27,7 +28,7 @@ fn pid_of(pid: i32) -> Result<u32> {
     u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(status::INVALID_VALUE)
 }
 
-/// Arguments that are all reserved.
+/// Refuses arguments with a value in a reserved word.
 fn check_reserved(args: *mut c_void) -> Result<()> {
     if args.is_null() {
         return Ok(());

@@ -8,7 +8,7 @@ use crate::status::{self, Result};
 use crate::stream::PRIORITIES;
 use crate::{context, event};
 
-/// `CUctxCreateParams`: where it names anything, it is something that is not modelled.
+/// `CUctxCreateParams`. The objects that its pointers can name are not modelled.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CreateParams {
@@ -181,7 +181,7 @@ pub fn cuCtxGetSharedMemConfig(pConfig: *mut CUsharedconfig) -> Result<()> {
     Ok(())
 }
 
-/// Banks have one size on every GPU that this could be.
+/// Checks the value only, because every GPU of this kind has one bank size.
 pub fn cuCtxSetSharedMemConfig(config: CUsharedconfig) -> Result<()> {
     context::current()?;
     if config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE { Err(status::INVALID_VALUE) } else { Ok(()) }
@@ -252,7 +252,7 @@ pub fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i
     Ok(())
 }
 
-/// Nothing here writes to other GPUs behind the host's back.
+/// Does nothing, because no device writes to these GPUs past the driver.
 pub fn cuFlushGPUDirectRDMAWrites(
     _target: CUflushGPUDirectRDMAWritesTarget,
     _scope: CUflushGPUDirectRDMAWritesScope,

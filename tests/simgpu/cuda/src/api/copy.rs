@@ -12,7 +12,7 @@ use crate::residency;
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
-/// Synchronous copies use the default stream, which they cannot do while they would break a capture.
+/// Returns the default stream for a synchronous copy. Fails if the copy would break a capture.
 fn synchronous(default: DefaultStream) -> Result<Arc<Stream>> {
     let stream = stream::resolve(0, default)?;
     if stream.is_capturing() {
@@ -24,7 +24,8 @@ fn synchronous(default: DefaultStream) -> Result<Arc<Stream>> {
     Ok(stream)
 }
 
-/// An address that has to be one the driver knows: unlike a host address it is never the client's word alone.
+/// Checks that the driver knows an address. The driver accepts unknown addresses as host addresses
+/// only.
 fn on_device(address: u64, bytes: usize) -> Result<u64> {
     if bytes == 0 || memory::find(address).is_some() { Ok(address) } else { Err(status::INVALID_VALUE) }
 }
@@ -63,7 +64,7 @@ fn strided(params: CUDA_MEMCPY3D, stream: CUstream, default: DefaultStream) -> R
     stream::resolve(stream as usize, default)?.submit(Operation::Copy(Box::new(params)))
 }
 
-/// A two-dimensional copy as the three-dimensional one of depth 1 that it is.
+/// Returns a two-dimensional copy as a three-dimensional copy of depth 1.
 fn deepen(flat: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
     CUDA_MEMCPY3D {
         srcXInBytes: flat.srcXInBytes,
@@ -94,7 +95,8 @@ fn deepen(flat: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
     }
 }
 
-/// A copy between contexts without them: addresses say where memory is.
+/// Returns a copy between contexts as a copy without them, because the addresses tell where the
+/// memory is.
 fn without_contexts(peer: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D> {
     for context in [peer.srcContext, peer.dstContext] {
         crate::context::by_handle(context as usize)?;
@@ -132,7 +134,7 @@ fn check_contexts(contexts: [CUcontext; 2]) -> Result<()> {
     contexts.into_iter().try_for_each(|context| crate::context::by_handle(context as usize).map(|_| ()))
 }
 
-/// A linear copy that has an array on one side, at an offset into its first row.
+/// Returns a linear copy with an array on one side, at an offset into the array's first row.
 fn with_array(array: CUarray, offset: usize, other: u64, is_source: bool, bytes: usize) -> CUDA_MEMCPY3D {
     let mut params = describe_linear(other, other, bytes as u64);
     if is_source {
@@ -172,7 +174,8 @@ fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize
     }
 }
 
-/// Moves managed memory: what is not there yet takes the time; the bytes are where both sides see them anyway.
+/// Moves managed memory. Only memory that is not there yet takes time. The bytes themselves stay at
+/// an address that both sides see.
 pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdevice) -> Result<()> {
     if stream.is_capturing() {
         return Err(status::STREAM_CAPTURE_UNSUPPORTED);
@@ -354,7 +357,7 @@ for_both_default_streams! {
     ) |default| {
         let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
         let lengths: &[usize] = slice!(sizes, count);
-        // A batch needs a stream of its own, by the reference.
+        // The reference requires a stream other than the default streams for a batch.
         if count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize {
             return Err(status::INVALID_VALUE);
         }

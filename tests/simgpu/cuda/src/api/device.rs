@@ -7,9 +7,9 @@ use crate::process::{config, device_count, gpu_of, host};
 use crate::status::{self, Result};
 use crate::{device, graph_memory, pool};
 
-/// Bytes of a UUID.
+/// Length of a UUID, bytes.
 const UUID_BYTES: usize = 16;
-/// Texels of a one-dimensional texture over linear memory.
+/// The most texels of a one-dimensional texture over linear memory.
 const TEXTURE_1D_LINEAR_TEXELS: usize = 1 << 28;
 
 pub fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Result<()> {
@@ -23,7 +23,7 @@ pub fn cuDeviceGetCount(count: *mut i32) -> Result<()> {
     Ok(())
 }
 
-/// Writes a C string into a buffer, cut where it does not fit.
+/// Writes a C string into a buffer, truncated if it does not fit.
 fn give_text(to: *mut c_char, length: i32, text: &str) -> Result<()> {
     if to.is_null() || length <= 0 {
         return Err(status::INVALID_VALUE);
@@ -122,7 +122,7 @@ pub fn cuDeviceGetExecAffinitySupport(pi: *mut i32, r#type: CUexecAffinityType, 
     if r#type >= CU_EXEC_AFFINITY_TYPE_MAX {
         return Err(status::INVALID_VALUE);
     }
-    // It takes a running MPS, which time-slicing has not.
+    // This affinity requires MPS, which is absent with time-slicing.
     give!(pi, 0);
     Ok(())
 }

@@ -63,7 +63,7 @@ for_both_default_streams! {
     }
 }
 
-/// Where an IPC handle keeps the engine's number of the event.
+/// Place of the engine's event number in an IPC handle.
 const BITS: std::ops::Range<usize> = 0..8;
 
 pub fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> Result<()> {

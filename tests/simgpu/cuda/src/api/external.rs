@@ -1,4 +1,5 @@
-//! External memory. What the driver is handed here has no place in the table of types, which knows what the interposer reads.
+//! External memory. The structs are declared here because the table of types only has those that
+//! the interposer reads.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
@@ -6,7 +7,8 @@ use deepres_abi::driver::types::*;
 use crate::external;
 use crate::status::{self, Result};
 
-/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`; of the handles, which are a union, the descriptor.
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`. Of the union of handles only the file descriptor is
+/// declared.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HandleDescription {

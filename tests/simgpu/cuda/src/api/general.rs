@@ -1,4 +1,4 @@
-//! Starting, versions, errors, look-ups, the profiler.
+//! Start, versions, errors, look-ups, the profiler.
 use std::ffi::{CStr, c_char, c_void};
 
 use deepres_abi::driver::types::*;
@@ -7,7 +7,7 @@ use crate::lookup;
 use crate::process;
 use crate::status::{self, Result};
 
-/// What cuDriverGetVersion answers before there is a configuration to ask.
+/// Result of cuDriverGetVersion as long as no configuration is loaded.
 const DRIVER_VERSION: i32 = 13_000;
 
 pub fn cuInit(Flags: u32) -> Result<()> {
@@ -82,13 +82,15 @@ pub fn cuGetProcAddress_v2(
         Err(reason) => {
             give!(pfn, std::ptr::null_mut());
             give_if_wanted!(symbolStatus, reason);
-            // Unlike the first version this one counts a miss as an answer.
+            // Unlike the first version, this version reports a miss in `symbolStatus` and returns
+            // success.
             Ok(())
         }
     }
 }
 
-/// Private tables are how NVIDIA's own libraries prove the driver theirs; a simulated one has none.
+/// Finds no table. NVIDIA's own libraries use private tables to verify the driver, and a simulated
+/// driver has none.
 pub fn cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) -> Result<()> {
     give_if_wanted!(ppExportTable, std::ptr::null());
     Err(status::NOT_FOUND)

@@ -1,4 +1,4 @@
-//! Graphs as a whole: creating, copying, instantiating, asking what is in them.
+//! Graphs as a whole: creating, copying, instantiating and listing their contents.
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -44,7 +44,8 @@ pub fn cuGraphNodeFindInClone(
     Ok(())
 }
 
-/// Writes as many handles as the caller has room for and how many that is, zeros behind them; without an array, how many there are.
+/// Writes as many handles as fit into the caller's array, zeros behind them, and their number.
+/// Without an array, writes the number of all handles.
 fn give_handles(to: *mut CUgraphNode, count: *mut usize, all: &[usize]) -> Result<()> {
     let room = read!(count);
     if to.is_null() {
@@ -60,7 +61,8 @@ fn give_handles(to: *mut CUgraphNode, count: *mut usize, all: &[usize]) -> Resul
     Ok(())
 }
 
-/// The edge data that goes with those handles. Who does not ask for it must not miss any.
+/// Writes the edge data of the handles. If the caller passes no array for it, all edges must be
+/// plain.
 fn give_edge_data(to: *mut CUgraphEdgeData, room: usize, all: &[CUgraphEdgeData]) -> Result<()> {
     if to.is_null() {
         return if all.iter().all(|data| *data == graph::PLAIN_EDGE) {
@@ -133,7 +135,7 @@ pub fn cuGraphGetEdges_v2(
     edges(hGraph, from, to, edgeData, numEdges)
 }
 
-/// Which end of an edge is asked for.
+/// The end of an edge to return.
 #[derive(Clone, Copy)]
 enum Side {
     Before,

@@ -16,7 +16,7 @@ use crate::residency;
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
-/// A launch, read from arguments that all entry points share.
+/// A launch with the arguments that all entry points have in common.
 struct Raw {
     function: CUfunction,
     grid: [u32; 3],
@@ -27,11 +27,11 @@ struct Raw {
     extra: *mut *mut c_void,
 }
 
-/// What a launch's attributes ask for beside hints and orderings, which cost no time here.
+/// The attributes of a launch, except hints and orderings, which cost no time here.
 #[derive(Default)]
 struct Attributes {
     is_cooperative: bool,
-    /// Recorded by the launch.
+    /// Events that the launch records.
     events: Vec<Arc<Event>>,
     is_device_updatable: bool,
 }
@@ -48,7 +48,7 @@ impl Attributes {
         for attribute in list {
             let value = &attribute.value;
             match attribute.id {
-                // SAFETY: the identifier says that the value is this one.
+                // SAFETY: by the API's contract the identifier names the valid member of the union.
                 CU_LAUNCH_ATTRIBUTE_COOPERATIVE => read.is_cooperative = unsafe { value.cooperative } != 0,
                 // SAFETY: as above.
                 CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION => cluster = Some(unsafe { value.clusterDim }),
@@ -57,7 +57,7 @@ impl Attributes {
                     preferred = Some(unsafe { value.preferredClusterDim });
                 }
                 CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
-                    // SAFETY: as above; both begin alike.
+                    // SAFETY: as above; both members begin alike.
                     let recorded = unsafe { value.programmaticEvent };
                     if recorded.flags as u32 != CU_EVENT_RECORD_DEFAULT {
                         return Err(status::INVALID_VALUE);
@@ -76,7 +76,8 @@ impl Attributes {
                 | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING
                 | CU_LAUNCH_ATTRIBUTE_PORTABLE_CLUSTER_SIZE_MODE
                 | CU_LAUNCH_ATTRIBUTE_SHARED_MEMORY_MODE => {}
-                // That of a stream alone (`SYNCHRONIZATION_POLICY`), or none.
+                // `SYNCHRONIZATION_POLICY`, which is an attribute of streams only, or an unknown
+                // identifier.
                 _ => return Err(status::INVALID_VALUE),
             }
         }
@@ -87,7 +88,8 @@ impl Attributes {
         if fits { Ok(read) } else { Err(status::INVALID_VALUE) }
     }
 
-    /// Refuses what cannot be done on `stream`. What would become part of a graph in a way of its own is not modelled.
+    /// Refuses attributes that are invalid on `stream`. During a capture, attributes that would
+    /// need a special graph node are unsupported.
     fn check(&self, stream: &Stream) -> Result<()> {
         self.events.iter().try_for_each(|event| event.check_for_launch(stream))?;
         match (stream.is_capturing(), self.is_device_updatable) {
@@ -117,7 +119,7 @@ fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
     stream.submit(Operation::Kernel(launch))
 }
 
-/// Everything about a launch that can be refused.
+/// Checks a launch for everything that the driver can refuse.
 #[inline]
 fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<Stream>, Launch)> {
     if raw.function.is_null() {
@@ -181,7 +183,8 @@ for_both_default_streams! {
         let (stream, launch) = prepare(&raw, config.hStream, default)?;
         attributes.check(&stream)?;
         stream.submit(Operation::Kernel(launch))?;
-        // That of a launch's completion too: it is triggered once all blocks have begun, or at any time after.
+        // A launch-completion event is recorded here too. The reference allows it at any time after
+        // all blocks have begun.
         attributes.events.iter().try_for_each(|event| event.record(&stream))
     }
 
@@ -204,7 +207,7 @@ for_both_default_streams! {
     cuGraphLaunch / cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         if stream.is_capturing() {
-            // A launch that is captured becomes a child of what is being captured.
+            // A captured launch becomes a child node of the captured graph.
             let source = graph::exec(hGraphExec as usize)?.source().copy()?;
             return stream.submit(Operation::Child(source));
         }
@@ -228,7 +231,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
     if flags & !known != 0 || list.is_empty() || list.len() > process::device_count() {
         return Err(status::INVALID_VALUE);
     }
-    // All of them go, or none.
+    // Either all launches go or none.
     let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
     for one in list {
         let raw = Raw {
@@ -240,7 +243,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
             params: one.kernelParams,
             extra: std::ptr::null_mut(),
         };
-        // Each goes to a stream of its own device, never a default one.
+        // Each launch needs a stream of its own device, never a default stream.
         if (one.hStream as usize) <= CU_STREAM_PER_THREAD as usize {
             return Err(status::INVALID_VALUE);
         }
@@ -258,7 +261,7 @@ pub fn cuLaunchCooperativeKernelMultiDevice(
     launches.into_iter().try_for_each(|(stream, launch)| stream.submit(Operation::Kernel(launch)))
 }
 
-/// Shape and shared memory of the oldest launch calls, which functions keep between calls.
+/// Launches with the shape and shared memory that the oldest calls store in the function.
 fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<()> {
     let function = module::function(f as usize)?;
     let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else {
@@ -310,7 +313,7 @@ pub fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// Values of parameters matter to nobody, as nothing is computed; that they could be set does.
+/// Checks the setting of a parameter. The values have no effect because kernels compute nothing.
 fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
     module::function(hfunc as usize)?;
     context::current()?;

@@ -1,4 +1,5 @@
-//! The linker, as far as it says whether what it is given is code: it reads PTX and cubins, and links nothing.
+//! The linker, which only checks whether its input is code. It reads PTX and cubins and links
+//! nothing.
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::handle::{Kind, Table};
 use crate::image;
 use crate::status::{self, Result};
 
-/// A linker, which keeps nothing of what it was given.
+/// A linker. It keeps none of its input.
 struct Link(usize);
 
 static LINKS: Table<Link> = Table::new(Kind::Link);

@@ -1,4 +1,4 @@
-//! Memory that is allocated and asked about.
+//! Allocation of memory, and queries about it.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
@@ -107,7 +107,7 @@ pub fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Fla
     if Flags != 0 || !is_known {
         return Err(status::INVALID_VALUE);
     }
-    // One address space: the device sees host memory where the host does.
+    // There is one address space, so the device and the host see host memory at the same address.
     give!(pdptr, p as u64);
     Ok(())
 }
@@ -131,7 +131,7 @@ pub fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr:
     Ok(())
 }
 
-/// One attribute of a pointer, written where the caller wants it. A pointer nobody knows has few.
+/// Writes one attribute of a pointer to the caller's place. An unknown pointer has few attributes.
 fn pointer_attribute(
     data: *mut c_void,
     attribute: CUpointer_attribute,
@@ -190,7 +190,7 @@ pub fn cuPointerGetAttribute(
     pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)
 }
 
-/// Unlike the single form this one answers zeros for what a pointer has not.
+/// Unlike the single form, this form writes zeros for attributes that the pointer does not have.
 pub fn cuPointerGetAttributes(
     numAttributes: u32,
     attributes: *mut CUpointer_attribute,
@@ -232,7 +232,7 @@ pub fn cuPointerSetAttribute(
     if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
         return Err(status::INVALID_VALUE);
     }
-    // Everything that this would make synchronous already is, as far as memory goes.
+    // The operations on this memory that the attribute makes synchronous are synchronous already.
     Ok(())
 }
 
@@ -264,7 +264,8 @@ pub fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result<()> {
     ipc::close(dptr)
 }
 
-/// Advice and prefetches are for managed memory, or for memory that the system manages itself.
+/// Checks that the range is managed memory. Advice and prefetches apply to managed memory only,
+/// because the system manages no other memory here.
 fn check_managed(address: CUdeviceptr, count: usize) -> Result<()> {
     let is_managed = memory::find(address).is_some_and(|found| found.is_managed());
     if count == 0 || !is_managed || !memory::covers(address, count as u64) {
@@ -297,7 +298,7 @@ fn advise(address: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUde
     if !(CU_MEM_ADVISE_SET_READ_MOSTLY..=CU_MEM_ADVISE_UNSET_ACCESSED_BY).contains(&advice) {
         return Err(status::INVALID_VALUE);
     }
-    // Where it is told to belong no longer need not be said.
+    // These kinds of advice use no location.
     let has_place = !matches!(
         advice,
         CU_MEM_ADVISE_SET_READ_MOSTLY
@@ -525,7 +526,7 @@ pub fn cuMipmappedArrayGetMemoryRequirements(
     memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, mipmap as usize), device)
 }
 
-/// `CUarrayMapInfo`; the subresource, a union, as its words.
+/// `CUarrayMapInfo`, with the union of subresources as plain words.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MapInfo {
@@ -584,7 +585,7 @@ for_both_default_streams! {
         if list.is_empty() || stream.is_capturing() {
             return Err(status::INVALID_VALUE);
         }
-        // In the stream's order: what was put into it before may use what is mapped now.
+        // Work submitted before may use the present mappings, so the stream finishes first.
         stream.synchronize()?;
         list.iter().try_for_each(MapInfo::run)
     }

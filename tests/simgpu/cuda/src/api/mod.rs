@@ -1,7 +1,8 @@
-//! The ABI edge: each implemented function takes the API's raw arguments, checks and reads them, calls the logic, and writes the answers.
+//! The ABI edge. Each implemented function checks and reads the API's raw arguments, calls the
+//! logic, and writes the results.
 //!
-//! The list below is what is implemented; everything else of the table comes from `unsupported`, by the rule that a name brought in
-//! explicitly hides one from a glob.
+//! The list below names the implemented functions. All others come from `unsupported`, because a
+//! name that is imported explicitly hides the same name from a glob import.
 #![expect(
     non_snake_case,
     clippy::too_many_arguments,

@@ -12,10 +12,10 @@ use crate::status::{self, Result};
 
 /// Threads of a warp.
 const WARP_THREADS: u64 = 32;
-/// Dynamic shared memory is handed out in pieces of this size.
+/// Granularity of dynamic shared memory.
 const SHARED_UNIT_BYTES: usize = 128;
 
-/// Compute capability of the GPUs, ten times major plus minor.
+/// Compute capability of the GPUs: ten times major plus minor.
 pub(super) fn architecture() -> u32 {
     let [major, minor] = config().compute_capability;
     (major * 10 + minor) as u32
@@ -98,7 +98,7 @@ pub fn cuModuleGetFunctionCount(count: *mut u32, r#mod: CUmodule) -> Result<()> 
     Ok(())
 }
 
-/// Writes handles into an array of the caller's.
+/// Writes handles into the caller's array.
 fn give_all<T: Copy>(to: *mut T, room: u32, all: impl Iterator<Item = T>) -> Result<()> {
     if to.is_null() {
         return Err(status::INVALID_VALUE);
@@ -330,7 +330,8 @@ pub fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> Result<()> {
 }
 
 pub fn cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) -> Result<()> {
-    // A kernel's name lives as long as the kernel; a function made from it only as long as its module.
+    // A kernel's name lives as long as the kernel. The name of a function made from it lives only
+    // as long as the function's module.
     match KERNELS.get(hfunc as usize) {
         Some(kernel) => give!(name, kernel.name.as_ptr()),
         None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
@@ -348,7 +349,8 @@ pub fn cuFuncLoad(function: CUfunction) -> Result<()> {
     function_of(function).map(|_| ())
 }
 
-/// Blocks of one multiprocessor at once, by threads, registers, shared memory and the limit on blocks.
+/// Returns how many blocks run at once on a multiprocessor. Threads, registers, shared memory and
+/// the limit on blocks bound the number.
 fn resident_blocks(function: &Function, block_threads: u64, dynamic_bytes: u64) -> Result<u64> {
     let config = config();
     let most = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u64;
@@ -393,7 +395,8 @@ pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)
 }
 
-/// The block size, of whole warps, that keeps the most threads resident; the largest of equals.
+/// Finds the block size, in whole warps, with the most resident threads. Of equal sizes the largest
+/// counts.
 fn best_block(
     minGridSize: *mut i32,
     blockSize: *mut i32,
@@ -409,7 +412,8 @@ fn best_block(
     let mut threads = most;
     while threads != 0 {
         let bytes = match dynamic {
-            // SAFETY: the caller passed the function to be asked what a block of this many threads needs.
+            // SAFETY: the caller passed this function as the one to ask for the shared memory of
+            // such a block.
             Some(bytes_of) => unsafe { bytes_of(threads as i32) },
             None => fixed_bytes,
         };

@@ -1,4 +1,5 @@
-//! Nodes of graphs: adding them, asking and changing what they do, in the graph and in what was instantiated from it.
+//! Nodes of graphs: adding them, and reading and changing their operations, both in graphs and in
+//! instantiated graphs.
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -26,14 +27,14 @@ struct BatchParams {
     flags: u32,
 }
 
-/// `CUDA_EVENT_RECORD_NODE_PARAMS` and, as far as its first field goes, `CUDA_EVENT_WAIT_NODE_PARAMS`
+/// `CUDA_EVENT_RECORD_NODE_PARAMS`, and the first field of `CUDA_EVENT_WAIT_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct EventParams {
     event: CUevent,
 }
 
-/// The dependencies that a client passes.
+/// Reads the dependencies that a client passes.
 fn given_dependencies(
     dependencies: *const CUgraphNode,
     data: *const CUgraphEdgeData,
@@ -66,7 +67,7 @@ fn add(
     Ok(())
 }
 
-/// An allocation node of `graph` behind `after`.
+/// Returns an allocation node of `graph` that depends on `after`.
 fn allocation(
     params: CUDA_MEM_ALLOC_NODE_PARAMS,
     graph: CUgraph,
@@ -158,11 +159,12 @@ fn batch(params: *const c_void) -> Result<Operation> {
     Ok(Operation::Memory(memory_operations(params.count, params.operations)?))
 }
 
-/// What the struct for nodes of any kind describes.
+/// Returns the operation that the generic node struct describes.
 fn any(params: &CUgraphNodeParams) -> Result<Operation> {
     let body = &params.params;
     let bytes = std::ptr::from_ref(body).cast::<c_void>();
-    // SAFETY: the kind says which member of the union the caller filled in.
+    // SAFETY: by the API's contract the kind names the member of the union that the caller filled
+    // in.
     unsafe {
         match params.r#type {
             CU_GRAPH_NODE_TYPE_KERNEL => kernel(&body.kernel),
@@ -177,11 +179,11 @@ fn any(params: &CUgraphNodeParams) -> Result<Operation> {
             CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
                 Ok(Operation::EventRecord(event_of(bytes.cast::<EventParams>().read().event)?))
             }
-            // Where it is, is said when it is added, and never changed.
+            // An allocation node gets its address when it is added, and never changes it.
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => Err(status::NOT_SUPPORTED),
             CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
-            // What a conditional node does is said when it is added, and never changed.
+            // A conditional node gets its operation when it is added, and never changes it.
             CU_GRAPH_NODE_TYPE_CONDITIONAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
@@ -203,7 +205,7 @@ fn flat_memset(params: &CUDA_MEMSET_NODE_PARAMS_v2) -> CUDA_MEMSET_NODE_PARAMS {
     }
 }
 
-/// Declares the functions that add a node of one kind: dependencies are always passed alike.
+/// Declares the functions that add a node of one kind. All take their dependencies in the same way.
 macro_rules! adders {
     ($($name:ident($($arg:ident: $ty:ty),*) $operation:block)*) => {$(
         pub fn $name(
@@ -265,7 +267,8 @@ fn add_any(
 ) -> Result<()> {
     let mut given = read!(params);
     let operation = if given.r#type == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-        // SAFETY: the kind says that the caller filled in this member of the union.
+        // SAFETY: by the API's contract the kind says that the caller filled in this member of the
+        // union.
         let asked = unsafe { &mut given.params.conditional };
         let conditional = Conditional::new(graph as usize, asked.handle, asked.r#type, asked.size)?;
         asked.phGraph_out = conditional.handles();
@@ -278,7 +281,7 @@ fn add_any(
     } else {
         any(&given)?
     };
-    // Some kinds answer something in what they were asked with.
+    // Nodes of some kinds return values in the parameters.
     match &operation {
         Operation::Allocate(node) => given.params.alloc = node.params,
         Operation::Child(child) => given.params.graph.graph = child.handle as CUgraph,
@@ -355,7 +358,7 @@ fn set_exec(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Resul
     graph::exec(exec as usize)?.set_operation(node as usize, operation)
 }
 
-/// The launch a kernel node does.
+/// Returns the launch of a kernel node.
 fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
     let Operation::Kernel(launch) = graph::node(node as usize)?.operation() else {
         return Err(status::INVALID_VALUE);
@@ -369,7 +372,7 @@ fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
         blockDimY: launch.block[1],
         blockDimZ: launch.block[2],
         sharedMemBytes: launch.shared_bytes,
-        // The node keeps them; what is answered stays right until its parameters change.
+        // The node owns the parameters. The pointer stays valid until the parameters change.
         kernelParams: launch
             .arguments
             .as_ref()

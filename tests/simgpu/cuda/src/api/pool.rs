@@ -14,7 +14,7 @@ use crate::pool::{self, Pool};
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream};
 
-/// An allocation captured into a graph becomes memory of that graph.
+/// Allocates in the stream's order. During a capture the allocation becomes memory of the graph.
 fn allocate(
     dptr: *mut CUdeviceptr,
     bytes: usize,
@@ -80,7 +80,8 @@ for_both_default_streams! {
         match found.kind {
             Kind::Pooled(pool) => pool.free_async(&stream, dptr),
             Kind::Graph => graph_memory::free_now(dptr),
-            // What cuMemAlloc gave may be freed in stream order too; waiting for the stream first has the same effect.
+            // Memory from cuMemAlloc may be freed in stream order too. A wait for the stream before
+            // the free has the same effect.
             Kind::Device | Kind::External { .. } | Kind::Opened { is_pooled: true, .. } => {
                 stream.synchronize()?;
                 memory::free(dptr)
@@ -159,7 +160,7 @@ pub fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count
     Ok(())
 }
 
-/// The device whose pools are those of a location, if any.
+/// Returns the device whose pools belong to a location, if any.
 fn device_at(location: CUmemLocation, kind: CUmemAllocationType) -> Option<i32> {
     let is_device = location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
     (is_device && kind == CU_MEM_ALLOCATION_TYPE_PINNED).then_some(location.id)

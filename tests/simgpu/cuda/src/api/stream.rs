@@ -1,4 +1,4 @@
-//! Streams, captures and what is put into streams beside kernels and copies.
+//! Streams, captures, and stream operations other than kernels and copies.
 use std::ffi::c_void;
 
 use deepres_abi::driver::types::*;
@@ -13,7 +13,7 @@ use crate::pending::{Cell, Comparison, HostCall};
 use crate::status::{self, Result};
 use crate::stream::{self, DefaultStream, Stream};
 
-/// `CUstreamBatchMemOpParams` as waits and writes have it.
+/// `CUstreamBatchMemOpParams` in the form for waits and writes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MemoryOperationParams {
@@ -27,7 +27,7 @@ pub struct MemoryOperationParams {
 
 const _: () = assert!(size_of::<MemoryOperationParams>() == 48);
 
-/// The low bits of a wait's flags, which are the comparison.
+/// The low bits of a wait's flags, which hold the comparison.
 const COMPARISON_MASK: u32 = 3;
 /// The most operations in one batch.
 const MAX_BATCH: u32 = 256;
@@ -85,7 +85,7 @@ fn write(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<Mem
     Ok(MemoryOperation::Write(cell(address, value, wide)?))
 }
 
-/// The operations of a batch.
+/// Reads the operations of a batch.
 pub fn memory_operations(count: u32, params: *const c_void) -> Result<Vec<MemoryOperation>> {
     if count > MAX_BATCH {
         return Err(status::INVALID_VALUE);
@@ -111,7 +111,7 @@ fn submit(stream: CUstream, default: DefaultStream, operations: Vec<MemoryOperat
     stream::resolve(stream as usize, default)?.submit(Operation::Memory(operations))
 }
 
-/// Two nodes that are one each may belong together; this tells how.
+/// Reads the dependencies that a client passes, with the edge data if there is any.
 fn dependencies(
     nodes: *const CUgraphNode,
     data: *const CUgraphEdgeData,
@@ -139,7 +139,7 @@ fn end_capture(stream: CUstream, default: DefaultStream, phGraph: *mut CUgraph) 
     ended.map(|_| ())
 }
 
-/// Where cuStreamGetCaptureInfo puts its answers.
+/// Result pointers of cuStreamGetCaptureInfo.
 struct CaptureInfo {
     status: *mut CUstreamCaptureStatus,
     id: *mut u64,
@@ -150,7 +150,8 @@ struct CaptureInfo {
 }
 
 thread_local! {
-    /// What the last cuStreamGetCaptureInfo of the thread pointed at: valid until the next, as the reference has it.
+    /// Arrays that the thread's last cuStreamGetCaptureInfo returned. By the reference they stay
+    /// valid until the thread's next call.
     static LAST_INFO: std::cell::RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> = const { std::cell::RefCell::new((Vec::new(), Vec::new())) };
 }
 
@@ -253,7 +254,7 @@ for_both_default_streams! {
             return Err(status::INVALID_VALUE);
         }
         let stream = stream::resolve(hStream as usize, default)?;
-        // Callbacks, unlike host functions, are no part of graphs.
+        // Unlike host functions, callbacks cannot be part of a graph.
         if stream.is_capturing() {
             return Err(status::STREAM_CAPTURE_UNSUPPORTED);
         }

@@ -1,4 +1,4 @@
-//! What every function does that nobody implemented.
+//! Default implementations of all functions of the API: each reports that it is not supported.
 #![expect(dead_code, reason = "it holds the whole table, and what is implemented hides its part of it")]
 
 use deepres_abi::driver::ApiId;

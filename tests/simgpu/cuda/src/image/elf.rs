@@ -1,6 +1,7 @@
 //! Cubins: 64-bit ELF files of machine EM_CUDA.
 //!
-//! A kernel is a function symbol marked as an entry; its parameters and limits are attribute records in `.nv.info.<kernel>`.
+//! A kernel is a function symbol marked as an entry. Attribute records in `.nv.info.<kernel>` hold
+//! its parameters and limits.
 use std::collections::HashMap;
 
 use object::elf::{FileHeader64, STT_FUNC, STT_OBJECT};
@@ -19,12 +20,13 @@ const ENTRY_SYMBOL: u8 = 0x10;
 /// Bit of a symbol's `st_other` that marks a managed variable.
 const MANAGED_SYMBOL: u8 = 0x04;
 const HEADER_BYTES: usize = 64;
-/// Offset of the ELF header's ABI version byte, which says where `e_flags` keeps the architecture.
+/// Offset of the ELF header's ABI version byte. The version tells where `e_flags` holds the
+/// architecture.
 const ABI_VERSION_OFFSET: usize = 8;
-/// From this ABI version on the architecture is in the second byte of `e_flags`.
+/// From this ABI version on the second byte of `e_flags` holds the architecture.
 const WIDE_ARCHITECTURE_ABI: u8 = 8;
 
-// Attribute records: format, attribute, then a 16-bit value or a 16-bit size followed by as many bytes.
+// Attribute records: format, attribute, then a 16-bit value, or a 16-bit size and as many bytes.
 const FORMAT_SIZED: u8 = 0x04;
 const ATTRIBUTE_MAX_THREADS: u8 = 0x05;
 const ATTRIBUTE_REQUIRED_THREADS: u8 = 0x10;
@@ -32,14 +34,15 @@ const ATTRIBUTE_KERNEL_PARAMETER: u8 = 0x17;
 const ATTRIBUTE_FRAME_SIZE: u8 = 0x11;
 const ATTRIBUTE_REGISTERS: u8 = 0x2f;
 const ATTRIBUTE_KERNEL_PARAMETER_V2: u8 = 0x45;
-/// From this architecture on the section of a kernel's shared memory includes what the system reserves in each block.
+/// From this architecture on, the section of a kernel's shared memory includes the system's part of
+/// each block.
 const RESERVED_SHARED_ARCHITECTURE: u32 = 90;
-/// How much that is.
+/// Length of the system's part.
 const RESERVED_SHARED_BYTES: u32 = 1024;
-/// Bit position of the size in a parameter record's last word.
+/// Bit position of the size in the last word of a parameter record.
 const PARAMETER_SIZE_SHIFT: u32 = 18;
 
-/// The whole file at `data`, by the lengths in its headers.
+/// Returns the whole file at `data`, by the lengths in its headers.
 ///
 /// # Safety
 /// `data` points at a whole ELF file, valid for `'a`.
@@ -61,19 +64,19 @@ pub unsafe fn whole<'a>(data: *const u8) -> Result<&'a [u8]> {
             end = end.max((section.sh_offset.get(endian) + section.sh_size.get(endian)) as usize);
         }
     }
-    // SAFETY: so does every section with bytes in it.
+    // SAFETY: every section with bytes in the file belongs to the file.
     Ok(unsafe { std::slice::from_raw_parts(data, end) })
 }
 
-/// Sections of kernels' instructions.
+/// Prefix of the sections that hold kernels' instructions.
 const TEXT: &str = ".text.";
 
-/// Whether a section is of global or constant variables.
+/// Whether a section holds global or constant variables.
 fn holds_variables(section: &str) -> bool {
     section.starts_with(".nv.global") || section.starts_with(".nv.constant3")
 }
 
-/// The records of one `.nv.info` section that have bytes of their own.
+/// Returns the records of one `.nv.info` section that have bytes of their own.
 fn sized_records(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         loop {
@@ -135,7 +138,7 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
 
     let mut infos: HashMap<&str, &[u8]> = HashMap::new();
     let mut sizes: HashMap<&str, u64> = HashMap::new();
-    // Where each section of variables begins in the image's data.
+    // Offset of each section of variables in the image's data.
     let mut places: HashMap<SectionIndex, u64> = HashMap::new();
     for section in file.sections() {
         if let Ok(name) = section.name() {
@@ -150,7 +153,7 @@ pub fn parse(bytes: &[u8]) -> Result<Image> {
             }
         }
     }
-    // Records about all kernels name each by the number of its symbol.
+    // Records about all kernels name each kernel by the number of its symbol.
     let by_symbol = |wanted: u8| -> HashMap<u32, u32> {
         sized_records(infos.get(".nv.info").copied().unwrap_or_default())
             .filter(|(attribute, _)| *attribute == wanted)

@@ -1,4 +1,4 @@
-//! Fat binaries: several code objects for several architectures, each perhaps compressed.
+//! Fat binaries: several code objects for several architectures, each possibly compressed.
 use std::io::Read;
 
 use super::{Code, Image};
@@ -6,24 +6,25 @@ use crate::status::{self, Result};
 
 /// First word of a fat binary.
 pub const MAGIC: u32 = 0xBA55_ED50;
-/// First word of the struct nvcc puts round a fat binary (`__fatBinC_Wrapper_t`).
+/// First word of nvcc's struct around a fat binary (`__fatBinC_Wrapper_t`).
 pub const WRAPPER_MAGIC: u32 = 0x4662_43B1;
-/// Where that struct holds the pointer to the fat binary.
+/// Offset of the pointer to the fat binary in that struct.
 pub const WRAPPER_DATA_OFFSET: usize = 8;
 
 const FILE_HEADER_BYTES: usize = 16;
-/// Header of an object, at least: the fields that are read here.
+/// Smallest header of an object: it contains the fields that are read here.
 const ENTRY_HEADER_BYTES: usize = 64;
 const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
-/// More than this from one compressed object means a damaged header.
+/// A larger size of a compressed object means a damaged header.
 const MAX_OBJECT_BYTES: usize = 1 << 32;
-/// No byte of an LZ4 block stands for more (LZ4 block format: each byte of a match's length adds at most 255).
+/// The most bytes that one byte of an LZ4 block can stand for. By the LZ4 block format each byte of
+/// a match's length adds at most 255.
 const LZ4_RATIO: usize = 255;
 
-/// One object's header, of the fields that matter here.
+/// The fields of an object's header that matter here.
 struct Entry<'a> {
     kind: u16,
     architecture: u32,
@@ -50,7 +51,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 fn entry(bytes: &[u8]) -> Option<(Entry<'_>, &[u8])> {
-    // A shorter header is none, and one without length would be met again and again.
+    // A shorter header is invalid. A header of length 0 would make the loop read the same entry for
+    // ever.
     let header_bytes = Some(u32_at(bytes, 4)? as usize).filter(|bytes| *bytes >= ENTRY_HEADER_BYTES)?;
     let payload_bytes = usize::try_from(u64_at(bytes, 8)?).ok()?;
     let end = header_bytes.checked_add(payload_bytes)?;
@@ -75,12 +77,14 @@ impl Entry<'_> {
             let decoder =
                 ruzstd::decoding::StreamingDecoder::new(packed).map_err(|_| status::INVALID_IMAGE)?;
             let mut plain = Vec::new();
-            // What is more than the header says is not asked for: a few bytes can expand to any number.
+            // Limits the output to the size in the header, because a few bytes can expand to any
+            // number.
             let mut decoder = decoder.take(self.original_bytes as u64);
             decoder.read_to_end(&mut plain).map_err(|_| status::INVALID_IMAGE)?;
             return Ok(plain);
         }
-        // All of it is allocated at once, so a few bytes must not ask for any number.
+        // The decompressor allocates the whole size at once, so a few bytes must not claim any
+        // number.
         if self.original_bytes > packed.len().saturating_mul(LZ4_RATIO) {
             return Err(status::INVALID_IMAGE);
         }
@@ -102,7 +106,8 @@ impl Entry<'_> {
         }
     }
 
-    /// How well the object suits a device: code for exactly it, then older code of the same family, then PTX; `None` if it cannot run there.
+    /// Returns how well the object suits a device. Code for exactly the device is best, then older
+    /// code of the same family, then PTX. `None`: the object cannot run there.
     fn rank(&self, device: u32) -> Option<u32> {
         let same_family = self.architecture / 10 == device / 10;
         match self.kind {
@@ -113,20 +118,21 @@ impl Entry<'_> {
     }
 }
 
-/// The whole fat binary at `data`, by the length in its header.
+/// Returns the whole fat binary at `data`, by the length in its header.
 ///
 /// # Safety
-/// `data` points at a fat binary whose header tells its true length, valid for `'a`.
+/// `data` points at a fat binary with the true length in its header, valid for `'a`.
 pub unsafe fn whole<'a>(data: *const u8) -> &'a [u8] {
     // SAFETY: the header is FILE_HEADER_BYTES long in every version.
     let header = unsafe { std::slice::from_raw_parts(data, FILE_HEADER_BYTES) };
     let header_bytes = u16_at(header, 6).map_or(0, usize::from);
     let body_bytes = u64_at(header, 8).map_or(0, |bytes| bytes as usize);
-    // SAFETY: the caller vouches for the lengths in the header.
+    // SAFETY: the caller promises that the lengths in the header are right.
     unsafe { std::slice::from_raw_parts(data, header_bytes + body_bytes) }
 }
 
-/// Reads the object that suits a device best. No such object is `NO_BINARY_FOR_GPU`.
+/// Reads the object that suits a device best. Without a suitable object the error is
+/// `NO_BINARY_FOR_GPU`.
 pub fn parse(bytes: &[u8], device_architecture: u32) -> Result<Image> {
     let header_bytes = u16_at(bytes, 6).map(usize::from).ok_or(status::INVALID_IMAGE)?;
     let mut rest = bytes.get(header_bytes..).ok_or(status::INVALID_IMAGE)?;

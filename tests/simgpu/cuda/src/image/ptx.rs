@@ -1,10 +1,10 @@
-//! PTX text: the declarations in it, not the instructions.
+//! PTX text. Only its declarations are read, not the instructions.
 use super::{GlobalImage, Image, KernelImage, Parameter};
 use crate::status::{self, Result};
 
-/// The newest PTX ISA this driver takes (CUDA 13.x), ten times major plus minor.
+/// The newest PTX ISA that this driver accepts (CUDA 13.x): ten times major plus minor.
 const NEWEST_PTX_VERSION: u32 = 99;
-/// What a kernel costs in registers when nobody compiled it.
+/// Registers of a kernel that is not compiled.
 const ASSUMED_REGISTERS: u32 = 32;
 
 struct Tokens<'a> {
@@ -33,7 +33,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The next word (identifier, directive or number) or single punctuation mark.
+    /// Returns the next word (identifier, directive or number) or single punctuation mark.
     fn next(&mut self) -> Option<&'a str> {
         self.skip_blanks_and_comments();
         let rest = &self.text[self.at..];
@@ -56,7 +56,8 @@ impl<'a> Tokens<'a> {
         token
     }
 
-    /// Skips to just after the `close` that matches an `open` already consumed, handing each token on the way to `see`.
+    /// Skips to just after the `close` that matches an `open` already consumed. Passes each token
+    /// in between to `see`.
     fn through(&mut self, open: &str, close: &str, mut see: impl FnMut(&mut Self, &'a str)) {
         let mut depth = 1;
         while let Some(token) = self.next() {
@@ -77,7 +78,7 @@ fn is_word(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | '$' | '%' | '.')
 }
 
-/// Bytes of a fundamental type such as `.u64`; `None` for other directives.
+/// Returns the bytes of a fundamental type such as `.u64`; `None` for other directives.
 fn type_bytes(directive: &str) -> Option<usize> {
     Some(match directive {
         ".b8" | ".u8" | ".s8" => 1,
@@ -89,7 +90,8 @@ fn type_bytes(directive: &str) -> Option<usize> {
     })
 }
 
-/// A variable declaration after its state space: alignment, type, name, array extents, initial values.
+/// A variable declaration behind its state space: alignment, type, name, array extents, initial
+/// values.
 struct Variable<'a> {
     name: &'a str,
     align_bytes: usize,
@@ -113,7 +115,8 @@ fn number(token: &str) -> Option<u64> {
     }
 }
 
-/// The bits of one initialiser: an integer, `0fXXXXXXXX`, `0dXXXXXXXXXXXXXXXX`; anything else (an address) counts as zero.
+/// Returns the bits of one initialiser: an integer, `0fXXXXXXXX` or `0dXXXXXXXXXXXXXXXX`. Anything
+/// else (an address) counts as zero.
 fn initial_bits(token: &str) -> u64 {
     let float = token.strip_prefix("0f").or_else(|| token.strip_prefix("0F"));
     let double = token.strip_prefix("0d").or_else(|| token.strip_prefix("0D"));
@@ -143,7 +146,8 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> Option<Variable<'a>> {
                 tokens.next()?;
                 tokens.through("(", ")", |_, inner| found.managed |= inner == ".managed");
             }
-            // `.ptr .global .align 4` describes what a pointer parameter points at, not the parameter.
+            // `.ptr .global .align 4` describes the target of a pointer parameter, not the
+            // parameter.
             ".ptr" => {
                 while let Some(next) = tokens.peek().filter(|next| next.starts_with('.')) {
                     tokens.next();
@@ -270,7 +274,7 @@ fn kernel(tokens: &mut Tokens<'_>) -> Option<KernelImage> {
     Some(found)
 }
 
-/// `9.0` to 90, `sm_90a` to 90.
+/// Turns `9.0` into 90.
 fn version(token: &str) -> Option<u32> {
     let (major, minor) = token.split_once('.')?;
     Some(major.parse::<u32>().ok()? * 10 + minor.parse::<u32>().ok()?)
@@ -322,7 +326,7 @@ pub fn parse(text: &[u8]) -> Result<Image> {
                 external = false;
             }
             ".func" | ".section" => {
-                // A function's body, or a debug section's, holds nothing a driver can be asked about.
+                // The bodies of functions and debug sections hold nothing that programs can query.
                 loop {
                     match tokens.next() {
                         Some("{") => {

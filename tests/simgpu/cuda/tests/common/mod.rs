@@ -1,4 +1,5 @@
-//! A virtual GPU of this test process's own, one test at a time: captures and primary contexts concern the whole process.
+//! A virtual GPU for this test process alone. The tests run one at a time, because captures and
+//! primary contexts concern the whole process.
 #![expect(dead_code, reason = "each test program uses its part")]
 
 use std::ffi::c_void;
@@ -9,22 +10,23 @@ pub use cuda::exports::*;
 pub use deepres_abi::driver::result::*;
 pub use deepres_abi::driver::types::*;
 
-/// Calls a driver function and gives its code.
+/// Calls a driver function and returns its code.
 macro_rules! code {
     ($call:expr) => {{
-        // SAFETY: the test passes what the function's reference asks for, or what it promises to refuse.
+        // SAFETY: the test passes arguments that the function's reference allows, or that the
+        // function promises to refuse.
         unsafe { $call }
     }};
 }
 
-/// Calls a driver function that has to succeed.
+/// Calls a driver function that must succeed.
 macro_rules! ok {
     ($call:expr) => {
         assert_eq!(code!($call), CUDA_SUCCESS, "{}", stringify!($call))
     };
 }
 
-/// A kernel of every name here takes this long.
+/// Time of the kernel `slow`, ns.
 pub const SLOW_NS: u64 = 30_000_000;
 pub const PTX: &std::ffi::CStr = c"
 .version 8.5
@@ -47,7 +49,7 @@ extern "C" fn remove_directory() {
     }
 }
 
-/// Points the process at a state directory of its own, which goes when the process ends.
+/// Points the process at a state directory of its own, which is removed when the process ends.
 pub fn private_state() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -58,7 +60,7 @@ pub fn private_state() {
         let config = directory.join("config.toml");
         let text = format!("gpus = 2\nkernel = [{{ name = \"slow\", ns = {SLOW_NS} }}]\n");
         std::fs::write(&config, text).expect("a configuration");
-        // SAFETY: the first thing any test does; no other thread reads the environment yet.
+        // SAFETY: every test calls this first, so no other thread reads the environment yet.
         unsafe {
             std::env::set_var("SIMGPU_STATE", directory.join("state"));
             std::env::set_var("SIMGPU_CONFIG", config);
@@ -66,7 +68,7 @@ pub fn private_state() {
     });
 }
 
-/// A context that is current, with the test's kernels loaded.
+/// A current context with the test's kernels loaded.
 pub struct Gpu {
     pub context: CUcontext,
     pub module: CUmodule,
@@ -108,11 +110,12 @@ impl Gpu {
         address
     }
 
-    /// Page-locked host memory of `count` words.
+    /// Allocates page-locked host memory of `count` words.
     pub fn pinned(&self, count: usize) -> &'static mut [u32] {
         let mut address = std::ptr::null_mut();
         ok!(cuMemHostAlloc(&mut address, count * size_of::<u32>(), 0));
-        // SAFETY: the memory is new, long enough, zeroed, and stays until the context ends with the test.
+        // SAFETY: the memory is new, zeroed and long enough. It stays until the context ends with
+        // the test.
         unsafe { std::slice::from_raw_parts_mut(address.cast(), count) }
     }
 
@@ -120,7 +123,7 @@ impl Gpu {
         ok!(launch(self.kernel(name), stream));
     }
 
-    /// Words in device memory, waited for.
+    /// Reads words of device memory, and waits for them.
     pub fn read(&self, address: CUdeviceptr, count: usize) -> Vec<u32> {
         let mut words = vec![0; count];
         ok!(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), address, count * size_of::<u32>()));
@@ -141,12 +144,12 @@ impl Drop for Gpu {
     }
 }
 
-/// One warp of a kernel without parameters.
+/// Launches one warp of a kernel without parameters.
 ///
 /// # Safety
 /// The handles are the driver's.
 pub unsafe fn launch(function: CUfunction, stream: CUstream) -> u32 {
     let none = std::ptr::null_mut::<*mut c_void>();
-    // SAFETY: the caller's handles, and no parameters.
+    // SAFETY: the caller passes valid handles, and the kernel has no parameters.
     unsafe { cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, none, none) }
 }

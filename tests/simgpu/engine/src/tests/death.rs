@@ -1,4 +1,4 @@
-//! Processes that die, at any store.
+//! Processes that die at any store.
 
 use super::world::{Client, START_NS, World, kernel};
 use crate::{
@@ -17,31 +17,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs `child` in a forked process, which attaches for itself, and is killed after so many stores to the
-/// shared state. Answers whether it came through. `prepare` runs before the counting.
+/// Runs `child` in a forked process that attaches for itself. The process is killed after `stores`
+/// stores to the shared state. `prepare` runs before the counting. Returns whether the child ran to
+/// its end.
 fn killed_after<T>(
     world: &World,
     stores: u64,
     prepare: impl FnOnce(&Host) -> T,
     child: impl FnOnce(&Host, T),
 ) -> bool {
-    // SAFETY: the child uses no lock that another thread of the test program may hold but the allocator's,
-    // which glibc resets in a forked child, and leaves by `_exit`.
+    // SAFETY: the child uses no lock that another thread of the test program may hold, except the
+    // allocator's, which glibc resets in a forked child. The child leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // A panic (which says so itself) must not unwind into the test, whose directory the child would
-        // remove. The host stays attached.
+        // A panic (which prints its own message) must not unwind into the test, because the child
+        // would remove the test's directory. The host stays attached.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let host = ManuallyDrop::new(world.process());
             let prepared = prepare(&host);
             failpoint::LEFT.with(|left| left.set(stores));
             child(&host, prepared);
         }));
-        // SAFETY: ends the child without running the test program's exit handlers.
+        // SAFETY: `_exit` ends the child without running the test program's exit handlers.
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above; `status` is valid for writing.
+    // SAFETY: `pid` is the child forked above; `status` is valid for writing.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     let killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
     assert!(
@@ -62,8 +63,8 @@ fn check_accounts(truth: &Snapshot) {
 
 #[test]
 fn a_process_killed_at_any_store_leaves_a_whole_state() {
-    // Everything that changes the state, on two GPUs, beside a neighbour that has work running and waits for
-    // the victim's.
+    // The victim makes every kind of change of the state, on two GPUs. A neighbour has work running
+    // and waits for the victim's work.
     let mut stores = 0;
     loop {
         let world = World::with("gpus = 2\ncontext_overhead_bytes = 7");
@@ -108,7 +109,7 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
             [7, 0],
             "after {stores} stores"
         );
-        // The neighbour's kernel runs to its end, and everything can be made again.
+        // The neighbour's kernel runs to its end, and new objects can be created.
         assert!(neighbour.host.wait(long, crate::WaitPolicy::Auto) <= START_NS + 40_000);
         let again = Client::new(&world);
         let last = again.kernel(10);
@@ -124,8 +125,7 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
 
 #[test]
 fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
-    // Three clients on two GPUs that wait for each other, so that looking means waking across contexts and
-    // GPUs.
+    // Three streams on two GPUs wait for each other, so a look has to wake other contexts and GPUs.
     let run = |stores: Option<u64>| {
         let world = World::with("gpus = 2");
         let (a, b) = (Client::new(&world), Client::new(&world));
@@ -150,7 +150,7 @@ fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
             )
         });
         world.go_to(20_000);
-        // By a process that has looked at nothing yet.
+        // The reader is a process that has not looked at the state before.
         let fresh = world.process();
         let times = [w, x, y, z].map(|ticket| fresh.query(ticket));
         check_accounts(&world.truth());
@@ -181,8 +181,8 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
         u64::MAX - 1,
         |_| (),
         |_, ()| {
-            // SAFETY: this process has one thread; the grandchild only sleeps in a read that ends with this
-            // test's end of the pipe.
+            // SAFETY: this process has one thread. The grandchild only sleeps in a read that ends
+            // with this test's end of the pipe.
             unsafe {
                 if libc::fork() == 0 {
                     libc::close(pipe[1]);
@@ -193,14 +193,15 @@ fn a_forked_child_does_not_keep_its_dead_parent_alive() {
             }
         },
     );
-    // The grandchild lets go as soon as it runs, which may be a moment after its parent's death.
+    // The grandchild drops the lock as soon as it runs, which may be a moment after its parent's
+    // death.
     let deadline = Instant::now() + Duration::from_secs(5);
     while world.truth().processes[0].alive {
         assert!(Instant::now() < deadline, "still taken for alive");
         std::thread::yield_now();
     }
     for fd in pipe {
-        // SAFETY: this test's own descriptor, used no more.
+        // SAFETY: the descriptor is this test's own and is not used any more.
         unsafe { libc::close(fd) };
     }
 }
@@ -211,27 +212,28 @@ fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
     let mut pipe = [0; 2];
     // SAFETY: `pipe` has room for the two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    // SAFETY: as in `killed_after`, for the child and for the grandchild, which is the first of its namespace and
-    // sleeps until it is killed.
+    // SAFETY: as in `killed_after`, for the child and the grandchild. The grandchild is the first
+    // process of its namespace and sleeps until it is killed.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: no memory is involved; this process has one thread.
+            // SAFETY: `unshare` touches no memory, and this process has one thread.
             let is_apart = unsafe {
                 libc::unshare(libc::CLONE_NEWPID) == 0
                     || libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) == 0
             };
             assert!(is_apart, "no pid namespace can be made: {}", std::io::Error::last_os_error());
-            // SAFETY: see above.
+            // SAFETY: as for the fork of the child above.
             let grandchild = unsafe { libc::fork() };
             if grandchild == 0 {
                 assert_eq!(std::process::id(), 1);
                 let host = ManuallyDrop::new(world.process());
                 host.create_context(0).expect("context");
-                // SAFETY: sleeps.
+                // SAFETY: `pause` only sleeps.
                 unsafe { libc::pause() };
             }
-            // SAFETY: the buffer is that of a live number; the wait is for a child of this process.
+            // SAFETY: the buffer is that of a live number, and `grandchild` is a child of this
+            // process.
             unsafe {
                 libc::write(pipe[1], (&raw const grandchild).cast(), size_of_val(&grandchild));
                 libc::waitpid(grandchild, ptr::null_mut(), 0);
@@ -241,7 +243,8 @@ fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
     let mut pid: libc::pid_t = 0;
-    // SAFETY: the buffer is that of a live number; the other end is the child's alone, so that its death ends the read.
+    // SAFETY: the buffer is that of a live number. Only the child has the other end, so its death
+    // ends the read.
     let read = unsafe {
         libc::close(pipe[1]);
         libc::read(pipe[0], (&raw mut pid).cast(), size_of_val(&pid))
@@ -258,7 +261,8 @@ fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
     assert_eq!((process.pid, process.alive), (pid as u32, true));
 
     let mut status = 0;
-    // SAFETY: a descriptor of this test's own, used no more; the processes were made above; `status` is valid for writing.
+    // SAFETY: the descriptor is this test's own and is not used any more. This test made the
+    // processes, and `status` is valid for writing.
     unsafe {
         libc::close(pipe[0]);
         assert_eq!(libc::kill(pid, libc::SIGKILL), 0);
@@ -380,7 +384,7 @@ fn a_forked_child_can_do_nothing_and_harms_nothing() {
         unsafe { libc::_exit(i32::from(!(refused && quiet))) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above; `status` is valid for writing.
+    // SAFETY: `pid` is the child forked above; `status` is valid for writing.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
     world.go_to(1000);

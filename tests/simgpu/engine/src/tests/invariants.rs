@@ -1,4 +1,4 @@
-//! What holds whatever is done, in whatever order.
+//! Properties that hold after any operations in any order.
 
 use super::world::{START_NS, World};
 use crate::{
@@ -56,12 +56,12 @@ struct Run {
     streams: Vec<(usize, StreamId)>,
     events: Vec<EventId>,
     tickets: Vec<Ticket>,
-    /// Pairs of which the first must not complete after the second.
+    /// Pairs of tickets of which the first must not complete after the second.
     ordered: Vec<(Ticket, Ticket)>,
     gates: Vec<Ticket>,
-    /// How many kernels were submitted that spin for another.
+    /// Number of submitted kernels that spin for a peer.
     collectives: usize,
-    /// Whether work was lost with a context.
+    /// Whether a destroyed context has taken unfinished work with it.
     lost: bool,
 }
 
@@ -162,10 +162,11 @@ impl Run {
         }
     }
 
-    /// Runs to the end and answers the completion times, the events' last.
+    /// Runs to the end and returns the completion times: those of the tickets, then those of the
+    /// events.
     fn finish(&mut self) -> Vec<u64> {
         self.step(&Step::ReleaseAll, false);
-        // A process that meets whoever is left without a peer.
+        // A companion process meets every kernel that is left without a peer.
         let companion = self.world.process();
         let stream = companion.create_stream(companion.create_context(0).expect("context")).expect("stream");
         for _ in 0..self.collectives {
@@ -184,7 +185,7 @@ impl Run {
     }
 }
 
-/// The accounts add up.
+/// Checks that the accounts add up.
 fn check(truth: &Snapshot) {
     for (index, gpu) in truth.gpus.iter().enumerate() {
         assert_eq!(gpu.busy_ns + gpu.switch_ns + gpu.idle_ns, gpu.elapsed_ns, "GPU {index}");
@@ -217,7 +218,7 @@ proptest! {
         run.finish();
         for &(earlier, later) in &run.ordered {
             let [earlier, later] = [earlier, later].map(|ticket| run.hosts[0].query(ticket).expect("all are complete"));
-            // 0 is complete, but forgotten with its stream.
+            // 0 means: complete, but the time was forgotten with the stream.
             prop_assert!(earlier <= later || later == 0);
             prop_assert!(later == 0 || (START_NS..=run.world.clock.now_ns()).contains(&later));
         }

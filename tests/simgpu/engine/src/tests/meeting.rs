@@ -1,4 +1,4 @@
-//! Kernels that spin for each other.
+//! Kernels that spin for their peers.
 
 use super::world::{Client, World, kernel};
 use crate::{Host, StreamId, Ticket, WaitPolicy, Work, config::ALL_SMS_PPM, liveness};
@@ -26,7 +26,7 @@ fn a_kernel_spins_until_its_peer_on_another_gpu_has_begun() {
     world.go_to(1000);
     let times = [x, y].map(|ticket| host.query(ticket).map(|at_ns| at_ns - super::world::START_NS));
     assert_eq!(times, [Some(350), Some(380)]);
-    // Spinning is having the GPU.
+    // A spinning kernel counts as having the GPU.
     let busy: Vec<u64> = world.truth().gpus.iter().map(|gpu| gpu.busy_ns).collect();
     assert_eq!(busy, [350, 380]);
     assert_eq!(world.truth().processes[0].gpus[0].kernels, 1);
@@ -45,7 +45,8 @@ fn kernels_of_another_name_or_of_the_same_context_are_no_peers() {
     let peer = rank(&a.host, 1);
     let y = submit(&a.host, peer, collective(7, 50));
     world.go_to(30_000);
-    // On one GPU the two contexts of the far side take turns; it has its turn from 11000 + 100 on at the latest.
+    // On GPU 1 the two contexts take turns; the later one has its turn from 11000 + 100 on at the
+    // latest.
     assert!(a.done(x).is_some() && a.done(y).is_some());
     assert_eq!([twin, other].map(|ticket| a.done(ticket)), [None; 2], "each has met one peer");
 }
@@ -57,7 +58,8 @@ fn what_has_begun_counts_though_another_has_its_turn() {
     let x = submit(&a.host, a.stream, collective(7, 50));
     let y = submit(&b.host, b.stream, collective(7, 60));
     world.go_to(10_000);
-    // a spins for its slice of 1000; b begins after the switch and goes on; a has the rest of its work then.
+    // `a` spins for its slice of 1000. `b` begins after the switch and goes on. Then `a` does the
+    // rest of its work.
     assert_eq!((b.done(y), a.done(x)), (Some(1160), Some(1220)));
 }
 
@@ -79,7 +81,7 @@ fn two_gangs_that_each_hold_one_gpu_go_on_by_turns() {
     let world = World::with("gpus = 2");
     let host = world.process();
     let ranks: Vec<[StreamId; 2]> = (0..2).map(|_| [0, 1].map(|gpu| rank(&host, gpu))).collect();
-    // One gang comes first on the one GPU, the other on the other.
+    // The two gangs come first on different GPUs.
     let tickets = [(0, 0), (1, 1), (0, 1), (1, 0)]
         .map(|(gang, gpu)| submit(&host, ranks[gang][gpu], collective(gang as u64, 50)));
     world.go_to(10_000);
@@ -92,7 +94,8 @@ fn a_dead_peer_is_waited_for_until_another_comes() {
     let a = Client::new(&world);
     let peer = world.process();
     let far = rank(&peer, 1);
-    // It begins, behind a kernel that keeps the two from meeting, and dies.
+    // The peer begins and then dies. A kernel on the first stream keeps the two from meeting
+    // before.
     submit(&a.host, a.stream, kernel(500, ALL_SMS_PPM));
     let x = submit(&a.host, a.stream, collective(7, 50));
     submit(&peer, far, collective(7, 50));

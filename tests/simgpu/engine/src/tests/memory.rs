@@ -14,7 +14,7 @@ fn memory_is_refused_by_the_byte_and_comes_back_with_the_context() {
     b.host.reserve_memory(b.context, 300).expect("free");
     a.host.release_memory(a.context, 100);
     assert_eq!(b.host.memory(0).used_bytes, 900);
-    // More than it has: everything, and not a byte of another's.
+    // More than the context holds: everything is released, and not a byte of another context's.
     a.host.release_memory(a.context, 5000);
     assert_eq!(b.host.memory(0).used_bytes, 400);
     b.host.destroy_context(b.context);

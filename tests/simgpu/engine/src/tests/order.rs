@@ -1,4 +1,4 @@
-//! Streams, tickets, events, waits.
+//! Streams, tickets, events and waits.
 
 use super::world::{Client, START_NS, World, kernel};
 use crate::{CopyKind, Error, EventStatus, Ticket, WaitPolicy, Work, config::ALL_SMS_PPM};
@@ -68,7 +68,7 @@ fn heads_of_several_streams_run_together_when_they_fit() {
     let (x, y) = (a.part_kernel(a.stream, 100, 500_000), a.part_kernel(a.another_stream(), 60, 500_000));
     world.go_to(1000);
     assert_eq!((a.done(x), a.done(y)), (Some(100), Some(60)));
-    // Overlap is counted once.
+    // Overlapping time counts once.
     assert_eq!(world.truth().gpus[0].busy_ns, 100);
 }
 
@@ -76,7 +76,8 @@ fn heads_of_several_streams_run_together_when_they_fit() {
 fn heads_that_do_not_fit_slow_down_in_proportion() {
     let world = World::new();
     let a = Client::new(&world);
-    // Together 1.5 of the SMs: 60 ns of the shorter take 90; then 40 of the longer are left, at full speed.
+    // Together the kernels want 1.5 times the SMs: 60 ns of the shorter take 90. The remaining 40
+    // of the longer run at full speed.
     let (x, y) = (a.part_kernel(a.stream, 100, FULL), a.part_kernel(a.another_stream(), 60, 500_000));
     world.go_to(1000);
     assert_eq!((a.done(y), a.done(x)), (Some(90), Some(130)));
@@ -120,7 +121,7 @@ fn a_stream_that_got_its_work_first_can_wait_for_one_that_got_it_later() {
     a.part_kernel(a.stream, 10, 1);
     let x = a.part_kernel(later, 100, 1);
     let y = a.host.submit(a.stream, kernel(10, 1), &[x]).expect("submit");
-    // It would get the GPU if a's context had nothing to run for a moment.
+    // This kernel would get the GPU if `a`'s context had nothing to run for a moment.
     b.kernel(500);
     world.go_to(1000);
     assert_eq!(a.done(y), Some(110));
@@ -136,7 +137,7 @@ fn work_waits_for_another_process_and_another_gpu() {
     let z = a.host.submit(a.another_stream(), kernel(10, FULL), &[y]).expect("submit");
     let w = b.host.submit(b.stream, kernel(5, FULL), &[z]).expect("submit");
     world.go_to(10_000);
-    // The last is another context's turn on GPU 0: one idle switch.
+    // The last kernel needs another context's turn on GPU 0: one idle switch.
     assert_eq!([x, y, z, w].map(|ticket| a.done(ticket)), [Some(100), Some(110), Some(120), Some(135)]);
 }
 
@@ -163,7 +164,7 @@ fn a_host_wait_holds_the_stream_until_released() {
     a.host.release(gate);
     world.go_to(600);
     assert_eq!([gate, after].map(|ticket| a.done(ticket)), [Some(500), Some(510)]);
-    // Once more, and something that is no host wait: nothing happens.
+    // A second release, and a release of an item that is no host wait, do nothing.
     a.host.release(gate);
     a.host.release(after);
 }
@@ -213,7 +214,7 @@ fn an_event_keeps_the_time_of_its_last_record() {
     let again = a.host.record(a.stream, event).expect("record");
     assert_eq!((a.host.event_status(event), a.host.event_ticket(event)), (EventStatus::Pending, Some(again)));
     assert_eq!(a.host.wait_event(event, WaitPolicy::Block), EventStatus::Done { at_ns: START_NS + 250 });
-    // It outlives its stream and its context.
+    // The event outlives its stream and its context.
     a.host.destroy_context(a.context);
     assert_eq!(a.host.event_status(event), EventStatus::Done { at_ns: START_NS + 250 });
     a.host.destroy_event(event);
@@ -264,7 +265,7 @@ fn a_full_queue_makes_submission_wait_for_a_place() {
     assert_eq!(a.host.now_ns(), START_NS);
     a.kernel(100);
     assert_eq!(a.host.now_ns(), START_NS + 100);
-    // More than the queue holds, in one go.
+    // More items than the queue holds, in one submission.
     let last = a.host.submit_all(a.stream, &[kernel(10, FULL); 9], &[]).expect("submit");
     assert_eq!(a.host.wait(last, WaitPolicy::Auto), START_NS + 500 + 90);
 }

@@ -3,7 +3,7 @@
 use super::world::{Client, START_NS, World};
 use crate::{CopyKind, EventStatus, WaitPolicy, Work};
 
-/// So many slices that ends do not matter.
+/// Covers so many slices that the begin and the end do not matter.
 const LONG_NS: u64 = 1_000_000_000;
 
 #[test]
@@ -17,7 +17,7 @@ fn two_backlogged_processes_get_equal_slices() {
     let truth = world.truth();
     let gpu = truth.gpus[0];
     assert_eq!(truth.processes.iter().map(|p| p.gpus[0].busy_ns).collect::<Vec<_>>(), [100_000, 100_000]);
-    // The first context found the GPU empty: no cost, but a switch.
+    // The first context finds the GPU empty: a switch without cost.
     assert_eq!((gpu.busy_ns, gpu.switch_ns, gpu.idle_ns, gpu.switches), (200_000, 20_000, 0, 201));
 }
 
@@ -59,7 +59,7 @@ fn a_context_with_nothing_to_run_gives_way_at_once() {
     let x = a.kernel(50);
     let y = b.kernel(50);
     world.go_to(5000);
-    // Nothing of a's is left, so the switch is the cheap one.
+    // `a` has no work left, so the switch is the cheap one.
     assert_eq!((a.done(x), a.done(y)), (Some(50), Some(110)));
 }
 
@@ -71,7 +71,7 @@ fn a_newcomer_waits_for_the_end_of_the_present_slice() {
     world.go_to(3400);
     let y = b.kernel(50);
     world.go_to(10_000);
-    // Alone, a's slices end at 1000, 2000, 3000, 4000.
+    // While `a` is alone, its slices end at 1000, 2000, 3000, 4000.
     assert_eq!(a.done(y), Some(4150));
 }
 
@@ -104,7 +104,8 @@ fn copies_of_all_contexts_share_the_bandwidth_also_during_a_switch() {
     a.kernel(950);
     a.kernel(1000);
     b.kernel(10);
-    // 100 alone, then two of them for 200 each; the switch is from 1000 to 1100.
+    // The first copy runs alone for 100, then two copies share the bandwidth for 200 each. The
+    // switch lasts from 1000 to 1100.
     let copy = |client: &Client, bytes| {
         let stream = client.another_stream();
         client.host.submit(stream, Work::Copy { kind: CopyKind::HostToDevice, bytes }, &[]).expect("submit")
@@ -182,7 +183,8 @@ fn kernels_of_urgent_streams_have_their_sms_first() {
     let other = a.part_kernel(a.another_stream(), 100, 600_000);
     let y = a.part_kernel(urgent, 50, 700_000);
     world.go_to(10_000);
-    // 50 at 300 of 1200 thousandths of what they want, so 12.5 of 100 done; then at 1000 of 1200.
+    // For 50 the kernels get 300 of the 1200 thousandths that they want, so 12.5 of 100 are done.
+    // Then they get 1000 of 1200.
     assert_eq!(a.done(y), Some(50));
     assert_eq!((a.done(x), a.done(other)), (Some(155), Some(155)));
 }

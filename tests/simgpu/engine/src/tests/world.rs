@@ -1,4 +1,4 @@
-//! A host in a directory of its own, on a clock that the test moves.
+//! A host in a directory of its own, with a clock that the test sets.
 
 use crate::{
     Clock, ContextId, Host, Options, StreamId, Ticket, Work,
@@ -7,9 +7,10 @@ use crate::{
 };
 use tempfile::TempDir;
 
-/// Where the tests' clocks start. Not 0, so that a forgotten time does not look right.
+/// Start time of the tests' clocks. Not 0, so that a missing time does not look right.
 pub const START_NS: u64 = 1_000_000_000;
-/// Easy figures: a slice of 1000, a switch of 100 or 10, no latency, no overhead, no context memory.
+/// Simple figures: a slice of 1000, a switch of 100 or 10, and no latency, overhead or context
+/// memory.
 pub const PLAIN: &str = "slice_ns = 1000\npreempt_switch_ns = 100\nidle_switch_ns = 10\nlaunch_latency_ns = 0\n\
                          launch_overhead_ns = 0\ncontext_overhead_bytes = 0\ncopy_latency_ns = 0\nhost_to_device_bytes_per_us = 1000\n";
 
@@ -24,7 +25,7 @@ impl World {
         Self::with("")
     }
 
-    /// With keys in place of those of [`PLAIN`].
+    /// Creates a host with `keys` replacing those of [`PLAIN`].
     pub fn with(keys: &str) -> Self {
         let replaced = |line: &str| keys.lines().any(|key| key.split(' ').next() == line.split(' ').next());
         let plain: String =
@@ -41,12 +42,12 @@ impl World {
         }
     }
 
-    /// One more process.
+    /// Attaches one more process.
     pub fn process(&self) -> Host {
         Host::attach_with(self.options()).expect("attach")
     }
 
-    /// Sets the clock to so many ns after its start.
+    /// Sets the clock to `ns` after [`START_NS`].
     pub fn go_to(&self, ns: u64) {
         self.clock.advance_to(START_NS + ns);
     }
@@ -83,7 +84,7 @@ impl Client {
         self.host.create_stream(self.context).expect("stream")
     }
 
-    /// When the item completed, after the start.
+    /// Returns the item's completion time after [`START_NS`].
     pub fn done(&self, ticket: Ticket) -> Option<u64> {
         self.host.query(ticket).map(|at_ns| at_ns - START_NS)
     }
