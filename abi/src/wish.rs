@@ -363,11 +363,8 @@ mod tests {
 
     #[test]
     fn every_wish_has_a_tag_an_option_and_a_variable_of_its_own() {
-        let names: [fn(Key) -> std::string::String; 3] = [
-            |key| key.tag().to_string(),
-            |key| key.option().to_string(),
-            |key| key.variable().to_string(),
-        ];
+        let names: [fn(Key) -> std::string::String; 3] =
+            [|key| key.tag().to_string(), |key| key.option().to_string(), |key| key.variable().to_string()];
         for of in names {
             let mut names: Vec<_> = Key::ALL.into_iter().map(of).collect();
             names.sort();
@@ -391,7 +388,8 @@ mod tests {
     fn an_environment_carries_every_wish_exactly() {
         let variables: Vec<_> =
             all().iter().map(|(key, value)| (key.variable(), value.to_string())).collect();
-        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
         let read = Wish::read(Key::ALL, variable, |key, text| panic!("{key:?}: {text}"));
         let near = Wish { criticality: read.criticality, ..all() };
         assert_eq!(read, near, "a criticality is a decimal number of a million parts");
@@ -401,7 +399,8 @@ mod tests {
     #[test]
     fn a_text_that_is_no_value_is_named_and_passed_over() {
         let mut refused = Vec::new();
-        let wish = Wish::read(Key::ALL, |_| Some("nonsense"), |key, text| refused.push((key, text.to_string())));
+        let wish =
+            Wish::read(Key::ALL, |_| Some("nonsense"), |key, text| refused.push((key, text.to_string())));
         assert_eq!(wish, Wish::default());
         assert_eq!(refused.len(), Key::ALL.len());
     }

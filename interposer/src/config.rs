@@ -9,28 +9,19 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use deepres_abi::class::Class;
-use deepres_abi::criticality::Criticality;
 use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use deepres_abi::oversubscribe::Oversubscribe;
-use deepres_abi::quantity::{parse_bytes, parse_share, parse_time_ns};
+use deepres_abi::quantity::{parse_bytes, parse_share};
 use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_abi::wish::{Key, Wish};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use crate::log::say;
 
-const SHARE: &str = "DEEPRES_SHARE";
-const MEMORY: &str = "DEEPRES_MEMORY";
+const SHARE: &str = Key::Share.variable();
+const MEMORY: &str = Key::Memory.variable();
 const TENANT: &str = "DEEPRES_TENANT";
-const CLASS: &str = "DEEPRES_CLASS";
-const CRITICALITY: &str = "DEEPRES_CRITICALITY";
-const DEADLINE: &str = "DEEPRES_DEADLINE";
-const SIZE: &str = "DEEPRES_SIZE";
-const SLO: &str = "DEEPRES_SLO";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
-const FOLLOW_USE: &str = "DEEPRES_MEMORY_FOLLOW_USE";
-/// Whether the time of the job's copies is charged.
-const CHARGE_COPIES: &str = "DEEPRES_CHARGE_COPIES";
 /// The signal by which the job wants to be told to give memory back.
 const PRESSURE: &str = "DEEPRES_PRESSURE";
 /// Path of the file into which the process is recorded. All processes of the job append to it.
@@ -50,38 +41,7 @@ pub struct Limit {
 }
 
 /// Variables for deepres beside the socket and the limits.
-const OTHERS: [&str; 9] =
-    [TENANT, CLASS, CRITICALITY, DEADLINE, SIZE, SLO, OVERSUBSCRIBE, FOLLOW_USE, CHARGE_COPIES];
-
-/// Properties of the job that the environment names. Others are absent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Job {
-    /// Criticality of the job.
-    pub criticality: Option<Criticality>,
-    /// Deadline, ns from the job's start.
-    pub deadline_ns: Option<u64>,
-    /// GPU time that the job takes, ns.
-    pub size_ns: Option<u64>,
-    /// Latency wanted for a request, ns.
-    pub slo_ns: Option<u64>,
-}
-
-impl Job {
-    fn read(variable: impl Fn(&str) -> Option<String>, refuse: impl Fn(fmt::Arguments<'_>)) -> Self {
-        let time = |name: &str| {
-            let value = variable(name)?;
-            let time_ns = parse_time_ns(&value);
-            if time_ns.is_none() {
-                refuse(format_args!("{name}={value} is not a time like 30ms, 90s or 1.5h"));
-            }
-            time_ns
-        };
-        let criticality = variable(CRITICALITY).and_then(|value| {
-            value.parse().map_err(|error| refuse(format_args!("{CRITICALITY}={value}: {error}"))).ok()
-        });
-        Self { criticality, deadline_ns: time(DEADLINE), size_ns: time(SIZE), slo_ns: time(SLO) }
-    }
-}
+const OTHERS: [&str; 2] = [TENANT, OVERSUBSCRIBE];
 
 /// Wishes and paths from the environment.
 #[derive(Debug)]
@@ -97,18 +57,12 @@ pub struct Config {
     pub is_asked_for: bool,
     /// The tenant's name, or empty.
     pub tenant: String,
-    /// The class wished for.
-    pub class: Option<Class>,
-    /// Properties that decide the job's priority.
-    pub job: Job,
+    /// The wishes but for share and memory, which can differ from GPU to GPU.
+    pub wish: Wish,
     /// The file into which the process is recorded.
     pub record: Option<PathBuf>,
     /// How the job's memory may make room for other tenants.
     pub oversubscribe: Option<Oversubscribe>,
-    /// Whether other tenants may have the memory that the job does not use.
-    pub memory_follows_use: Option<bool>,
-    /// Whether the time of the job's copies is charged.
-    pub charge_copies: Option<bool>,
     /// The signal that tells the job to give memory back.
     pub pressure: Option<i32>,
     /// Limits by the GPU's ordinal in this process.
@@ -123,7 +77,7 @@ impl Config {
         // tenant's name, which may be any text.
         let text = |value: OsString| value.to_string_lossy().into_owned();
         let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
-        let (tenant, class) = (variable(TENANT), variable(CLASS));
+        let tenant = variable(TENANT);
         let is_name = |name: &String| {
             let is_name = env::var(TENANT).as_ref() == Ok(name);
             if !is_name {
@@ -132,40 +86,31 @@ impl Config {
             is_name
         };
         let tenant = tenant.filter(is_name);
-        let job = Job::read(variable, |refused| say!(Warn, "{refused}; ignored"));
+        let is_of_all = |key: &Key| !matches!(key, Key::Share | Key::Memory);
+        let wish = Wish::read(Key::ALL.into_iter().filter(is_of_all), variable, |key, text| {
+            say!(Warn, "{}={text} is not {}; ignored", key.variable(), key.kind().expected());
+        });
         if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {
             say!(
                 Warn,
                 "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon is told of its beginning, and takes all that begin alike for one tenant"
             );
         }
-        let wish = |name: &str| {
-            let value = variable(name)?;
-            let wish = switch(&value);
-            if wish.is_none() {
-                say!(Warn, "{name}={value} is neither true nor false; ignored");
-            }
-            wish
-        };
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
         Self {
             is_asked_for: places.socket().is_some()
                 || is_any_named
-                || OTHERS.iter().any(|name| variable(name).is_some()),
+                || OTHERS.iter().any(|name| variable(name).is_some())
+                || Key::ALL.into_iter().any(|key| variable(key.variable()).is_some()),
             sockets: Socket::all(&places),
             is_socket_named: places.socket().is_some(),
             directory: path(places.own().path().collect()),
             tenant: tenant.unwrap_or_default(),
-            class: class.as_deref().and_then(|value| {
-                value.parse().map_err(|error| say!(Warn, "{CLASS}={value}: {error}; ignored")).ok()
-            }),
-            job,
+            wish,
             record: env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from),
             oversubscribe: variable(OVERSUBSCRIBE).and_then(|value| {
                 value.parse().map_err(|error| say!(Warn, "{OVERSUBSCRIBE}={value}: {error}; ignored")).ok()
             }),
-            memory_follows_use: wish(FOLLOW_USE),
-            charge_copies: wish(CHARGE_COPIES),
             pressure: variable(PRESSURE).and_then(|value| {
                 let signal = signal_named(&value);
                 if signal.is_none() {
@@ -191,12 +136,15 @@ impl Config {
         self.limits.get(ordinal).copied().unwrap_or_default()
     }
 
-    /// The limits to ask of a daemon. A daemon has one limit for all GPUs, so this is the smallest.
-    pub fn request(&self) -> Limit {
+    /// Returns the wishes for a daemon, which knows one limit for all GPUs: the smallest. A deadline counts from the job's
+    /// start, `age_ns` ago.
+    pub fn wishes(&self, age_ns: u64) -> Wish {
         let least = |of: fn(&Limit) -> u64| self.limits.iter().map(of).filter(|limit| *limit != 0).min();
-        Limit {
-            share_ppm: least(|limit| limit.share_ppm.into()).unwrap_or(0) as u32,
-            memory_bytes: least(|limit| limit.memory_bytes).unwrap_or(0),
+        Wish {
+            share_ppm: least(|limit| limit.share_ppm.into()).and_then(|ppm| u32::try_from(ppm).ok()),
+            memory_bytes: least(|limit| limit.memory_bytes),
+            deadline_ns: self.wish.deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(age_ns).max(1)),
+            ..self.wish
         }
     }
 
@@ -266,15 +214,6 @@ impl Socket {
 /// user could pose as the user's daemon.
 fn is_of(directory: &Path, user: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
-}
-
-/// Reads a yes or no in the usual spellings.
-fn switch(value: &str) -> Option<bool> {
-    match value.to_ascii_lowercase().as_str() {
-        "true" | "yes" | "on" | "1" => Some(true),
-        "false" | "no" | "off" | "0" => Some(false),
-        _ => None,
-    }
 }
 
 /// Returns the limits by ordinal, and whether any variable was set, valid or not.
@@ -364,20 +303,6 @@ mod tests {
 
     fn limit(share_percent: u32, memory_mib: u64) -> Limit {
         Limit { share_ppm: share_percent * PPM / 100, memory_bytes: memory_mib << 20 }
-    }
-
-    #[test]
-    fn what_is_said_of_the_job_is_read_and_what_makes_no_sense_is_named() {
-        let variables = [(CRITICALITY, "high"), (DEADLINE, "2h"), (SIZE, "soon"), (SLO, "30ms")];
-        let variable = |name: &str| {
-            variables.iter().find(|(named, _)| *named == name).map(|(_, value)| (*value).to_owned())
-        };
-        let refused = RefCell::new(Vec::new());
-        let job = Job::read(variable, |text| refused.borrow_mut().push(text.to_string()));
-        assert_eq!(job.criticality, "high".parse().ok());
-        assert_eq!((job.deadline_ns, job.size_ns), (Some(7_200_000_000_000), None));
-        assert_eq!(job.slo_ns, Some(30_000_000));
-        assert_eq!(refused.into_inner().len(), 1);
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs, mem};
 
 use deepres_abi::MAX_GPUS;
-use deepres_abi::criticality::Criticality;
 use deepres_abi::page::LayoutError;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
@@ -312,17 +311,7 @@ fn has_descriptors_to_spare() -> bool {
 fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> Hello {
     let mut hello = Hello::new(Role::Session);
     hello.monotonic_ns = os::now_ns();
-    let request = config.request();
-    hello.memory_bytes = request.memory_bytes;
-    hello.share_ppm = request.share_ppm;
-    hello.class = config.class.map_or(0, |class| class as u32);
-    hello.criticality_ppm = config.job.criticality.map_or(0, Criticality::number);
-    hello.deadline_ns =
-        config.job.deadline_ns.map_or(0, |deadline_ns| deadline_ns.saturating_sub(age_ns).max(1));
-    hello.size_ns = config.job.size_ns.unwrap_or(0);
-    hello.slo_ns = config.job.slo_ns.unwrap_or(0);
-    hello.memory_follows_use = wire::said(config.memory_follows_use);
-    hello.charge_copies = wire::said(config.charge_copies);
+    hello.wishes = config.wishes(age_ns).encode();
     hello.oversubscribe = config.oversubscribe.map_or(0, |way| way as u32);
     hello.pid = std::process::id();
     for (place, uuid) in hello.gpu_uuids.iter_mut().zip(gpus) {

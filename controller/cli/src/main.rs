@@ -11,6 +11,7 @@ mod ps;
 mod run;
 mod set;
 mod trace;
+mod wishes;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};

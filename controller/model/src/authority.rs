@@ -14,10 +14,10 @@ use crate::config::{CapOf, Caps};
 use crate::quantity::{Bytes, Percent, Time};
 use deepres_abi::PPM;
 use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::label::Labels;
 use deepres_abi::quantity::MAX_TIME_NS;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
-use deepres_abi::label::Labels;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -429,7 +429,8 @@ mod tests {
         let set = Wish { memory_bytes: Some(NO_LIMIT), ..set };
         let granted = grant(&asked(100_000, 1 << 20, Class::Fair), &set, CAPS, &whole(CAPS), true);
         assert_eq!(granted.memory_bytes, Given::by(Rule::Administrator, None), "and may take a limit away");
-        assert!(set.to_string().contains("no memory limit"), "{set}");
+        let sentence = crate::wish::Sentence(set).to_string();
+        assert!(sentence.contains("no memory limit"), "{sentence}");
     }
 
     #[test]

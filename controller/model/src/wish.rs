@@ -1,8 +1,8 @@
 //! The wishes of a job before people: how each is read, shown and explained. [`deepres_abi::wish`] declares them.
 
 use crate::quantity::{Bytes, Percent, QuantityError, Time};
-pub use deepres_abi::wish::{Key, Kind, Value, Wish};
 use deepres_abi::grant::NO_LIMIT;
+pub use deepres_abi::wish::{Key, Kind, Value, Wish};
 use std::error::Error;
 use std::fmt;
 

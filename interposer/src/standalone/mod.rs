@@ -75,7 +75,7 @@ impl Local {
     /// The system's error, if there is no memory for the pages.
     pub fn begin(config: &Config, uuids: &[Uuid]) -> io::Result<Self> {
         let local = Self::make(open_file(config), uuids, |ordinal| config.limit(ordinal))?;
-        if config.charge_copies == Some(true) {
+        if config.wish.charge_copies == Some(true) {
             let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
             grants.for_each(|grant| grant.set_charge_copies(true));
         }
@@ -154,7 +154,7 @@ impl Local {
             Some(_) => format!(" for all processes of tenant `{}`", config.tenant),
             None => String::new(),
         };
-        let copies = if config.charge_copies == Some(true) { ", copies charged" } else { "" };
+        let copies = if config.wish.charge_copies == Some(true) { ", copies charged" } else { "" };
         say!(Info, "no daemon: standalone, with limits{with} ({}){copies}", limits.join("; "));
     }
 

@@ -15,6 +15,7 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
 use deepres_model::directory::Directory;
 use deepres_model::packet;
+use deepres_model::wish::Wish;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::VecDeque;
@@ -156,8 +157,12 @@ impl Daemon {
     /// Connects as a session of `tenant` on every GPU.
     pub fn join(&self, tenant: &str, share_ppm: u32, memory_bytes: u64) -> Tenant {
         let mut hello = self.hello(Role::Session, tenant);
-        hello.share_ppm = share_ppm;
-        hello.memory_bytes = memory_bytes;
+        hello.wishes = Wish {
+            share_ppm: Some(share_ppm).filter(|ppm| *ppm != 0),
+            memory_bytes: Some(memory_bytes).filter(|bytes| *bytes != 0),
+            ..Wish::default()
+        }
+        .encode();
         Tenant::connect(&self.directory.tenant_socket(), &hello).unwrap()
     }
 }

@@ -3,16 +3,13 @@
 mod file;
 mod spec;
 
-use super::run::{self, wishes};
+use super::run;
+use crate::wishes::{self, Elsewhere, Wishes};
 use anyhow::{Context, Result, bail};
-use clap::builder::BoolishValueParser;
 use deepres_abi::directory::{DIRECTORY_VARIABLE, SOCKET_VARIABLE};
 use deepres_abi::oversubscribe::Oversubscribe;
-use deepres_model::authority::Wish;
 use deepres_model::directory::{Directory, named_socket};
-use deepres_model::quantity::{parse_bytes, parse_share, parse_time};
-use deepres_policy::class::Class;
-use deepres_policy::priority::Criticality;
+use deepres_model::wish::Key;
 use spec::{ContainerEdits, Device, DeviceName, KIND, Mount, Spec};
 use std::ffi::OsStr;
 use std::io::Write;
@@ -78,33 +75,8 @@ struct Generate {
     /// Name of a container's tenant; one for all containers if it is among the configuration's shared_names [default: the runtime's and the container's id]
     #[arg(long, value_parser = run::parse_name)]
     tenant: Option<String>,
-    /// Share of the GPU: 1% to 100%, decimals allowed
-    #[arg(long, value_parser = parse_share)]
-    share: Option<u32>,
-    /// Limit of device memory on each GPU, for example 8GiB or 512MiB
-    #[arg(long, value_parser = parse_bytes)]
-    memory: Option<u64>,
-    /// Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)
-    #[arg(long)]
-    class: Option<Class>,
-    /// How critical its jobs are: low, normal, high, critical, or a number from 0 to 1
-    #[arg(long)]
-    criticality: Option<Criticality>,
-    /// A job has to be done within this time from its start, for example 2h
-    #[arg(long, value_parser = parse_time)]
-    deadline: Option<u64>,
-    /// GPU time that a whole job takes, for example 40min
-    #[arg(long, value_parser = parse_time)]
-    size: Option<u64>,
-    /// Requests are to be answered within this time, for example 30ms
-    #[arg(long, value_parser = parse_time)]
-    slo: Option<u64>,
-    /// Let others have what of its memory it does not use, but for a margin
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
-    memory_follow_use: Option<bool>,
-    /// Charge the time of its copies too, not of its kernels alone
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
-    charge_copies: Option<bool>,
+    #[command(flatten)]
+    wishes: Wishes<Elsewhere>,
     /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
     /// the GPU and back)
     #[arg(long, value_name = "HOW")]
@@ -112,23 +84,6 @@ struct Generate {
     /// The CDI specification to put it into; `-` prints one with this device alone
     #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
     output: PathBuf,
-}
-
-impl Generate {
-    /// What is asked for.
-    fn wish(&self) -> Wish {
-        Wish {
-            share_ppm: self.share,
-            memory_bytes: self.memory,
-            class: self.class,
-            criticality: self.criticality,
-            deadline_ns: self.deadline,
-            size_ns: self.size,
-            slo_ns: self.slo,
-            memory_follows_use: self.memory_follow_use,
-            charge_copies: self.charge_copies,
-        }
-    }
 }
 
 /// Does what was asked with the devices.
@@ -187,7 +142,7 @@ fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Res
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),
     ];
     env.extend(args.tenant.as_ref().map(|tenant| format!("{}={tenant}", run::TENANT_VARIABLE)));
-    env.extend(wishes::variables(&args.wish()).map(|(name, value)| format!("{name}={value}")));
+    env.extend(wishes::variables(&args.wishes.wish).map(|(name, value)| format!("{name}={value}")));
     env.extend(args.oversubscribe.map(|way| format!("{}={}", run::OVERSUBSCRIBE_VARIABLE, way.name())));
     let library_in =
         |lib| Mount::read_only(library.to_owned(), format!("{LIBRARY_PLACE}/{lib}/{LIBRARY_NAME}"));
@@ -200,8 +155,9 @@ fn list(path: &Path) -> Result<()> {
     let Some(spec) = file::read(path)? else { return Ok(()) };
     for (name, env) in spec.devices() {
         let asks = |variable: &&&str| {
-            let mut ours =
-                [run::TENANT_VARIABLE, run::OVERSUBSCRIBE_VARIABLE].into_iter().chain(wishes::VARIABLES);
+            let mut ours = [run::TENANT_VARIABLE, run::OVERSUBSCRIBE_VARIABLE]
+                .into_iter()
+                .chain(Key::ALL.map(Key::variable));
             variable.split_once('=').is_some_and(|(name, _)| ours.any(|ours| ours == name))
         };
         let requests: Vec<&str> = env.iter().filter(asks).copied().collect();

@@ -120,6 +120,9 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
             )?;
         }
     }
+    if let Some(labels) = granted.labels.value {
+        writeln!(out, "  label      {labels} {}", granted.labels.rule)?;
+    }
     Ok(())
 }
 

@@ -11,7 +11,6 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::directory::{Directory, TrustError, check_socket, named_socket};
 use deepres_model::packet::{self, Packet};
 use deepres_model::peer::Peer;
-use deepres_policy::priority::Criticality;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::getuid;
@@ -150,16 +149,7 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
 
 fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<Answer> {
     let mut hello = Box::new(Hello::new(Role::Keeper));
-    let wish = &request.wish;
-    hello.share_ppm = wish.share_ppm.unwrap_or(0);
-    hello.class = wish.class.map_or(0, |class| class as u32);
-    hello.memory_bytes = wish.memory_bytes.unwrap_or(0);
-    hello.criticality_ppm = wish.criticality.map_or(0, Criticality::number);
-    hello.deadline_ns = wish.deadline_ns.unwrap_or(0);
-    hello.size_ns = wish.size_ns.unwrap_or(0);
-    hello.slo_ns = wish.slo_ns.unwrap_or(0);
-    hello.memory_follows_use = wire::said(wish.memory_follows_use);
-    hello.charge_copies = wire::said(wish.charge_copies);
+    hello.wishes = request.wish.encode();
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {

@@ -8,8 +8,8 @@ mod metered;
 mod program;
 mod record;
 mod start;
-pub mod wishes;
 
+use crate::wishes::{self, Now, Wishes};
 pub use connect::running;
 pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, env = TENANT_VARIABLE, value_parser = parse_name)]
     name: Option<String>,
     #[command(flatten)]
-    wishes: wishes::Args,
+    wishes: Wishes<Now>,
     /// Record what the program asks of the GPU's driver into this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -114,7 +114,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
         anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
-    let wish = args.wishes.wish();
+    let wish = args.wishes.wish;
     if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
         && args.wait
     {

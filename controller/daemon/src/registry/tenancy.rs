@@ -13,8 +13,8 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
 use deepres_model::quantity::Bytes;
 use deepres_model::text::is_harmful;
+use deepres_model::wish::Sentence;
 use deepres_policy::class::Class;
-use deepres_policy::priority::Criticality;
 use deepres_policy::signals::DriverSignals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -121,7 +121,8 @@ impl Registry {
             tenant.job = Arc::default();
         } else if can_be_told && asked.differs_from(&holds) {
             return request(format!(
-                "the tenant `{name}` runs already with {holds}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`"
+                "the tenant `{name}` runs already with {}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`",
+                Sentence(holds)
             ));
         } else {
             tenant.oversubscribe = match (tenant.oversubscribe, oversubscribe) {

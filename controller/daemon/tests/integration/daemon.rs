@@ -116,12 +116,19 @@ fn impossible_requests_are_refused_with_a_reason() {
         assert_eq!(kind, RefusalKind::Request as u32, "{reason}");
         reason
     };
-    assert!(refused(&|hello| hello.share_ppm = 1_200_000).contains("1% and 100%"));
-    assert!(refused(&|hello| hello.share_ppm = 800_000).contains("for everybody is 50%"));
-    assert!(refused(&|hello| hello.memory_bytes = 2 << 30).contains("for everybody is 1 GiB"));
-    let guaranteed = refused(&|hello| (hello.share_ppm, hello.class) = (100_000, Class::Guaranteed as u32));
+    let wishing = |wish: Wish| refused(&|hello| hello.wishes = wish.encode());
+    assert!(wishing(Wish { share_ppm: Some(1_200_000), ..Wish::default() }).contains("1% and 100%"));
+    assert!(wishing(Wish { share_ppm: Some(800_000), ..Wish::default() }).contains("for everybody is 50%"));
+    let memory = wishing(Wish { memory_bytes: Some(2 << 30), ..Wish::default() });
+    assert!(memory.contains("for everybody is 1 GiB"), "{memory}");
+    let guaranteed = Wish { share_ppm: Some(100_000), class: Some(Class::Guaranteed), ..Wish::default() };
+    let guaranteed = wishing(guaranteed);
     assert!(guaranteed.contains("for everybody is fair"), "{guaranteed}");
-    assert!(refused(&|hello| hello.class = 9).contains("no class"));
+    let no_class = refused(&|hello| {
+        hello.wishes = Wish { class: Some(Class::Fair), ..Wish::default() }.encode();
+        hello.wishes[2] = 9;
+    });
+    assert!(no_class.contains("`class` is not"), "{no_class}");
     assert!(refused(&|hello| hello.tenant[0] = 7).contains("cannot be seen"));
     let unseen = refused(&|hello| deepres_abi::wire::set_text(&mut hello.tenant, "a\u{200b}"));
     assert!(unseen.contains("cannot be seen"), "{unseen}");
@@ -149,7 +156,7 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
     };
     assert_eq!(granted("late").memory_bytes.rule, Rule::CapBesideOthers(CapOf::Everyone));
     let mut keeper = daemon.hello(Role::Keeper, "later");
-    keeper.share_ppm = 100_000;
+    keeper.wishes = Wish { share_ppm: Some(100_000), ..Wish::default() }.encode();
     let (_, reason) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap_err();
     assert!(reason.contains("the user's other tenants"), "{reason}");
     drop(late);
@@ -167,7 +174,7 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
 fn a_keeper_that_comes_back_is_let_in_whatever_was_set_meanwhile() {
     let daemon = daemon_of_one_gpu();
     let mut keeper = daemon.hello(Role::Keeper, "a");
-    keeper.share_ppm = 300_000;
+    keeper.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
     let (kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
     daemon.client().ask(&Request::set("a", Wish { share_ppm: Some(600_000), ..Wish::default() })).unwrap();
     let daemon = daemon.restart();
@@ -215,13 +222,13 @@ fn connections_beyond_the_limit_are_refused() {
 fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
     let daemon = daemon_of_one_gpu();
     let mut keeper = daemon.hello(Role::Keeper, "a");
-    keeper.share_ppm = 300_000;
+    keeper.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
     let (kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
     let status = daemon.status();
     assert_eq!((status.tenants[0].keepers, status.tenants[0].asked_share_ppm), (1, Some(300_000)));
     let session = daemon.join("a", 900_000, 0);
     assert_eq!(session.gate().entitled_ppm(), 300_000, "the first to ask decides");
-    keeper.share_ppm = 400_000;
+    keeper.wishes = Wish { share_ppm: Some(400_000), ..Wish::default() }.encode();
     let (_, reason) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap_err();
     assert!(reason.contains("runs already with a share of 30%"), "{reason}");
     drop(kept);
@@ -547,7 +554,7 @@ fn tenant_process() {
     let uuid = std::env::var("DEEPRES_TEST_GPU").unwrap();
     let gpu = deepres_daemon::Gpu::new(&uuid, "", 1).unwrap();
     let mut hello = hello(Role::Session, "victim", &[gpu.uuid]);
-    hello.memory_bytes = 1_000;
+    hello.wishes = Wish { memory_bytes: Some(1_000), ..Wish::default() }.encode();
     let tenant = Tenant::connect(socket.as_ref(), &hello).unwrap();
     assert!(tenant.allocate(1_000));
     // In the middle of everything: the process holds the GPU, with work in flight.
@@ -597,8 +604,14 @@ fn what_a_job_says_of_itself_weighs_where_no_share_was_asked_for_and_the_terms_a
     let daemon = daemon_of_one_gpu();
     let plain = daemon.join("plain", 0, 0);
     let mut hello = daemon.hello(Role::Session, "urgent");
-    hello.criticality_ppm = Criticality::CRITICAL.number();
-    (hello.deadline_ns, hello.size_ns, hello.slo_ns) = (7_200_000 * MS, 3_600_000 * MS, 30 * MS);
+    let wish = Wish {
+        criticality: Some(Criticality::CRITICAL),
+        deadline_ns: Some(7_200_000 * MS),
+        size_ns: Some(3_600_000 * MS),
+        slo_ns: Some(30 * MS),
+        ..Wish::default()
+    };
+    hello.wishes = wish.encode();
     let urgent = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     let owed = |tenant: &Tenant| tenant.gate().entitled_ppm();
     wait_until(Duration::from_secs(2), || owed(&urgent) > owed(&plain) && owed(&plain) > 0);
@@ -639,13 +652,14 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
     let defaults = toml::from_str("class = \"best-effort\"\ncriticality = \"low\"").unwrap();
     let daemon = Daemon::start(1, Config { caps, defaults, ..Config::default() });
     let mut hello = daemon.hello(Role::Keeper, "grand");
-    hello.criticality_ppm = Criticality::CRITICAL.number();
+    let critical = Wish { criticality: Some(Criticality::CRITICAL), ..Wish::default() };
+    hello.wishes = critical.encode();
     let socket = daemon.directory.tenant_socket();
     let (_, reason) = shake_hands(&socket, hello.as_bytes()).err().unwrap();
     assert!(reason.contains("criticality critical was asked for"), "{reason}");
     // A running session gets the most that is allowed.
     hello.role = Role::Session as u32;
-    hello.deadline_ns = 1;
+    hello.wishes = Wish { deadline_ns: Some(1), ..critical }.encode();
     let _grand = Tenant::connect(&socket, &hello).unwrap();
     let share = explained(&daemon, "grand");
     assert_eq!((share.priority.criticality.value, share.priority.deadline_in_ns), (0.5, None));

@@ -3,6 +3,7 @@
 
 use deepres_abi::meter::MeterPage;
 use deepres_abi::wire::{RefusalKind, Role};
+use deepres_abi::wish::{WISHES_BYTES, Wish};
 use deepres_daemon_harness::{Daemon, Tenant, hello, shake_hands, wait_until};
 use deepres_model::admin::client::{Client, ClientError};
 use deepres_model::admin::{Status, TenantStatus};
@@ -97,7 +98,7 @@ fn whoever_connects_in_a_loop_fills_no_log() {
     let daemon = Daemon::start_within(Config::default(), |run| tracing::subscriber::with_default(lines, run));
     let socket = daemon.directory.tenant_socket();
     let mut nonsense = daemon.hello(Role::Session, "loop");
-    nonsense.class = 77;
+    nonsense.wishes = [1; WISHES_BYTES];
     for _ in 0..100 {
         shake_hands(&socket, nonsense.as_bytes()).unwrap_err();
         drop(daemon.join("loop", 0, 0));
@@ -303,7 +304,13 @@ fn who_runs_already_and_asks_for_too_much_has_the_cap_and_it_is_said_why() {
     let daemon = open_to_all(Config { users, ..Config::default() });
     let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
     let mut greedy = hello(Role::Session, "greedy", &uuids);
-    (greedy.share_ppm, greedy.memory_bytes, greedy.class) = (900_000, 1 << 40, Class::Guaranteed as u32);
+    let wish = Wish {
+        share_ppm: Some(900_000),
+        memory_bytes: Some(1 << 40),
+        class: Some(Class::Guaranteed),
+        ..Wish::default()
+    };
+    greedy.wishes = wish.encode();
     let Some(greedy) = as_user(MALLORY, MALLORY, || Tenant::connect(&socket, &greedy).unwrap()) else {
         return;
     };

@@ -166,7 +166,7 @@ fn a_process_that_comes_back_to_the_same_daemon_is_charged_once() {
 fn a_tenant_that_waits_for_its_next_process_keeps_what_was_set() {
     let daemon = daemon();
     let mut keeper = daemon.hello(Role::Keeper, "a");
-    keeper.share_ppm = 300_000;
+    keeper.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
     let socket = daemon.directory.tenant_socket();
     let kept = deepres_daemon_harness::shake_hands(&socket, zerocopy::IntoBytes::as_bytes(&keeper)).unwrap();
     set_share(&daemon, "a", 600_000);
@@ -219,7 +219,13 @@ fn gates_are_left_as_the_configuration_says_for_the_time_without_a_daemon() {
 fn what_was_said_of_a_job_goes_on_and_its_deadline_comes_nearer_meanwhile() {
     let daemon = daemon();
     let mut hello = daemon.hello(Role::Session, "a");
-    (hello.deadline_ns, hello.size_ns, hello.slo_ns) = (60_000 * MS, 7 * MS, 30 * MS);
+    let wish = Wish {
+        deadline_ns: Some(60_000 * MS),
+        size_ns: Some(7 * MS),
+        slo_ns: Some(30 * MS),
+        ..Wish::default()
+    };
+    hello.wishes = wish.encode();
     let _session = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     let wish = Wish { criticality: "high".parse().ok(), ..Wish::default() };
     daemon.client().ask(&Request::set("a", wish)).unwrap();

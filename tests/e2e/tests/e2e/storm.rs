@@ -8,6 +8,7 @@ use std::{
 };
 
 use deepres_abi::wire::{Hello, Role};
+use deepres_abi::wish::Wish;
 use deepres_e2e::{
     Host, Process,
     clients::{Way, c_client},
@@ -55,7 +56,7 @@ fn hello(name: &str) -> Hello {
     let now = clock_gettime(ClockId::Monotonic);
     hello.monotonic_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     hello.pid = std::process::id();
-    hello.share_ppm = 1_000_000;
+    hello.wishes = Wish { share_ppm: Some(1_000_000), ..Wish::default() }.encode();
     deepres_abi::wire::set_text(&mut hello.tenant, name);
     hello
 }

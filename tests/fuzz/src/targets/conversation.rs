@@ -2,7 +2,10 @@
 //! into the pages that they get.
 
 use arbitrary::{Result, Unstructured};
+use deepres_abi::class::Class;
+use deepres_abi::criticality::Criticality;
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, PAGE_FDS, Refusal, Role, View, Welcome};
+use deepres_abi::wish::Wish;
 use deepres_daemon_harness::{Daemon, hello, say};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
@@ -109,11 +112,12 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
     } else {
         hello.monotonic_ns = monotonic_ns();
     }
+    let mut wish = Wish::default();
     if input.arbitrary()? {
-        hello.share_ppm = input.arbitrary()?;
+        wish.share_ppm = Some(input.arbitrary()?);
     }
     if input.arbitrary()? {
-        hello.memory_bytes = input.arbitrary()?;
+        wish.memory_bytes = Some(input.arbitrary()?);
     }
     if input.ratio(1, 8)? {
         hello.gpu_count = input.arbitrary()?;
@@ -124,16 +128,21 @@ fn any_hello(daemon: &Daemon, input: &mut Unstructured<'_>) -> Result<Hello> {
         hello.role = input.int_in_range(0..=4)?;
     }
     if input.ratio(1, 4)? {
-        hello.class = input.int_in_range(0..=5)?;
+        wish.class = Class::from_number(input.int_in_range(0..=5)?);
         hello.oversubscribe = input.int_in_range(0..=4)?;
     }
     if input.ratio(1, 4)? {
-        hello.criticality_ppm = input.arbitrary()?;
-        hello.deadline_ns = input.arbitrary()?;
-        hello.size_ns = input.arbitrary()?;
-        hello.slo_ns = input.arbitrary()?;
-        hello.memory_follows_use = input.int_in_range(0..=3)?;
-        hello.charge_copies = input.int_in_range(0..=3)?;
+        wish.criticality = Some(Criticality::from_ppm(input.arbitrary()?));
+        wish.deadline_ns = Some(input.arbitrary()?);
+        wish.size_ns = Some(input.arbitrary()?);
+        wish.slo_ns = Some(input.arbitrary()?);
+        wish.memory_follows_use = Some(input.arbitrary()?);
+        wish.charge_copies = Some(input.arbitrary()?);
+        wish.labels = input.arbitrary::<&str>()?.parse().ok();
+    }
+    hello.wishes = wish.encode();
+    if input.ratio(1, 8)? {
+        input.fill_buffer(&mut hello.wishes)?;
     }
     if input.ratio(1, 8)? {
         hello.sessions_before = input.arbitrary()?;

@@ -1,0 +1,179 @@
+//! The options of the wishes, for each command that takes them: one for each wish that `deepres_abi::wish` declares.
+
+use clap::builder::BoolishValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use deepres_abi::label::Labels;
+use deepres_model::quantity::parse_limit;
+use deepres_model::wish::{Key, Kind, Value, Wish, about, parse};
+use std::marker::PhantomData;
+
+/// Moment at which wishes are made.
+pub trait Occasion {
+    /// Whether variables of the environment stand for options that are not given.
+    const HAS_VARIABLES: bool = false;
+    /// Whether the tenant runs already. Then at least one wish has to be made, and the memory limit can be lifted.
+    const IS_LATER: bool = false;
+}
+
+/// A job begins here.
+#[derive(Debug)]
+pub struct Now;
+
+impl Occasion for Now {
+    const HAS_VARIABLES: bool = true;
+}
+
+/// A job will begin somewhere else.
+#[derive(Debug)]
+pub struct Elsewhere;
+
+impl Occasion for Elsewhere {}
+
+/// A tenant runs already.
+#[derive(Debug)]
+pub struct Later;
+
+impl Occasion for Later {
+    const IS_LATER: bool = true;
+}
+
+/// The wishes of a command line.
+#[derive(Debug)]
+pub struct Wishes<O> {
+    /// The wishes.
+    pub wish: Wish,
+    occasion: PhantomData<O>,
+}
+
+impl<O: Occasion> clap::Args for Wishes<O> {
+    fn augment_args(command: Command) -> Command {
+        let command = command.args(Key::ALL.map(option::<O>));
+        if !O::IS_LATER {
+            return command;
+        }
+        let any = clap::ArgGroup::new("wishes").args(Key::ALL.map(Key::option));
+        command.group(any.required(true).multiple(true))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<O: Occasion> clap::FromArgMatches for Wishes<O> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut wish = Wish::default();
+        for key in Key::ALL {
+            let refused = |message: String| clap::Error::raw(ErrorKind::ValueValidation, message);
+            match key.kind() {
+                Kind::Switch => {
+                    let is_on = matches.get_one::<bool>(key.option());
+                    is_on.into_iter().for_each(|is_on| wish.set(key, Value::Switch(*is_on)));
+                }
+                Kind::Labels => {
+                    let given = matches.get_many::<Value>(key.option()).into_iter().flatten();
+                    let labels = given.filter_map(|value| match value {
+                        Value::Labels(labels) => Some(labels),
+                        _ => None,
+                    });
+                    let labels = labels.map(Labels::as_str).collect::<Vec<_>>().join(",");
+                    if !labels.is_empty() {
+                        let labels = parse(Kind::Labels, &labels);
+                        wish.set(key, labels.map_err(|error| refused(error.to_string()))?);
+                    }
+                }
+                _ => {
+                    let value = matches.get_one::<Value>(key.option());
+                    value.into_iter().for_each(|value| wish.set(key, *value));
+                }
+            }
+        }
+        Ok(Self { wish, occasion: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.wish = Self::from_arg_matches(matches)?.wish.or(self.wish);
+        Ok(())
+    }
+}
+
+/// The option of a wish.
+fn option<O: Occasion>(key: Key) -> Arg {
+    let about = about(key);
+    let mut option = Arg::new(key.option())
+        .long(key.option())
+        .help(if O::IS_LATER { about.help_later } else { about.help })
+        .value_name(match key.kind() {
+            Kind::Labels => "KEY=VALUE",
+            _ => key.name(),
+        });
+    if key == Key::Criticality {
+        option = option.alias("priority");
+    }
+    if O::HAS_VARIABLES {
+        option = option.env(key.variable());
+    }
+    match key.kind() {
+        Kind::Switch => option
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .value_parser(BoolishValueParser::new()),
+        Kind::Labels => option.action(ArgAction::Append).value_parser(|text: &str| parse(Kind::Labels, text)),
+        Kind::Bytes if O::IS_LATER => option.value_parser(|text: &str| parse_limit(text).map(Value::Bytes)),
+        kind => option.value_parser(move |text: &str| parse(kind, text)),
+    }
+}
+
+/// The wishes as variables for the environment of a job's processes.
+pub fn variables(wish: &Wish) -> impl Iterator<Item = (&'static str, String)> {
+    wish.iter().map(|(key, value)| (key.variable(), value.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args as _, FromArgMatches as _};
+
+    fn read<O: Occasion>(arguments: &[&str]) -> Result<Wish, clap::Error> {
+        let command = Wishes::<O>::augment_args(Command::new("deepres").no_binary_name(true));
+        let matches = command.try_get_matches_from(arguments)?;
+        Ok(Wishes::<O>::from_arg_matches(&matches)?.wish)
+    }
+
+    #[test]
+    fn each_wish_has_an_option() {
+        let arguments = [
+            "--share=30%",
+            "--memory=8GiB",
+            "--class=fair",
+            "--priority=high",
+            "--deadline=2h",
+            "--size=40min",
+            "--slo=30ms",
+            "--memory-follow-use",
+            "--charge-copies=false",
+            "--label=team=vision",
+            "--label=cost=4711,x=y",
+        ];
+        let wish = read::<Elsewhere>(&arguments).unwrap();
+        assert!(Key::ALL.into_iter().all(|key| wish.get(key).is_some()), "{wish:?}");
+        assert_eq!((wish.share_ppm, wish.charge_copies), (Some(300_000), Some(false)));
+        assert_eq!(wish.labels.unwrap().as_str(), "team=vision,cost=4711,x=y");
+    }
+
+    #[test]
+    fn a_running_tenant_needs_a_wish_and_may_have_its_limit_lifted() {
+        assert!(read::<Later>(&[]).is_err());
+        assert!(read::<Elsewhere>(&[]).is_ok());
+        assert!(read::<Later>(&["--memory=unlimited"]).is_ok());
+        assert!(read::<Elsewhere>(&["--memory=unlimited"]).is_err());
+    }
+
+    #[test]
+    fn two_labels_of_one_key_are_refused() {
+        let error = read::<Elsewhere>(&["--label=a=1", "--label=a=2"]).unwrap_err();
+        assert!(error.to_string().contains("same key"), "{error}");
+    }
+}
