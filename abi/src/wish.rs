@@ -195,10 +195,20 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// Parts per million in a percent.
         const PER_PERCENT: u32 = crate::PPM / 100;
+        /// Decimals of a percent that parts per million can have.
+        const DIGITS: usize = 4;
         const NS_PER_US: u64 = 1_000;
         match *self {
-            Self::Share(ppm) if ppm % PER_PERCENT == 0 => write!(f, "{}%", ppm / PER_PERCENT),
-            Self::Share(ppm) => write!(f, "{}.{:04}%", ppm / PER_PERCENT, ppm % PER_PERCENT),
+            Self::Share(ppm) => {
+                let (whole, mut fraction, mut digits) = (ppm / PER_PERCENT, ppm % PER_PERCENT, DIGITS);
+                if fraction == 0 {
+                    return write!(f, "{whole}%");
+                }
+                while fraction % 10 == 0 {
+                    (fraction, digits) = (fraction / 10, digits - 1);
+                }
+                write!(f, "{whole}.{fraction:0digits$}%")
+            }
             Self::Bytes(NO_LIMIT) => f.write_str("unlimited"),
             Self::Bytes(bytes) => write!(f, "{bytes}"),
             Self::Class(class) => write!(f, "{class}"),

@@ -33,16 +33,24 @@ pub struct Args {
 
 /// Prints how the tenant's share of each of its GPUs comes about.
 pub fn run(args: &Args) -> Result<()> {
-    let gpus = match Client::connect()?.ask(&Request::Explain { tenant: args.tenant.clone() })? {
+    let mut client = Client::connect()?;
+    let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {
         Reply::Explained { gpus } => gpus,
         other => bail!("the daemon gave an answer to something else: {other:?}"),
     };
+    let tenants = client.status()?.tenants;
+    let tenant = tenants.into_iter().find(|tenant| tenant.name == args.tenant);
+    let labels = tenant.and_then(|tenant| tenant.granted?.labels.value);
     let mut out = io::stdout().lock();
     let printed = if args.json {
-        let answer = json!({ "tenant": args.tenant, "gpus": gpus });
+        let answer = json!({ "tenant": args.tenant, "labels": labels, "gpus": gpus });
         serde_json::to_writer_pretty(&mut out, &answer).map_err(io::Error::from).and_then(|()| writeln!(out))
     } else {
-        print(&args.tenant, &gpus, &mut out)
+        let labelled = match labels {
+            Some(labels) => writeln!(out, "{}, label {labels}", args.tenant),
+            None => Ok(()),
+        };
+        labelled.and_then(|()| print(&args.tenant, &gpus, &mut out))
     };
     match printed {
         // Whoever reads has seen enough (`deepres explain train | head`).

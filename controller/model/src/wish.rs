@@ -68,7 +68,7 @@ pub const fn about(key: Key) -> About {
         Key::Label => (
             "A label for people and tools, for example team=vision; may be given several times",
             "Its labels from now on, for example team=vision; may be given several times",
-            true,
+            false,
         ),
     };
     About { help, help_later, may_be_default }

@@ -735,3 +735,22 @@ fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_th
         assert!(said.contains(value), "{option}: {said}");
     }
 }
+
+#[test]
+fn labels_are_shown_wherever_a_tenant_is_and_change_while_it_runs() {
+    let daemon = Daemon::start(1, Config::default());
+    let place = Place::beside(&daemon);
+    let arguments =
+        ["run", "--name", "n", "--label", "team=vision", "--label", "cost=4711", "--", "sleep", "60"];
+    let mut child = place.deepres(&arguments).env("DEEPRES_LABEL", "team=other").spawn().unwrap();
+    wait_until(PATIENCE, || daemon.status().tenants.len() == 1 && job_of(&child).is_some());
+    let said = |arguments: &[&str]| text(&place.deepres(arguments).output().unwrap().stdout).to_owned();
+    assert!(said(&["ps", "-v"]).contains("label      team=vision,cost=4711 as asked"));
+    assert!(said(&["explain", "n"]).starts_with("n, label team=vision,cost=4711"));
+    let json: serde_json::Value = serde_json::from_str(&said(&["ps", "--json"])).unwrap();
+    assert_eq!(json["tenants"][0]["granted"]["labels"]["value"], "team=vision,cost=4711");
+    assert!(said(&["set", "n", "--label", "team=speech"]).contains("label team=speech"));
+    end(&daemon, &mut child);
+    let wrong = place.deepres(&["run", "--label", "vision", "--", "true"]).output().unwrap();
+    assert!(complaint(&wrong, 2).contains("KEY=VALUE"));
+}
