@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::gate;
-use crate::held_up;
 use crate::meter::lane::{Begun, Lane};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
@@ -103,7 +103,7 @@ pub fn await_turn(stream: Stream) {
 /// The way on for a launch that does not go at once.
 pub enum Entry {
     /// The launch goes without gate and meter.
-    Untouched,
+    Bypass,
     /// The launch is measured. The caller must call [`leave`] after it.
     Metered(Metered),
     /// The launch does not go, because the daemon is gone and the session is to fail closed.
@@ -123,24 +123,24 @@ pub struct Metered {
 #[inline(never)]
 pub fn enter(stream: Stream, launch: Launch) -> Entry {
     let _uncancelled = os::uncancelled();
-    let Some(process) = process::current() else { return Entry::Untouched };
+    let Some(process) = process::current() else { return Entry::Bypass };
     let calls = &process.calls;
     if capture::is_active() && calls.may_be_capturing(stream) {
-        return Entry::Untouched;
+        return Entry::Bypass;
     }
     // The first launch on a stream calls the driver to set up its measurement.
-    let held_up = held_up::begin();
-    let Some(_relaxed) = calls.beside_captures() else { return Entry::Untouched };
-    let Some(lane) = process.lane(stream) else { return Entry::Untouched };
+    let blocked = blocked_calls::begin();
+    let Some(_relaxed) = calls.beside_captures() else { return Entry::Bypass };
+    let Some(lane) = process.lane(stream) else { return Entry::Bypass };
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
         // Without the recording, the launch would have gone at once.
-        return Entry::Untouched;
+        return Entry::Bypass;
     }
     let gpu = lane.gpu;
-    drop(held_up);
+    drop(blocked);
     hold_back(calls, lane, Some(launch));
     // The session is read last, because a daemon may have taken over the process meanwhile.
-    let Some(session) = process.session() else { return Entry::Untouched };
+    let Some(session) = process.session() else { return Entry::Bypass };
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
         None => {
@@ -175,7 +175,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
             // to look, and to report to the arbiter.
             gpu.set_in_flight();
             process.wake_meter();
-            Entry::Untouched
+            Entry::Bypass
         }
     };
     drop(passed.launching);

@@ -12,7 +12,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the interposer is written for x86-64 Linux with glibc: its entry points are assembly");
 
-mod brief;
+mod blocked_calls;
 mod capture;
 mod config;
 mod coverage;
@@ -20,7 +20,6 @@ mod descriptor;
 mod driver;
 mod gate;
 mod handshake;
-mod held_up;
 mod hooks;
 mod image;
 mod launch;
@@ -34,6 +33,7 @@ mod process;
 mod record;
 mod resolve;
 mod session;
+mod spin_lock;
 mod standalone;
 mod thread;
 mod unshared;

@@ -166,7 +166,7 @@ fn begin() {
     }));
     let session: &'static Session = Box::leak(Box::new(session));
     if process.config.oversubscribe == Some(Oversubscribe::Managed) {
-        process.memory.beyond.want();
+        process.memory.oversubscription.want();
     }
     process.wake.swap(wake);
     session.attach(&process.gpus, &index, wake);

@@ -97,7 +97,7 @@ impl PoolHandle {
     }
 
     /// Whether the driver reports on this pool. It does not if the handle is invalid.
-    pub fn is_told_of(self) -> bool {
+    pub fn is_known(self) -> bool {
         self.stock().is_some()
     }
 

@@ -11,9 +11,9 @@ use deepres_abi::driver::types::{
 };
 
 use super::{MISSING, clear};
+use crate::blocked_calls;
 use crate::driver::code::{self, JitOptions};
 use crate::driver::real;
-use crate::held_up;
 use crate::image::Source;
 use crate::memory::Name;
 use crate::process::{self, Process};
@@ -125,7 +125,7 @@ macro_rules! loads {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($what: *mut $handle, $from: $type $(, $argument: $other)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let _held_up = held_up::begin();
+            let _blocked = blocked_calls::begin();
             let jit = [$(JitOptions { count: $count, options: $options, values: $values })?];
             let jit = jit.into_iter().next().unwrap_or(JitOptions::NONE);
             $way(ApiId::$symbol, $what, From::$place($from), jit, || {
@@ -156,7 +156,7 @@ loads! {
 /// Hook of `cuModuleUnload`.
 pub unsafe extern "C" fn unload_module(module: CUmodule) -> CUresult {
     let Some(real) = real!(cuModuleUnload) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(module) };
     match process::current() {
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn unload_module(module: CUmodule) -> CUresult {
 /// Hook of `cuLibraryUnload`.
 pub unsafe extern "C" fn unload_library(library: CUlibrary) -> CUresult {
     let Some(real) = real!(cuLibraryUnload) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(library) };
     match process::current() {

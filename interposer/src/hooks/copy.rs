@@ -12,9 +12,9 @@ use deepres_abi::driver::types::{
 };
 
 use super::MISSING;
+use crate::blocked_calls;
 use crate::driver::calls::Stream;
 use crate::driver::real;
-use crate::held_up;
 use crate::launch;
 use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
@@ -77,7 +77,7 @@ pub fn measured(
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     record::copy(api, stream, bytes);
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // The key differs from those of kernels, because an API's number is far from every function's
     // address.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);

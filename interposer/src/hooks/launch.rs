@@ -23,7 +23,7 @@ use crate::record;
 #[inline(never)]
 fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -> CUresult {
     match launch::enter(stream, launch) {
-        Entry::Untouched => call(),
+        Entry::Bypass => call(),
         Entry::Metered(metered) => {
             let result = call();
             launch::leave(&metered, result == CUDA_SUCCESS);

@@ -5,10 +5,10 @@ use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void};
 
 use super::{MISSING, clear};
+use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
-use crate::held_up;
 use crate::meter::context::ContextState;
 use crate::{os, process};
 
@@ -210,7 +210,7 @@ macro_rules! forward {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($argument: $type) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let _held_up = held_up::begin();
+            let _blocked = blocked_calls::begin();
             // SAFETY: the argument is the caller's.
             let $call = || unsafe { real($argument) };
             $body

@@ -15,16 +15,16 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
 
 use super::{MISSING, clear};
+use crate::blocked_calls;
 use crate::capture;
 use crate::coverage;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
 use crate::driver::memory::{PoolHandle, ordinal_at};
 use crate::driver::real;
-use crate::held_up;
-use crate::memory::beyond::Way;
 use crate::memory::charge::{self, Shape};
 use crate::memory::exports::Identity;
+use crate::memory::oversubscription::Way;
 use crate::memory::tiles::{Operation, Part};
 use crate::memory::{Name, Request, graphs};
 use crate::meter::context::ContextState;
@@ -126,7 +126,7 @@ fn on_current_gpu(
     mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
     process.memory.allocate(process, request_on(context, api, kind, bytes), call)
 }
@@ -143,7 +143,7 @@ fn linear_on_current_gpu<T: Into<u64> + Copy>(
     mut call: impl FnMut(Way) -> (CUresult, Option<(u64, u64)>),
 ) -> CUresult {
     record::memory(api, bytes);
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call(Way::Device).0 };
     let mut was_given = false;
     let result = process.memory.allocate_linear(process, request_on(context, api, kind, bytes), |way| {
@@ -166,7 +166,7 @@ fn from_pool(
     mut call: impl FnMut() -> CUresult,
 ) -> CUresult {
     record::memory(api, bytes);
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     let Some((process, context)) = of(stream) else { return call() };
     let is_captured = capture::is_active().then(|| process.calls.is_capturing(stream));
     if is_captured.is_some_and(|is_captured| is_captured != Some(false)) {
@@ -196,7 +196,7 @@ fn from_pool(
 }
 
 fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     match (process::current(), name) {
         (Some(process), Name::Address(address)) => process.memory.free_address(process, address, call),
         (Some(process), name) => process.memory.free(process, name, call),
@@ -245,7 +245,7 @@ macro_rules! linear {
             let Some(real) = real!($symbol) else { return MISSING };
             let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
             let answer = |way| {
-                if way == Way::Beyond {
+                if way == Way::Managed {
                     // SAFETY: the caller wants the address at `pointer`, which is not null.
                     return unsafe { beyond($bytes as u64, $pointer) };
                 }
@@ -313,7 +313,7 @@ macro_rules! pooled {
                 // SAFETY: the driver wrote the address.
                 unsafe { give_back(pointer, free) };
             };
-            let is_wrong = || !is_told_of(on) || pool.is_some_and(|pool| !PoolHandle(pool as usize).is_told_of());
+            let is_wrong = || !is_known(on) || pool.is_some_and(|pool| !PoolHandle(pool as usize).is_known());
             corrected(result, is_asked, is_wrong, call, undo)
         }
     )+};
@@ -321,7 +321,7 @@ macro_rules! pooled {
 
 /// Whether the driver names the context of the stream. For an invalid stream, the driver names
 /// none.
-fn is_told_of(stream: Stream) -> bool {
+fn is_known(stream: Stream) -> bool {
     stream.is_default()
         || process::current().is_some_and(|process| process.calls.context_of(stream).is_some())
 }
@@ -420,7 +420,7 @@ pub unsafe extern "C" fn import_pool(
 /// Hook of `cuMemPoolDestroy`.
 pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
     let Some(real) = real!(cuMemPoolDestroy) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(pool) };
     match process::current() {
@@ -432,7 +432,7 @@ pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
 /// Hook of `cuMemPoolTrimTo`.
 pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult {
     let Some(real) = real!(cuMemPoolTrimTo) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(pool, keep) };
     match process::current() {
@@ -444,7 +444,7 @@ pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult 
 /// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(device) };
     refresh();
@@ -484,7 +484,7 @@ macro_rules! pitch {
                 is_wrong,
                 |way| {
                     is_asked = true;
-                    if way == Way::Beyond {
+                    if way == Way::Managed {
                         let row = <$size>::try_from(charge::pitch(width as u64)).ok();
                         // SAFETY: the caller wants the address and the pitch there, and neither
                         // pointer is null.
@@ -531,7 +531,7 @@ pub unsafe extern "C" fn create(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemCreate) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(handle, bytes, properties, flags) };
     // SAFETY: the pointer is null, or the caller passes it as properties for the driver to read.
@@ -578,7 +578,7 @@ unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool
 /// Hook of `cuMemRelease`.
 pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresult {
     let Some(real) = real!(cuMemRelease) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(handle) };
     match process::current() {
@@ -596,7 +596,7 @@ pub unsafe extern "C" fn map(
     flags: u64,
 ) -> CUresult {
     let Some(real) = real!(cuMemMap) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(address, bytes, offset, handle, flags) };
     match process::current() {
@@ -608,7 +608,7 @@ pub unsafe extern "C" fn map(
 /// Hook of `cuMemUnmap`.
 pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
     let Some(real) = real!(cuMemUnmap) else { return MISSING };
-    let _held_up = held_up::begin();
+    let _blocked = blocked_calls::begin();
     // SAFETY: the arguments are the caller's, unchanged.
     let call = || unsafe { real(address, bytes) };
     match process::current() {
@@ -698,7 +698,7 @@ macro_rules! array_ends {
         #[doc = concat!("Hook of `", stringify!($symbol), "`: what is mapped into it goes too.")]
         pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let _held_up = held_up::begin();
+            let _blocked = blocked_calls::begin();
             // SAFETY: the argument is the caller's.
             let call = || unsafe { real(array) };
             match process::current() {
@@ -792,7 +792,7 @@ maps_array! {
 /// device memory. False during a capture, which concerns neither.
 fn is_beyond(address: u64, stream: Stream) -> bool {
     process::current().is_some_and(|process| {
-        process.memory.beyond.has(address)
+        process.memory.oversubscription.has(address)
             && !(capture::is_active() && process.calls.may_be_capturing(stream))
     })
 }
@@ -951,7 +951,7 @@ macro_rules! info {
         /// Hook of a variant of `cuMemGetInfo`. The tenant sees its own part.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let _held_up = held_up::begin();
+            let _blocked = blocked_calls::begin();
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(free, total) };
             let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) else { return result };

@@ -7,10 +7,10 @@ use deepres_abi::driver::types::{
 };
 
 use super::{MISSING, life, memory};
+use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
-use crate::held_up;
 use crate::launch;
 use crate::os;
 use crate::record;
@@ -20,7 +20,7 @@ macro_rules! wait {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let _held_up = held_up::begin();
+            let _blocked = blocked_calls::begin();
             launch::flush();
             // SAFETY: the arguments are the caller's, unchanged.
             let result = record::wait(ApiId::$symbol, || unsafe { real($($argument),*) });

@@ -7,16 +7,15 @@
 //! Memory that several allocations share is charged as a whole: blocks of small allocations
 //! ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]).
 
-pub mod beyond;
 pub mod charge;
 mod code;
 mod contexts;
 pub mod exports;
 pub mod graphs;
 mod held;
-pub mod late;
 pub mod ledgers;
 mod needs;
+pub mod oversubscription;
 pub mod pools;
 pub mod pressure;
 mod room;
@@ -24,6 +23,7 @@ pub mod site;
 mod slabs;
 mod table;
 pub mod tiles;
+pub mod unreported_contexts;
 
 use std::collections::{BTreeMap, btree_map};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,6 @@ use deepres_abi::ledger::Refused;
 use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER};
 use deepres_abi::quantity::Bytes;
 
-use crate::brief::{Brief, Guard};
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
 use crate::log::say;
@@ -43,13 +42,14 @@ use crate::meter::gpu::Gpu;
 use crate::os;
 use crate::process::Process;
 use crate::session::Session;
-use beyond::{Beyond, Way};
+use crate::spin_lock::{Guard, SpinLock};
 use charge::BLOCK_BYTES;
 use code::Libraries;
 use contexts::Contexts;
 use exports::Exports;
 use graphs::{Full, Graphs, Taker};
 use held::Held;
+use oversubscription::{Oversubscription, Way};
 use pools::Pools;
 use site::{Promise, Site};
 use slabs::Slabs;
@@ -106,12 +106,12 @@ struct Entry {
 /// All allocations of the process with their charges. See the module.
 pub struct Accounts {
     /// Allocations by [`Name::mixed`].
-    shards: [Brief<Table<Entry>>; SHARDS],
+    shards: [SpinLock<Table<Entry>>; SHARDS],
     /// Mappings of physical memory: length and handle of each mapping, by address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
     /// Memory beyond the limit.
-    pub beyond: Beyond,
+    pub oversubscription: Oversubscription,
     /// The process's memory pools.
     pub pools: Pools,
     /// Memory that the process's graphs allocate.
@@ -130,10 +130,10 @@ pub struct Accounts {
 impl Default for Accounts {
     fn default() -> Self {
         Self {
-            shards: std::array::from_fn(|_| Brief::default()),
+            shards: std::array::from_fn(|_| SpinLock::default()),
             mappings: Mutex::default(),
             slabs: Slabs::default(),
-            beyond: Beyond::default(),
+            oversubscription: Oversubscription::default(),
             pools: Pools::default(),
             graphs: Graphs::default(),
             contexts: Contexts::default(),
@@ -216,7 +216,7 @@ impl Accounts {
         allocate: &mut dyn FnMut() -> (u32, Option<(Name, u64)>),
     ) -> u32 {
         let managed = (request.kind == MemoryKind::Managed).then(|| {
-            self.allocate_beyond(process, site, request, false, || {
+            self.allocate_oversubscribed(process, site, request, false, || {
                 let (result, named) = allocate();
                 let address = named.and_then(|(name, bytes)| match name {
                     Name::Address(address) => Some((address, bytes)),
@@ -239,7 +239,7 @@ impl Accounts {
         refused: Refused,
         allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
     ) -> u32 {
-        self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond))
+        self.allocate_oversubscribed(process, site, request, true, || allocate(Way::Managed))
             .unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
     }
 
@@ -359,7 +359,7 @@ impl Accounts {
     ) -> u32 {
         let is_full = result == CUDA_ERROR_OUT_OF_MEMORY;
         is_full
-            .then(|| self.allocate_beyond(process, site, request, true, || allocate(Way::Beyond)))
+            .then(|| self.allocate_oversubscribed(process, site, request, true, || allocate(Way::Managed)))
             .flatten()
             .unwrap_or_else(|| self.answered(site, request, result))
     }
@@ -535,7 +535,11 @@ impl Accounts {
                 "{api} refused: {wanted} asked for on GPU {gpu}, where the tenant holds {} of the {} that it may{}",
                 Bytes(refused.held_bytes),
                 Bytes(site.limit_bytes()),
-                if self.beyond.is_wanted() { ", and beyond that there is no room for it" } else { "" }
+                if self.oversubscription.is_wanted() {
+                    ", and beyond that there is no room for it"
+                } else {
+                    ""
+                }
             );
         }
         CUDA_ERROR_OUT_OF_MEMORY
@@ -547,8 +551,8 @@ impl Accounts {
             Ok(result) => return result,
             Err(free) => free,
         };
-        let free = match self.beyond.is_used() {
-            true => match self.beyond.free(process, address, free) {
+        let free = match self.oversubscription.is_used() {
+            true => match self.oversubscription.free(process, address, free) {
                 Ok(result) => return result,
                 Err(free) => free,
             },
@@ -752,9 +756,9 @@ impl Accounts {
             }
         }
         self.slabs.forget_context(process, context);
-        self.beyond.forget_context(context);
+        self.oversubscription.forget_context(context);
         if let Some(session) = process.session() {
-            self.beyond.publish(session, &process.gpus);
+            self.oversubscription.publish(session, &process.gpus);
         }
         self.graphs.forget_live();
         self.refresh(process);

@@ -19,11 +19,11 @@ use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
 use super::site::{Promise, Site};
 use super::table::{Table, mixed};
-use crate::brief::{Brief, Guard};
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
+use crate::spin_lock::{Guard, SpinLock};
 
 /// Number of places in a block.
 const UNITS: usize = (BLOCK_BYTES / UNIT_BYTES) as usize;
@@ -61,7 +61,7 @@ type Piece = (u16, u16);
 #[derive(Default)]
 pub struct Slabs {
     /// Blocks by block number.
-    shards: [Brief<Table<Block>>; SHARDS],
+    shards: [SpinLock<Table<Block>>; SHARDS],
     /// Held by the request that runs alone.
     turn: Mutex<()>,
     is_anyone_alone: AtomicBool,
@@ -205,7 +205,7 @@ impl Slabs {
     }
 
     fn all(&self) -> impl Iterator<Item = Guard<'_, Table<Block>>> {
-        self.shards.iter().map(Brief::lock)
+        self.shards.iter().map(SpinLock::lock)
     }
 
     /// Whether a request runs alone. A request that sees this right after its reservation must

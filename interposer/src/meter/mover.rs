@@ -20,7 +20,7 @@ use std::mem;
 use crate::capture;
 use crate::driver::calls::{Context, Progress};
 use crate::driver::managed::{self, Location};
-use crate::memory::beyond::Move;
+use crate::memory::oversubscription::Move;
 use crate::meter::context::Inner;
 use crate::process::Process;
 
@@ -117,7 +117,7 @@ impl Mover {
         now_ns: u64,
         is_relaxed: &mut bool,
     ) -> Moves {
-        let (held_bytes, brought_bytes) = process.memory.beyond.amounts(ordinal);
+        let (held_bytes, brought_bytes) = process.memory.oversubscription.amounts(ordinal);
         let Some(gpu) = process.gpus.get(ordinal).filter(|_| held_bytes > 0) else {
             *self = Self::default();
             return Moves::None;
@@ -150,7 +150,7 @@ impl Mover {
     }
 
     fn bring(&mut self, process: &'static Process, ordinal: usize, is_relaxed: &mut bool) -> Moves {
-        let beyond = &process.memory.beyond;
+        let beyond = &process.memory.oversubscription;
         let (_, brought_bytes) = beyond.amounts(ordinal);
         let mut next = beyond.next_to_bring(ordinal, PART_BYTES);
         if self.is_back {
@@ -181,7 +181,7 @@ impl Mover {
         now_ns: u64,
         is_relaxed: &mut bool,
     ) -> Moves {
-        let beyond = &process.memory.beyond;
+        let beyond = &process.memory.oversubscription;
         let (_, brought_bytes) = beyond.amounts(ordinal);
         let Some(next) = beyond.next_to_let_go(ordinal, PART_BYTES) else { return Moves::Rest };
         Self::with(process, (ordinal, &next), is_relaxed, |inner| {
@@ -227,7 +227,7 @@ impl Mover {
     /// Has the driver move `part`, once the previous part has arrived. The caller has made a
     /// context of the GPU current.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
-        let beyond = &process.memory.beyond;
+        let beyond = &process.memory.oversubscription;
         inner.moving = inner.moving.or_else(managed::stream);
         let Some(stream) = inner.moving else { return Moves::Rest };
         match process.calls.query_stream(stream) {

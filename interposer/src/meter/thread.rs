@@ -18,8 +18,8 @@ use crate::capture;
 use crate::coverage;
 use crate::driver::calls::Progress;
 use crate::log::say;
-use crate::memory::late::Late;
 use crate::memory::pressure::Pressure;
+use crate::memory::unreported_contexts::UnreportedContexts;
 use crate::os;
 use crate::process::{self, Process};
 use crate::record;
@@ -107,7 +107,7 @@ struct Meter {
     moves: Moves,
     /// When the next turn is due without a daemon.
     turn_at_ns: Option<u64>,
-    late: Late,
+    late: UnreportedContexts,
 }
 
 impl Meter {
@@ -125,7 +125,7 @@ impl Meter {
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
             turn_at_ns: None,
-            late: Late::default(),
+            late: UnreportedContexts::default(),
         }
     }
 
@@ -218,7 +218,7 @@ impl Meter {
             }
         }
         self.process.memory.pools.release_due(self.process);
-        if self.process.memory.beyond.is_used() {
+        if self.process.memory.oversubscription.is_used() {
             self.move_memory(now_ns);
         }
         self.turn_at_ns = self.process.turn(now_ns);
@@ -235,7 +235,7 @@ impl Meter {
             self.moves = self.moves.max(moves);
         }
         if let Some(session) = self.process.session() {
-            self.process.memory.beyond.publish(session, &self.process.gpus);
+            self.process.memory.oversubscription.publish(session, &self.process.gpus);
         }
     }
 

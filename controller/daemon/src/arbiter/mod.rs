@@ -4,7 +4,7 @@
 pub mod account;
 mod arrears;
 mod events;
-mod frozen;
+mod freezer;
 mod gangs;
 mod latency;
 mod overdue;

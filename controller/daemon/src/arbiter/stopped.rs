@@ -5,7 +5,7 @@
 //! that seems in flight. Only the system knows that the process is stopped. The arbiter asks the
 //! system only about processes that could make progress and do not.
 
-use super::frozen;
+use super::freezer;
 use deepres_abi::meter::Reading;
 use deepres_model::process::ProcessKey;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Stopped {
 /// Returns whether the system says that the process is stopped or frozen. Returns false if its
 /// state cannot be read.
 pub fn is_stopped(process: Option<ProcessKey>) -> bool {
-    process.is_some_and(|process| process.is_stopped() || frozen::is_frozen(process.pid))
+    process.is_some_and(|process| process.is_stopped() || freezer::is_frozen(process.pid))
 }
 
 #[cfg(test)]

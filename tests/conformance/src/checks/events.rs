@@ -33,10 +33,10 @@ fn one_that_was_never_recorded_is_complete(facts: &mut Facts) -> Result<(), Stop
 
 fn the_latest_record_counts(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
-    let (held_up, free) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (blocked_calls, free) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
     let event = gpu.event(0)?;
-    let held = gpu.hold(held_up)?;
-    must!(cuEventRecord(event, held_up));
+    let held = gpu.hold(blocked_calls)?;
+    must!(cuEventRecord(event, blocked_calls));
     facts.code("recorded behind work", cu!(cuEventQuery(event)), CUDA_ERROR_NOT_READY);
     must!(cuEventRecord(event, free));
     must!(cuStreamSynchronize(free));

@@ -316,13 +316,13 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
     let cases = [&library, &opens].into_iter().flat_map(|library| ways.map(|way| (library, way)));
     // A library that looks up other names bypasses no hook.
     let cases = cases.chain(["deepbound", "elsewhere"].map(|way| (&looks, (way, 0, 0, false))));
-    for (number, (library, (way, launches, failed, is_told_of))) in cases.enumerate() {
+    for (number, (library, (way, launches, failed, is_known))) in cases.enumerate() {
         let name = format!("{way}-{number}");
         let mut ours = host.spawn(host.run(&["--name", &name], &client, &[way, library]));
         ours.await_line(|line| line == "waited: 0", COMMAND_LIMIT);
         host.await_ps(|ps| ps.tenant(&name).kernel_launches == launches, COMMAND_LIMIT);
         let told = || host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
-        if is_told_of {
+        if is_known {
             let until = std::time::Instant::now() + COMMAND_LIMIT;
             while !told().contains("1 libraries bound to the driver itself") {
                 assert!(std::time::Instant::now() < until, "{library} {way}: {}", told());
@@ -331,7 +331,7 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
         ours.say("");
         let ended = ours.finish(COMMAND_LIMIT).success();
         assert_eq!(ended.stdout, format!("failed: {failed}\nwaited: 0\n"), "{library} {way}");
-        assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_told_of, "{library} {way}: {}", ended.stderr);
+        assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_known, "{library} {way}: {}", ended.stderr);
     }
     let mut naive = naive(&host, "", &client, &["deepbound", &library]);
     naive.env("NAIVE", "markers");

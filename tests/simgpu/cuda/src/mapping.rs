@@ -103,7 +103,7 @@ pub fn move_into(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Writes the touched pages to the same place of a file. Untouched pages then cost nothing in the
+/// Writes the touched pages to the same place of a file. Bypass pages then cost nothing in the
 /// file either.
 fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     const PAGE_BYTES: u64 = 4096;

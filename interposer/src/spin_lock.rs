@@ -24,19 +24,19 @@ const NAP_NS: u64 = 50_000;
 // The locks of one table are used by different threads at the same time, so each has its own cache
 // line.
 #[repr(align(64))]
-pub struct Brief<T> {
+pub struct SpinLock<T> {
     is_taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: only one thread at a time has access to the value, as with a mutex.
-unsafe impl<T: Send> Sync for Brief<T> {}
+unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 /// Access to the value. Dropping the guard releases the lock.
 #[derive(Debug)]
-pub struct Guard<'a, T>(&'a Brief<T>);
+pub struct Guard<'a, T>(&'a SpinLock<T>);
 
-impl<T> Brief<T> {
+impl<T> SpinLock<T> {
     /// Takes the lock, and waits while another thread has it.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
@@ -100,7 +100,7 @@ mod tests {
     fn of_many_threads_one_at_a_time_has_it() {
         const THREADS: u64 = 4;
         const TURNS: u64 = 50_000;
-        let sum = Brief::<[u64; 2]>::default();
+        let sum = SpinLock::<[u64; 2]>::default();
         thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {

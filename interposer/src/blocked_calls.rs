@@ -9,18 +9,18 @@ use deepres_abi::meter::MeterSlot;
 
 /// A call that the driver may hold up. The call counts until this is dropped.
 #[must_use = "dropped, it says that the call is through"]
-pub struct HeldUp {
+pub struct BlockedCall {
     meter: &'static MeterSlot,
     _uncancelled: Uncancelled,
 }
 
 /// Called before a call of the driver. Returns `None` if no GPU of the process is paused.
 #[inline]
-pub fn begin() -> Option<HeldUp> {
-    process::current()?.gpus.iter().find(|gpu| gpu.is_paused()).and_then(HeldUp::on)
+pub fn begin() -> Option<BlockedCall> {
+    process::current()?.gpus.iter().find(|gpu| gpu.is_paused()).and_then(BlockedCall::on)
 }
 
-impl HeldUp {
+impl BlockedCall {
     #[cold]
     fn on(gpu: &Gpu) -> Option<Self> {
         let meter = gpu.meter()?;
@@ -31,7 +31,7 @@ impl HeldUp {
     }
 }
 
-impl Drop for HeldUp {
+impl Drop for BlockedCall {
     fn drop(&mut self) {
         self.meter.leave_wait();
     }

@@ -35,7 +35,7 @@ struct Asked {
 
 /// State of the questions. See the module.
 #[derive(Debug)]
-pub struct Late {
+pub struct UnreportedContexts {
     due_ns: u64,
     pause_ns: u64,
     asked: Option<Asked>,
@@ -43,13 +43,13 @@ pub struct Late {
     in_vain: u32,
 }
 
-impl Default for Late {
+impl Default for UnreportedContexts {
     fn default() -> Self {
         Self { due_ns: 0, pause_ns: PAUSE_NS.0, asked: None, looks: LOOKS, in_vain: 0 }
     }
 }
 
-impl Late {
+impl UnreportedContexts {
     /// Sends the next question or looks for an answer. Returns the time until the next call is due,
     /// ns. `None` if no context is late.
     pub fn step(&mut self, process: &Process, now_ns: u64) -> Option<u64> {
@@ -87,7 +87,7 @@ impl Late {
                     changes: asked.changes,
                     is_last: self.looks == 0,
                 };
-                if process.memory.enter_late(process, asked.ordinal, &looked) {
+                if process.memory.charge_unreported(process, asked.ordinal, &looked) {
                     *self = Self::default();
                 } else {
                     self.due_ns = now_ns.saturating_add(LOOK_NS);
@@ -129,7 +129,7 @@ impl Accounts {
     ///
     /// Returns false if contexts were made or memory was allocated meanwhile. At the last look,
     /// allocations are ignored.
-    fn enter_late(&self, process: &Process, ordinal: usize, looked: &Looked) -> bool {
+    fn charge_unreported(&self, process: &Process, ordinal: usize, looked: &Looked) -> bool {
         // A thread that is making a context is about to ask NVML too.
         let Some(_turn) = self.contexts.try_turn(ordinal) else { return false };
         let Some(site) = Site::of(process, ordinal) else { return false };

@@ -17,13 +17,13 @@ use deepres_abi::meter::MemoryKind;
 use super::charge;
 use super::site::{Promise, Site};
 use super::{Accounts, Request};
-use crate::brief::Brief;
 use crate::driver::managed;
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Patience};
 use crate::process::Process;
 use crate::session::Session;
+use crate::spin_lock::SpinLock;
 
 /// Source of the memory for a request for linear memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Way {
     /// Device memory, as the job asked.
     Device,
     /// Managed memory instead.
-    Beyond,
+    Managed,
 }
 
 /// States of [`OnGpu::ability`]: whether the GPU can have more managed memory than it has room for.
@@ -93,18 +93,18 @@ struct OnGpu {
 
 /// All allocations beyond the limit of this process. See the module.
 #[derive(Default)]
-pub struct Beyond {
+pub struct Oversubscription {
     /// Whether the job asked for oversubscription.
     is_wanted: AtomicBool,
     /// Whether there ever was such an allocation. Until then a free costs only one load of this
     /// field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
-    pieces: Brief<BTreeMap<u64, Piece>>,
+    pieces: SpinLock<BTreeMap<u64, Piece>>,
     /// Host memory that is reserved for these allocations and not used yet, bytes.
     promised_bytes: AtomicU64,
     /// Held while `promised_bytes` is copied to the tenant's ledger.
-    telling: Brief<()>,
+    telling: SpinLock<()>,
 }
 
 /// Bytes that are already counted for an allocation in progress. Dropping the value takes them off
@@ -117,7 +117,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-impl Beyond {
+impl Oversubscription {
     /// Notes that the job asked for oversubscription.
     pub fn want(&self) {
         self.is_wanted.store(true, Ordering::Relaxed);
@@ -389,7 +389,7 @@ impl Accounts {
     /// Returns `None` if this request may not be served beyond the limit. `moves`: whether the
     /// meter thread moves the memory, because the job takes it for device memory.
     #[cold]
-    pub(super) fn allocate_beyond(
+    pub(super) fn allocate_oversubscribed(
         &self,
         process: &Process,
         site: &Site<'_>,
@@ -397,7 +397,7 @@ impl Accounts {
         moves: bool,
         allocate: impl FnOnce() -> (u32, Option<(u64, u64)>),
     ) -> Option<u32> {
-        let beyond = &self.beyond;
+        let beyond = &self.oversubscription;
         let is_kind = matches!(request.kind, MemoryKind::Linear | MemoryKind::Pitch | MemoryKind::Managed);
         if !beyond.is_wanted() || !is_kind || !beyond.is_able(request.ordinal) {
             return None;
@@ -466,8 +466,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn entered(beyond: &Beyond, address: u64, bytes: u64, context: usize) {
-        beyond.gpus[0].held_bytes.fetch_add(bytes, Ordering::Relaxed);
+    fn entered(oversubscription: &Oversubscription, address: u64, bytes: u64, context: usize) {
+        oversubscription.gpus[0].held_bytes.fetch_add(bytes, Ordering::Relaxed);
         let piece = Piece {
             bytes,
             ordinal: 0,
@@ -477,19 +477,19 @@ mod tests {
             brought_bytes: 0,
             most_brought_bytes: 0,
         };
-        beyond.enter(address, piece, Counted(&beyond.gpus[0], bytes));
+        oversubscription.enter(address, piece, Counted(&oversubscription.gpus[0], bytes));
     }
 
     #[test]
     fn what_is_brought_and_let_go_by_parts_is_counted_exactly() {
-        let beyond = Beyond::default();
-        entered(&beyond, 0x1000_0000, 5 * MIB, 1);
-        entered(&beyond, 0x2000_0000, 2 * MIB, 2);
-        assert_eq!(beyond.next_to_let_go(0, MIB), None);
+        let oversubscription = Oversubscription::default();
+        entered(&oversubscription, 0x1000_0000, 5 * MIB, 1);
+        entered(&oversubscription, 0x2000_0000, 2 * MIB, 2);
+        assert_eq!(oversubscription.next_to_let_go(0, MIB), None);
         let mut brought = Vec::new();
-        while let Some(part) = beyond.next_to_bring(0, 2 * MIB) {
+        while let Some(part) = oversubscription.next_to_bring(0, 2 * MIB) {
             brought.push((part.address, part.bytes, part.is_first));
-            beyond.moved(&part, true);
+            oversubscription.moved(&part, true);
         }
         let first = 0x1000_0000;
         let expected = [
@@ -499,29 +499,30 @@ mod tests {
             (0x2000_0000, 2 * MIB, true),
         ];
         assert_eq!(brought, expected);
-        assert_eq!(beyond.amounts(0), (7 * MIB, 7 * MIB));
-        assert_eq!(beyond.turn_preferred(0, true).len(), 0);
-        assert_eq!(beyond.turn_preferred(0, false).len(), 2);
-        assert_eq!(beyond.turn_preferred(0, false).len(), 0);
-        assert_eq!(beyond.turn_preferred(0, true).len(), 2);
-        let part = beyond.next_to_let_go(0, 3 * MIB).unwrap();
+        assert_eq!(oversubscription.amounts(0), (7 * MIB, 7 * MIB));
+        assert_eq!(oversubscription.turn_preferred(0, true).len(), 0);
+        assert_eq!(oversubscription.turn_preferred(0, false).len(), 2);
+        assert_eq!(oversubscription.turn_preferred(0, false).len(), 0);
+        assert_eq!(oversubscription.turn_preferred(0, true).len(), 2);
+        let part = oversubscription.next_to_let_go(0, 3 * MIB).unwrap();
         assert_eq!((part.address, part.bytes), (0x2000_0000, 2 * MIB), "the last brought goes first");
-        beyond.moved(&part, false);
-        let part = beyond.next_to_let_go(0, 3 * MIB).unwrap();
+        oversubscription.moved(&part, false);
+        let part = oversubscription.next_to_let_go(0, 3 * MIB).unwrap();
         assert_eq!((part.address, part.bytes), (first + 2 * MIB, 3 * MIB), "from its end");
-        beyond.moved(&part, false);
-        assert_eq!(beyond.amounts(0), (7 * MIB, 2 * MIB));
-        beyond.forget_context(1);
-        assert_eq!(beyond.amounts(0), (2 * MIB, 0));
+        oversubscription.moved(&part, false);
+        assert_eq!(oversubscription.amounts(0), (7 * MIB, 2 * MIB));
+        oversubscription.forget_context(1);
+        assert_eq!(oversubscription.amounts(0), (2 * MIB, 0));
     }
 
     #[test]
     fn what_sits_on_the_host_is_not_promised_by_it_again() {
-        let beyond = Beyond::default();
-        entered(&beyond, 0x1000_0000, 4 * MIB, 1);
-        let promised = || beyond.promised_bytes.load(Ordering::Relaxed) / MIB;
-        let brings = |bytes| beyond.moved(&beyond.next_to_bring(0, bytes).unwrap(), true);
-        let lets_go = |bytes| beyond.moved(&beyond.next_to_let_go(0, bytes).unwrap(), false);
+        let oversubscription = Oversubscription::default();
+        entered(&oversubscription, 0x1000_0000, 4 * MIB, 1);
+        let promised = || oversubscription.promised_bytes.load(Ordering::Relaxed) / MIB;
+        let brings = |bytes| oversubscription.moved(&oversubscription.next_to_bring(0, bytes).unwrap(), true);
+        let lets_go =
+            |bytes| oversubscription.moved(&oversubscription.next_to_let_go(0, bytes).unwrap(), false);
         brings(3 * MIB);
         assert_eq!(promised(), 4, "it may have to go to the host at any time");
         lets_go(2 * MIB);
@@ -532,36 +533,39 @@ mod tests {
         assert_eq!(promised(), 4);
         lets_go(4 * MIB);
         assert_eq!(promised(), 0);
-        beyond.stays(&beyond.next_to_bring(0, MIB).unwrap());
+        oversubscription.stays(&oversubscription.next_to_bring(0, MIB).unwrap());
         assert_eq!(promised(), 4, "nobody knows where it is");
-        beyond.forget_context(1);
+        oversubscription.forget_context(1);
         assert_eq!(promised(), 0);
     }
 
     #[test]
     fn an_allocation_that_is_another_by_now_is_not_taken_for_the_one_that_was_moved() {
-        let beyond = Beyond::default();
-        entered(&beyond, 0x1000_0000, 4 * MIB, 1);
-        let part = beyond.next_to_bring(0, MIB).unwrap();
-        beyond.forget_context(1);
-        beyond.moved(&part, true);
-        entered(&beyond, 0x1000_0000, 2 * MIB, 2);
-        beyond.moved(&part, true);
-        beyond.stays(&part);
-        assert_eq!(beyond.amounts(0), (2 * MIB, 0));
-        let part = beyond.next_to_bring(0, MIB).unwrap();
-        beyond.moved(&part, true);
-        let part = beyond.next_to_bring(0, MIB).unwrap();
-        beyond.stays(&part);
-        assert_eq!((beyond.amounts(0), beyond.next_to_bring(0, MIB)), ((2 * MIB, 0), None));
+        let oversubscription = Oversubscription::default();
+        entered(&oversubscription, 0x1000_0000, 4 * MIB, 1);
+        let part = oversubscription.next_to_bring(0, MIB).unwrap();
+        oversubscription.forget_context(1);
+        oversubscription.moved(&part, true);
+        entered(&oversubscription, 0x1000_0000, 2 * MIB, 2);
+        oversubscription.moved(&part, true);
+        oversubscription.stays(&part);
+        assert_eq!(oversubscription.amounts(0), (2 * MIB, 0));
+        let part = oversubscription.next_to_bring(0, MIB).unwrap();
+        oversubscription.moved(&part, true);
+        let part = oversubscription.next_to_bring(0, MIB).unwrap();
+        oversubscription.stays(&part);
+        assert_eq!(
+            (oversubscription.amounts(0), oversubscription.next_to_bring(0, MIB)),
+            ((2 * MIB, 0), None)
+        );
     }
 
     #[test]
     fn an_allocation_that_was_not_made_is_not_counted() {
-        let beyond = Beyond::default();
-        beyond.gpus[0].held_bytes.fetch_add(MIB, Ordering::Relaxed);
-        drop(Counted(&beyond.gpus[0], MIB));
-        assert_eq!(beyond.amounts(0), (0, 0));
+        let oversubscription = Oversubscription::default();
+        oversubscription.gpus[0].held_bytes.fetch_add(MIB, Ordering::Relaxed);
+        drop(Counted(&oversubscription.gpus[0], MIB));
+        assert_eq!(oversubscription.amounts(0), (0, 0));
     }
 
     #[test]
