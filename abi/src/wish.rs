@@ -172,7 +172,6 @@ pub fn switch(text: &str) -> Option<bool> {
 
 /// The value of a wish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "values are copied when a process connects, and nowhere else")]
 pub enum Value {
     /// Parts per million.
     Share(u32),

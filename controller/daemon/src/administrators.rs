@@ -178,7 +178,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             }
         }
         Request::Set { tenant, wish } => {
-            let set = shared.registry.borrow_mut().set(&tenant, wish);
+            let set = shared.registry.borrow_mut().set(&tenant, *wish);
             in_force(set, shared).await
         }
         Request::Pause { tenant } => {

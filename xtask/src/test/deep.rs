@@ -55,11 +55,12 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the last pass of the deep track is noted and belongs to this history.
+/// Fails if the noted pass of the deep track does not belong to this history. Before the first pass there is no note.
 pub fn check_last_pass() -> Result<()> {
-    let path = note();
-    let text = fs::read_to_string(&path)
-        .with_context(|| format!("{NOTE} is missing: `cargo xtask test --deep` writes it"))?;
+    let Ok(text) = fs::read_to_string(note()) else {
+        eprintln!("no pass of the deep track is noted yet: `cargo xtask test --deep` writes {NOTE}");
+        return Ok(());
+    };
     let commit = text.lines().find_map(|line| line.strip_prefix(COMMIT));
     let commit = commit.with_context(|| format!("{NOTE} names no commit"))?.trim();
     let mut ask = git(&["merge-base", "--is-ancestor", commit, "HEAD"]);

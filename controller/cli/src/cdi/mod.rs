@@ -36,7 +36,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Make a device, or change it, for `podman run --device deepres.dev/share=NAME`
-    Generate(Generate),
+    Generate(Box<Generate>),
     /// List the devices there are
     List {
         #[command(flatten)]
@@ -89,13 +89,13 @@ struct Generate {
 /// Does what was asked with the devices.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
-        Command::Generate(args) => generate(args),
+        Command::Generate(args) => generate(&args),
         Command::List { file } => list(&file.file),
         Command::Remove { name, file } => remove(&name, &file.file),
     }
 }
 
-fn generate(args: Generate) -> Result<()> {
+fn generate(args: &Generate) -> Result<()> {
     let library = run::find_interposer()?;
     let running = run::running()?;
     let is_running = running.is_some();
@@ -104,7 +104,7 @@ fn generate(args: Generate) -> Result<()> {
     let socket = std::path::absolute(socket)?;
     let sockets = socket.parent().context("the tenant socket is in no directory")?;
     let qualified = format!("{KIND}={}", args.name);
-    let device = device(&args, &library, &socket, sockets)?;
+    let device = device(args, &library, &socket, sockets)?;
     if args.output == Path::new(STANDARD_OUTPUT) {
         let mut spec = Spec::new();
         spec.put(device)?;

@@ -45,7 +45,7 @@ impl Registry {
         let renewed = wish.memory_follows_use.map(|_| self.renew_ceilings());
         let granted = self.tenant_named(name)?.granted();
         let told = self.tell_arbiters(name);
-        Ok((Reply::Set(granted), told.into_iter().chain(renewed.into_iter().flatten()).collect()))
+        Ok((Reply::Set(Box::new(granted)), told.into_iter().chain(renewed.into_iter().flatten()).collect()))
     }
 
     /// Keeps a tenant off the GPUs at an administrator's word.

@@ -44,7 +44,7 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
         /// Its wishes from now on.
-        wish: Wish,
+        wish: Box<Wish>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -71,7 +71,7 @@ pub enum Request {
 impl Request {
     /// Grants a tenant what is wished for it.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        Self::Set { tenant: tenant.into(), wish }
+        Self::Set { tenant: tenant.into(), wish: Box::new(wish) }
     }
 }
 
@@ -93,7 +93,7 @@ pub enum Reply {
         unmetered: Option<String>,
     },
     /// To [`Request::Set`]: it is in force.
-    Set(Granted),
+    Set(Box<Granted>),
     /// To [`Request::Pause`]: it is paused.
     Paused,
     /// To [`Request::Resume`].
