@@ -1,4 +1,4 @@
-//! Caps are users': shares them out among each user's tenants, as these come and go.
+//! Shares out each user's caps among the user's tenants, again whenever tenants come or go.
 
 use super::Registry;
 use super::tenant::Tenant;
@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
 impl Registry {
-    /// What a tenant will have of its user's caps that is not here yet, on the GPU where that is most: nobody knows yet which ones it will use.
+    /// Returns the part of a user's caps that a tenant will have that is not here yet. The GPU with
+    /// the largest part counts, because the GPUs that the tenant will use are not known yet.
     pub(super) fn foreseen_part(&self, user: u32, own: &Key, wants: Wants, caps: &Caps) -> Part {
         if !caps.is_any() {
             return Part::whole(caps);
@@ -26,15 +27,17 @@ impl Registry {
         parts.reduce(Part::max).unwrap_or_else(|| Part::whole(caps))
     }
 
-    /// Works out anew what of caps on memory whose tenants may have: what they hold has changed.
+    /// Computes again the parts of all users with a cap on memory, because their tenants' memory
+    /// has changed.
     pub fn renew_parts(&mut self) {
         let is_capped = |tenant: &&Tenant| !tenant.is_deserted() && tenant.caps.0.memory_bytes != NO_LIMIT;
         let users = self.tenants.values().filter(is_capped).map(|tenant| tenant.user);
-        // In force as soon as the arbiters get to it: nobody waits for that.
+        // The arbiters carry out the orders in their own time. The caller does not wait.
         users.collect::<BTreeSet<u32>>().into_iter().for_each(|user| drop(self.share_out(user)));
     }
 
-    /// Works out anew what each of a user's tenants may have, and has it in force.
+    /// Computes again the part of each of a user's tenants. Returns the orders to the arbiters,
+    /// each of which is fulfilled once it is in force.
     pub(super) fn share_out(&mut self, user: u32) -> Vec<oneshot::Receiver<()>> {
         let mut changed = Vec::new();
         let tenants = self.tenants.iter().filter(|(_, tenant)| tenant.user == user && !tenant.is_deserted());
@@ -46,7 +49,7 @@ impl Registry {
         for gpu in 0..self.gpus.len().max(1) {
             let all = self.of_user(user, gpu);
             let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants_on(gpu)).collect();
-            // All have the same caps, but for those whose groups are others.
+            // A user's tenants have equal caps, except tenants whose groups differ.
             let mut by_caps: Option<(Caps, Vec<Part>)> = None;
             for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.caps.0.is_any()) {
                 let caps = tenant.caps.0;
@@ -57,7 +60,8 @@ impl Registry {
         }
         for (name, tenant) in capped {
             let parts = parts.remove(&tenant.id).unwrap_or_default().into_iter();
-            // The same holds on all of its GPUs, so what the fullest one allows; without any yet, what the emptiest does.
+            // A tenant's part is the same on all of its GPUs, so its smallest part counts. For a
+            // tenant without GPUs, the largest counts.
             let part = if tenant.gpus.is_empty() { parts.reduce(Part::max) } else { parts.reduce(Part::min) };
             if let Some(part) = part.filter(|part| *part != tenant.part) {
                 changed.push((name.clone(), part));
@@ -76,14 +80,17 @@ impl Registry {
         told.iter().flat_map(|name| self.tell_arbiters(name)).collect()
     }
 
-    /// The same for the user of a tenant, once what was worked out before is in force: what others were told to hold no more may be its.
+    /// Does the same for a tenant's user, once the earlier changes are in force. Memory that other
+    /// tenants were told to give up may then go to this tenant.
     pub fn share_out_anew(&mut self, name: &str) -> Vec<oneshot::Receiver<()>> {
         let user = self.tenants.get(name).map(|tenant| tenant.user);
         user.map(|user| self.share_out(user)).unwrap_or_default()
     }
 
-    /// Bounds what each of a user's tenants may hold on a GPU, so that at no moment all together can hold more than the cap: nobody is given what another was given, until
-    /// that was told otherwise and does not hold it. Returns whose bounds changed.
+    /// Bounds the memory that each of a user's tenants may hold on a GPU. Returns the names of
+    /// tenants whose bounds changed. At no moment can all these tenants together hold more than the
+    /// cap. So memory of one tenant goes to another only after two steps: the first tenant is told
+    /// its lower bound, and no longer holds the memory.
     fn bound(&mut self, user: u32, gpu: usize) -> Vec<String> {
         let there = |tenant: &Tenant| {
             tenant.user == user && tenant.is_bound() && !tenant.is_deserted() && tenant.gpus.contains(&gpu)
@@ -109,7 +116,8 @@ impl Registry {
         changed
     }
 
-    /// A user's tenants that are or may come to be on a GPU, in the order in which they asked.
+    /// Returns a user's tenants that are on a GPU or may come to it, in the order in which they
+    /// asked.
     fn of_user(&self, user: u32, gpu: usize) -> Vec<&Tenant> {
         let there = |tenant: &&Tenant| {
             tenant.user == user

@@ -1,4 +1,5 @@
-//! Tenants and their sessions: who is here, what was asked for, and what each may have.
+//! The registry: the daemon's record of tenants and sessions. It holds the wishes and the grant of
+//! each tenant.
 
 mod caps;
 mod reconcile;
@@ -40,7 +41,8 @@ use std::time::Duration;
 use tenant::{Bound, KeeperId, Session, Tenant};
 use tokio::sync::oneshot;
 
-/// Tenants that are remembered after their end, at most: each keeps a page and a descriptor.
+/// The most deserted tenants that are remembered. Their number is bounded because each keeps a page
+/// and a descriptor.
 pub const MAX_DESERTED: usize = 256;
 
 /// A GPU and its arbiter.
@@ -48,11 +50,11 @@ pub const MAX_DESERTED: usize = 256;
 pub struct Managed {
     /// The GPU.
     pub gpu: Gpu,
-    /// Its arbiter.
+    /// The GPU's arbiter.
     pub arbiter: Arbiter,
 }
 
-/// Everything the daemon knows.
+/// The registry. It owns the arbiters and the tenants.
 #[derive(Debug)]
 pub struct Registry {
     config: Config,
@@ -63,85 +65,85 @@ pub struct Registry {
     gpus: Vec<Managed>,
     beat: Arc<SharedPage<BeatPage>>,
     tenants: BTreeMap<String, Tenant>,
-    /// The number of the next tenant or session.
+    /// The number of the next tenant, session or keeper.
     next_id: u64,
-    /// What processes hold of each GPU that are no tenant's, by NVML, bytes.
+    /// The memory in use on each GPU by processes of no tenant, by NVML, bytes.
     strangers_bytes: BTreeMap<usize, u64>,
-    /// The processes that are sessions.
+    /// The processes that have a session.
     connected: Arc<Connected>,
-    /// What may be logged of whom.
+    /// The log lines that each source has caused lately.
     lines: Rc<Lines>,
 }
 
-/// A process that wants to be let in.
+/// A process that connected and asks to be admitted.
 #[derive(Debug)]
 pub struct Guest {
-    /// Who connected.
+    /// The process at the other end of the connection.
     pub peer: Peer,
-    /// The groups that it is in.
+    /// The process's groups, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
-    /// What else the kernel tells of it.
+    /// Facts of the kernel about the process.
     pub facts: Facts,
-    /// For whom it counts.
+    /// The source that is charged for the process.
     pub source: Source,
 }
 
-/// What someone who was let in is to a tenant.
+/// The relation of an admitted process to its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Membership {
-    /// A process that uses GPUs.
+    /// A session: a process that uses GPUs.
     Session(SessionId),
-    /// A `deepres run`.
+    /// A keeper: a `deepres run` that keeps the tenant.
     Keeper(KeeperId),
 }
 
-/// Why someone is not let in.
+/// A refusal to admit a process.
 #[derive(Debug)]
 pub struct Refused {
-    /// The kind.
+    /// The kind of refusal.
     pub kind: RefusalKind,
-    /// The sentence.
+    /// The reason, as a sentence.
     pub reason: String,
 }
 
 impl Refused {
-    /// A refusal.
+    /// Returns a refusal of this kind, for this reason.
     pub fn new(kind: RefusalKind, reason: impl Into<String>) -> Self {
         Self { kind, reason: reason.into() }
     }
 }
 
-/// Someone who was let in.
+/// A process that was admitted.
 #[derive(Debug)]
 pub struct Admitted {
     /// The tenant's name.
     pub tenant: String,
-    /// What it is to the tenant.
+    /// The process's relation to the tenant.
     pub membership: Membership,
-    /// The answer.
+    /// The answer to the hello.
     pub welcome: Welcome,
-    /// What goes with it.
+    /// The pages and bells of a session; `None` for a keeper.
     pub pages: Option<Pages>,
-    /// Fulfilled when the arbiters have set the session's gates.
+    /// Orders to the arbiters. Each is fulfilled once the arbiter has set its gates and limits.
     pub ready: Vec<oneshot::Receiver<()>>,
 }
 
-/// What a session gets to share.
+/// The pages and bells that the daemon shares with a session.
 #[derive(Debug)]
 pub struct Pages {
-    /// What it may do.
+    /// The grant page: what the session may do.
     pub grant: Arc<SharedPage<GrantPage>>,
-    /// What it does.
+    /// The meter page: what the session did.
     pub meter: Arc<SharedPage<MeterPage>>,
-    /// Its tenant's memory.
+    /// The ledger of the session's tenant.
     pub ledger: Arc<SharedPage<LedgerPage>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
-    /// One bell for each GPU that is managed, in the hello's order.
+    /// One bell for each managed GPU, in the order of the hello.
     pub bells: Vec<Bell>,
 }
 
-/// How much there is, in a line.
+/// The numbers of GPUs, tenants and sessions. Displayed on one line.
 #[derive(Debug)]
 pub struct Summary {
     gpus: usize,
@@ -157,7 +159,7 @@ impl fmt::Display for Summary {
 }
 
 impl Registry {
-    /// A registry without tenants.
+    /// Returns a registry without tenants.
     pub fn new(
         config: Config,
         directory: Directory,
@@ -180,37 +182,38 @@ impl Registry {
         }
     }
 
-    /// What may be logged of whom.
+    /// Returns the log lines that each source has caused lately.
     pub fn lines(&self) -> Rc<Lines> {
         Rc::clone(&self.lines)
     }
 
-    /// The processes that are sessions.
+    /// Returns the processes that have a session.
     pub fn connected(&self) -> Arc<Connected> {
         Arc::clone(&self.connected)
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Opens every gate and stops arbitrating, for good.
+    /// Stops arbitration for good. Each arbiter opens its gates, or closes them if the fail mode is
+    /// closed.
     pub fn open_gates(&mut self) {
         self.gpus.clear();
     }
 
-    /// Whether any process or keeper is here.
+    /// Returns whether every tenant is deserted.
     pub fn is_deserted(&self) -> bool {
         self.tenants.values().all(Tenant::is_deserted)
     }
 
-    /// Whether anybody wanted a GPU since this was last asked.
+    /// Returns whether a tenant wanted a GPU since the last call.
     pub fn has_stirred(&self) -> bool {
         self.gpus.iter().fold(false, |stirred, managed| stirred | managed.arbiter.has_stirred())
     }
 
-    /// How much there is.
+    /// Returns the numbers of GPUs, tenants and sessions. Deserted tenants do not count.
     pub fn summary(&self) -> Summary {
         let living = || self.tenants.values().filter(|tenant| !tenant.is_deserted());
         Summary {
@@ -225,10 +228,11 @@ impl Registry {
         self.next_id - 1
     }
 
-    /// Lets a guest in, or says why not.
+    /// Admits a process to its tenant.
     ///
     /// # Errors
-    /// [`Refused`].
+    ///
+    /// Returns [`Refused`] if the process is not admitted.
     pub fn admit(&mut self, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let role = hello
             .role()
@@ -244,7 +248,7 @@ impl Registry {
         if admitted.is_err()
             && self.tenants.get(&name).is_some_and(|tenant| tenant.is_deserted() && tenant.left_ns == 0)
         {
-            // It was made for this guest.
+            // The tenant was made for this process.
             self.tenants.remove(&name);
         }
         if let Ok(admitted) = &mut admitted {
@@ -305,7 +309,7 @@ impl Registry {
         tenant.former_slots.remove(slot);
         tenant.ledger.page().host().open(slot);
         let mut ready = Vec::new();
-        // What this process asked for is in force on the tenant's other GPUs too.
+        // The wishes of this process are in force on the tenant's other GPUs too.
         for gpu in tenant.gpus.iter().filter(|gpu| !gpus.contains(gpu)) {
             ready.push(self.gpus[*gpu].arbiter.set_tenant(tenant.seat_on(*gpu)));
         }
@@ -317,7 +321,8 @@ impl Registry {
                 tenant.gpus.push(*gpu);
             }
             if !tenant.sessions.values().any(|session| session.gpus.contains(gpu)) {
-                // Nobody of it is there: it holds nothing, and may hold nothing yet.
+                // The tenant has no session on this GPU, so it holds nothing there. Its bound stays
+                // 0 until the user's caps are shared out again.
                 tenant.bounds.insert(*gpu, Bound::default());
             }
             let session = SessionSeat {
@@ -357,7 +362,8 @@ impl Registry {
         };
         tenant.sessions.insert(session_id, session);
         ready.extend(self.renew_ceilings());
-        // Until it is looked whether that makes sense.
+        // The process may wait for memory until the residency task has decided whether waiting
+        // makes sense.
         if self.is_oversubscribed() {
             self.let_wait(name);
         }
@@ -370,10 +376,11 @@ impl Registry {
         })
     }
 
-    /// Someone is gone: the memory and the leases of a session are free.
+    /// Removes a session or a keeper. Frees the memory and the leases of a session.
     pub fn depart(&mut self, name: &str, membership: Membership) {
         let Some(user) = self.tenants.get(name).map(|tenant| tenant.user) else { return };
-        // Each is written down and looked at until it dies: a process could connect under a thousand names.
+        // The daemon saves each returning process and checks it until it dies. Their number is
+        // limited, because one process could connect under a thousand names.
         let of_user = self.tenants.values().filter(|tenant| tenant.user == user);
         let returning: usize = of_user.map(|tenant| tenant.returning.len()).sum();
         let Some(tenant) = self.tenants.get_mut(name) else { return };
@@ -381,7 +388,8 @@ impl Registry {
             Membership::Keeper(id) => drop(tenant.keepers.remove(&id)),
             Membership::Session(id) => {
                 let Some(session) = tenant.sessions.remove(&id) else { return };
-                // A process that only lost its connection makes another.
+                // A process that is alive may only have lost its connection. Such a process
+                // connects again.
                 let is_remembered = returning < self.config.max_connections;
                 let is_dead = session.process.is_some_and(|process| !process.is_alive());
                 let returning = session.process.filter(|_| is_remembered && !is_dead);
@@ -412,20 +420,21 @@ impl Registry {
         drop(self.share_out(user));
     }
 
-    /// If nobody is left of a tenant, notes when that was.
+    /// If a tenant is deserted, notes the time. Removes the tenant if it has no account.
     fn note_desertion(&mut self, name: &str) {
         let Some(tenant) = self.tenants.get_mut(name).filter(|tenant| tenant.is_deserted()) else { return };
         tenant.left_ns = monotonic_ns();
         if tenant.gpus.is_empty() {
-            // There is no account to remember.
+            // A tenant that was on no GPU has no account to remember.
             self.tenants.remove(name);
             return;
         }
         self.forget_oldest();
     }
 
-    /// Forgets the tenant that was left first, if too many are remembered: of the user who has most of them, so that nobody can have the
-    /// others' forgotten.
+    /// If too many deserted tenants are remembered, forgets the one that was deserted first. Only
+    /// tenants of the user with the most of them count. So no user can make the daemon forget the
+    /// tenants of other users.
     fn forget_oldest(&mut self) {
         let deserted = || self.tenants.iter().filter(|(_, tenant)| tenant.is_deserted());
         let mut by_user = BTreeMap::<u32, usize>::new();
@@ -443,7 +452,7 @@ impl Registry {
         }
     }
 
-    /// Forgets the tenants that nobody came back to for so long.
+    /// Forgets the tenants that have been deserted for at least `linger`.
     pub fn forget_deserted(&mut self, linger: Duration) {
         let before_ns = monotonic_ns().saturating_sub(u64::try_from(linger.as_nanos()).unwrap_or(u64::MAX));
         let is_over = |tenant: &Tenant| tenant.is_deserted() && (1..=before_ns).contains(&tenant.left_ns);

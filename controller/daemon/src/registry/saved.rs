@@ -1,4 +1,4 @@
-//! The registry as the state file has it, and back.
+//! Converts the registry to the state that the daemon saves, and back.
 
 use super::Registry;
 use super::slots::FormerSlots;
@@ -21,12 +21,13 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 impl Registry {
-    /// Asks every arbiter for what is to be remembered.
+    /// Asks every arbiter for its part of the state to save.
     pub fn snapshots(&self) -> Vec<oneshot::Receiver<Snapshot>> {
         self.gpus.iter().map(|managed| managed.arbiter.snapshot()).collect()
     }
 
-    /// Puts the arbiters' part and what is known here together. `boot` is the kernel's name of this run of the machine.
+    /// Returns the state to save, from the arbiters' snapshots and the registry. `boot` is the
+    /// kernel's id of this run of the machine.
     pub fn saved(&self, boot: &str, snapshots: &[Snapshot]) -> State {
         let mut tenants: BTreeMap<TenantId, SavedTenant> =
             self.tenants.iter().map(|(name, tenant)| (tenant.id, tenant.saved(name))).collect();
@@ -64,10 +65,13 @@ impl Registry {
         State::new(boot, saved_ns.unwrap_or(self.started_ns), gpus, tenants.into_values().collect())
     }
 
-    /// Takes up the tenants that the daemon before left. To be called before anybody is let in.
+    /// Restores the tenants that the previous daemon saved. The caller must do so before it admits
+    /// any process.
     ///
     /// # Errors
-    /// The system's, for lack of memory or descriptors; what was taken up until then stays.
+    ///
+    /// Returns the system's error for lack of memory or descriptors. Tenants restored before the
+    /// error stay.
     pub fn restore(&mut self, state: State) -> io::Result<()> {
         let mut restored: Vec<Restored> = self.gpus.iter().map(|_| Restored::default()).collect();
         let index: BTreeMap<String, usize> =
@@ -110,7 +114,8 @@ impl Registry {
                 set: saved.set,
                 is_paused: saved.paused,
                 set_ns: saved.set_ns,
-                // Its processes say so again when they come back, and whoever kept them suspended has brought them back.
+                // The tenant's processes opt in again when they come back. If the tenant was
+                // suspended, it has been brought back meanwhile.
                 oversubscribe: None,
                 stays_until_ns: 0,
                 is_suspended: false,
@@ -159,12 +164,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Who had a session with the daemon before and has not come back yet.
+    /// Returns the processes without a session that may come back.
     pub fn returning(&self) -> Vec<ProcessKey> {
         self.tenants.values().flat_map(|tenant| tenant.returning.iter().copied()).collect()
     }
 
-    /// Everybody had time to come back: nobody is waited for any longer.
+    /// Ends the wait for tenants of the previous daemon's time. All of their processes had time to
+    /// come back.
     pub fn stop_waiting(&mut self) {
         for gpu in &self.gpus {
             gpu.arbiter.stop_waiting();
@@ -181,7 +187,8 @@ impl Registry {
         awaited.iter().for_each(|name| self.note_desertion(name));
     }
 
-    /// Forgets those of the processes without a session that are dead by now.
+    /// Forgets dead processes that had a session before. Empties the slots that they could still
+    /// write.
     pub fn bury_the_dead(&mut self) {
         for tenant in self.tenants.values_mut() {
             for process in tenant.returning.extract_if(.., |process| !process.is_alive()) {

@@ -1,4 +1,4 @@
-//! What administrators change, and what they have explained.
+//! Administrators' changes to tenants, and the explanation of shares.
 
 use super::Registry;
 use super::tenant::Tenant;
@@ -7,17 +7,19 @@ use deepres_model::authority::{self, Granted, Wish};
 use deepres_model::clock::monotonic_ns;
 use tokio::sync::oneshot;
 
-/// Names in a message, at most.
+/// The most names that a message shows.
 const MAX_NAMES_SHOWN: usize = 10;
 
-/// What to tell the administrator, and what is fulfilled when it is in force.
+/// The reply to the administrator, and the orders to the arbiters. Each order is fulfilled once it
+/// is in force.
 type Changed = (Reply, Vec<oneshot::Receiver<()>>);
 
 impl Registry {
-    /// Changes what a tenant is granted, at an administrator's word.
+    /// Changes a tenant's grant to an administrator's `wish`.
     ///
     /// # Errors
-    /// What to tell the administrator.
+    ///
+    /// Returns the message for the administrator.
     pub fn set(&mut self, name: &str, wish: Wish) -> Result<Changed, String> {
         if let Some(reason) = authority::impossible(&wish) {
             return Err(reason);
@@ -25,7 +27,7 @@ impl Registry {
         let tenant = self.tenant_named(name)?;
         let (before, set) = (tenant.promised_bytes(), wish.or(tenant.set));
         let promised = tenant.granted_with(&set);
-        // What it lent it is promised anew.
+        // A tenant that takes back memory that it lent needs a new promise for all of it.
         let takes_back = tenant.granted().memory_follows_use.value && !promised.memory_follows_use.value;
         let before = if takes_back { 0 } else { before };
         if let Some(reason) = self.breaks_promises(name, before, &promised) {
@@ -48,20 +50,22 @@ impl Registry {
         Ok((Reply::Set(Box::new(granted)), told.into_iter().chain(renewed.into_iter().flatten()).collect()))
     }
 
-    /// Keeps a tenant off the GPUs at an administrator's word.
+    /// Keeps a tenant off the GPUs until an administrator resumes it.
     ///
     /// # Errors
-    /// What to tell the administrator.
+    ///
+    /// Returns the message for the administrator.
     pub fn pause(&mut self, name: &str) -> Result<Changed, String> {
         self.tenant_named(name)?.is_paused = true;
         tracing::info!(tenant = name, "an administrator paused a tenant");
         Ok((Reply::Paused, self.tell_arbiters(name)))
     }
 
-    /// Lets it on again, whose memory is where `resumption` says.
+    /// Ends a tenant's pause. `resumption` says when the tenant's memory is back on the GPUs.
     ///
     /// # Errors
-    /// What to tell the administrator.
+    ///
+    /// Returns the message for the administrator.
     pub fn unpause(&mut self, name: &str, resumption: Resumption) -> Result<Changed, String> {
         let was_paused = std::mem::take(&mut self.tenant_named(name)?.is_paused);
         let resumption = match resumption {
@@ -72,13 +76,14 @@ impl Registry {
         Ok((Reply::Resumed { resumption }, self.tell_arbiters(name)))
     }
 
-    /// Has every arbiter that knows a tenant take up what holds for it now.
+    /// Tells every arbiter that knows a tenant the tenant's present wishes, limits and pauses.
     pub(super) fn tell_arbiters(&self, name: &str) -> Vec<oneshot::Receiver<()>> {
         let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
         tenant.gpus.iter().map(|gpu| self.gpus[*gpu].arbiter.set_tenant(tenant.seat_on(*gpu))).collect()
     }
 
-    /// Why a tenant cannot be promised the memory that it would be granted, if it would be promised more than before and that is not to be had.
+    /// Returns why a tenant cannot be guaranteed the memory of `granted`, if there is no room for
+    /// it. No reason is needed if `granted` guarantees no more than `before_bytes`.
     fn breaks_promises(&self, name: &str, before_bytes: u64, granted: &Granted) -> Option<String> {
         let tenant = self.tenants.get(name)?;
         let wish = Wish {
@@ -96,21 +101,23 @@ impl Registry {
         Err(self.unknown(name))
     }
 
-    /// There is no such tenant.
+    /// Returns the message that there is no such tenant.
     pub(super) fn unknown(&self, name: &str) -> String {
         unknown(name, &self.living())
     }
 
-    /// Names of tenants that are here, one more than are shown at most.
+    /// Returns names of tenants that are here, at most one more than a message shows.
     fn living(&self) -> Vec<&str> {
         let living = self.tenants.iter().filter(|(_, tenant)| !tenant.is_deserted());
         living.map(|(name, _)| name.as_str()).take(MAX_NAMES_SHOWN + 1).collect()
     }
 
-    /// Asks how a tenant's share of each of its GPUs comes about. An answer is `None` where it has no session.
+    /// Asks how a tenant's share of each of its GPUs is derived. An answer is `None` if the tenant
+    /// has no session on that GPU.
     ///
     /// # Errors
-    /// What to tell the administrator.
+    ///
+    /// Returns the message for the administrator.
     pub fn explain(&self, name: &str) -> Result<Vec<oneshot::Receiver<Option<ShareStatus>>>, String> {
         let Some(tenant) = self.tenants.get(name) else {
             return Err(self.unknown(name));
@@ -119,7 +126,7 @@ impl Registry {
     }
 }
 
-/// There is no such tenant; those there are.
+/// Returns the message that there is no such tenant, with the names of `known` tenants.
 fn unknown(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
         return format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`");

@@ -1,4 +1,4 @@
-//! What tenants' processes do in the driver, for the state of each tenant.
+//! Adds up each tenant's use of the driver.
 
 use super::Registry;
 use deepres_model::probes::MeteringStatus;
@@ -6,7 +6,8 @@ use deepres_policy::signals::DriverSums;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Registry {
-    /// Takes in what processes have done in the driver since they began: those of a tenant's sessions, and those that are metered for it.
+    /// Takes in what processes have done in the driver since they began. A tenant counts the
+    /// processes of its sessions and the processes that are metered from outside for it.
     pub fn observe_driver(
         &mut self,
         now_ns: u64,

@@ -1,4 +1,4 @@
-//! The registry as administrators see it.
+//! Computes the status that administrators see.
 
 use super::Registry;
 use super::tenant::Tenant;
@@ -13,10 +13,10 @@ use deepres_policy::TenantId;
 use deepres_policy::lease::Phase;
 use std::collections::HashMap;
 
-/// The gate of a tenant that is off the GPUs with its memory.
+/// The word for the gate of a suspended tenant.
 const SUSPENDED: &str = "suspended";
 
-/// What the arbiters of all GPUs say, by tenant and by session.
+/// The accounts and sessions that the arbiters of all GPUs report, by tenant and by session.
 struct ByWhom<'a> {
     accounts: HashMap<TenantId, Vec<&'a AccountStatus>>,
     sessions: HashMap<SessionId, Vec<&'a SessionGpuStatus>>,
@@ -38,7 +38,7 @@ impl<'a> ByWhom<'a> {
 }
 
 impl Registry {
-    /// Puts the reports and what is known here together.
+    /// Returns the status, from the arbiters' reports and the registry.
     pub fn status(&self, reports: &[Report]) -> Status {
         let names: HashMap<TenantId, &str> =
             self.tenants.iter().map(|(name, tenant)| (tenant.id, name.as_str())).collect();
@@ -72,13 +72,13 @@ impl Registry {
         }
     }
 
-    /// Says of a tenant's gates what [`Self::status`] says of them.
+    /// Sets the gate of each of a tenant's shares to the word that [`Self::status`] shows.
     pub fn tell_gates(&self, name: &str, shares: &mut [ShareStatus]) {
         let Some(tenant) = self.tenants.get(name) else { return };
         shares.iter_mut().for_each(|share| share.gate = tenant.gate_word(&share.gate));
     }
 
-    /// How each process reaches the driver.
+    /// Returns how each session's process reaches the driver.
     pub fn coverage(&self) -> Vec<ProcessCoverage> {
         let processes = self
             .tenants
@@ -94,13 +94,14 @@ impl Registry {
 }
 
 impl Tenant {
-    /// What a status says of its gate: arbiters know of nobody why it may not go on.
+    /// Returns the word for the tenant's gate: the arbiter's word `gate`, unless the tenant is
+    /// suspended.
     fn gate_word(&self, gate: &str) -> String {
         if self.is_suspended { SUSPENDED.to_owned() } else { gate.to_owned() }
     }
 }
 
-/// `gpu_bytes`: what a GPU has.
+/// Returns a tenant's status. `gpu_bytes` returns the memory of a GPU.
 fn tenant_status(
     name: &str,
     tenant: &Tenant,
@@ -108,17 +109,17 @@ fn tenant_status(
     gpu_bytes: impl Fn(usize) -> Option<u64>,
 ) -> TenantStatus {
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
-        // Of one that nobody is left of the arbiter has the last word that it had, which holds no more.
+        // For a deserted tenant the arbiter reports its last figures, which do not hold any more.
         let is_here = !tenant.is_deserted();
         let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here);
         let ceiling_bytes = tenant.ceilings.get(&account.gpu).copied();
-        // One that has just come is kept all that it may hold.
+        // A tenant that has just come keeps all the memory that it may hold.
         let most_bytes = ceiling_bytes.or_else(|| gpu_bytes(account.gpu)).unwrap_or(u64::MAX);
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
-            // Its part is kept for one that is waited for, but nobody is at its gate.
+            // An awaited tenant keeps its entitlement, but has no process at a gate.
             gate: account.gate.as_ref().filter(|_| tenant.is_present()).map(|gate| tenant.gate_word(gate)),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),

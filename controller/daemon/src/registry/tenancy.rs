@@ -1,4 +1,4 @@
-//! Which tenant a process is let into, and what that tenant then asks for.
+//! Finds or makes the tenant of a process, and settles the tenant's wishes.
 
 use super::slots::FormerSlots;
 use super::tenant::{Tenant, wants};
@@ -20,14 +20,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Registry {
-    /// The tenant that a guest belongs to, if it is here.
+    /// Returns the tenant that a process belongs to, if the registry has it.
     pub(super) fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Result<Option<&Tenant>, Refused> {
         let key = self.identify(claim(hello)?, &guest.facts).key;
         Ok(self.tenants.values().find(|tenant| tenant.key == key))
     }
 
-    /// Finds or makes the tenant that a guest belongs to, and returns its name. The first to ask decides what it asks for. Whoever comes
-    /// later with another wish is refused if it is a `deepres run`, and overruled if it is one of the job's processes, or was let in before.
+    /// Finds or makes the tenant that a process belongs to, and returns its name. The first process
+    /// decides the tenant's wishes. A later `deepres run` with other wishes is refused. A later
+    /// process of the job, or one that was admitted before, only adds wishes that the tenant lacks.
     pub(super) fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
         let identity = self.identify(claim(hello)?, &guest.facts);
         let asked = wish(hello)?;
@@ -51,10 +52,13 @@ impl Registry {
         if can_be_told && let Some(refused) = self.lacks_memory(&asked.or(defaults), &identity.key) {
             return Err(refused);
         }
-        // One that runs already is not turned away: it has no guarantee.
+        // A process that runs already is not turned away. Without room, its tenant gets no
+        // guarantee.
         let has_room = has_room && self.lacks_memory(&asked.or(defaults), &identity.key).is_none();
         let Some((name, is_deserted)) = known else {
-            // What is called the same in a container cannot know of the others, nor they of it: there a number has to do.
+            // A process in a container cannot know the names outside its container, nor the other
+            // way round. Such a process is not refused for a name in use: its tenant's name gets a
+            // number.
             let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
             let other = self.tenants.get(&identity.name);
             let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
@@ -132,7 +136,8 @@ impl Registry {
             let merged = tenant.asked.or(asked);
             if merged != tenant.asked {
                 tenant.asked = merged;
-                // Class and share may have come from different processes: together they may be a guarantee that neither was.
+                // The class and the share may come from different processes. Together they may be a
+                // guarantee that neither process asked for.
                 let wish = merged.or(defaults);
                 let has_room =
                     self.has_room(&wish, &identity.key) && self.lacks_memory(&wish, &identity.key).is_none();
@@ -144,8 +149,10 @@ impl Registry {
         Ok(name)
     }
 
-    /// Whether what an administrator set, a pause too, goes on to hold for a tenant whose first process is back: else whoever it limits would
-    /// end and begin anew. Not for another user's, and not what cannot be promised any more.
+    /// Returns whether an administrator's settings, a pause included, still hold when a deserted
+    /// tenant gets its first process again. Otherwise a limited tenant could end and begin anew to
+    /// lose its limits. Settings do not hold for another user's process, or if they cannot be
+    /// guaranteed any more.
     fn keeps_set(&self, name: &str, user: u32, asked: &Wish) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.set.or(*asked);
@@ -166,9 +173,11 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Why memory that is asked for with a guarantee cannot be promised, if it cannot: on none of the GPUs of which the tenant holds memory, of those that it sees
-    /// while it holds none, of all while it sees none, is there enough beside what others were promised or hold. Only that is worth waiting for: not
-    /// more than any of them has in all.
+    /// Returns why the memory that `asked` wants guaranteed cannot be promised, if so. One GPU must
+    /// have enough beside what others were promised or hold. If the tenant of key `own` holds
+    /// memory on GPUs, only these count. If it holds none, the GPUs that it uses count; if it uses
+    /// none, all GPUs count. If no such GPU is large enough, the refusal is final, because waiting
+    /// cannot help. Otherwise it is [`RefusalKind::NoRoom`].
     pub(super) fn lacks_memory(&self, asked: &Wish, own: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (asked.class, asked.memory_bytes) else { return None };
         let used = self.tenants.values().find(|tenant| tenant.key == *own && !tenant.is_deserted());
@@ -197,8 +206,9 @@ impl Registry {
         })
     }
 
-    /// Whether the guarantee that is asked for, if one is, fits beside those given to others: on some GPU at least, since nobody knows yet
-    /// which ones the job will use.
+    /// Returns whether the share that `asked` wants guaranteed fits beside the guarantees of other
+    /// tenants. One GPU with room is enough, because the GPUs that the job will use are not known
+    /// yet. A wish without a guarantee always fits.
     fn has_room(&self, asked: &Wish, own: &Key) -> bool {
         let (Some(Class::Guaranteed), Some(ppm)) = (asked.class, asked.share_ppm) else { return true };
         let others = || self.tenants.values().filter(|tenant| tenant.key != *own && !tenant.is_deserted());
@@ -212,13 +222,13 @@ impl Registry {
 }
 
 impl Guest {
-    /// The process, told from all others.
+    /// Returns the key of the process, if the process could be looked at.
     pub(super) fn process(&self) -> Option<ProcessKey> {
         self.facts.process.as_ref().map(|process| process.key())
     }
 }
 
-/// The name that a hello gives; empty if none.
+/// Returns the name in a hello; empty if the hello has none.
 fn claim(hello: &Hello) -> Result<&str, Refused> {
     let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
     let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
@@ -230,7 +240,7 @@ fn claim(hello: &Hello) -> Result<&str, Refused> {
     Ok(name)
 }
 
-/// What a hello asks for.
+/// Returns the wishes in a hello.
 fn wish(hello: &Hello) -> Result<Wish, Refused> {
     let refused = |reason: String| Refused::new(RefusalKind::Request, reason);
     let wish = Wish::decode(&hello.wishes).map_err(|unreadable| refused(unreadable.to_string()))?;

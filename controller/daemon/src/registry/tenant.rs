@@ -28,10 +28,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tells keepers apart.
+/// The number of a keeper.
 pub type KeeperId = u64;
 
-/// What a job that asks for `asked`, of which an administrator set `set`, and that holds so much memory, wants of its user's caps.
+/// Returns what a job wants of its user's caps. `asked` are the job's wishes, and `set` are an
+/// administrator's settings. The job holds `held_bytes` of memory.
 pub fn wants(asked: &Wish, set: &Wish, held_bytes: u64) -> Wants {
     let want = |set: bool, asked: Option<u64>| match (set, asked) {
         (true, _) => Want::Above,
@@ -48,133 +49,142 @@ pub fn wants(asked: &Wish, set: &Wish, held_bytes: u64) -> Wants {
 /// A tenant.
 #[derive(Debug)]
 pub struct Tenant {
-    /// Its number.
+    /// The tenant's number.
     pub id: TenantId,
-    /// What makes it the one that it is.
+    /// The key that distinguishes the tenant from all others.
     pub key: Key,
-    /// How its first process was found to be one of it.
+    /// How the daemon found out that the tenant's first process belongs to the tenant.
     pub found: Found,
-    /// The container of its first process.
+    /// The container of the tenant's first process.
     pub container: Option<Container>,
-    /// Whose it is.
+    /// The user who owns the tenant.
     pub user: u32,
-    /// The groups that user is in.
+    /// The groups of the tenant's first process, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
-    /// What that user may have.
+    /// The caps of the tenant's user, and whose caps these are.
     pub caps: (Caps, CapOf),
-    /// What of that is this tenant's.
+    /// The tenant's part of the user's caps.
     pub part: Part,
-    /// What its job asked for.
+    /// The wishes of the tenant's job.
     pub asked: Wish,
-    /// What it is taken to ask for where it says nothing.
+    /// The configuration's defaults for wishes that the job does not state.
     pub defaults: Wish,
-    /// When it first asked, ns of `CLOCK_MONOTONIC`: deadlines count from there.
+    /// When the job first asked, ns of `CLOCK_MONOTONIC`. Deadlines of the job count from this
+    /// time.
     pub asked_ns: u64,
-    /// GPU time that its job has used.
+    /// The GPU time that the job has used on all GPUs.
     pub job: Arc<JobUse>,
-    /// What an administrator set.
+    /// The settings of an administrator.
     pub set: Wish,
-    /// An administrator paused it.
+    /// Whether an administrator paused the tenant.
     pub is_paused: bool,
-    /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
+    /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`. The deadline counts from
+    /// this time.
     pub set_ns: u64,
-    /// It lets its memory make room for others'.
+    /// How the tenant's memory makes room for others; `None` if the tenant did not opt in.
     pub oversubscribe: Option<Oversubscribe>,
-    /// The driver could not take it off, and is not asked to before then, ns of `CLOCK_MONOTONIC`.
+    /// The time before which the driver is not asked to suspend the tenant, because it could not do
+    /// so before, ns of `CLOCK_MONOTONIC`.
     pub stays_until_ns: u64,
-    /// It is off the GPUs, or on its way.
+    /// Whether the tenant is suspended, or on its way off the GPUs.
     pub is_suspended: bool,
-    /// The guarantee that it asked for, if it did, fitted beside those of others when it asked.
+    /// Whether there is room for the tenant's guarantee beside those of others. Also true for a
+    /// tenant that asked for none.
     pub has_room: bool,
-    /// GPUs that it came to use and that had no room for the memory that it was promised: it is not promised there.
+    /// GPUs that the tenant came to use, but that have no room for its memory guarantee. The tenant
+    /// has no guarantee there.
     pub unpromised: BTreeSet<usize>,
-    /// Its memory account.
+    /// The tenant's ledger.
     pub ledger: Arc<SharedPage<LedgerPage>>,
-    /// What NVML says that it holds, by GPU.
+    /// The memory that the tenant holds by NVML, by GPU.
     pub by_nvml: BTreeMap<usize, ByNvml>,
-    /// What its processes do in the driver.
+    /// The use of the driver by the tenant's processes.
     pub driver: DriverSignals,
-    /// What it may hold of its user's cap on memory at this moment, by GPU.
+    /// The tenant's present bound within its user's cap on memory, by GPU.
     pub bounds: BTreeMap<usize, Bound>,
-    /// The most that it may hold of a GPU beside what others were promised, bytes, where that bounds it.
+    /// The tenant's ceiling on each GPU, bytes. A GPU without an entry has no ceiling for the
+    /// tenant.
     pub ceilings: BTreeMap<usize, u64>,
-    /// What it held of late, by GPU, if its memory follows its use.
+    /// The memory that the tenant held lately, by GPU, if its memory follows its use.
     pub used: BTreeMap<usize, Use>,
-    /// The GPUs that any of its sessions was on.
+    /// The GPUs on which any session of the tenant has been.
     pub gpus: Vec<usize>,
-    /// Its processes that use GPUs.
+    /// The tenant's sessions.
     pub sessions: BTreeMap<SessionId, Session>,
-    /// The `deepres run`s that keep it.
+    /// The tenant's keepers. Each is a `deepres run`, with its process if this could be looked at.
     pub keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
-    /// Processes of it that had a session and have none now: what they were charged up to is remembered while they live.
+    /// Processes without a session that had one before. While they live, the arbiters remember the
+    /// point up to which each was charged.
     pub returning: BTreeSet<ProcessKey>,
-    /// Slots of the ledger of sessions that are over.
+    /// The former slots: slots of the ledger whose sessions are over.
     pub former_slots: FormerSlots,
-    /// It was here when the daemon before was last heard of, and had no time to come back yet.
+    /// Whether the tenant was here when the previous daemon last saved, and may still come back.
     pub is_awaited: bool,
-    /// When it was last left by all: ns of `CLOCK_MONOTONIC`; 0 if it never was.
+    /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
     pub left_ns: u64,
 }
 
-/// What of its user's cap on memory a tenant may hold on a GPU.
+/// The bound of a tenant on a GPU, within its user's cap on memory.
 #[derive(Debug, Default)]
 pub struct Bound {
-    /// So much, bytes, as its sessions are told or about to be.
+    /// The bound, bytes. The tenant's sessions have been told it, or will be.
     pub bytes: u64,
-    /// The limit that they have by now.
+    /// The limit that the tenant's sessions have been told, bytes.
     pub in_force: Arc<AtomicU64>,
 }
 
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Says that its process is a session.
+    /// Marks the process as one that has a session.
     pub _presence: Presence,
-    /// Its process's number.
+    /// The process's id.
     pub pid: u32,
-    /// For whom it counts.
+    /// The source that is charged for the process.
     pub source: Source,
-    /// The process, told from all others; `None` if it could not be looked at.
+    /// The process's key; `None` if the process could not be looked at.
     pub process: Option<ProcessKey>,
-    /// Its command line, shortened.
+    /// The process's command line, shortened.
     pub client: String,
-    /// The container that it is in.
+    /// The container that the process is in.
     pub container: Option<Container>,
-    /// Its slot in the ledger.
+    /// The session's slot in the ledger.
     pub slot: usize,
-    /// The GPUs that it is on.
+    /// The GPUs that the session uses.
     pub gpus: Vec<usize>,
-    /// What it says of itself.
+    /// The session's meter page.
     pub meter: Arc<SharedPage<MeterPage>>,
 }
 
 impl Tenant {
-    /// Nobody is here of it, nor is anybody waited for.
+    /// Returns whether no session and no keeper of the tenant is here, and the tenant is not
+    /// awaited.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
     }
 
-    /// Somebody is here of it.
+    /// Returns whether a session or a keeper of the tenant is here.
     pub fn is_present(&self) -> bool {
         !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
-    /// Whether a process is one of its own.
+    /// Returns whether a process is the tenant's own: a session, a keeper or a returning process.
     pub fn has(&self, process: &Process) -> bool {
         let key = process.key();
         let sessions = self.sessions.values().map(|session| &session.process);
         sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
     }
 
-    /// A slot of the ledger that no session has: rather one in which nobody may write any more. What a process began before it came back ends in the
-    /// slot that it had.
+    /// Returns a slot of the ledger that no session has. Prefers a slot that no process may write
+    /// any more. A process that comes back still writes its former slot when it finishes what it
+    /// began before.
     pub fn free_slot(&self) -> Option<usize> {
         let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
         let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.has(*slot);
         (0..MAX_SESSIONS).find(is_clean).or_else(|| (0..MAX_SESSIONS).find(is_free))
     }
 
-    /// Empties the slots of those that died without a session, on the first `gpus` GPUs.
+    /// Empties the former slots of dead processes, in the ledgers of the first `gpus` GPUs.
     pub fn clear_slots_of_the_dead(&mut self, gpus: usize) {
         let ledger = self.ledger.page();
         for slot in self.former_slots.bury(ProcessKey::is_alive) {
@@ -184,7 +194,8 @@ impl Tenant {
         }
     }
 
-    /// Has nobody look at slots of the ledger on the first `gpus` GPUs that nobody can have written any more.
+    /// Excludes unused slots at the end of the ledger from later reading, on the first `gpus` GPUs.
+    /// No process can still write these slots.
     pub fn give_slots_back(&self, gpus: usize) {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
         let used = used.max(self.former_slots.count());
@@ -192,15 +203,18 @@ impl Tenant {
         ledger.all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
-    /// Whether it shares a cap on memory with its user's other tenants.
+    /// Returns whether the tenant shares a cap on memory with its user's other tenants. An
+    /// administrator's limit takes the tenant out of the cap.
     pub fn is_bound(&self) -> bool {
         self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }
 
-    /// The most that it holds of a GPU or may come to hold there before it is told otherwise, bytes.
+    /// Returns the most memory of a GPU that the tenant holds, or can come to hold before it is
+    /// told a lower limit, bytes.
     pub fn reach_bytes(&self, gpu: usize) -> u64 {
         let ledger = self.ledger.page().gpu(gpu);
-        // First what it was told: what it reserved under a limit that was in force before is in the ledger then.
+        // The limit must be read before the ledger. Then the ledger shows all memory that was
+        // reserved under an earlier limit.
         let told_bytes = self
             .bounds
             .get(&gpu)
@@ -209,55 +223,57 @@ impl Tenant {
         told_bytes.max(ledger.map_or(0, |ledger| ledger.held_and_pending_bytes()))
     }
 
-    /// What it wants of its user's caps on a GPU.
+    /// Returns what the tenant wants of its user's caps on a GPU.
     pub fn wants_on(&self, gpu: usize) -> Wants {
         wants(&self.asked.or(self.defaults), &self.set, self.held_bytes(gpu))
     }
 
-    /// What it is granted.
+    /// Returns the tenant's grant.
     pub fn granted(&self) -> Granted {
         self.granted_with(&self.set)
     }
 
-    /// What it would be granted if an administrator had set this.
+    /// Returns the grant that the tenant would have if an administrator had set `set`.
     pub fn granted_with(&self, set: &Wish) -> Granted {
         grant(&self.asked.or(self.defaults), set, self.caps, &self.part, self.has_room).told_by(&self.asked)
     }
 
-    /// The share that it is guaranteed, parts per million; 0 for none.
+    /// Returns the share that the tenant is guaranteed, parts per million; 0 for none.
     pub fn promised_ppm(&self) -> u32 {
         let granted = self.granted();
         if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
     }
 
-    /// Whether its memory can make room for others'.
+    /// Returns whether the tenant can be suspended now, so that its memory makes room for others.
     pub fn may_leave(&self) -> bool {
         self.lets_itself_be_suspended() && monotonic_ns() >= self.stays_until_ns
     }
 
-    /// Whether it opted in to that.
+    /// Returns whether the tenant opted in to being suspended.
     pub fn lets_itself_be_suspended(&self) -> bool {
         self.oversubscribe == Some(Oversubscribe::Suspend)
     }
 
-    /// The memory that it is guaranteed on a GPU, bytes; 0 for none.
+    /// Returns the memory that the tenant is guaranteed on a GPU, bytes; 0 for none.
     pub fn promised_bytes_on(&self, gpu: usize) -> u64 {
         if self.unpromised.contains(&gpu) { 0 } else { self.promised_bytes() }
     }
 
-    /// What is kept for it on a GPU of what it was granted, bytes, if its memory follows its use.
+    /// Returns the part of the granted memory that is kept for the tenant on a GPU, bytes. Returns
+    /// `None` unless the tenant's memory follows its use.
     pub fn kept_bytes(&self, gpu: usize) -> Option<u64> {
         let granted = self.granted();
         let used = self.used.get(&gpu).filter(|_| granted.memory_follows_use.value)?;
         Some(used.kept_bytes(granted.memory_bytes.value.unwrap_or(NO_LIMIT)))
     }
 
-    /// What it holds of a GPU by its ledger, bytes.
+    /// Returns the memory of a GPU that the tenant holds by its ledger, bytes.
     pub fn held_bytes(&self, gpu: usize) -> u64 {
         self.ledger.page().gpu(gpu).map_or(0, |ledger| ledger.held_bytes())
     }
 
-    /// Takes in what it holds of a GPU now.
+    /// Takes in the memory of a GPU that the tenant holds now. Forgets all such figures if the
+    /// tenant's memory does not follow its use.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         if !self.granted().memory_follows_use.value {
             self.used.clear();
@@ -267,13 +283,14 @@ impl Tenant {
         self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
     }
 
-    /// The memory that it is guaranteed on each GPU with room for it, bytes; 0 for none.
+    /// Returns the memory that the tenant is guaranteed on each GPU with room for it, bytes; 0 for
+    /// none.
     pub fn promised_bytes(&self) -> u64 {
         let granted = self.granted();
         if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }
     }
 
-    /// The tenant as the arbiter of a GPU needs it.
+    /// Returns the tenant as the arbiter of a GPU needs it.
     pub fn seat_on(&self, gpu: usize) -> TenantSeat {
         let seat = self.seat();
         let ceiling = self.ceilings.get(&gpu).copied().unwrap_or(NO_LIMIT);
@@ -286,7 +303,7 @@ impl Tenant {
         }
     }
 
-    /// The tenant as arbiters need it, but for what bounds it on one GPU.
+    /// Returns the tenant as arbiters need it, without the bounds of a single GPU.
     pub fn seat(&self) -> TenantSeat {
         let granted = self.granted();
         let said_ns =

@@ -1,21 +1,24 @@
-//! The registry as a tenant's own processes see it: their tenant alone.
+//! The registry's answers to a tenant's own processes. They see only their own tenant.
 
 use super::{Guest, Refused, Registry};
 use crate::arbiter::Report;
 use deepres_abi::wire::{Hello, RefusalKind, View};
 
 impl Registry {
-    /// The first GPU of a hello as NVML calls it, if it is managed.
+    /// Returns the UUID of the first GPU in a hello, as NVML writes it. Returns `None` if the
+    /// daemon does not manage the GPU.
     pub fn managed_uuid(&self, hello: &Hello) -> Option<String> {
         let uuid = hello.gpus().first()?;
         let place = self.gpus.iter().position(|managed| managed.gpu.uuid == *uuid)?;
         self.gpu_uuids().into_iter().nth(place)
     }
 
-    /// What the tenant of a guest has of the GPUs in its hello.
+    /// Returns the limits and the use of a process's tenant on the GPUs in its hello.
     ///
     /// # Errors
-    /// [`Refused`], if there is no such tenant: asking makes none.
+    ///
+    /// Returns [`Refused`] if the hello's name is malformed or there is no such tenant. A view
+    /// makes no tenant.
     pub fn view(&self, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
         let tenant = self.find_tenant(guest, hello)?.ok_or_else(|| {
             Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")

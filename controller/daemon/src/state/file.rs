@@ -1,8 +1,12 @@
-//! The state file: read once at the start, replaced whole while the daemon lives.
+//! The state file. The daemon reads it once at the start, and replaces it as a whole while it
+//! lives.
 //!
-//! A new file is written beside the old one and takes its name (`rename`), so whoever reads, at whatever moment the daemon was
-//! killed, finds one of the two whole. It is not synced to the disk: what it says holds for this run of the machine alone (clock
-//! and process ids), so what a power failure could cut is of no use afterwards, and a daemon that waits for a disk is late for its tenants.
+//! The daemon writes a new file beside the old one and renames it. So a reader finds one of the two
+//! complete, at whatever moment the daemon is killed.
+//!
+//! The daemon does not sync the file to the disk. The content holds only for this run of the
+//! machine, because of the clock and the process ids. So a file that a power failure cuts off would
+//! be useless anyway. A daemon that waits for a disk would be late for its tenants.
 
 use super::{State, StateError, parse};
 use deepres_model::clock::monotonic_ns;
@@ -12,58 +16,60 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// It tells who runs what: its owner's alone.
+/// The file is private to its owner, because it tells who runs which programs.
 const MODE: u32 = 0o600;
-/// No state of as many processes as a daemon serves is larger.
+/// The largest file that is read or written. The state of as many processes as one daemon serves is
+/// smaller.
 const MAX_BYTES: u64 = 64 << 20;
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// Where the kernel names this run of the machine.
+/// The file from which the daemon reads the kernel's id of this run of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What came of writing the state.
+/// The outcome of writing the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Saved {
-    /// An arbiter did not answer: without them all there is nothing whole to write.
+    /// An arbiter did not answer. The state is incomplete without it, so nothing is written.
     Nothing,
-    /// The file says the same already.
+    /// The file has this state already.
     Already,
-    /// The file says it now.
+    /// The file has been written with this state.
     Anew,
-    /// The file cannot be written, and why.
+    /// The file cannot be written, for this reason.
     Failed(String),
 }
 
-/// The file.
+/// The state file.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
     boot: String,
     last: Option<State>,
-    /// The last attempt to write failed, which was told.
+    /// Whether the last attempt to write failed. The log has said so.
     is_failing: bool,
 }
 
 impl StateFile {
-    /// The file at `path`, of this run of the machine.
+    /// Returns the state file at `path`, for this run of the machine.
     pub fn at(path: PathBuf) -> Self {
-        // Without /proc no process could be recognised either; an empty name then is as good as any.
+        // Without /proc no process could be recognised either, so an empty id serves as well as any
+        // other.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         Self { path, boot, last: None, is_failing: false }
     }
 
-    /// Where it is.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The kernel's name of this run of the machine.
+    /// Returns the kernel's id of this run of the machine.
     pub fn boot(&self) -> &str {
         &self.boot
     }
 
-    /// Reads what the daemon before left since the machine started. What cannot be believed is set aside with a line in the log; this
-    /// never fails.
+    /// Reads the state that the previous daemon saved since the machine started. Never fails: a
+    /// file that cannot be trusted is renamed, and the log says so.
     pub fn load(&mut self) -> Option<State> {
         let bytes = match read(&self.path) {
             Ok(bytes) => bytes,
@@ -106,7 +112,8 @@ impl StateFile {
         }
     }
 
-    /// Writes a state, unless the file says the same already. A failure is told once, and tried again with the next state.
+    /// Writes a state, unless the file has the same state already. The log reports a failure once.
+    /// The next state is another attempt.
     pub fn save(&mut self, state: State) -> Saved {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
             return Saved::Already;
@@ -150,11 +157,12 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 fn write(path: &Path, state: &State) -> io::Result<()> {
     let bytes = state.to_bytes()?;
     if bytes.len() as u64 > MAX_BYTES {
-        // The next daemon would not read it, and begin everybody's accounts anew.
+        // The next daemon would not read such a file, and all accounts would begin anew.
         return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
     }
     let new = path.with_extension("json.new");
-    // What a killed daemon left half-written, or somebody else put there, goes first.
+    // A killed daemon may have left an incomplete file there, or another process any file. It goes
+    // first.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -217,7 +225,7 @@ mod tests {
             file.save(of_this_boot(&path));
             assert!(StateFile::at(path.clone()).load().is_some());
         }
-        // A link to somebody's file, a pipe that would never end: neither is followed or waited for.
+        // A link to another file is not followed, and a pipe that never ends is not waited for.
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
         assert!(StateFile::at(path.clone()).load().is_none() && !path.exists());

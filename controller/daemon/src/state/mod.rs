@@ -1,8 +1,12 @@
-//! What a daemon remembers over its own death: accounts, what was asked and set, and up to where each process was charged.
+//! The state that a daemon saves for its successor. It contains the accounts, the wishes, the
+//! administrators' settings, and the points up to which processes were charged.
 //!
-//! The file is JSON, so that an administrator can read it. Within a major version fields are only added: an older daemon ignores those
-//! that it does not know, a newer one takes those that are missing for zero or absent. Parsing is pure and believes nothing:
-//! what does not fit is refused whole, and the numbers in it are bounded where they are used.
+//! The file is JSON, so that an administrator can read it. Within a major version, fields are only
+//! added. An older daemon ignores fields that it does not know. A newer daemon takes missing fields
+//! for zero or absent.
+//!
+//! Parsing is pure and trusts nothing. A file that does not fit is refused as a whole. The code
+//! that uses a number of the file bounds it.
 
 mod file;
 
@@ -18,12 +22,12 @@ use deepres_model::process::ProcessKey;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Files of another major version are set aside.
+/// The major version of the layout. Files of another major version are not used.
 const MAJOR: u32 = 1;
-/// Raised when a field is added.
+/// The minor version of the layout. It is raised when a field is added.
 const MINOR: u32 = 4;
 
-/// Which layout a file has.
+/// The version of a file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Version {
     major: u32,
@@ -36,32 +40,33 @@ struct Head {
     deepres_state: Version,
 }
 
-/// Everything.
+/// The state of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     deepres_state: Version,
-    /// The kernel's name of this run of the machine. The monotonic clock and the process ids begin anew with another.
+    /// The kernel's id of this run of the machine. The monotonic clock and the process ids begin
+    /// anew with the next run.
     pub boot: String,
-    /// When this was so: ns of `CLOCK_MONOTONIC`.
+    /// When the state was saved, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// GPUs.
+    /// The GPUs.
     #[serde(default)]
     pub gpus: Vec<SavedGpu>,
-    /// Tenants.
+    /// The tenants.
     #[serde(default)]
     pub tenants: Vec<SavedTenant>,
-    /// Processes without a session that an administrator adopted.
+    /// Unmanaged processes that an administrator adopted.
     #[serde(default)]
     pub adopted: Vec<Adopted>,
-    /// Processes without a session that are stopped until they are adopted.
+    /// Held processes: unmanaged, and stopped until they are adopted.
     #[serde(default)]
     pub held: Vec<ProcessKey>,
-    /// Processes that are taken off the GPUs.
+    /// Processes of suspended tenants, or of tenants on their way off the GPUs.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
 }
 
-/// A process that is taken off the GPUs with the rest of its tenant.
+/// A process that is suspended with the rest of its tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AwayProcess {
     /// The tenant's name.
@@ -70,19 +75,19 @@ pub struct AwayProcess {
     pub process: ProcessKey,
 }
 
-/// A GPU's own counters.
+/// The counters of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedGpu {
-    /// Its UUID, `GPU-…`.
+    /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// Time in which two tenants or more wanted it, ns.
+    /// Time in which the GPU was contended, ns.
     pub contended_ns: u64,
-    /// Time in which none did, ns.
+    /// Time in which no tenant wanted the GPU, ns.
     pub idle_ns: u64,
-    /// Hand-offs.
+    /// Number of hand-offs.
     pub handoffs: u64,
-    /// What those cost of which it could be told, ns.
+    /// The time that hand-offs took, ns. Hand-offs without a measured time do not count.
     pub handoff_total_ns: u64,
 }
 
@@ -90,72 +95,73 @@ pub struct SavedGpu {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SavedTenant {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// Whose it is.
+    /// The user who owns the tenant.
     pub uid: u32,
-    /// What makes it the one that it is; absent: its name.
+    /// The key that distinguishes the tenant from all others; if absent, its name is the key.
     pub key: Option<Key>,
-    /// How it was found.
+    /// How the daemon found out that the first process belongs to the tenant.
     pub found: Option<Found>,
-    /// The container of its first process.
+    /// The container of the tenant's first process.
     pub container: Option<Container>,
-    /// The groups of its user.
+    /// The groups of the tenant's first process, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
-    /// What its job asked for.
+    /// The wishes of the tenant's job.
     pub asked: Wish,
-    /// When: ns of `CLOCK_MONOTONIC`.
+    /// When the job first asked, ns of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
-    /// GPU time that its job has used, ns.
+    /// GPU time that the job has used, ns.
     pub job_used_ns: u64,
-    /// What an administrator set.
+    /// The settings of an administrator.
     pub set: Wish,
-    /// An administrator paused it.
+    /// Whether an administrator paused the tenant.
     pub paused: bool,
-    /// When a deadline was set: ns of `CLOCK_MONOTONIC`.
+    /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`.
     pub set_ns: u64,
-    /// The guarantee that it asked for did not fit beside those of others.
+    /// Whether the tenant's guarantee did not fit beside those of others.
     pub lacks_room: bool,
-    /// Somebody of it was here.
+    /// Whether a session or a keeper was here, or the tenant was awaited.
     pub is_here: bool,
-    /// Its accounts, by GPU.
+    /// The tenant's accounts, by GPU.
     pub accounts: Vec<OnGpu<SavedAccount>>,
-    /// Its processes.
+    /// The tenant's processes that had a session or may come back.
     pub sessions: Vec<SavedSession>,
 }
 
-/// Something that there is one of for each GPU.
+/// A value for one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnGpu<T> {
     /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// What there is.
+    /// The value.
     #[serde(flatten)]
     pub saved: T,
 }
 
-/// A process of a tenant, and up to where it was charged.
+/// A process of a tenant, and the point up to which it was charged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSession {
     /// The process.
     #[serde(flatten)]
     pub process: ProcessKey,
-    /// When: ns of `CLOCK_MONOTONIC`. Absent: as of the whole file.
+    /// When the process was charged up to this point, ns of `CLOCK_MONOTONIC`. If absent,
+    /// [`State::saved_ns`] holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ns: Option<u64>,
-    /// What its meter said, by GPU.
+    /// The counters of the process's meter, by GPU.
     #[serde(default)]
     pub meters: Vec<OnGpu<SavedMeter>>,
 }
 
-/// Why a file is of no use.
+/// The reason why a file cannot be used.
 #[derive(Debug)]
 pub enum StateError {
-    /// Not a state file, or not a whole one.
+    /// The file is no state file, or is incomplete.
     Garbage(serde_json::Error),
-    /// One of another major version.
+    /// The file has this other major version.
     Major(u32),
-    /// It says that it was written later than now.
+    /// The file says that it was written later than now.
     Future,
 }
 
@@ -174,7 +180,7 @@ impl fmt::Display for StateError {
 impl std::error::Error for StateError {}
 
 impl State {
-    /// The state of this run of the machine.
+    /// Returns a state of this run of the machine.
     pub fn new(boot: &str, saved_ns: u64, gpus: Vec<SavedGpu>, tenants: Vec<SavedTenant>) -> Self {
         let deepres_state = Version { major: MAJOR, minor: MINOR };
         Self {
@@ -189,9 +195,9 @@ impl State {
         }
     }
 
-    /// Whether writing this after `other` would tell anything new.
+    /// Returns whether the state contains anything new beside `other`.
     fn differs_from(&self, other: &Self) -> bool {
-        // Time alone tells nothing, and idle time is time alone.
+        // Time alone is nothing new, and idle time is only time.
         let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
         self.tenants != other.tenants
             || self.adopted != other.adopted
@@ -200,10 +206,11 @@ impl State {
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
 
-    /// The file's bytes.
+    /// Returns the file's bytes.
     ///
     /// # Errors
-    /// None is expected of these types.
+    ///
+    /// Returns the error of the serialisation. None is expected of these types.
     pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.push(b'\n');
@@ -211,10 +218,11 @@ impl State {
     }
 }
 
-/// Reads a file's bytes.
+/// Parses a file's bytes.
 ///
 /// # Errors
-/// [`StateError`].
+///
+/// Returns [`StateError`] if the bytes are no state of this major version.
 pub fn parse(bytes: &[u8]) -> Result<State, StateError> {
     let head: Head = serde_json::from_slice(bytes).map_err(StateError::Garbage)?;
     if head.deepres_state.major != MAJOR {
@@ -227,7 +235,7 @@ pub fn parse(bytes: &[u8]) -> Result<State, StateError> {
 mod tests {
     use super::*;
 
-    /// A state with everything in it.
+    /// Returns a state with a value in every field.
     pub fn example() -> State {
         let uuid = "GPU-00000000-0000-0000-0000-000000000001".to_owned();
         let account = SavedAccount { since_ns: 5, lag_ns: -7, ..SavedAccount::default() };
@@ -286,7 +294,7 @@ mod tests {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let other = text.replacen("\"major\":1", "\"major\":2", 1);
         assert!(matches!(parse(other.as_bytes()), Err(StateError::Major(2))));
-        // Another major version may have nothing else in common with ours.
+        // Another major version may have nothing else in common with this one.
         assert!(matches!(
             parse(br#"{"deepres_state":{"major":7,"minor":0},"boot":[]}"#),
             Err(StateError::Major(7))
