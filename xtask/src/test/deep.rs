@@ -12,13 +12,14 @@ use super::{EndToEnd, cargo_tests, heading, models, prepare, program};
 use crate::sanitize::{self, Sanitizer};
 use crate::{command, dist, ebpf, fuzz};
 
-/// How long each fuzz target runs.
+/// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
-/// How long random calls of two processes are compared with the same calls without deepres.
+/// The time for which random calls of two processes are compared with the same calls without
+/// deepres, s.
 const CALLS_SECONDS: &str = "120";
-/// The note of the last pass.
+/// The page that notes the last pass.
 const NOTE: &str = "docs/deep-check.md";
-/// What stands before the commit in the note.
+/// The text before the commit on this page.
 const COMMIT: &str = "Commit: ";
 
 /// Runs the deep track.
@@ -55,7 +56,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the noted pass of the deep track does not belong to this history. Before the first pass there is no note.
+/// Fails if the noted pass of the deep track is of a commit outside this history. Passes if no pass
+/// is noted yet.
 pub fn check_last_pass() -> Result<()> {
     let Ok(text) = fs::read_to_string(note()) else {
         eprintln!("no pass of the deep track is noted yet: `cargo xtask test --deep` writes {NOTE}");
@@ -72,7 +74,8 @@ pub fn check_last_pass() -> Result<()> {
     Ok(())
 }
 
-/// Notes that the deep track passed on this commit, if nothing else is in the working tree.
+/// Notes that the deep track passed on this commit, unless the working tree differs from the
+/// commit.
 pub fn note_pass() -> Result<()> {
     let changed = command::output(&mut git(&["status", "--porcelain"]))?;
     if !changed.is_empty() {

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything that has to hold, in one command.
+//! `cargo xtask test`: runs all checks with one command.
 //!
-//! The quick track is what each change has to pass. The deep track repeats the tests on the product as users get it, and adds
-//! sanitizers, longer fuzzing and frameworks from PyPI.
+//! Each change has to pass the quick track. The deep track repeats the tests on the product as
+//! users get it. It adds sanitizers, longer fuzzing and frameworks from PyPI.
 
 mod deep;
 mod needs;
@@ -26,23 +26,25 @@ use tally::Tally;
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run only tests whose name contains this, and no other checks.
+    /// Run only tests whose name contains NAME, and no other checks.
     #[arg(long, value_name = "NAME", conflicts_with = "deep")]
     filter: Option<String>,
-    /// Run the deep track: every test on the product as `cargo xtask dist` makes it, sanitizers, longer fuzzing, and PyTorch, TensorFlow
-    /// and JAX from PyPI (some 20 GB in the cache). A pass is noted in docs/deep-check.md.
+    /// Run the deep track, and note a pass in docs/deep-check.md. It runs every test on the product
+    /// as `cargo xtask dist` makes it, and adds sanitizers and longer fuzzing. It also adds
+    /// PyTorch, TensorFlow and JAX from PyPI (some 20 GB in the cache).
     #[arg(long)]
     deep: bool,
 }
 
 /// The program of the end-to-end tests.
 const END_TO_END: &str = "deepres-e2e e2e";
-/// So many end-to-end tests run beside each other: most of them wait most of the time.
+/// The number of end-to-end tests that run at once. It is high, because most of them wait most of
+/// the time.
 const TOGETHER: &str = "--test-threads=8";
-/// End-to-end tests in modules of this name measure, and have the machine to themselves.
+/// The module name of end-to-end tests that measure. Each of them runs alone on the machine.
 const MEASURED: &str = "::measured::";
 
-/// With the minutes and seconds since the first.
+/// Prints a heading, with the minutes and seconds since the first one.
 fn heading(text: &str) {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     let seconds = BEGAN.get_or_init(Instant::now).elapsed().as_secs();
@@ -67,7 +69,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(tally.report())
 }
 
-/// The quick track, or those of its tests whose name contains the filter.
+/// Runs the quick track, or only its tests whose name contains the filter.
 fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     prepare(false)?;
     let is_whole = filter.is_none();
@@ -86,7 +88,8 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     let artefacts = build::check_artefacts()?;
     let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
-    // Most of the tests that run together wait; what has to be built takes the processors meanwhile, and yields to them.
+    // Most of these tests wait. Meanwhile the checks that compile use the processors, at the lowest
+    // priority.
     let beside = thread::scope(|scope| {
         let beside = scope.spawn(|| if is_whole { beside() } else { Ok(Tally::default()) });
         end_to_end.together(tally, &filter)?;
@@ -99,7 +102,8 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     end_to_end.measured(tally, &filter)
 }
 
-/// Makes what the tests run beside the product: a test that made it would be measured with it.
+/// Makes what the tests need beside the product. A test that made it during its run would measure
+/// this work too.
 fn prepare(is_portable: bool) -> Result<()> {
     heading("Python environments, zig, a root file system for containers");
     venv::training()?;
@@ -111,7 +115,8 @@ fn prepare(is_portable: bool) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of a test program for one test alone, else for those that the filter leaves.
+/// Returns the arguments of a test program: for the test `one` alone, or for the tests that the
+/// filter selects.
 fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
     match one {
         Some(name) => vec!["--exact", name, "--include-ignored"],
@@ -119,9 +124,10 @@ fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
     }
 }
 
-/// Checks that mostly compile, at the lowest priority.
+/// Runs the checks that mostly compile, at the lowest priority.
 fn beside() -> Result<Tally> {
-    // Children inherit the policy: whoever waits for a processor gets it before them.
+    // Child processes inherit the scheduling policy. A test that needs a processor gets it before
+    // them.
     awake::set_scheduling(libc::SCHED_IDLE, 0);
     let mut tally = Tally::default();
     models(&mut tally, &[])?;
@@ -136,22 +142,22 @@ fn beside() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Runs the loom models, those of the deep track too if the arguments include them.
+/// Runs the loom models. The arguments can include the models of the deep track.
 fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models
         .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
         .arg(build::target().join("loom"))
         .env("RUSTFLAGS", "--cfg loom")
-        // Optimising across crates takes longer than the models run.
+        // Optimising across crates would take longer than the models run.
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
     cargo_tests(tally, &mut models, arguments)
 }
 
-/// Builds tests by this command of cargo and runs them with these arguments.
+/// Builds tests with the command `cargo`, and runs them with these arguments.
 fn cargo_tests(tally: &mut Tally, cargo: &mut Command, arguments: &[&str]) -> Result<()> {
     let programs = program::build(cargo.arg("--no-run"))?;
-    // Variables of the build are the tests' too, as if cargo ran them: those of a sanitizer among them.
+    // The tests get the variables of the build, for example a sanitizer's, as if cargo ran them.
     let environment: Vec<(&str, &Path)> =
         cargo.get_envs().filter_map(|(name, value)| Some((name.to_str()?, Path::new(value?)))).collect();
     for program in &programs {
@@ -162,7 +168,7 @@ fn cargo_tests(tally: &mut Tally, cargo: &mut Command, arguments: &[&str]) -> Re
     Ok(())
 }
 
-/// The end-to-end tests on a build of the product.
+/// The end-to-end tests, on one build of the product.
 struct EndToEnd<'a> {
     program: &'a Program,
     environment: Vec<(&'a str, &'a Path)>,
@@ -180,15 +186,16 @@ impl<'a> EndToEnd<'a> {
         })
     }
 
-    /// Runs those that may share the machine.
+    /// Runs the tests that may share the machine.
     fn together(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
         let all = [filter, &["--skip", MEASURED, TOGETHER], self.arguments].concat();
         self.run(tally, "end-to-end tests, together", &all)
     }
 
-    /// Runs those that measure.
+    /// Runs the tests that measure.
     fn measured(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
-        // Several filters of a test program select what any one of them does.
+        // A test program with several filters selects the tests that match any of them. So tests
+        // that match all filters are selected here.
         let listed = self.program.list(MEASURED)?;
         let names = listed.iter().map(String::as_str);
         let names: Vec<&str> = names.filter(|name| filter.iter().all(|part| name.contains(part))).collect();

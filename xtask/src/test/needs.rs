@@ -1,4 +1,4 @@
-//! What the tests need of the machine, and its installation.
+//! Checks what the tests need of the machine, and installs it.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,12 +8,13 @@ use deepres_e2e::venv;
 
 use crate::command;
 
-/// Commands that the tests call, each in the package of its name: the compiler that nvcc hands its host code to, and the
-/// makers and runners of containers.
+/// Commands that the tests call, each in the package of its name. g++ compiles the host code for
+/// nvcc. The others make and run containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
-/// Where Debian puts libraries.
+/// The folder where Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
-/// Libraries by their packages: those that people preload, which the tests preload beside ours, and another C library.
+/// Packages and their libraries. The tests preload the first four beside the interposer, because
+/// users preload such libraries. musl is another C library.
 const LIBRARIES: [(&str, &str); 5] = [
     ("libasan8", "libasan.so.8"),
     ("libeatmydata1", "libeatmydata.so"),
@@ -22,7 +23,8 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("musl", "/lib/ld-musl-x86_64.so.1"),
 ];
 
-/// Installs what a machine with a Rust toolchain may still lack. A C compiler is not on the list: rustc links with it.
+/// Installs what a machine with a Rust toolchain may lack. A C compiler is not on the list, because
+/// rustc needs one to link.
 pub fn install() -> Result<()> {
     let mut lacking = Vec::new();
     if !venv::can_create() {

@@ -1,4 +1,5 @@
-//! Test programs: built by cargo, run by us, so that some run while the next ones are built.
+//! Test programs. Cargo builds them and xtask runs them, so that some run while the next ones are
+//! built.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -17,26 +18,27 @@ pub struct Program {
     /// The package and the target, for example `deepres-abi kills`.
     pub name: String,
     file: PathBuf,
-    /// The package's folder, in which cargo runs its tests.
+    /// The folder of the package, in which cargo runs the package's tests.
     folder: PathBuf,
 }
 
-/// What a test program left behind.
+/// The result of running a test program.
 pub struct Outcome {
     pub status: ExitStatus,
-    /// Its standard output.
+    /// The program's standard output.
     pub output: String,
-    /// The reasons for which it skipped tests.
+    /// The reasons for which the program skipped tests.
     pub skips: Vec<String>,
 }
 
-/// Builds the whole workspace and its tests at once: what tests run is built with the same features as they are.
+/// Builds the whole workspace and its tests at once. So the programs that tests run are built with
+/// the same features as the tests.
 pub fn build_all() -> Result<Vec<Program>> {
     let mut cargo = build::cargo();
     build(cargo.args(["build", "--workspace", "--lib", "--bins", "--tests"]))
 }
 
-/// Builds by this command of cargo, and lists the test programs among what was built.
+/// Builds with the command `cargo`. Returns the test programs among the artefacts.
 pub fn build(cargo: &mut Command) -> Result<Vec<Program>> {
     cargo.args(["--message-format", "json-render-diagnostics"]);
     let mut child = cargo
@@ -57,14 +59,16 @@ pub fn build(cargo: &mut Command) -> Result<Vec<Program>> {
 }
 
 impl Program {
-    /// The test program of cargo's message, if it is about one.
+    /// Returns the test program of a message from cargo; `None` if the message is not about a test
+    /// program.
     fn of_message(message: &Value) -> Option<Self> {
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
         let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
         let package = message["package_id"].as_str()?;
-        // path+file:///…/abi#deepres-abi@0.1.0, or …/xtask#0.1.0 where folder and package have one name
+        // For example path+file:///…/abi#deepres-abi@0.1.0. If the folder has the package's name, the
+        // id has only the version: …/xtask#0.1.0.
         let package = package.rsplit_once('#')?.1;
         let package = match package.split_once('@') {
             Some((name, _)) => name.to_owned(),
@@ -77,23 +81,24 @@ impl Program {
         })
     }
 
-    /// The command that runs it, as cargo would.
+    /// Returns the command that runs the program as cargo would.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("CARGO_TARGET_DIR", build::target());
-        // Everything that tests run was built with them.
+        // All programs that tests run are in this folder, because they were built together with the
+        // tests.
         command.env("DEEPRES_BUILT", build::target().join("debug"));
         command
     }
 
-    /// The names of its tests that contain the filter.
+    /// Returns the names of the program's tests that contain the filter.
     pub fn list(&self, filter: &str) -> Result<Vec<String>> {
         let listed = command::output(self.command().args([filter, "--list", "--format=terse"]))?;
         Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
-    /// Runs it to its end with these arguments; what it writes is shown as it comes.
+    /// Runs the program to its end with these arguments. Shows its output as it comes.
     pub fn run(&self, arguments: &[&str], environment: &[(&str, &Path)]) -> Result<Outcome> {
         let mut command = self.command();
         command.args(arguments).envs(environment.iter().copied());
@@ -101,7 +106,7 @@ impl Program {
     }
 }
 
-/// Shows what comes, line by line, and returns it.
+/// Reads all lines, shows each, and returns them.
 fn teed(from: impl Read, show: impl Fn(&str)) -> String {
     let mut from = BufReader::new(from);
     let (mut all, mut line) = (String::new(), Vec::new());
@@ -114,7 +119,7 @@ fn teed(from: impl Read, show: impl Fn(&str)) -> String {
     all
 }
 
-/// Runs a test program, or cargo that runs some.
+/// Runs a test program, or a command of cargo that runs several.
 pub fn run(command: &mut Command) -> Result<Outcome> {
     let mut child = command
         .stdin(Stdio::null())

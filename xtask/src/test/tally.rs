@@ -1,4 +1,4 @@
-//! What passed and what did not, over all test programs and checks of a run.
+//! Counts passes and failures over all test programs and checks of a run.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -12,34 +12,35 @@ use super::heading;
 use super::program::Outcome;
 use super::unmeasured::Unmeasured;
 
-/// A failure while more of all CPUs' time was taken, in percent, says nothing, and the test is tried again.
+/// The least part of all CPUs' time, in percent, whose loss to the hypervisor makes a failure
+/// meaningless. The test is tried again.
 const DISTURBED_PERCENT: f64 = 1.0;
-/// Nor does one while a CPU stood still for so long at once, ms.
+/// The least single stop of a CPU, in ms, that makes a failure meaningless.
 const DISTURBED_MS: f64 = 50.0;
-/// How often each test is tried again.
+/// The number of times that each test is tried again.
 const TRIES: usize = 3;
-/// How long all tests together are tried again.
+/// The time for which tests are tried again, all together.
 const TRIED_FOR: Duration = Duration::from_secs(600);
-/// How long a test that is tried again waits for quiet CPUs.
+/// The time that a test waits for quiet CPUs before it is tried again.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
-/// So many tests may be left unmeasured by one run.
+/// The most tests that one run may leave unmeasured.
 const MOST_NOT_MEASURED: usize = 3;
 
-/// What has been run so far.
+/// The results so far.
 #[derive(Default)]
 pub struct Tally {
     passed: u64,
     failed: u64,
-    /// Tests that failed only while the hypervisor took the CPUs away, at each try.
+    /// Tests that the hypervisor disturbed at each try.
     not_measured: Vec<String>,
     /// The reasons for which tests were skipped.
     skips: BTreeSet<String>,
-    /// What failed, as a command that repeats it.
+    /// The failures, with the test program or check that failed.
     failures: Vec<String>,
 }
 
 impl Tally {
-    /// Counts a check that is not made of tests as one.
+    /// Counts a check that is not a test program as one test.
     pub fn check(&mut self, what: &str, outcome: Result<()>) {
         match outcome {
             Ok(()) => self.passed += 1,
@@ -50,7 +51,7 @@ impl Tally {
         }
     }
 
-    /// Adds what other checks came to.
+    /// Adds the results of other checks.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -59,10 +60,11 @@ impl Tally {
         self.failures.extend(other.failures);
     }
 
-    /// Runs the tests of a program and adds up what they report.
+    /// Runs the tests of a program and adds up the results.
     ///
-    /// `run` runs all of them, or the one that is named. A test that fails while the hypervisor takes CPU time ([`DISTURBED_PERCENT`],
-    /// [`DISTURBED_MS`]) is tried again, alone, when the CPUs are quiet. If the hypervisor disturbs each try, the test is not measured.
+    /// `run` runs all tests, or only the named one. If a test fails while the hypervisor takes CPU
+    /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), the test is tried again, alone, when the
+    /// CPUs are quiet. If the hypervisor disturbs each try, the test is not measured.
     pub fn tests(&mut self, name: &str, run: impl Fn(Option<&str>) -> Result<Outcome>) -> Result<()> {
         self.tests_when_quiet(name, run, || {
             stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
@@ -81,7 +83,8 @@ impl Tally {
         let (passed, failed) = totals(&outcome.output);
         self.passed += passed;
         self.skips.extend(outcome.skips);
-        // A program that was killed, or that shows no failure for one that it counts, is not tried again.
+        // A program that was killed is not tried again. Nor is a program that does not show each
+        // failure that it counts.
         let is_shown = failed > 0 && failures.len() as u64 == failed;
         if outcome.status.success() || !is_shown {
             self.failed += failed;
@@ -122,13 +125,13 @@ impl Tally {
         Ok(())
     }
 
-    /// Whether nothing failed.
+    /// Returns whether nothing failed.
     pub fn is_passed(&self) -> bool {
         self.failures.is_empty() && self.failed == 0
     }
 
-    /// Holds the run to what it left out: too many unmeasured tests, one that was not measured the last time either, and an unexpected
-    /// reason to skip are failures.
+    /// Judges what the run left out. Failures are: too many unmeasured tests, a test that the last
+    /// run did not measure either, and an unexpected reason to skip.
     pub fn judge(&mut self, before: &Unmeasured) {
         if self.not_measured.len() > MOST_NOT_MEASURED {
             let number = self.not_measured.len();
@@ -154,12 +157,12 @@ impl Tally {
         }
     }
 
-    /// The tests that were not measured.
+    /// Returns the tests that were not measured.
     pub fn unmeasured(&self) -> Unmeasured {
         self.not_measured.iter().cloned().collect()
     }
 
-    /// Says what failed and how much, and gives the exit status.
+    /// Prints the failures and the counts. Returns the exit status.
     pub fn report(&self) -> ExitCode {
         eprintln!();
         for why in &self.skips {
@@ -184,19 +187,21 @@ impl Tally {
 #[derive(Debug, PartialEq)]
 struct Failure {
     name: String,
-    /// What the hypervisor took meanwhile, if the test said so; none, too, once it failed in peace.
+    /// CPU time that the hypervisor took during the test, if the test printed it. `None` also after
+    /// a failure without such a disturbance.
     taken: Option<Taken>,
-    /// Later, when it was tried again.
+    /// Whether the test passed when it was tried again.
     has_passed: bool,
 }
 
 impl Failure {
-    /// Whether it says nothing of what was tested.
+    /// Returns whether the failure is meaningless, because the hypervisor took too much CPU time.
     fn is_disturbed(&self) -> bool {
         self.taken.is_some_and(|taken| taken.percent >= DISTURBED_PERCENT || taken.at_once_ms >= DISTURBED_MS)
     }
 
-    /// All whose output a test program shows, `---- NAME stdout ----` and what it said.
+    /// Returns all failures in a test program's output. Each begins with `---- NAME stdout ----`,
+    /// and the test's own output follows.
     fn all(output: &str) -> Vec<Self> {
         let name = |line: &str| Some(line.strip_prefix("---- ")?.strip_suffix(" stdout ----")?.to_owned());
         let mut all: Vec<(String, String)> = Vec::new();
@@ -214,7 +219,7 @@ impl Failure {
     }
 }
 
-/// What all test programs of an output report: passed and failed.
+/// Returns the sums of passed and failed tests over all result lines of an output.
 fn totals(output: &str) -> (u64, u64) {
     output
         .lines()
@@ -222,7 +227,8 @@ fn totals(output: &str) -> (u64, u64) {
         .fold((0, 0), |(passed, failed), more| (passed + more.0, failed + more.1))
 }
 
-/// `test result: FAILED. 3 passed; 1 failed; 0 ignored; …` → (3, 1).
+/// Returns passed and failed tests of a result line. `test result: FAILED. 3 passed; 1 failed; 0
+/// ignored; …` gives (3, 1).
 fn counts(line: &str) -> Option<(u64, u64)> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let count = |name: &str| {
@@ -263,7 +269,8 @@ mod tests {
         assert!(!taken(0.4, 12.0).is_disturbed() && !failure("b", None).is_disturbed());
     }
 
-    /// Runs tests that fail as told, with what was taken meanwhile: first one of ten tests, then each of one.
+    /// Simulates failing tests. Each try names the tests that fail, and the percentage of CPU time
+    /// that the hypervisor took. The first try runs ten tests, each later try runs one.
     fn measured(tries: &[&[(&str, f64)]]) -> Tally {
         let ran = Cell::new(0);
         let run = |_: Option<&str>| {
@@ -307,7 +314,7 @@ mod tests {
         assert_eq!((tally.passed, tally.failed), (8, 1), "b failed while little was taken");
         assert_eq!(tally.not_measured, ["a"]);
         assert!(tally.failures[0].ends_with(": b"), "{}", tally.failures[0]);
-        // What fails undisturbed, failed.
+        // A failure without a disturbance counts.
         let tally = measured(&[&[("a", 0.5)]]);
         assert_eq!((tally.passed, tally.failed, tally.not_measured.len()), (9, 1, 0));
         let tally = measured(&[&[("a", 23.0)], &[("a", 0.5)]]);

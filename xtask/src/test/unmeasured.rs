@@ -1,4 +1,4 @@
-//! Which tests the last run on this machine could not measure.
+//! The note of the tests that the last run on this machine could not measure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use deepres_e2e::cache;
 
-/// The names of tests.
+/// The names of unmeasured tests.
 pub type Unmeasured = BTreeSet<String>;
 
-/// What the last run noted; nothing if there was none.
+/// Returns the tests that the last run noted; none if there was no such run.
 pub fn last() -> Unmeasured {
     read(&file())
 }
 
-/// Notes what this run could not measure.
+/// Notes the tests that this run could not measure.
 pub fn note(unmeasured: &Unmeasured) -> Result<()> {
     write(&file(), unmeasured)
 }

@@ -61,7 +61,7 @@ pub struct State {
     /// Held processes: unmanaged, and stopped until they are adopted.
     #[serde(default)]
     pub held: Vec<ProcessKey>,
-    /// Processes of suspended tenants, or of tenants on their way off the GPUs.
+    /// Processes of tenants that are suspended, or on their way off the GPUs or back.
     #[serde(default)]
     pub away: Vec<AwayProcess>,
 }
