@@ -67,8 +67,8 @@ impl Program {
         }
         let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
         let package = message["package_id"].as_str()?;
-        // For example path+file:///…/abi#deepres-abi@0.1.0. If the folder has the package's name, the
-        // id has only the version: …/xtask#0.1.0.
+        // For example path+file:///…/abi#deepres-abi@0.1.0. If the folder has the package's name,
+        // the id has only the version: …/xtask#0.1.0.
         let package = package.rsplit_once('#')?.1;
         let package = match package.split_once('@') {
             Some((name, _)) => name.to_owned(),
