@@ -80,8 +80,8 @@ impl Registry {
         told.iter().flat_map(|name| self.tell_arbiters(name)).collect()
     }
 
-    /// Does the same for a tenant's user, once the earlier changes are in force. Memory that other
-    /// tenants were told to give up may then go to this tenant.
+    /// Computes again the parts of all tenants of a tenant's user, once the earlier changes are in
+    /// force. Memory that other tenants were told to give up may then go to this tenant.
     pub fn share_out_anew(&mut self, name: &str) -> Vec<oneshot::Receiver<()>> {
         let user = self.tenants.get(name).map(|tenant| tenant.user);
         user.map(|user| self.share_out(user)).unwrap_or_default()
