@@ -136,7 +136,7 @@ impl Driver {
             unlock: function!(cuCheckpointProcessUnlock),
             state: function!(cuCheckpointProcessGetState),
         };
-        // SAFETY: no memory is involved.
+        // SAFETY: `cuInit` takes no pointer.
         match unsafe { initialise(0) } {
             CUDA_SUCCESS => Ok(driver),
             code => bail!("the NVIDIA driver does not start ({}): does `nvidia-smi` work?", name(code)),
@@ -174,7 +174,7 @@ impl Driver {
             is_done &= unsafe { (self.restore)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
         for pid in locked {
-            // SAFETY: as above.
+            // SAFETY: the API allows a null pointer for the arguments.
             is_done &= unsafe { (self.unlock)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
         if is_done { Ok(()) } else { say("lost") }
@@ -195,7 +195,7 @@ impl Driver {
                 continue;
             }
             for pid in restored {
-                // SAFETY: as above.
+                // SAFETY: the API allows a null pointer for the arguments.
                 unsafe { (self.checkpoint)(pid, null_mut()) };
             }
             return Err(match code {
@@ -204,7 +204,7 @@ impl Driver {
             });
         }
         for pid in living().filter(|pid| !self.is_in(*pid, CU_PROCESS_STATE_RUNNING)) {
-            // SAFETY: as above.
+            // SAFETY: the API allows a null pointer for the arguments.
             let code = unsafe { (self.unlock)(pid, null_mut()) };
             if code != CUDA_SUCCESS && is_alive(pid) {
                 return Err(NotBack::Failed(refusal("unlock", pid, code)));

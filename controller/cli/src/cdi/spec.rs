@@ -131,7 +131,6 @@ impl Spec {
     /// Reads a document.
     ///
     /// # Errors
-    ///
     /// [`SpecError`] if the document is not for deepres' devices or container runtimes would refuse
     /// it.
     pub fn parse(text: &str) -> Result<Self, SpecError> {

@@ -27,8 +27,8 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// The most lines that may wait to be written: some seconds of the busiest log, in some MiB.
 /// Further lines are lost, and their number is logged.
 const WAITING_LINES: usize = 8192;
-/// Time that the daemon waits at its end for the last lines. The writing thread gives up after
-/// about a second, but can then block while it reports that.
+/// Time that the daemon waits at its end for the last lines. The drop of the log's guard gives up
+/// after about a second, but can then block while it reports that.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
 /// The log. Logging ends when this value is dropped.

@@ -125,7 +125,6 @@ fn sockets() -> Vec<PathBuf> {
 /// Connects to `socket`. Returns `None` if nothing listens there.
 ///
 /// # Errors
-///
 /// The socket or the process that answers belongs to neither this user nor root, or the connection
 /// fails.
 fn connect(socket: &Path) -> Result<Option<OwnedFd>> {

@@ -46,7 +46,6 @@ pub fn heed_children() {
 /// Ignores the signals that were ignored at the start. The caller is a child between fork and exec.
 ///
 /// # Errors
-///
 /// The error of the system call.
 pub fn restore() -> io::Result<()> {
     for (signal, is_ignored) in [(libc::SIGPIPE, &IGNORES_PIPE), (libc::SIGCHLD, &IGNORES_CHILD)] {

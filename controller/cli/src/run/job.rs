@@ -19,7 +19,7 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 /// A shell's status for a command that a signal killed, less the signal's number.
 const KILLED: i32 = 128;
-/// Any of the execute permissions.
+/// The execute permissions of owner, group and others.
 const EXECUTE: u32 = 0o111;
 
 /// Signals for which this process does not wait, and which it does not pass on. Two cannot be
@@ -39,7 +39,7 @@ const UNHEEDED: [libc::c_int; 11] = [
     libc::SIGTTOU,
 ];
 
-/// Why a program cannot be run.
+/// The reason why a program cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// The program does not exist.
