@@ -1,4 +1,4 @@
-//! `deepres adopt`: lets an unmanaged process go on, as a tenant's.
+//! `deepres adopt`: lets an unmanaged process go on as part of a tenant.
 
 use super::run::parse_name;
 use anyhow::{Result, bail};
@@ -16,9 +16,9 @@ Examples:
   deepres adopt 4711
   deepres adopt 4711 --name nightly")]
 pub struct Args {
-    /// The process
+    /// Process to adopt
     pid: u32,
-    /// The tenant it is to be listed with
+    /// Tenant under which the process is listed
     #[arg(long, value_parser = parse_name)]
     name: Option<String>,
 }

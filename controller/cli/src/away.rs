@@ -1,11 +1,25 @@
-//! `deepres away PID…`, for the daemon alone: takes processes off the GPUs by the driver's checkpoint API, keeps them there until it is told
-//! otherwise or the daemon is gone, and brings them back.
+//! `deepres away PID…`: moves processes off the GPUs and back by the driver's checkpoint functions.
+//! Only the daemon runs this command.
 //!
-//! The daemon links no CUDA, and its end must not leave processes away for ever: so this is a process of its own, whose input ends with
-//! the daemon. It says `away` once they are; `back` in its input, or the input's end, brings them back, which it confirms by `back`.
-//! While the GPU has no room it says `no room`, and the processes stay away until it is told again, or by itself tries again.
-//! `--back` begins with bringing back, whatever state the processes are in: who kept them is gone. If processes that could not be taken off
-//! could not be let go either it says `lost`.
+//! The daemon does not link CUDA, so another process must call the driver. When the daemon ends,
+//! the input of this process ends too, and this process brings the others back. The processes
+//! therefore cannot stay off the GPUs for ever.
+//!
+//! The command writes these words to stdout, one a line:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | `away` | all processes are off the GPUs |
+//! | `back` | all processes are back; the command ends |
+//! | `no room` | the GPU has no room, and the processes stay off |
+//! | `lost` | moving the processes off failed, and so did undoing the part that was done |
+//!
+//! A line on stdin, or the end of stdin, makes the command bring the processes back. After
+//! `no room` the command waits for the next line. Once stdin has ended, the command tries again
+//! every [`RETRY`].
+//!
+//! With `--back` the command begins by bringing the processes back, whatever state they are in. The
+//! daemon uses the option when the earlier `deepres away` of these processes is gone.
 
 use crate::doctor::NO_CHECKPOINTS;
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,29 +35,29 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 const DRIVER_LIBRARY: &CStr = c"libcuda.so.1";
-/// How long a process may take to come to a point at which it can be taken off.
+/// Time in which a process must reach a point at which it can be moved off the GPU.
 const LOCK_LIMIT_MS: u32 = 10_000;
-/// Between two attempts to bring processes back whose daemon is gone.
+/// Pause between two attempts to bring processes back once the daemon is gone.
 const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// They are off the GPUs, or on their way: begin by bringing them back
+    /// Begin by bringing back processes that are off the GPUs or on their way
     #[arg(long)]
     back: bool,
-    /// The processes
+    /// Processes to move
     #[arg(required = true)]
     pids: Vec<i32>,
 }
 
-/// `CUcheckpointLockArgs`.
+/// The driver's `CUcheckpointLockArgs`.
 #[repr(C)]
 struct LockArgs {
     timeout_ms: u32,
     reserved: [u32; 15],
 }
 
-/// The driver's functions for this.
+/// The driver's checkpoint functions.
 struct Driver {
     lock: pfn::cuCheckpointProcessLock,
     checkpoint: pfn::cuCheckpointProcessCheckpoint,
@@ -52,15 +66,15 @@ struct Driver {
     state: pfn::cuCheckpointProcessGetState,
 }
 
-/// Why processes are not back.
+/// The reason why processes are not back on the GPU.
 enum NotBack {
-    /// Others have the memory.
+    /// The GPU's memory is taken by other processes.
     NoRoom,
-    /// Something else.
+    /// Any other failure.
     Failed(anyhow::Error),
 }
 
-/// Does as the module says.
+/// Runs the command as the module's documentation says.
 pub fn run(args: &Args) -> Result<()> {
     let driver = Driver::load()?;
     let mut is_told = args.back;
@@ -76,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         match driver.bring_back(&args.pids) {
             Ok(()) => {
-                // Nobody may be left to hear it.
+                // The daemon that would read this word may be gone.
                 let _ = say("back");
                 return Ok(());
             }
@@ -94,7 +108,8 @@ fn say(word: &str) -> Result<()> {
 
 impl Driver {
     fn load() -> Result<Self> {
-        // SAFETY: loading a driver library runs its initialisers, as it does in every client.
+        // SAFETY: loading the driver's library runs only its initialisers, as in every CUDA
+        // program.
         let library = unsafe { libc::dlopen(DRIVER_LIBRARY.as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
             bail!(
@@ -121,18 +136,18 @@ impl Driver {
             unlock: function!(cuCheckpointProcessUnlock),
             state: function!(cuCheckpointProcessGetState),
         };
-        // SAFETY: no memory is involved.
+        // SAFETY: `cuInit` takes no pointer.
         match unsafe { initialise(0) } {
             CUDA_SUCCESS => Ok(driver),
             code => bail!("the NVIDIA driver does not start ({}): does `nvidia-smi` work?", name(code)),
         }
     }
 
-    /// Takes all off, or none.
+    /// Moves all processes off the GPU, or none.
     fn take_off(&self, pids: &[i32]) -> Result<()> {
         for (at, pid) in pids.iter().enumerate() {
             let mut limit = LockArgs { timeout_ms: LOCK_LIMIT_MS, reserved: [0; 15] };
-            // SAFETY: the arguments live across the call and are what the API documents.
+            // SAFETY: `limit` lives across the call and has the layout that the API documents.
             let code = unsafe { (self.lock)(*pid, (&raw mut limit).cast()) };
             if code != CUDA_SUCCESS {
                 self.undo(&[], &pids[..at])?;
@@ -140,7 +155,7 @@ impl Driver {
             }
         }
         for (at, pid) in pids.iter().enumerate() {
-            // SAFETY: the arguments are optional.
+            // SAFETY: the API allows a null pointer for the arguments.
             let code = unsafe { (self.checkpoint)(*pid, null_mut()) };
             if code != CUDA_SUCCESS {
                 self.undo(&pids[..at], pids)?;
@@ -150,26 +165,27 @@ impl Driver {
         Ok(())
     }
 
-    /// Back to where it was; says so if that fails.
+    /// Undoes the steps that [`Self::take_off`] has done. Says `lost` if that fails for a living
+    /// process.
     fn undo(&self, checkpointed: &[i32], locked: &[i32]) -> Result<()> {
         let mut is_done = true;
         for pid in checkpointed {
-            // SAFETY: the arguments are optional.
+            // SAFETY: the API allows a null pointer for the arguments.
             is_done &= unsafe { (self.restore)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
         for pid in locked {
-            // SAFETY: as above.
+            // SAFETY: the API allows a null pointer for the arguments.
             is_done &= unsafe { (self.unlock)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
         }
         if is_done { Ok(()) } else { say("lost") }
     }
 
-    /// Brings all back that still live, or none.
+    /// Brings back all processes that still live, or none.
     fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
         let living = || pids.iter().copied().filter(|pid| is_alive(*pid));
         let mut restored = Vec::new();
         for pid in living().filter(|pid| self.is_in(*pid, CU_PROCESS_STATE_CHECKPOINTED)) {
-            // SAFETY: the arguments are optional.
+            // SAFETY: the API allows a null pointer for the arguments.
             let code = unsafe { (self.restore)(pid, null_mut()) };
             if code == CUDA_SUCCESS {
                 restored.push(pid);
@@ -179,7 +195,7 @@ impl Driver {
                 continue;
             }
             for pid in restored {
-                // SAFETY: as above.
+                // SAFETY: the API allows a null pointer for the arguments.
                 unsafe { (self.checkpoint)(pid, null_mut()) };
             }
             return Err(match code {
@@ -188,7 +204,7 @@ impl Driver {
             });
         }
         for pid in living().filter(|pid| !self.is_in(*pid, CU_PROCESS_STATE_RUNNING)) {
-            // SAFETY: as above.
+            // SAFETY: the API allows a null pointer for the arguments.
             let code = unsafe { (self.unlock)(pid, null_mut()) };
             if code != CUDA_SUCCESS && is_alive(pid) {
                 return Err(NotBack::Failed(refusal("unlock", pid, code)));
@@ -197,10 +213,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether a process is in this state, as far as the driver says.
+    /// Whether the driver reports that a process is in the state `wanted`.
     fn is_in(&self, pid: i32, wanted: CUprocessState) -> bool {
         let mut state = CU_PROCESS_STATE_RUNNING;
-        // SAFETY: the result is written to a variable that lives across the call.
+        // SAFETY: the driver writes the result to a variable that lives across the call.
         unsafe { (self.state)(pid, &raw mut state) == CUDA_SUCCESS && state == wanted }
     }
 }

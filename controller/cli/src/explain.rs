@@ -1,4 +1,4 @@
-//! `deepres explain`: how a tenant's share comes about, term by term.
+//! `deepres explain`: derives a tenant's share, term by term.
 
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
@@ -12,7 +12,7 @@ use std::io::{self, Write};
 /// Parts per million in the whole GPU.
 const WHOLE_PPM: f64 = deepres_abi::PPM as f64;
 
-/// The least priority value.
+/// The least priority value, from 0 to 1.
 const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
 
 #[derive(Debug, clap::Args)]
@@ -24,14 +24,14 @@ Examples:
   deepres explain train
   deepres explain train --json | jq '.gpus[0].owed'")]
 pub struct Args {
-    /// The tenant, as `deepres ps` shows it
+    /// Tenant, as `deepres ps` shows it
     tenant: String,
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Prints how the tenant's share of each of its GPUs comes about.
+/// Prints the derivation of the tenant's share of each of its GPUs.
 pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         labelled.and_then(|()| print(&args.tenant, &gpus, &mut out))
     };
     match printed {
-        // Whoever reads has seen enough (`deepres explain train | head`).
+        // The reader has closed the pipe (`deepres explain train | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => Ok(printed?),
     }

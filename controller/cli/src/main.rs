@@ -22,10 +22,10 @@ use std::process::ExitCode;
 
 /// Exit status of a command that failed.
 const FAILED: u8 = 1;
-/// Exit status of a command line that makes no sense.
+/// Exit status for an invalid command line.
 const USAGE: u8 = 2;
 
-/// Share GPUs among unmodified programs, each with the part it is owed.
+/// Share GPUs among unmodified programs, each with the share that it is owed
 #[derive(Debug, Parser)]
 #[command(name = "deepres", version, after_help = HELP, max_term_width = 100, subcommand_required = true)]
 struct Cli {
@@ -50,32 +50,35 @@ not found, 126 if it could not be executed.";
 enum Command {
     /// Run a program with its share of the GPU
     Run(run::Args),
-    /// Share out this machine's GPUs
+    /// Share this machine's GPUs among tenants
     Daemon(daemon::Args),
     /// Show tenants, their shares, GPU time and memory
     Ps(ps::Args),
     /// Change a running tenant's share, memory limit, class or priority
     Set(set::Args),
     /// Keep a tenant off the GPUs until it is resumed
+    ///
+    /// The pause also ends when the daemon forgets the tenant: `tenant_linger_s` after the tenant's
+    /// last process ended
     Pause(pause::Args),
-    /// Take a tenant off the GPUs, its memory to the host, until it is resumed
+    /// Move a tenant off the GPUs, its memory to the host, until it is resumed
     Suspend(pause::Args),
     /// Let a paused or suspended tenant go on
     Resume(pause::Args),
-    /// Show how a tenant's share comes about, term by term
+    /// Show the terms from which a tenant's share follows
     Explain(explain::Args),
-    /// Let an unmanaged process go on, as a tenant's
+    /// Let an unmanaged process go on, as part of a tenant
     Adopt(adopt::Args),
-    /// Show what processes ask of the GPU's driver, call by call
+    /// Show the calls of processes to the GPU's driver
     Trace(trace::Args),
-    /// Check what deepres needs of this machine, and say what to do
+    /// Check this machine for what deepres needs, and name remedies
     Doctor(doctor::Args),
-    /// Devices that bring deepres into containers
+    /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
-    /// Take processes off the GPUs and keep them there until told otherwise
+    /// Move processes off the GPUs until told otherwise
     #[command(hide = true)]
     Away(away::Args),
-    /// Whether the dynamic linker finds a library
+    /// Check that the dynamic linker finds a library
     #[command(hide = true)]
     HasLibrary(run::HasLibraryArgs),
 }
@@ -108,37 +111,38 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Whether what is written there may have colours: on a terminal, unless its user wants none (<https://no-color.org>).
+/// Whether output to `stream` may have colours: on a terminal, unless `NO_COLOR` is set
+/// (<https://no-color.org>).
 fn has_colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
 }
 
-/// An error and its causes in one line; a cause that the line tells already is not told again.
+/// Returns an error and its causes in one line. A cause that the line already contains is left out.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
         if line.contains(&cause) { line } else { format!("{line}: {cause}") }
     })
 }
 
-/// Says what is wrong with the command line, in one line.
+/// Prints the fault of the command line in one line, and returns the exit status.
 fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Help and version are errors to clap, but not to whoever asked for them.
+        // Clap reports help and version as errors, although the user asked for them.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
     let quantity = error.source().and_then(|source| source.downcast_ref::<QuantityError>());
     match (error.kind(), quantity) {
-        // A bare `deepres` gets the whole help.
+        // `deepres` without arguments prints the whole help.
         (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => drop(error.print()),
-        // It says itself what is accepted.
+        // The error itself says which values are accepted.
         (ErrorKind::ValueValidation, Some(quantity)) => eprintln!("deepres: {quantity}"),
         _ => eprintln!("deepres: {}", one_line(&error.render().to_string())),
     }
     ExitCode::from(USAGE)
 }
 
-/// What clap says over several lines: the error and its tips, without the usage.
+/// Joins clap's message of several lines: the error and its tips, without the usage.
 fn one_line(rendered: &str) -> String {
     let says = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
     let lines: Vec<_> =

@@ -1,11 +1,13 @@
-//! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while, with its memory there or on the host.
+//! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. A suspended
+//! tenant's memory is on the host, a paused tenant's memory stays on the GPU.
 
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Resumption};
 use std::time::Duration;
 
-/// All of a GPU's memory goes to the host within some seconds, after what was running has ended.
+/// Longest wait for the daemon's answer. Moving all memory of a GPU to the host takes some seconds,
+/// and begins when running work has ended.
 const MOVE_PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Args)]
@@ -20,7 +22,7 @@ Examples:
   deepres suspend nightly
   deepres resume nightly")]
 pub struct Args {
-    /// The tenant, as `deepres ps` shows it
+    /// Tenant, as `deepres ps` shows it
     tenant: String,
 }
 
@@ -30,13 +32,13 @@ pub fn pause(args: Args) -> Result<()> {
     ask(&args.tenant, &Request::Pause { tenant })
 }
 
-/// Takes the tenant off the GPUs, its memory to the host.
+/// Moves the tenant off the GPUs, its memory to the host.
 pub fn suspend(args: Args) -> Result<()> {
     let tenant = args.tenant.clone();
     ask(&args.tenant, &Request::Suspend { tenant })
 }
 
-/// Lets it on again.
+/// Lets the tenant use the GPUs again.
 pub fn resume(args: Args) -> Result<()> {
     let tenant = args.tenant.clone();
     ask(&args.tenant, &Request::Resume { tenant })

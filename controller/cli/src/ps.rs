@@ -14,7 +14,7 @@ use deepres_model::quantity::{Bytes, Percent};
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Parts per million in a tenth of a percent, to which shares are shown.
+/// Parts per million in a tenth of a percent. Shares are rounded to this.
 const SHOWN_PPM: u32 = 1_000;
 
 #[derive(Debug, clap::Args)]
@@ -33,10 +33,10 @@ pub struct Args {
     /// Print everything as one JSON object
     #[arg(long)]
     json: bool,
-    /// Show for each tenant what was asked for, what is granted and why, and how it was found
+    /// Show for each tenant its requests, its grants with their reasons, and how it was found
     #[arg(short, long)]
     verbose: bool,
-    /// Show how each process reaches the driver, and which launches or allocations went past deepres
+    /// Show how each process reaches the driver, and which launches or allocations bypassed deepres
     #[arg(long)]
     coverage: bool,
 }
@@ -54,13 +54,13 @@ pub fn run(args: &Args) -> Result<()> {
         show(&status, args.json, |status, out| print(status, args.verbose, out), &mut out)
     };
     match printed {
-        // Whoever reads has seen enough (`deepres ps | head`).
+        // The reader has closed the pipe (`deepres ps | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => Ok(printed?),
     }
 }
 
-/// Prints an answer as JSON or for people.
+/// Prints an answer, as JSON or with `print`.
 fn show<T: serde::Serialize, W: Write>(
     answer: &T,
     json: bool,
@@ -74,7 +74,7 @@ fn show<T: serde::Serialize, W: Write>(
     }
 }
 
-/// A user's name, where this machine knows it.
+/// Returns a user's name if this machine knows it.
 fn name_of(uid: u32) -> Option<String> {
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??;
     Some(user.name)
@@ -130,7 +130,8 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     print_others(status, verbose, out)
 }
 
-/// Whom deepres is not inside of, and what everyone does in the driver.
+/// Prints processes that are metered from outside or unmanaged. With `verbose`, also prints the
+/// calls of processes to the driver.
 fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
     metered::print(status, verbose, out)?;
     unmanaged::print(status, out)?;
@@ -165,7 +166,7 @@ fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result
     if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
-/// What a cell has where there is nothing to show.
+/// The text of an empty cell.
 fn nothing() -> String {
     "-".to_owned()
 }
@@ -219,7 +220,7 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_table(&rows, out)
 }
 
-/// Says whose work does not end.
+/// Names the tenants whose work on a GPU does not end.
 fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     for tenant in &status.tenants {
         for session in &tenant.sessions {
@@ -239,7 +240,8 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints rows with their columns aligned: names to the left, numbers to the right, the last column as it is.
+/// Prints rows with aligned columns: the first to the left, the others to the right, the last as it
+/// is.
 fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -259,12 +261,13 @@ fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A process's id, and behind it the one that it has in its own namespace.
+/// Returns a process's id. If the process has another id in its own namespace, that id follows in
+/// parentheses.
 fn pid(pid: u32, container_pid: Option<u32>) -> String {
     container_pid.map_or_else(|| pid.to_string(), |inner| format!("{pid} ({inner})"))
 }
 
-/// A time for people: three digits or so.
+/// Formats a time for people, with about three digits.
 fn time(ns: u64) -> String {
     let duration = Duration::from_nanos(ns);
     match ns {

@@ -1,4 +1,4 @@
-//! `deepres set`: changes what a running tenant is owed and may hold.
+//! `deepres set`: changes the wishes of a running tenant.
 
 use super::ps::memory::over;
 use crate::wishes::{Later, Wishes};
@@ -18,13 +18,13 @@ Examples:
   deepres set train --memory unlimited
   deepres set train --criticality high --deadline 30min")]
 pub struct Args {
-    /// The tenant, as `deepres ps` shows it
+    /// Tenant, as `deepres ps` shows it
     tenant: String,
     #[command(flatten)]
     wishes: Wishes<Later>,
 }
 
-/// Changes the tenant and says what holds now.
+/// Changes the tenant and prints its new grants.
 pub fn run(args: &Args) -> Result<()> {
     let request = Request::set(&args.tenant, args.wishes.wish);
     let mut client = Client::connect()?;
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Tells of GPUs on which the tenant holds more than its limit allows now.
+/// Warns of GPUs on which the tenant holds more than its limit now allows.
 fn warn_of_excess(client: &mut Client, name: &str) -> Result<()> {
     let status = client.status()?;
     let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return Ok(()) };

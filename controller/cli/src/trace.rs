@@ -1,4 +1,4 @@
-//! `deepres trace`: shows what processes ask of the GPU's driver, call by call.
+//! `deepres trace`: shows the calls of processes to the GPU's driver.
 
 mod show;
 
@@ -25,13 +25,14 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Events that wait to be read, bytes: a quarter of a second at a million a second. Nobody else's memory: it goes with the trace.
+/// Size of the ring of events, bytes: a quarter of a second at a million events a second. The
+/// memory belongs to this trace alone and is freed with it.
 const RING_BYTES: u32 = 64 << 20;
-/// Events that are shown before anything else is looked at again.
+/// The most events that are shown before the main loop checks anything else.
 const EVENTS_AT_ONCE: usize = 1 << 14;
-/// How often it is looked who else belongs to a tenant, and who has ended.
+/// Pause between two looks for new processes of the tenant and for processes that have ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// A killed process's exit status, as shells have it, is this more than the signal.
+/// Difference between a killed process's exit status, as shells give it, and the signal's number.
 const SIGNALLED: i32 = 128;
 
 #[derive(Debug, clap::Args)]
@@ -46,30 +47,30 @@ Examples:
   sudo deepres trace -p 4711 --json
   sudo deepres trace --tenant nightly --summary")]
 pub struct Args {
-    /// Trace this process and what it starts (may be given more than once)
+    /// Trace this process and its children (may be given more than once)
     #[arg(short, long = "pid", value_name = "PID", conflicts_with = "all")]
     pid: Vec<u32>,
-    /// Trace a tenant's processes, also those that come
+    /// Trace a tenant's processes, also those that start later
     #[arg(long, value_name = "TENANT", conflicts_with = "all")]
     tenant: Option<String>,
-    /// Trace everyone
+    /// Trace all processes
     #[arg(long)]
     all: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-    /// Print no calls, only at the end what they add up to
+    /// Print no calls, only a summary at the end
     #[arg(long)]
     summary: bool,
-    /// A device to look at, by its name in /proc/devices or as NAME=MAJOR[:MINOR] [default: NVIDIA's]
+    /// Device to watch, by its name in /proc/devices or as NAME=MAJOR[:MINOR] [default: NVIDIA's]
     #[arg(long = "device", value_name = "DEVICE")]
     devices: Vec<DeviceKey>,
-    /// A program to run and trace, with its arguments
+    /// Program to run and trace, with its arguments
     #[arg(trailing_var_arg = true, value_name = "COMMAND", conflicts_with = "all")]
     command: Vec<OsString>,
 }
 
-/// The signal that told to stop; 0 before.
+/// The signal that told this process to stop; 0 if none has arrived.
 static TOLD_BY: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn stop(signal: libc::c_int) {
@@ -80,7 +81,7 @@ fn told_by() -> libc::c_int {
     TOLD_BY.load(Ordering::Relaxed)
 }
 
-/// Traces until told to stop, or until nobody is left who was to be traced.
+/// Traces until a signal tells this process to stop, or until no traced process is left.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.pid.is_empty() && args.tenant.is_none() && !args.all && args.command.is_empty() {
         bail!("trace whom? Give -p PID, --tenant NAME, --all, or -- COMMAND");
@@ -130,11 +131,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
             && told_by() != 0
             && !std::mem::replace(&mut is_child_told, true)
         {
-            // It may have ended just now.
+            // The signal fails if the child has just ended.
             if told_by() == libc::SIGTERM {
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
             }
-            // A terminal's SIGINT reaches it by itself, though not while it is stopped (`hold`).
+            // The child gets a terminal's SIGINT by itself, but acts on it only once it is not
+            // stopped (`hold`).
             let _ = kill_process(Pid::from_child(child), Signal::CONT);
         }
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -145,7 +147,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
                         follow_tenant(name, &status, &mut kernel)?;
                         is_daemon_gone = false;
                     }
-                    // The next one knows who comes; those that are followed already are.
+                    // Only a daemon knows new processes of the tenant. Processes that are followed
+                    // already stay so.
                     Err(error) if !std::mem::replace(&mut is_daemon_gone, true) => {
                         eprintln!(
                             "deepres: processes of {name} that come from now on are not seen until a daemon answers ({error})"
@@ -173,13 +176,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
     }
-    // While a return would be noticed still.
+    // The count comes before detaching, because the probes still notice returns until then.
     tracer.missed = missed(&kernel)
         .iter()
         .filter_map(|(tid, _)| ProcessKey::of(process_of(*tid)?))
         .filter(|who| args.all || kernel.follows(*who))
         .count() as u64;
-    // From here on nothing is added: what ended just now is told still, and what was lost is known for good.
+    // The detached probes add nothing more. The last events are still shown, and the number of lost
+    // events is final.
     kernel.detach();
     let written = written
         .and_then(|()| tracer.read_all(&mut ring, &kernel))
@@ -195,7 +199,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         status = Some(child.wait()?);
     }
     match written {
-        // Whoever reads has seen enough (`deepres trace … | head`).
+        // The reader has closed the pipe (`deepres trace … | head`).
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             return Err(error).context("the trace cannot be written, and what came from then on is missing");
         }
@@ -205,7 +209,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// Starts the command. Whatever this process starts is followed from its birth: nothing it does goes unseen.
+/// Starts the command. The probes follow all children of this process from their start, so that no
+/// call is missed.
 fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
     let [program, arguments @ ..] = command else { return Ok(None) };
     let own = std::process::id();
@@ -214,7 +219,7 @@ fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
     Ok(Some(child.with_context(|| format!("cannot start {}", program.display()))?))
 }
 
-/// Follows the processes that the tenant has now; returns how many.
+/// Follows the processes that the tenant has now. Returns their number.
 fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     let status = Client::connect()?.status()?;
     let is_tenant = status.tenants.iter().any(|tenant| tenant.name == name);
@@ -225,7 +230,8 @@ fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     Ok(followed)
 }
 
-/// Follows the processes that the tenant has: those with sessions, those that were adopted for it, those that are metered from outside.
+/// Follows the tenant's processes: sessions, adopted processes, and processes that are metered from
+/// outside. Returns their number.
 fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usize> {
     let sessions =
         status.tenants.iter().filter(|tenant| tenant.name == name).flat_map(|tenant| &tenant.sessions);
@@ -241,11 +247,11 @@ fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usi
     Ok(living.len())
 }
 
-/// Waits until there is something to read, for a moment at most.
+/// Waits until there are events to read, but no longer than [`LOOK`].
 fn wait(ring: &Ring<Event>) {
     let mut descriptors = [PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN)];
     let pause = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-    // Interrupted or not: it is looked again.
+    // An interrupted wait is no error, because the caller checks again.
     let _ = poll(&mut descriptors, Some(&pause));
 }
 
@@ -253,12 +259,12 @@ struct Tracer {
     output: Output,
     summary: Summary,
     lost: u64,
-    /// Calls whose return the kernel did not tell of.
+    /// Calls whose return the kernel did not report.
     missed: u64,
 }
 
 impl Tracer {
-    /// Shows some of what there is to read, and says what was lost; returns whether there may be more.
+    /// Shows some of the waiting events, and reports lost ones. Returns whether there may be more.
     fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<bool> {
         let mut shown = 0;
         while shown < EVENTS_AT_ONCE
@@ -279,7 +285,7 @@ impl Tracer {
         Ok(shown == EVENTS_AT_ONCE)
     }
 
-    /// Shows the calls that whoever was traced is still inside of.
+    /// Shows the calls that traced processes have begun and not finished.
     fn tell_unfinished(&mut self, kernel: &Kernel, of_all: bool) -> std::io::Result<()> {
         for event in unfinished(kernel, |who| of_all || kernel.follows(who)) {
             let event = decode_unfinished(&event);

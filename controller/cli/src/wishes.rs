@@ -1,4 +1,5 @@
-//! The options of the wishes, for each command that takes them: one for each wish that `deepres_abi::wish` declares.
+//! The options for wishes, for each command that takes them: one option for each wish that
+//! `deepres_abi::wish` declares.
 
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
@@ -8,15 +9,16 @@ use deepres_model::quantity::parse_limit;
 use deepres_model::wish::{Key, Kind, Value, Wish, about, parse};
 use std::marker::PhantomData;
 
-/// Moment at which wishes are made.
+/// The occasion on which a command takes wishes.
 pub trait Occasion {
-    /// Whether variables of the environment stand for options that are not given.
+    /// Whether environment variables stand for options that are not given.
     const HAS_VARIABLES: bool = false;
-    /// Whether the tenant runs already. Then at least one wish has to be made, and the memory limit can be lifted.
+    /// Whether the tenant already runs. The command then needs at least one wish, and can lift the
+    /// memory limit.
     const IS_LATER: bool = false;
 }
 
-/// A job begins here.
+/// A job starts in this process.
 #[derive(Debug)]
 pub struct Now;
 
@@ -24,13 +26,13 @@ impl Occasion for Now {
     const HAS_VARIABLES: bool = true;
 }
 
-/// A job will begin somewhere else.
+/// A job will start in another process.
 #[derive(Debug)]
 pub struct Elsewhere;
 
 impl Occasion for Elsewhere {}
 
-/// A tenant runs already.
+/// A tenant already runs.
 #[derive(Debug)]
 pub struct Later;
 
@@ -98,7 +100,7 @@ impl<O: Occasion> clap::FromArgMatches for Wishes<O> {
     }
 }
 
-/// The option of a wish.
+/// Builds the option for a wish.
 fn option<O: Occasion>(key: Key) -> Arg {
     let about = about(key);
     let mut option = Arg::new(key.option())
@@ -126,7 +128,7 @@ fn option<O: Occasion>(key: Key) -> Arg {
     }
 }
 
-/// The wishes as variables for the environment of a job's processes.
+/// Returns the wishes as environment variables for a job's processes.
 pub fn variables(wish: &Wish) -> impl Iterator<Item = (&'static str, String)> {
     wish.iter().map(|(key, value)| (key.variable(), value.to_string()))
 }

@@ -1,9 +1,13 @@
-//! What of a request is granted, and by which rule.
+//! Which part of a request is granted, and by which rule.
 //!
-//! Asking is all a job can do; the configuration bounds it and an administrator overrules both. One rule for who asks for more than
-//! there is for them: **who can still be told is refused, who runs already is given the most there is.** `deepres run` asks before its
-//! job starts and says why it does not start ([`refuse`]). A process that connects by itself is running; turned away it would go on
-//! without any limit, so it gets the cap ([`grant`]).
+//! A job can only ask. The configuration bounds its requests, and an administrator overrules both.
+//!
+//! A request for more than there is has one of two outcomes. **A job that has not started is
+//! refused; a job that already runs gets the most that there is.**
+//!
+//! `deepres run` asks before its job starts, and prints the reason if it does not start
+//! ([`refuse`]). A process that connects by itself already runs. If the daemon refused it, it would
+//! run without any limit, so it gets the cap ([`grant`]).
 
 mod part;
 
@@ -21,23 +25,23 @@ use deepres_policy::priority::Criticality;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The rule that something was granted by.
+/// The rule by which a value was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Nobody asked for anything.
+    /// Nobody asked for a value.
     Default,
-    /// As was asked.
+    /// The value is as requested.
     Request,
-    /// The most that there is for this user.
+    /// The value is the cap of this user.
     Cap(CapOf),
-    /// What the user's other tenants leave of the most that there is for this user.
+    /// The value is the part of the cap that the user's other tenants leave.
     CapBesideOthers(CapOf),
-    /// An administrator set it.
+    /// An administrator set the value.
     Administrator,
-    /// A guarantee is of a share, and none was asked for.
+    /// A guarantee needs a share, and no share was requested.
     NoShare,
-    /// Guarantees were given to others, and this one does not fit beside them.
+    /// The guarantee does not fit beside the guarantees of other tenants.
     NoRoom,
 }
 
@@ -55,12 +59,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A value and the rule that it was granted by.
+/// A granted value and its rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given<T> {
-    /// What.
+    /// The value.
     pub value: T,
-    /// By which rule.
+    /// The rule.
     pub rule: Rule,
 }
 
@@ -71,7 +75,7 @@ impl<T> Given<T> {
 }
 
 impl<T> Given<Option<T>> {
-    /// What nobody bounds: as set, else as asked.
+    /// Returns a value that no cap bounds: as the administrator set it, else as requested.
     fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
         match (set, asked) {
             (Some(value), _) => Self::by(Rule::Administrator, Some(value)),
@@ -87,36 +91,37 @@ impl<T: Default> Default for Given<T> {
     }
 }
 
-/// What a tenant is granted.
+/// The grants of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Its own share, parts per million; without one, its part of what others leave.
+    /// The tenant's own share, parts per million. Without one, the tenant gets a part of what
+    /// others leave.
     pub share_ppm: Given<Option<u32>>,
-    /// The most that it can be owed, whatever others leave, parts per million.
+    /// The most that the tenant can be owed, even if others leave more, parts per million.
     pub cap_ppm: u32,
-    /// Memory on each GPU, bytes; none: no limit.
+    /// Memory limit on each GPU, bytes. `None` means no limit.
     pub memory_bytes: Given<Option<u64>>,
-    /// The kind of promise.
+    /// The class.
     pub class: Given<Class>,
-    /// How critical the job is taken to be.
+    /// The criticality.
     #[serde(default)]
     pub criticality: Given<Criticality>,
-    /// When the job has to be done, ns from when that was said.
+    /// The deadline, ns after the request for it.
     #[serde(default)]
     pub deadline_ns: Given<Option<u64>>,
-    /// GPU time that the whole job takes, ns.
+    /// GPU time of the whole job, ns.
     #[serde(default)]
     pub size_ns: Given<Option<u64>>,
-    /// How soon its requests are to be answered, ns.
+    /// The SLO, ns.
     #[serde(default)]
     pub slo_ns: Given<Option<u64>>,
-    /// Whether what of its memory it does not use may be others'.
+    /// Whether other tenants may use the memory that this tenant does not use.
     #[serde(default)]
     pub memory_follows_use: Given<bool>,
-    /// Whether the time of its copies is charged.
+    /// Whether the time of copies is charged.
     #[serde(default)]
     pub charge_copies: Given<bool>,
-    /// Its labels.
+    /// The labels.
     #[serde(default)]
     pub labels: Given<Option<Labels>>,
 }
@@ -154,7 +159,8 @@ impl fmt::Display for Granted {
 }
 
 impl Granted {
-    /// The same, where what came of the configuration's defaults is not said to have been asked for: `asked` tells what was.
+    /// Returns the grants with corrected rules. A value that comes from the configuration's
+    /// defaults and is not in `asked` has the rule [`Rule::Default`].
     pub fn told_by(mut self, asked: &Wish) -> Self {
         fn tell<T>(given: &mut Given<T>, was_asked: bool) {
             if given.rule == Rule::Request && !was_asked {
@@ -173,8 +179,11 @@ impl Granted {
     }
 }
 
-/// What holds for a tenant of which `asked` is known, `set` was set by an administrator, whose user may have `caps`, and it `part` of them.
-/// `has_room`: a guarantee of the share it asks for fits beside those of others.
+/// Returns the grants of a tenant.
+///
+/// `asked` are the job's wishes, and `set` are the administrator's. `caps` are the caps of the
+/// user, and `part` is the tenant's part of them. `has_room` tells whether a guarantee of the
+/// requested share fits beside those of others.
 pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Granted {
     let capped = |is_whole: bool| if is_whole { Rule::Cap(of) } else { Rule::CapBesideOthers(of) };
     let share_ppm = match (set.share_ppm, asked.share_ppm) {
@@ -194,7 +203,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     let wanted = asked.class.unwrap_or_default();
     let class = match set.class {
         Some(class) => Given::by(Rule::Administrator, class),
-        // A stronger promise is the lesser one.
+        // The stronger class is the lesser value.
         None if wanted < caps.class => Given::by(Rule::Cap(of), caps.class),
         None if asked.class.is_some() => Given::by(Rule::Request, wanted),
         None => Given::by(Rule::Default, wanted),
@@ -250,7 +259,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     }
 }
 
-/// Why a request that can still be taken back is refused, if it is.
+/// Returns the reason why a request of a job that has not started is refused, if it is.
 pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
     let remedy = "ask for less, or have an administrator raise it";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
@@ -315,7 +324,7 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     }
 }
 
-/// Why a wish makes no sense for anybody, if it does not.
+/// Returns the reason why a wish is invalid for every user, if it is.
 pub fn impossible(wish: &Wish) -> Option<String> {
     let share = deepres_abi::quantity::MIN_SHARE_PPM..=PPM;
     if let Some(ppm) = wish.share_ppm.filter(|ppm| !share.contains(ppm)) {

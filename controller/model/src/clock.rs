@@ -1,4 +1,5 @@
-//! The one clock of deepres: `CLOCK_MONOTONIC`, in nanoseconds, the same for every process of the host.
+//! The only clock of deepres: `CLOCK_MONOTONIC`, in nanoseconds. It is the same for every process
+//! of the host.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -7,7 +8,7 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 /// Nanoseconds in a millisecond.
 pub const NS_PER_MS: u64 = 1_000_000;
 
-/// Now.
+/// Returns the present time.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * NS_PER_SECOND + now.tv_nsec as u64

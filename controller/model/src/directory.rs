@@ -1,4 +1,4 @@
-//! Where a daemon's files are, and whether what is found there may be trusted.
+//! The places of a daemon's files, and the check of whether a socket can be trusted.
 
 use deepres_abi::directory::{self as rule, ADMIN_SOCKET, Places, TENANT_DIRECTORY, TENANT_SOCKET};
 use rustix::process::getuid;
@@ -24,54 +24,55 @@ impl fmt::Display for Directory {
 }
 
 impl Directory {
-    /// This directory; what is relative starts where this process is now, whoever reads it later.
+    /// Returns the directory at `path`. A relative path starts at this process's present directory.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self(std::path::absolute(&path).unwrap_or(path))
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The directory of the tenant socket: what a container mounts.
+    /// Returns the directory of the tenant socket, which containers mount.
     pub fn tenant_directory(&self) -> PathBuf {
         self.0.join(TENANT_DIRECTORY)
     }
 
-    /// The socket that tenants connect to.
+    /// Returns the socket to which tenants connect.
     pub fn tenant_socket(&self) -> PathBuf {
         self.tenant_directory().join(TENANT_SOCKET)
     }
 
-    /// The socket that administrators connect to.
+    /// Returns the socket to which administrators connect.
     pub fn admin_socket(&self) -> PathBuf {
         self.0.join(ADMIN_SOCKET)
     }
 
-    /// The file that a living daemon holds a lock on.
+    /// Returns the file that a living daemon has locked.
     pub fn lock_file(&self) -> PathBuf {
         self.0.join("daemon.lock")
     }
 
-    /// What a daemon remembers over its own death.
+    /// Returns the file in which a daemon saves state for the next daemon.
     pub fn state_file(&self) -> PathBuf {
         self.0.join("state.json")
     }
 
-    /// Where a daemon that was started by `deepres run` logs.
+    /// Returns the log file of a daemon that `deepres run` started.
     pub fn log_file(&self) -> PathBuf {
         self.0.join("daemon.log")
     }
 
-    /// Where a daemon of this user lives: `DEEPRES_DIR`, else /run/deepres for root, else a directory of the user's own.
+    /// Returns the directory of this user's daemon: `DEEPRES_DIR`, else /run/deepres for root, else
+    /// a directory of the user's own.
     pub fn own() -> Self {
         places().own().into()
     }
 
-    /// Where to look for a daemon, best first: what the environment names, and nothing else if it names one; else the
-    /// system's, then the user's.
+    /// Returns the directories in which a daemon may be, the best first. If the environment names a
+    /// directory, it is the only one. Otherwise the system's directory comes before the user's.
     pub fn candidates() -> Vec<Self> {
         places().candidates().map(Self::from).collect()
     }
@@ -83,26 +84,26 @@ impl From<rule::Directory<'_>> for Directory {
     }
 }
 
-/// The tenant socket that the environment names.
+/// Returns the tenant socket that the environment names.
 pub fn named_socket() -> Option<PathBuf> {
     places().socket().map(|socket| OsString::from_vec(socket.clone()).into())
 }
 
-/// What the environment and the user say.
+/// Returns the places that follow from the environment and the user.
 fn places() -> Places<Vec<u8>> {
     Places::read(getuid().as_raw(), |name| std::env::var_os(name).map(OsString::into_vec))
 }
 
-/// Why a socket is not one to talk to.
+/// The reason why a socket cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// There is none.
+    /// The socket does not exist.
     #[error("there is no {0}")]
     Missing(PathBuf),
-    /// Something else is there.
+    /// The file is not a socket.
     #[error("{0} is not a socket")]
     NotASocket(PathBuf),
-    /// Another user made it.
+    /// The socket or its directory belongs to another user.
     #[error("{path} belongs to user {owner}, not to you or root: it is not your deepres daemon's")]
     Foreign {
         /// The socket or its directory.
@@ -110,18 +111,18 @@ pub enum TrustError {
         /// Its owner.
         owner: u32,
     },
-    /// Anyone could have put it there.
+    /// Anyone may write to the directory, so anyone could have created the socket.
     #[error("anyone may write to {0}, so the socket in it may be anybody's; run `chmod o-w {0}`")]
     Exposed(PathBuf),
-    /// It cannot be looked at.
+    /// The socket or its directory cannot be examined.
     #[error("cannot look at {0}: {1}")]
     Unreadable(PathBuf, std::io::Error),
 }
 
-/// Whether `socket` was made by this user or root, in a directory that nobody else writes to.
+/// Checks that this user or root made `socket`, in a directory to which nobody else may write.
 ///
 /// # Errors
-/// [`TrustError`], saying what is wrong with it.
+/// [`TrustError`], which gives the reason.
 pub fn check_socket(socket: &Path) -> Result<(), TrustError> {
     let look = |path: &Path| {
         std::fs::symlink_metadata(path).map_err(|error| match error.kind() {

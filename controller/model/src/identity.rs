@@ -1,60 +1,61 @@
-//! How a process's tenant was found, and the container it is in, as they are shown and saved.
+//! How the daemon found a process's tenant, and the process's container, as both are shown and
+//! saved.
 
 use serde::{Deserialize, Serialize};
 
-/// Digits by which people know it.
+/// Number of digits of a container's id that people see.
 const SHORT_DIGITS: usize = 12;
 
-/// How a process's tenant was found, in words.
+/// How the daemon found a process's tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "by")]
 pub enum Found {
-    /// By the name it gave.
+    /// By the name that the process gave.
     Name {
-        /// The container or pod in which alone that name holds, if it does.
+        /// The container or pod within which the name holds, if it holds only there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within: Option<String>,
     },
-    /// By an ancestor that belongs to it.
+    /// By an ancestor that belongs to the tenant.
     Ancestor {
-        /// That process.
+        /// The ancestor.
         pid: u32,
     },
-    /// By its container.
+    /// By the process's container.
     Container,
-    /// By its pod.
+    /// By the process's pod.
     Pod,
-    /// By its batch job.
+    /// By the process's Slurm job.
     Slurm {
         /// The job's number.
         job: u32,
     },
-    /// By the root of its process tree.
+    /// By the root of the process's tree.
     Tree {
-        /// The root.
+        /// The root process.
         root: u32,
     },
 }
 
-/// Who runs a container.
+/// A container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Runtime {
     /// Docker.
     Docker,
-    /// podman.
+    /// Podman.
     Podman,
-    /// containerd, by Kubernetes or nerdctl.
+    /// containerd, used by Kubernetes or nerdctl.
     Containerd,
     /// CRI-O.
     Crio,
-    /// Some runtime that names its cgroups after the bare id.
+    /// An unknown runtime, whose cgroups are named after the bare id.
     #[serde(rename = "container")]
     Unknown,
 }
 
 impl Runtime {
-    /// Its name, as tenants are named after it.
+    /// Returns the runtime's name, which is also part of tenants' names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -69,14 +70,14 @@ impl Runtime {
 /// A container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Container {
-    /// Who runs it.
+    /// The container's runtime.
     pub runtime: Runtime,
-    /// Its id.
+    /// The container's id.
     pub id: String,
 }
 
 impl Container {
-    /// The id as people see it in lists of containers.
+    /// Returns the id as lists of containers show it.
     pub fn short_id(&self) -> &str {
         self.id.get(..SHORT_DIGITS).unwrap_or(&self.id)
     }

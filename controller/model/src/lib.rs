@@ -1,20 +1,21 @@
-//! What the daemon, the command and every other face of deepres share: no thread, no event loop.
+//! Code that the daemon, the command and other parts share. It has no threads and no event loop.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`admin`] | the language of the admin socket, which is also that of `deepres ps --json` |
-//! | [`authority`] | what of a wish is granted, and by which rule |
+//! | [`admin`] | the protocol of the admin socket, and the output of `deepres ps --json` |
+//! | [`authority`] | which part of a wish is granted, and by which rule |
 //! | [`wish`] | the wishes: how each is read, shown and explained |
 //! | [`config`] | the daemon's configuration file |
-//! | [`probes`] | what the kernel programs found, as it is shown |
+//! | [`probes`] | the findings of the probes, as they are shown |
 //! | [`identity`] | how a tenant was found |
-//! | [`quantity`] | shares, sizes and times as people write them |
-//! | [`text`] | names and other people's text |
+//! | [`quantity`] | shares, sizes and times in text |
+//! | [`text`] | names, and text from other programs |
 //! | [`directory`] | where the sockets are, and whether they can be trusted |
 //! | [`packet`] | packets with descriptors over a socket |
 //! | [`peer`] | the process at the other end of a socket |
-//! | [`process`] | a process that cannot be mistaken for a later one of its number |
-//! | [`clock`] | the one clock |
+//! | [`process`] | the identity of a process, which a later process with the same id does not have
+//! |
+//! | [`clock`] | the only clock |
 
 pub mod admin;
 pub mod authority;

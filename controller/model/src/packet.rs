@@ -1,4 +1,4 @@
-//! Frames on the tenant socket: one packet each, with the descriptors that travel beside it.
+//! Frames on the tenant socket. Each frame is one packet, and can carry descriptors.
 
 use deepres_abi::wire::{MAX_FDS, MAX_FRAME_BYTES};
 use rustix::io::Errno;
@@ -10,17 +10,17 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Connections that the kernel keeps for us between two turns of the accept loop.
+/// Length of the kernel's queue of connections that wait to be accepted.
 const BACKLOG: i32 = 512;
 
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)?)
 }
 
-/// Listens at `path`, without blocking.
+/// Returns a socket that listens at `path` and does not block.
 ///
 /// # Errors
-/// The system's: the path is too long (over 107 bytes), or in use, or not ours to write.
+/// The system's error: the path is longer than 107 bytes, is in use, or cannot be written.
 pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = seqpacket(SocketFlags::NONBLOCK)?;
@@ -29,10 +29,10 @@ pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to the tenant socket at `path`. The socket blocks.
+/// Connects to the tenant socket at `path`. The returned socket blocks.
 ///
 /// # Errors
-/// The system's; `ECONNREFUSED` when nobody listens.
+/// The system's error; `ECONNREFUSED` if nothing listens.
 pub fn connection(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = seqpacket(SocketFlags::empty())?;
@@ -40,10 +40,10 @@ pub fn connection(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends one frame and up to [`MAX_FDS`] descriptors, without ever waiting for the peer.
+/// Sends a frame with up to [`MAX_FDS`] descriptors. Never waits for the peer.
 ///
 /// # Errors
-/// The system's; `EAGAIN` when the peer does not read.
+/// The system's error; `EAGAIN` if the peer does not read.
 pub fn send(socket: impl AsFd, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -54,7 +54,7 @@ pub fn send(socket: impl AsFd, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     Ok(())
 }
 
-/// A packet received: its bytes, and how long it was if it did not fit.
+/// A received packet: its bytes, and its full length even if it did not fit.
 #[derive(Debug)]
 pub struct Packet {
     bytes: [u8; MAX_FRAME_BYTES],
@@ -62,10 +62,11 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Takes the next packet from `socket`; descriptors sent with it are closed by the kernel. `None`: the peer is gone.
+    /// Receives the next packet from `socket`. The kernel closes descriptors sent with the packet.
+    /// Returns `None` if the peer is gone.
     ///
     /// # Errors
-    /// The system's; `EAGAIN` from a socket that does not block.
+    /// The system's error; `EAGAIN` from a socket that does not block.
     pub fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
         let mut bytes = [0; MAX_FRAME_BYTES];
         loop {
@@ -79,7 +80,8 @@ impl Packet {
         }
     }
 
-    /// The bytes. A packet longer than any frame comes as none at all, which no frame is.
+    /// Returns the packet's bytes. For a packet longer than any frame the result is empty, which is
+    /// no valid frame.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and how its death is noticed.
+//! The process at the other end of a connection, and the notice of its death.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -6,57 +6,59 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Groups of one process, at most (NGROUPS_MAX of Linux).
+/// The most groups of one process (NGROUPS_MAX of Linux).
 const MAX_GROUPS: usize = 65_536;
 
-/// The process at the other end, as the kernel gives it: the one that connected, with what it was allowed then.
+/// The process that connected, with its rights at that time, as the kernel reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Its process id in our namespace; 0 if it has none there.
+    /// The process's id in this process's namespace; 0 if it has none there.
     pub pid: u32,
-    /// Its user.
+    /// The process's user.
     pub uid: u32,
-    /// Its group.
+    /// The process's group.
     pub gid: u32,
 }
 
 impl Peer {
-    /// Asks the kernel.
+    /// Asks the kernel for the peer of `socket`.
     ///
     /// # Errors
-    /// The system's, if it is not a Unix socket.
+    /// The system's error, if `socket` is not a Unix socket.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        // Not rustix's: its process id cannot be 0, which is what a process in another namespace has.
+        // rustix cannot represent a process id of 0, which a process of another namespace has.
         let mut credentials = [libc::ucred { pid: 0, uid: 0, gid: 0 }];
         option(socket, libc::SO_PEERCRED, &mut credentials)?;
         let [libc::ucred { pid, uid, gid }] = credentials;
         Ok(Self { pid: u32::try_from(pid).unwrap_or(0), uid, gid })
     }
 
-    /// Every group that it is in.
+    /// Returns every group of the process.
     pub fn groups(&self, socket: BorrowedFd<'_>) -> Vec<u32> {
         let mut groups = vec![0; 64];
         let found = option(socket, libc::SO_PEERGROUPS, &mut groups).or_else(|_| {
             groups.resize(MAX_GROUPS, 0);
             option(socket, libc::SO_PEERGROUPS, &mut groups)
         });
-        // A kernel that does not tell leaves the one group that is known.
+        // A kernel that does not report the groups leaves only the process's own group.
         groups.truncate(found.unwrap_or(0));
         groups.push(self.gid);
         groups
     }
 
-    /// A descriptor that becomes readable when the process dies. `None` if it has died already.
+    /// Returns a descriptor that becomes readable when the process dies. Returns `None` if the
+    /// process has died already.
     ///
     /// # Errors
-    /// The system's: a kernel without pidfds, no descriptors left.
+    /// The system's error: the kernel has no pidfds, or no descriptors are left.
     pub fn death(&self, socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
         let mut descriptor: [RawFd; 1] = [-1];
         match option(socket, libc::SO_PEERPIDFD, &mut descriptor) {
-            // SAFETY: the kernel made this descriptor for us just now.
+            // SAFETY: the kernel has just created the descriptor for this process.
             Ok(_) if descriptor[0] >= 0 => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor[0]) })),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-            // Kernels before 6.5: the number may by now be another process's, which only who dies as it connects can bring about.
+            // Kernels before 6.5 lack the option. The id can then belong to another process by now,
+            // but only if the peer died while it connected.
             _ => self.open(),
         }
     }
@@ -72,18 +74,18 @@ impl Peer {
     }
 }
 
-/// Whether the process of such a descriptor has died.
+/// Whether the process of a descriptor from [`Peer::death`] has died.
 pub fn is_dead(death: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(death, PollFlags::IN)];
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads a socket option that is a list of plain values. Returns how many there were.
+/// Reads a socket option that is a list of plain values. Returns the number of values.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, values: &mut [T]) -> io::Result<usize> {
     let mut length = MaybeUninit::new(size_of_val(values) as libc::socklen_t);
-    // SAFETY: the kernel writes into the values, which are plain data, no more bytes than `length` says, and then how many; the
-    // descriptor is open.
+    // SAFETY: the descriptor is open. The values are plain data, and the kernel writes at most
+    // `length` bytes into them and then the count to `length`.
     let status = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -96,7 +98,7 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, values: &mut [T]) 
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: initialised above, and by the kernel again.
+    // SAFETY: `length` was initialised above, and the kernel wrote it again.
     Ok(unsafe { length.assume_init() } as usize / size_of::<T>())
 }
 

@@ -1,4 +1,4 @@
-//! What the probes found, as the admin socket and `deepres ps --json` tell it.
+//! The findings of the probes, as the admin socket and `deepres ps --json` show them.
 
 use crate::process::ProcessKey;
 use deepres_abi::probe::FIRST_BUCKET_LOG2;
@@ -6,118 +6,121 @@ use deepres_policy::signals::DriverSums;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The kernel programs.
+/// The state of the probes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbesStatus {
     /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
     pub state: String,
-    /// How they are attached, or why they are not.
+    /// The way in which the probes are attached, or the reason why they are not.
     pub detail: String,
-    /// Ioctls on the GPU's devices since they were attached.
+    /// Ioctls on the GPU's devices since the probes were attached.
     pub calls: u64,
-    /// Those of them that are in no process's counters, because there was no room.
+    /// Ioctls in `calls` that are in no process's counters, because there was no room.
     pub unattributed: u64,
-    /// Ioctls that were not counted at all, because too many threads were inside one at a time.
+    /// Ioctls that were not counted at all, because too many threads were in an ioctl at once.
     pub untimed: u64,
-    /// Ioctls whose return the kernel did not tell of: they are in no counter, or in `untimed`.
+    /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
     #[serde(default)]
     pub missed: u64,
-    /// How often the kernel ran no program at the beginning of an ioctl, whosever and of whatever device: so many are in no counter at most.
+    /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
+    /// processes and other devices, so at most this many ioctls are uncounted.
     #[serde(default)]
     pub skipped: u64,
-    /// Rows of counters that left the kernel, because others needed the room. What they counted stays in the sums.
+    /// Rows of counters that left the kernel, because others needed the room. Their counts stay in
+    /// the sums.
     #[serde(default)]
     pub evicted: u64,
-    /// First ioctls of processes that were not told at once, because there was no room.
+    /// First ioctls of processes that the probes did not report at once, because there was no room.
     #[serde(default)]
     pub news_lost: u64,
 }
 
-/// A process that uses a GPU and is no tenant's.
+/// An unmanaged process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmanagedStatus {
-    /// The process, as the host sees it.
+    /// The process's id on the host.
     pub pid: u32,
-    /// The same as it sees itself, if it is in a pid namespace of its own.
+    /// The process's id in its own namespace, if that is another namespace.
     pub container_pid: Option<u32>,
-    /// Whose it is.
+    /// The process's user.
     pub uid: u32,
-    /// Its container's id, shortened.
+    /// The container's id, shortened.
     pub container: Option<String>,
-    /// Its command line, shortened.
+    /// The process's command line, shortened.
     pub command: String,
-    /// `compute`, or `control` for one that only talks to the driver, as monitors do.
+    /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
     pub kind: String,
-    /// How it was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
+    /// The ways by which the process was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
     pub seen_by: Vec<String>,
-    /// Since when it is known, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the process was found, ns of `CLOCK_MONOTONIC`.
     pub since_ns: u64,
-    /// Since when it is told of, ns of `CLOCK_MONOTONIC`.
+    /// The time since which the process is reported, ns of `CLOCK_MONOTONIC`.
     pub reported_ns: u64,
     /// `reported`, `held` or `adopted`.
     pub state: String,
-    /// The tenant that it was adopted for.
+    /// The tenant for which the process was adopted.
     pub tenant: Option<String>,
 }
 
-/// What a process does in the driver.
+/// The calls of a process to the driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActivityStatus {
-    /// The process.
+    /// The process's id.
     pub pid: u32,
-    /// Its id as it sees itself, if that is another.
+    /// The process's id in its own namespace, if that is another id.
     #[serde(default)]
     pub container_pid: Option<u32>,
-    /// Its ioctls on the GPU's devices.
+    /// The process's ioctls on the GPU's devices.
     pub calls: u64,
-    /// Those that failed, by the kernel's word or the driver's.
+    /// Failed ioctls, by the kernel's or the driver's answer.
     pub errors: u64,
-    /// Time that its threads spent blocked in them, ns.
+    /// Time that threads were blocked in ioctls, ns.
     pub time_ns: u64,
-    /// The longest of them, ns.
+    /// The longest ioctl, ns.
     #[serde(default)]
     pub longest_ns: u64,
-    /// Those that allocated, mapped or moved memory.
+    /// Ioctls that allocated, mapped or moved memory.
     #[serde(default)]
     pub memory_calls: u64,
-    /// Memory that they asked for, bytes, as far as the arguments tell.
+    /// Memory that ioctls asked for, bytes, as far as the arguments tell.
     #[serde(default)]
     pub allocated_bytes: u64,
-    /// Memory that they mapped or moved, bytes, likewise.
+    /// Memory that ioctls mapped or moved, bytes, as far as the arguments tell.
     #[serde(default)]
     pub mapped_bytes: u64,
-    /// When the last ended, ns of `CLOCK_MONOTONIC`.
+    /// The end of the last ioctl, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
-    /// The same by command, those first that took the most time.
+    /// The same figures by command. The commands that took the most time come first.
     #[serde(default)]
     pub commands: Vec<CommandStatus>,
 }
 
-/// What a process does with one command of one device.
+/// The calls of a process with one command on one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandStatus {
     /// The device's numbers, `MAJOR:MINOR`.
     pub device: String,
-    /// Its language: `rm`, `uvm`, `modeset` or `other`.
+    /// The kind of the device's commands: `rm`, `uvm`, `modeset` or `other`.
     pub family: String,
-    /// The command's name, its number where it has none that is known, or `others`.
+    /// The command's name, its number if the name is unknown, or `others`.
     pub name: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Those that failed, by the kernel's word or the driver's.
+    /// Failed calls, by the kernel's or the driver's answer.
     pub errors: u64,
-    /// Time inside, ns.
+    /// Time in calls, ns.
     pub time_ns: u64,
-    /// The longest, ns.
+    /// The longest call, ns.
     pub longest_ns: u64,
-    /// Memory that they asked for, mapped or moved, bytes.
+    /// Memory that calls asked for, mapped or moved, bytes.
     pub bytes: u64,
-    /// Calls by latency: up to 256 ns, up to twice that, and so on; the last has no end.
+    /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with each
+    /// bucket, and the last bucket has none.
     pub buckets: Vec<u64>,
 }
 
 impl ActivityStatus {
-    /// All of it together.
+    /// Returns the sums over all calls of the process.
     pub fn sums(&self) -> DriverSums {
         DriverSums {
             calls: self.calls,
@@ -131,7 +134,8 @@ impl ActivityStatus {
 }
 
 impl CommandStatus {
-    /// The latency that this part of the calls stayed below, ns: to the next power of two, and at most the longest.
+    /// Returns a latency that `permille` of the calls stayed below, ns. The result is rounded up to
+    /// a power of two, but is at most the longest latency.
     pub fn quantile_ns(&self, permille: u64) -> u64 {
         let wanted = (self.calls * permille).div_ceil(1000);
         let mut seen = 0;
@@ -145,93 +149,94 @@ impl CommandStatus {
     }
 }
 
-/// A process that was adopted.
+/// An adopted process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
     /// The process.
     #[serde(flatten)]
     pub process: ProcessKey,
-    /// The tenant that it was adopted for.
+    /// The tenant for which the process was adopted.
     pub tenant: Option<String>,
 }
 
-/// [`MeteredStatus::state`] of one that has ended: it is told of for a while, and its number may be another's by now.
+/// [`MeteredStatus::state`] of a process that has ended. The process is listed for a while. Its id
+/// can already belong to another process.
 pub const ENDED: &str = "ended";
 
 /// A process that is metered from outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeteredStatus {
-    /// The process, as the host sees it.
+    /// The process's id on the host.
     pub pid: u32,
-    /// The same as it sees itself, if it is in a pid namespace of its own.
+    /// The process's id in its own namespace, if that is another namespace.
     pub container_pid: Option<u32>,
-    /// Whose it is.
+    /// The process's user.
     pub uid: u32,
-    /// Its container's id, shortened.
+    /// The container's id, shortened.
     pub container: Option<String>,
-    /// Its command line when it began, shortened.
+    /// The process's command line at its start, shortened.
     pub command: String,
-    /// The tenant that it is metered for.
+    /// The tenant for which the process is metered.
     pub tenant: Option<String>,
-    /// `metered`, `waiting` (it uses no library that can be probed, yet) or [`ENDED`].
+    /// `metered`, `waiting` (the process uses no library with probes yet) or [`ENDED`].
     pub state: String,
-    /// Why it is not metered.
+    /// The reason why the process is not metered.
     pub problem: Option<String>,
-    /// Since when, ns of `CLOCK_MONOTONIC`.
+    /// The time at which metering began, ns of `CLOCK_MONOTONIC`.
     pub since_ns: u64,
-    /// When the last counted call began, ns of `CLOCK_MONOTONIC`.
+    /// The beginning of the last counted call, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
     /// Kernels launched one by one.
     pub launches: u64,
     /// Graphs launched.
     pub graph_launches: u64,
-    /// Allocations asked for.
+    /// Requested allocations.
     pub allocations: u64,
-    /// What they asked for, bytes, as far as an argument tells.
+    /// Memory that allocations asked for, bytes, as far as an argument tells.
     pub allocated_bytes: u64,
-    /// Allocations given back.
+    /// Freed allocations.
     pub frees: u64,
     /// Calls of each function.
     pub functions: BTreeMap<String, u64>,
-    /// The libraries that are probed, by their paths where the process is.
+    /// The libraries with probes, by their paths in the process's file system.
     pub libraries: Vec<String>,
 }
 
-/// Metering from outside.
+/// The state of metering from outside.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeteringStatus {
-    /// Who is metered, and who was a moment ago.
+    /// The processes that are metered, or were until a moment ago.
     pub processes: Vec<MeteredStatus>,
     /// Calls that were not counted, because there was no room.
     pub uncounted_calls: u64,
-    /// Children that were not followed, because there was no room.
+    /// Child processes that were not followed, because there was no room.
     pub uncounted_processes: u64,
 }
 
 impl MeteringStatus {
-    /// Who is metered now.
+    /// Returns the processes that are metered now.
     pub fn living(&self) -> impl Iterator<Item = &MeteredStatus> {
         self.processes.iter().filter(|process| process.state != ENDED)
     }
 }
 
-/// All of it.
+/// All findings of the probes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {
-    /// The kernel programs.
+    /// The state of the probes.
     pub probes: ProbesStatus,
-    /// Who is no tenant's.
+    /// The unmanaged processes.
     pub unmanaged: Vec<UnmanagedStatus>,
-    /// What processes do in the driver, tenants' or not.
+    /// The calls of all processes to the driver.
     pub activity: Vec<ActivityStatus>,
-    /// Who was adopted and lives.
+    /// The adopted processes that live.
     pub adopted: Vec<Adopted>,
-    /// Who is stopped until it is adopted.
+    /// The processes that are held.
     pub held: Vec<ProcessKey>,
 }
 
 impl Board {
-    /// Before anything was looked at.
+    /// Returns the findings before the probes have looked at anything.
     pub fn starting(adopted: &[Adopted], held: &[ProcessKey]) -> Self {
         let probes = ProbesStatus { state: "starting".to_owned(), ..ProbesStatus::default() };
         Self { probes, adopted: adopted.to_vec(), held: held.to_vec(), ..Self::default() }

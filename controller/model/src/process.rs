@@ -1,33 +1,35 @@
-//! A process that is mistaken for no other: its id, and when it started.
+//! The identity of a process: its id and its start time. No other process has both.
 
 use serde::{Deserialize, Serialize};
 
-/// Where in /proc/PID/stat, counted from what follows the command's name, the state, the number of threads and the start time are.
+/// Positions of the state, the number of threads and the start time in /proc/PID/stat. They are
+/// counted from the field after the command's name.
 const STATE_FIELD: usize = 0;
 const THREADS_FIELD: usize = 17;
 const START_FIELD: usize = 19;
 
-/// A process. Ids are used again, but not with the same start time.
+/// A process. The kernel reuses an id, but not with the same start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessKey {
-    /// Its id.
+    /// The process's id.
     pub pid: u32,
-    /// When it started, clock ticks since the machine did.
+    /// The start time, clock ticks since the machine started.
     pub start_ticks: u64,
 }
 
 impl ProcessKey {
-    /// The living process `pid`. `None`: there is none, or it cannot be seen from here.
+    /// Returns the living process `pid`. Returns `None` if there is none, or /proc does not show it
+    /// here.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, start_ticks: start_ticks(&text(pid, "stat")?)? })
     }
 
-    /// Whether it still lives.
+    /// Whether the process still lives.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Whether it lives and a signal or a debugger has stopped it.
+    /// Whether the process lives and a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
         let stat = text(self.pid, "stat").unwrap_or_default();
         start_ticks(&stat) == Some(self.start_ticks)
@@ -37,13 +39,14 @@ impl ProcessKey {
             }
     }
 
-    /// Whether a signal is about to stop it: it reaches a thread that waits for a device when the device has answered.
+    /// Whether a stop signal for the process is pending. A thread that waits for a device takes the
+    /// signal only when the device has answered.
     pub fn is_being_stopped(self) -> bool {
         let is_sent = text(self.pid, "status").is_some_and(|status| has_pending_stop(&status));
         is_sent && self.is_alive()
     }
 
-    /// The same as [`Self::is_stopped`] of one whose first thread has ended.
+    /// Whether a process whose first thread has ended is stopped.
     fn are_threads_stopped(self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
@@ -51,7 +54,8 @@ impl ProcessKey {
     }
 }
 
-/// A file of /proc/PID. Names of commands and cgroups may be any bytes.
+/// Reads a file of /proc/PID. Names of commands and cgroups can have any bytes, so the text is
+/// lossy.
 pub fn text(pid: u32, file: &str) -> Option<String> {
     std::fs::read(format!("/proc/{pid}/{file}"))
         .ok()
@@ -62,27 +66,28 @@ fn is_stopped(state: Option<&str>) -> bool {
     matches!(state, Some("T" | "t"))
 }
 
-/// Whether a status says that a signal that stops waits for the process to take it.
+/// Whether SIGSTOP is pending for the process, by the text of its status file.
 fn has_pending_stop(status: &str) -> bool {
     const SIGSTOP: u64 = 1 << (libc::SIGSTOP - 1);
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     pending.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & SIGSTOP != 0))
 }
 
-/// The state in a stat line.
+/// Returns the state in a stat line.
 fn state(stat: &str) -> Option<&str> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(STATE_FIELD)
 }
 
-/// The start time in a stat line, unless it is that of a process that is dead and only not buried.
+/// Returns the start time in a stat line. Returns `None` for a dead process that has not been
+/// waited for.
 fn start_ticks(stat: &str) -> Option<u64> {
-    // The name may hold spaces and parentheses; nothing after it does.
+    // The name may hold spaces and parentheses, but no later field does.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.nth(STATE_FIELD)?;
     let threads: u64 = fields.nth(THREADS_FIELD - STATE_FIELD - 1)?.parse().ok()?;
     let start = fields.nth(START_FIELD - THREADS_FIELD - 1)?;
-    // The state is the first thread's, which may have ended before the others.
+    // The state is that of the first thread, which may have ended before the others.
     let is_dead = matches!(state, "Z" | "X") && threads <= 1;
     if is_dead { None } else { start.parse().ok() }
 }

@@ -1,5 +1,5 @@
-//! Shares, sizes and times before people: what is wrong with one that was written, and how they are shown. The grammar is
-//! [`deepres_abi::quantity`]'s.
+//! Shares, sizes and times as text: errors for invalid text, and formatting. The grammar is in
+//! [`deepres_abi::quantity`].
 
 use deepres_abi::grant::NO_LIMIT;
 pub use deepres_abi::quantity::Bytes;
@@ -9,25 +9,26 @@ use std::fmt;
 /// Parts per million in one percent.
 const PPM_PER_PERCENT: f64 = PPM as f64 / 100.0;
 
-/// A share or a size that is none.
+/// The error for a text that is not a share, a size or a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not a share.
+    /// The text is not a share.
     #[error("`{0}` is not a share: give a percentage from 1% to 100%, for example 30% or 12.5%")]
     Share(String),
-    /// Not a size.
+    /// The text is not a size.
     #[error(
         "`{0}` is not a size: give a number above zero with KiB, MiB, GiB or TiB (or KB, MB, GB, TB), for example 8GiB or 512MiB"
     )]
     Bytes(String),
-    /// Not a time.
+    /// The text is not a time.
     #[error(
         "`{0}` is not a time: give a number above zero with us, ms, s, min, h or d, for example 30ms, 90s or 1.5h, and no more than a year"
     )]
     Time(String),
 }
 
-/// Reads a share: a percentage from 1 to 100, the sign optional. The result is in parts per million.
+/// Reads a share: a percentage from 1 to 100, with an optional percent sign. The result is in parts
+/// per million.
 ///
 /// # Errors
 /// [`QuantityError::Share`], which says what is accepted.
@@ -43,10 +44,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
 }
 
-/// The word for no limit.
+/// The word that means no limit.
 const UNLIMITED: &str = "unlimited";
 
-/// Reads a limit of memory in bytes: a size, or `unlimited`, which is [`NO_LIMIT`].
+/// Reads a memory limit in bytes: a size, or `unlimited`, which gives [`NO_LIMIT`].
 ///
 /// # Errors
 /// [`QuantityError::Bytes`], which says what is accepted.
@@ -68,14 +69,15 @@ pub struct Percent(pub u32);
 
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // At most four decimals are left of parts per million; trailing zeros say nothing.
+        // Parts per million need at most four decimals. Trailing zeros are dropped.
         let text = format!("{:.4}", f64::from(self.0) / PPM_PER_PERCENT);
         let text = text.trim_end_matches('0').trim_end_matches('.');
         f.pad(&format!("{text}%"))
     }
 }
 
-/// Shows nanoseconds in the largest unit that leaves at least 1, to a thousandth of it.
+/// Shows nanoseconds in the largest unit in which the value is at least 1, with at most three
+/// decimals.
 #[derive(Debug, Clone, Copy)]
 pub struct Time(pub u64);
 

@@ -1,14 +1,16 @@
-//! Text that others wrote and people will read on a terminal.
+//! Text from other programs that people will read on a terminal.
 
 use deepres_abi::wire::TENANT_NAME_BYTES;
 
-/// Characters that change the direction of what follows, and so can make a line read as another.
+/// Whether a character changes the direction of later text, and can thus make a line read
+/// differently.
 fn is_directional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Characters that nobody sees, by which two names can look alike: those that Unicode has ignored where they are not known
-/// (`Default_Ignorable_Code_Point`), and those that separate lines and paragraphs.
+/// Whether a character is invisible, so that two different names can look alike. These are the
+/// characters that Unicode lets programs ignore (`Default_Ignorable_Code_Point`), and the
+/// separators of lines and paragraphs.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -32,18 +34,20 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
-/// Whether a character could do something to a terminal or to how the rest reads.
+/// Whether a character can affect a terminal, or change how the other text reads.
 pub fn is_harmful(c: char) -> bool {
     c.is_control() || is_directional(c) || is_invisible(c)
 }
 
-/// The text with every such character replaced.
+/// Returns the text with every harmful character replaced.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if is_harmful(c) { '?' } else { c }).collect()
 }
 
-/// Whether a tenant can be named so: from one byte to as many as the field for names has, something to be seen and nothing harmful among them, and no dash
-/// before all else, which would make an option of it.
+/// Whether a text can be a tenant's name.
+///
+/// A name has at least one byte and fits into the field for names. It has a visible character and
+/// no harmful ones. It does not begin with a dash, because it would then look like an option.
 pub fn is_name(text: &str) -> bool {
     !text.trim().is_empty()
         && !text.starts_with('-')

@@ -1,4 +1,5 @@
-//! The wishes of a job before people: how each is read, shown and explained. [`deepres_abi::wish`] declares them.
+//! The wishes of a job in text: reading, formatting and explaining. [`deepres_abi::wish`] declares
+//! the wishes.
 
 use crate::quantity::{Bytes, Percent, QuantityError, Time};
 use deepres_abi::grant::NO_LIMIT;
@@ -6,18 +7,18 @@ pub use deepres_abi::wish::{Key, Kind, Value, Wish};
 use std::error::Error;
 use std::fmt;
 
-/// What a person is told of a wish.
+/// The description of a wish for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct About {
-    /// Help for a job that begins.
+    /// Help text for a job that starts.
     pub help: &'static str,
-    /// Help for a tenant that runs.
+    /// Help text for a tenant that already runs.
     pub help_later: &'static str,
-    /// Whether the configuration may make it for a tenant that says nothing.
+    /// Whether the configuration may give a default for tenants that do not state this wish.
     pub may_be_default: bool,
 }
 
-/// What a person is told of a wish.
+/// Returns the description of a wish.
 pub const fn about(key: Key) -> About {
     let (help, help_later, may_be_default) = match key {
         Key::Share => (
@@ -74,7 +75,7 @@ pub const fn about(key: Key) -> About {
     About { help, help_later, may_be_default }
 }
 
-/// An example of a value, as a person writes it.
+/// Returns an example of a value in text.
 pub const fn example(kind: Kind) -> &'static str {
     match kind {
         Kind::Share => "50%",
@@ -87,10 +88,10 @@ pub const fn example(kind: Kind) -> &'static str {
     }
 }
 
-/// Reads a value that a person wrote.
+/// Reads the text of a value.
 ///
 /// # Errors
-/// The text is none; the error says what is accepted.
+/// The text is not a value of this kind. The error says what is accepted.
 pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Sync>> {
     if let Some(value) = kind.parse(text) {
         return Ok(value);
@@ -110,7 +111,7 @@ pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Syn
     })
 }
 
-/// A value as people read it.
+/// Shows a value to people.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown(pub Value);
 
@@ -129,7 +130,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Wishes in a sentence: "a share of 30%, 8 GiB of memory and class fair".
+/// Shows wishes in a sentence: "a share of 30%, 8 GiB of memory and class fair".
 #[derive(Debug, Clone, Copy)]
 pub struct Sentence(pub Wish);
 

@@ -1,4 +1,5 @@
-//! A CDI specification's file: read, changed and put in place as a whole, by one process at a time.
+//! The file of a CDI specification. Only one process at a time changes the file, and it replaces
+//! the file as a whole.
 
 use super::spec::Spec;
 use anyhow::{Context, Result, ensure};
@@ -8,13 +9,13 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
-/// The ending of the files that container runtimes read, of those that we can write.
+/// File name ending. Container runtimes also read another format, which deepres cannot write.
 const ENDING: &str = "json";
-/// Container runtimes of other users read it too.
+/// Readable by all, because container runtimes of other users read the file too.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// Reads the specification in `path`. `None`: there is none.
+/// Reads the specification in `path`. Returns `None` if there is no such file.
 pub fn read(path: &Path) -> Result<Option<Spec>> {
     match std::fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -25,7 +26,8 @@ pub fn read(path: &Path) -> Result<Option<Spec>> {
     }
 }
 
-/// Changes the specification in `path`, which is made with its directory if it is not there, and removed when no device is left.
+/// Changes the specification in `path`. Creates the file and its directory if they are missing, and
+/// removes the file when no device is left.
 pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Result<()> {
     ensure!(
         path.extension().is_some_and(|ending| ending == ENDING),
@@ -35,7 +37,7 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let cannot_write = || format!("cannot write {}; write as root, or elsewhere by --output", path.display());
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).with_context(cannot_write)?;
-    // The file is replaced, so the lock is on what stays.
+    // The lock is on the directory, because the file itself is replaced.
     let turn = File::open(directory).with_context(cannot_write)?;
     flock(&turn, FlockOperation::LockExclusive).with_context(cannot_write)?;
 
@@ -45,7 +47,7 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
         // A runtime refuses a specification without devices.
         return std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()));
     }
-    // Its name does not end as runtimes look for until it is whole.
+    // The temporary name lacks the ending, so no runtime reads the file before it is complete.
     let mut new = tempfile::NamedTempFile::new_in(directory).with_context(cannot_write)?;
     write!(new, "{spec}").with_context(cannot_write)?;
     new.as_file().set_permissions(Permissions::from_mode(FILE_MODE)).with_context(cannot_write)?;

@@ -1,4 +1,5 @@
-//! `deepres cdi`: devices by which container runtimes bring deepres into a container, with nothing changed in the image.
+//! `deepres cdi`: devices with which container runtimes bring deepres into a container. The image
+//! needs no change.
 
 mod file;
 mod spec;
@@ -15,16 +16,16 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where container runtimes look for what administrators put there.
+/// Place in which container runtimes look for specifications by the administrator.
 const DEFAULT_FILE: &str = "/etc/cdi/deepres.json";
-/// Standard output, as a file's name.
+/// File name that stands for standard output.
 const STANDARD_OUTPUT: &str = "-";
-/// Where the library appears in a container.
+/// Place of the library in a container.
 const LIBRARY_PLACE: &str = "/usr/lib/deepres";
 const LIBRARY_NAME: &str = "libdeepres.so";
-/// What glibc's loader may put for `$LIB`: Debian's way, Red Hat's, and the plain one.
+/// Names that glibc's dynamic linker may put for `$LIB`: Debian's, Red Hat's and the plain one.
 const LIB_NAMES: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
-/// Where the directory of the tenant socket appears in a container.
+/// Place of the tenant socket's directory in a container.
 const SOCKET_PLACE: &str = "/run/deepres/tenant";
 
 #[derive(Debug, clap::Args)]
@@ -35,16 +36,16 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Make a device, or change it, for `podman run --device deepres.dev/share=NAME`
+    /// Make or change a device, for `podman run --device deepres.dev/share=NAME`
     Generate(Box<Generate>),
-    /// List the devices there are
+    /// List the devices
     List {
         #[command(flatten)]
         file: SpecFile,
     },
-    /// Take a device away
+    /// Remove a device
     Remove {
-        /// The device
+        /// Device to remove
         name: DeviceName,
         #[command(flatten)]
         file: SpecFile,
@@ -53,7 +54,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct SpecFile {
-    /// The CDI specification
+    /// CDI specification
     #[arg(long, default_value = DEFAULT_FILE)]
     file: PathBuf,
 }
@@ -69,24 +70,25 @@ Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB
   podman run --device deepres.dev/share=train --device nvidia.com/gpu=0 IMAGE python train.py")]
 struct Generate {
-    /// The device's name
+    /// Name of the device
     #[arg(long)]
     name: DeviceName,
-    /// Name of a container's tenant; one for all containers if it is among the configuration's shared_names [default: the runtime's and the container's id]
+    /// Name of a container's tenant; a name in the configuration's shared_names makes one tenant of
+    /// all containers [default: the runtime's and the container's id]
     #[arg(long, value_parser = run::parse_name)]
     tenant: Option<String>,
     #[command(flatten)]
     wishes: Wishes<Elsewhere>,
-    /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
-    /// the GPU and back)
+    /// Use more memory than there is: suspend (move the whole tenant to the host while others need
+    /// memory) or managed (move memory beyond the limit between host and GPU as needed)
     #[arg(long, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// The CDI specification to put it into; `-` prints one with this device alone
+    /// CDI specification to put the device into; `-` prints a specification with this device alone
     #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
     output: PathBuf,
 }
 
-/// Does what was asked with the devices.
+/// Runs the subcommand.
 pub fn run(args: Args) -> Result<()> {
     match args.command {
         Command::Generate(args) => generate(&args),
@@ -99,7 +101,8 @@ fn generate(args: &Generate) -> Result<()> {
     let library = run::find_interposer()?;
     let running = run::running()?;
     let is_running = running.is_some();
-    // Where the daemon will be that a job would start or find.
+    // The socket of the daemon that a job would find now, or else of the daemon that it would
+    // start.
     let socket = running.or_else(named_socket).unwrap_or_else(|| Directory::own().tenant_socket());
     let socket = std::path::absolute(socket)?;
     let sockets = socket.parent().context("the tenant socket is in no directory")?;
@@ -131,12 +134,13 @@ fn generate(args: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// The device that is asked for.
+/// Builds the device for the arguments.
 fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is no name of a socket", socket.display()))?;
-    // Only glibc's loader replaces `$LIB`. That of musl finds no such file and goes on without, where a library that it found
-    // but cannot link would end the program.
+    // Only glibc's dynamic linker replaces `$LIB`. The linker of musl does not find the file and
+    // starts the program without it. A file that musl's linker finds but cannot link would end the
+    // program.
     let mut env = vec![
         format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),

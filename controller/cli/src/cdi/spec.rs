@@ -1,6 +1,6 @@
 //! The CDI specification: a document that names devices and says what each brings into a container.
 //!
-//! What others wrote into the document is kept as it is, known to us or not. The format is that of
+//! Entries of other authors stay as they are, even with unknown fields. The format is described in
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 
 use serde::Serialize;
@@ -9,41 +9,42 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The kind of our devices, `vendor/class`: what stands before `=NAME` in `podman run --device`.
+/// The kind of deepres' devices, `vendor/class`. It stands before `=NAME` in `podman run --device`.
 pub const KIND: &str = "deepres.dev/share";
-/// The oldest version with all that we write (names may begin with a digit), and what podman 4.3 of Debian 12 reads.
+/// The version of the format. Version 0.5.0 is the oldest that allows names that begin with a
+/// digit, and podman 4.3 of Debian 12 reads it.
 const VERSION: &str = "0.5.0";
-/// As long as a name in a file system.
+/// Longest name of a device, bytes: the longest file name.
 const NAME_BYTES: usize = 255;
 
-/// Why a document is not one to put devices into.
+/// The reason why a document cannot take deepres' devices.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// It cannot be read as JSON.
+    /// The document is not JSON.
     #[error("it is not JSON ({0})")]
     NotJson(#[from] serde_json::Error),
-    /// It is JSON of something else.
+    /// The document is JSON, but no CDI specification.
     #[error("it is no CDI specification: {0}")]
     NotASpec(&'static str),
-    /// It belongs to someone else's devices.
+    /// The document describes devices of another kind.
     #[error("it describes devices of the kind `{0}`, not {KIND}")]
     OtherKind(String),
-    /// A device in it could not be asked for.
+    /// The document has a device whose name is invalid.
     #[error("a device in it has an impossible name: {0}")]
     Name(#[from] NameError),
-    /// Runtimes refuse such a file.
+    /// The document has two devices of one name. Container runtimes refuse such a document.
     #[error("it has two devices named `{0}`")]
     Twice(DeviceName),
 }
 
-/// What no container runtime takes for a device's name.
+/// A text that no container runtime accepts as a device's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` cannot name a device: give letters, digits and any of `_-.:` between them, {NAME_BYTES} at most"
 )]
 pub struct NameError(String);
 
-/// What stands after `deepres.dev/share=`.
+/// The name of a device: the part after `deepres.dev/share=`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceName(String);
 
@@ -72,45 +73,46 @@ impl FromStr for DeviceName {
     }
 }
 
-/// One device.
+/// A device.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: DeviceName,
-    /// What it brings into a container.
+    /// The changes that the device makes to a container.
     pub container_edits: ContainerEdits,
 }
 
-/// What a device brings into a container.
+/// The changes that a device makes to a container.
 #[derive(Debug, Serialize)]
 pub struct ContainerEdits {
-    /// `NAME=VALUE`, each.
+    /// Environment variables, `NAME=VALUE` each.
     pub env: Vec<String>,
-    /// Files and directories of the host.
+    /// Mounted files and directories of the host.
     pub mounts: Vec<Mount>,
 }
 
-/// A file or directory of the host in a container.
+/// A file or directory of the host that is mounted into a container.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// Where it is on the host.
+    /// The place on the host.
     pub host_path: PathBuf,
-    /// Where it appears.
+    /// The place in the container.
     pub container_path: String,
-    /// As `mount -o` has them.
+    /// The options, as for `mount -o`.
     pub options: [&'static str; 4],
 }
 
 impl Mount {
-    /// A mount that the container's root can neither write to nor run as somebody else.
+    /// Returns a mount that the container's root cannot write to. Set-user-ID programs and device
+    /// files in it have no effect.
     pub fn read_only(host_path: PathBuf, container_path: String) -> Self {
         Self { host_path, container_path, options: ["ro", "nosuid", "nodev", "bind"] }
     }
 }
 
-/// A whole document, whose form has been checked.
+/// A complete document whose form has been checked.
 #[derive(Debug)]
 pub struct Spec {
     root: Map<String, Value>,
@@ -118,7 +120,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// One without devices.
+    /// Returns a document without devices.
     pub fn new() -> Self {
         let mut root = Map::new();
         root.insert("cdiVersion".to_owned(), json!(VERSION));
@@ -126,10 +128,11 @@ impl Spec {
         Self { root, devices: Vec::new() }
     }
 
-    /// Reads one.
+    /// Reads a document.
     ///
     /// # Errors
-    /// [`SpecError`], for a file that is not ours or that runtimes would refuse.
+    /// [`SpecError`] if the document is not for deepres' devices or container runtimes would refuse
+    /// it.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let Value::Object(mut root) = serde_json::from_str(text)? else {
             return Err(SpecError::NotASpec("it is not an object"));
@@ -156,7 +159,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Puts a device in, in the place of the one with its name if there is one.
+    /// Puts a device in. Replaces a device of the same name.
     pub fn put(&mut self, device: Device) -> Result<(), SpecError> {
         let entry = (device.name.clone(), serde_json::to_value(&device)?);
         match self.find(&device.name) {
@@ -166,7 +169,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Takes a device out. Whether it was there.
+    /// Removes a device. Returns whether the device was there.
     pub fn remove(&mut self, name: &DeviceName) -> bool {
         self.find(name).map(|place| self.devices.remove(place)).is_some()
     }
@@ -175,7 +178,7 @@ impl Spec {
         self.devices.iter().position(|(other, _)| other == name)
     }
 
-    /// The devices' names and environments, in the order of the document.
+    /// Returns the devices' names and environment variables, in the order of the document.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = (&DeviceName, Vec<&str>)> {
         self.devices.iter().map(|(name, device)| {
             let env = device["containerEdits"]["env"].as_array();
@@ -188,7 +191,7 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut root = self.root.clone();
         root.insert("devices".to_owned(), self.devices.iter().map(|(_, device)| device.clone()).collect());
-        // `#` is serde_json's for indented.
+        // With `#`, serde_json indents the text.
         writeln!(f, "{:#}", Value::Object(root))
     }
 }
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn our_own_vendor_and_class_follow_the_grammar() {
         let (vendor, class) = KIND.split_once('/').unwrap();
-        // A vendor is a domain; before 0.6.0 a class has no dots.
+        // A vendor is a domain name. Before version 0.6.0 a class has no dots.
         assert!(vendor.split('.').all(|label| label.parse::<DeviceName>().is_ok() && !label.contains('_')));
         assert!(class.bytes().all(|byte| byte.is_ascii_alphanumeric()));
     }

@@ -1,6 +1,7 @@
-//! The daemon's log: lines on stderr, for a person or for the journal, or in a file of its own.
+//! The daemon's log: lines on stderr, for a person or the journal, or in a file.
 //!
-//! A thread of its own writes them: whoever reads them, or the disk, may be slow or stuck, and neither a tenant nor an arbiter waits for that.
+//! A thread of its own writes the lines, because the reader or the disk may be slow or stuck.
+//! Neither tenants nor arbiters wait for the writing.
 
 use super::log_file::LogFile;
 use crate::has_colours;
@@ -21,14 +22,16 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, SubscriberBuilder};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Names device and inode of the stream that the service manager reads into the journal.
+/// Variable with device and inode of the stream that the service manager reads into the journal.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
-/// Lines that wait to be written, at most: some seconds of the busiest log, in some MiB. Further ones are lost, and counted.
+/// The most lines that may wait to be written: some seconds of the busiest log, in some MiB.
+/// Further lines are lost, and their number is logged.
 const WAITING_LINES: usize = 8192;
-/// How long the daemon's end waits for the last lines. What writes them gives up by itself after a second or so, but for what it has to say about that.
+/// Time that the daemon waits at its end for the last lines. The drop of the log's guard gives up
+/// after about a second, but can then block while it reports that.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
-/// The log, which goes on as long as this lives.
+/// The log. Logging ends when this value is dropped.
 #[must_use]
 pub struct Log(Option<WorkerGuard>);
 
@@ -40,13 +43,14 @@ impl Drop for Log {
             drop(guard);
             drop(ending);
         };
-        // Without another thread this one ends it.
+        // If no thread can be started, this thread ends the log.
         let _ = thread::Builder::new().name("log-end".to_owned()).spawn(end);
         let _ = ended.recv_timeout(END_LIMIT);
     }
 }
 
-/// Begins to log what `levels` asks for: into `file`, where our output goes already, if one is given.
+/// Starts logging at `levels`. The log goes to `file` if one is given; stdout and stderr must then
+/// already go there.
 pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
     let filter = filter(levels)?;
     if let Some(path) = file {
@@ -66,29 +70,30 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
     Ok(log)
 }
 
-/// A line that cannot be written (a full disk, a pipe that nobody reads) is lost. To complain about that on stderr would be to fail again, and to panic.
+/// Returns a subscriber that loses lines that cannot be written, for example because the disk is
+/// full. A complaint on stderr would fail in the same way, and the failure would cause a panic.
 fn builder(filter: EnvFilter) -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
     tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter)
 }
 
-/// Has a thread write lines to `place`, of which so many may wait.
+/// Starts a thread that writes lines to `place`. At most `waiting` lines wait.
 fn apart(place: impl Write + Send + 'static, is_journal: bool, waiting: usize) -> (NonBlocking, Log) {
     let lost = Arc::new(OnceLock::new());
     let lines = Lines { place, is_journal, lost: Arc::clone(&lost), told: 0 };
     let builder = NonBlockingBuilder::default().buffered_lines_limit(waiting).thread_name("log");
     let (writer, guard) = builder.finish(lines);
-    // Nobody else sets it.
+    // This cannot fail, because nothing else sets the value.
     let _ = lost.set(writer.error_counter());
     (writer, Log(Some(guard)))
 }
 
-/// What is written goes there, with how much was lost.
+/// Writes lines to `place`, and before them the number of lines that were lost.
 struct Lines<W> {
     place: W,
     is_journal: bool,
-    /// Set before the first line.
+    /// The counter of lost lines, set before the first line is written.
     lost: Arc<OnceLock<ErrorCounter>>,
-    /// How many lost ones were told of.
+    /// Number of lost lines that the log has reported.
     told: usize,
 }
 
@@ -99,7 +104,7 @@ impl<W: Write> Lines<W> {
             return Ok(());
         }
         let mut line = String::new();
-        // A string takes all of it.
+        // Writing to a string cannot fail.
         let _ = match self.is_journal {
             true => fmt::write(&mut line, format_args!("<{}>", priority(&Level::WARN))),
             false => SystemTime
@@ -130,10 +135,14 @@ impl<W: Write> Write for Lines<W> {
     }
 }
 
-/// What passes where nobody says.
+/// The levels if the user gives none.
 pub const DEFAULT_LEVELS: &str = "info";
 
-/// What passes; by default if nothing is said (a variable that is set to nothing). A word by itself is a level: tracing would take one that is none for the name of a module, and log nothing else.
+/// Reads the levels. An empty text, as of a variable that is set to nothing, stands for the
+/// default.
+///
+/// The function refuses a single word that is not a level. The tracing library would take such a
+/// word for a module's name and log nothing else.
 fn filter(levels: &str) -> Result<EnvFilter> {
     let levels = if levels.is_empty() { DEFAULT_LEVELS } else { levels };
     let is_word = |part: &str| part.chars().all(|c| c.is_ascii_alphabetic());
@@ -147,13 +156,14 @@ fn filter(levels: &str) -> Result<EnvFilter> {
     })
 }
 
-/// Whether stderr goes straight to the journal.
+/// Whether stderr goes directly to the journal.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var(JOURNAL_VARIABLE) else { return false };
     rustix::fs::fstat(stderr()).is_ok_and(|found| stream == format!("{}:{}", found.st_dev, found.st_ino))
 }
 
-/// The journal has the time itself, and takes the level from a number in front (sd-daemon(3)).
+/// The line format for the journal. The journal adds the time itself, and takes the level from a
+/// number in front of the line (sd-daemon(3)).
 struct Journal;
 
 impl<S, N> FormatEvent<S, N> for Journal
@@ -199,12 +209,12 @@ mod tests {
         }
     }
 
-    /// Takes lines as long as somebody lets it.
+    /// A writer that waits for permission before each line.
     struct Gate(mpsc::Receiver<()>, Written);
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            // Once nobody is there to let it, it takes all.
+            // Once the sender is dropped, the writer waits no more.
             let _ = self.0.recv();
             self.1.write(bytes)
         }
@@ -227,7 +237,8 @@ mod tests {
         drop(log);
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let written = text.lines().filter(|line| line.starts_with("line ")).count();
-        // One that is being written besides, at most.
+        // One more line than the queue holds can be written, because the thread may have taken it
+        // already.
         assert!((WAITING..=WAITING + 1).contains(&written), "{text}");
         let told = format!("<4>{} lines of this log are lost", LINES - written);
         assert!(text.contains(&told), "{text}");

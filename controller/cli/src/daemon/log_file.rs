@@ -1,6 +1,7 @@
-//! The log of a daemon that `deepres run` started: a file that does not grow without end.
+//! The log file of a daemon that `deepres run` started. Its size is limited.
 //!
-//! Nobody rotates it from outside, so the daemon does: a file that is full becomes `daemon.log.old`, in place of the one before.
+//! No other program rotates this log, so the daemon does. A full file becomes `daemon.log.old` and
+//! replaces the older file of that name.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -10,19 +11,20 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of one file, at most, but for a line that is longer. With the older one twice as much is kept.
+/// The most bytes in one file, unless a single line is longer. With the older file, twice as much
+/// is kept.
 const LIMIT_BYTES: u64 = 4 << 20;
-/// What the older one's name ends in.
+/// Ending of the older file's name.
 const OLDER: &str = ".old";
-/// It is its user's alone.
+/// Permissions: only the user may read the log.
 const MODE: u32 = 0o600;
 
-/// Opens a log to go on with, and makes it if there is none.
+/// Opens a log for appending. Creates the file if it is missing.
 pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(MODE).custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
-/// A log file. Clones write to the same one.
+/// A log file. Clones write to the same file.
 #[derive(Debug, Clone)]
 pub struct LogFile(Arc<Mutex<Open>>);
 
@@ -31,12 +33,12 @@ struct Open {
     path: PathBuf,
     file: File,
     size_bytes: u64,
-    /// What this process and its libraries write to stdout and stderr goes into it too.
+    /// Whether stdout and stderr of this process go into the file too.
     has_output: bool,
 }
 
 impl LogFile {
-    /// Goes on with the log at `path`, where stdout and stderr go already.
+    /// Opens the log at `path`. Stdout and stderr must already go there.
     pub fn of_output(path: &Path) -> io::Result<Self> {
         Self::new(path, true)
     }
@@ -50,7 +52,7 @@ impl LogFile {
 
 impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Who panicked with it left a file that can be written to all the same.
+        // A poisoned lock is no problem, because the file stays usable after a panic.
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         open.make_room(bytes.len() as u64);
         let written = open.file.write(bytes)?;
@@ -64,13 +66,13 @@ impl Write for LogFile {
 }
 
 impl Open {
-    /// Begins a new file if so much more is too much for this one.
+    /// Starts a new file if `more_bytes` do not fit into this one.
     fn make_room(&mut self, more_bytes: u64) {
         if self.size_bytes == 0 || self.size_bytes.saturating_add(more_bytes) <= LIMIT_BYTES {
             return;
         }
         if self.rotate().is_err() {
-            // Where no file can be made, this one begins anew.
+            // If no new file can be made, the log empties this file.
             let _ = self.file.set_len(0);
         }
         self.size_bytes = 0;
@@ -86,7 +88,8 @@ impl Open {
         self.file = open(&self.path)?;
         if self.has_output {
             for output in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-                // SAFETY: both are open, and nothing here takes either for anything but where output goes.
+                // SAFETY: both descriptors are open, and this process uses stdout and stderr only
+                // for output.
                 if unsafe { libc::dup2(self.file.as_raw_fd(), output) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -133,7 +136,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("daemon.log.old")).unwrap();
         log.write_all(LINE).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), LINE);
-        // One that somebody removed is made again.
+        // If somebody removes the file, the log creates a new one when it is full.
         log.write_all(&vec![b'x'; LIMIT_BYTES as usize]).unwrap();
         std::fs::remove_file(&path).unwrap();
         log.write_all(LINE).unwrap();

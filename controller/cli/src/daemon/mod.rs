@@ -1,4 +1,4 @@
-//! `deepres daemon`: shares out this machine's GPUs.
+//! `deepres daemon`: shares this machine's GPUs among tenants.
 
 mod log;
 pub mod log_file;
@@ -26,22 +26,24 @@ Examples:
   sudo deepres daemon
   deepres daemon --config lab.toml --log debug")]
 pub struct Args {
-    /// Configuration [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
+    /// Configuration file [default: ~/.config/deepres/deepres.toml, else /etc/deepres/deepres.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Stay in the foreground (it always does; for scripts that like to say so)
+    /// Stay in the foreground (always the case; for scripts that pass the option)
     #[arg(long)]
     foreground: bool,
-    /// What to log: error, warn, info, debug or trace, also by module (info,deepres_daemon::arbiter=trace)
+    /// Levels to log: error, warn, info, debug or trace, also by module
+    /// (info,deepres_daemon::arbiter=trace)
     #[arg(long, value_name = "LEVELS", env = "DEEPRES_LOG", default_value = log::DEFAULT_LEVELS)]
     log: String,
-    /// Log into this file, which stdout and stderr go to, and keep it short
+    /// Log into this file, to which stdout and stderr already go, and limit its size
     #[arg(long, hide = true, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// End when idle for as long as the configuration says
+    /// End after the idle time that the configuration gives
     #[arg(long, hide = true)]
     exit_idle: bool,
-    /// Descriptor to report to: an empty line once tenants can connect, else why they cannot
+    /// Descriptor for a report: an empty line once tenants can connect, else the reason why they
+    /// cannot
     #[arg(long, hide = true, value_name = "FD")]
     report_to: Option<RawFd>,
 }
@@ -49,12 +51,12 @@ pub struct Args {
 /// Runs the daemon until it is told to stop.
 pub fn run(args: &Args) -> Result<()> {
     hide();
-    // SAFETY: nothing was opened before.
+    // SAFETY: this process has not opened any descriptor yet.
     let inherited_sockets = unsafe { deepres_daemon::inherited() };
     let mut report = args.report_to.map(inherited).transpose()?;
     let outcome = inherited_sockets.map_err(anyhow::Error::from).and_then(|sockets| {
         serve(args, sockets, || {
-            // The one who started us may be gone; that does not concern the daemon.
+            // The process that reads the report may be gone. The daemon goes on without it.
             if let Some(mut report) = report.take() {
                 let _ = writeln!(report);
             }
@@ -66,19 +68,21 @@ pub fn run(args: &Args) -> Result<()> {
     outcome
 }
 
-/// Keeps the user's other processes from this one's memory and descriptors, among them every tenant's pages.
+/// Keeps other processes of the same user from reading this process's memory and descriptors. The
+/// descriptors include every tenant's pages.
 fn hide() {
-    // It fails only for behaviours that there are not.
+    // The call fails only for an unknown value.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
-/// A descriptor that whoever started us opened for us.
+/// Returns a descriptor that the parent process opened for this one.
 fn inherited(fd: RawFd) -> Result<std::fs::File> {
-    // SAFETY: F_GETFD only asks whether there is such a descriptor.
+    // SAFETY: F_GETFD only asks whether the descriptor is open.
     if fd <= libc::STDERR_FILENO || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         bail!("descriptor {fd} is not open for reports");
     }
-    // SAFETY: it is open, and nothing else here uses it: nothing was opened before, and it is no socket to listen at.
+    // SAFETY: the descriptor is open and unused: this process has opened nothing before, and the
+    // descriptor is not a listening socket.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
@@ -102,11 +106,12 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM, SIGINT, or SIGHUP (its terminal is gone), but for one that whoever started it has it ignore, as nohup does.
+/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal is gone). A signal that the parent process
+/// set to be ignored, as nohup does, stays ignored.
 async fn told_to_stop() {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind));
-    // Without handlers these signals end the process, which tenants survive.
+    // If a handler cannot be set, the signal ends the process. Tenants survive that.
     let mut signals: Vec<Signal> = heeded.filter_map(|kind| signal(kind).ok()).collect();
     std::future::poll_fn(|context| {
         match signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready()) {
@@ -119,7 +124,8 @@ async fn told_to_stop() {
 
 fn is_ignored(kind: SignalKind) -> bool {
     let mut present = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: only reads what is set, into a struct of the right type, which is looked at if the call wrote it.
+    // SAFETY: the call only reads the action, into a struct of the right type. The struct is read
+    // only if the call succeeded.
     unsafe {
         libc::sigaction(kind.as_raw_value(), std::ptr::null(), present.as_mut_ptr()) == 0
             && present.assume_init().sa_sigaction == libc::SIG_IGN

@@ -1,23 +1,23 @@
-//! One check of `deepres doctor`: what it found, and what to do about it.
+//! One check of `deepres doctor`: the finding and the remedy.
 
 use serde::Serialize;
 
-/// How a check went.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// As it should be.
+    /// All is well.
     Good,
-    /// Worth knowing.
+    /// A fact that is worth knowing.
     Note,
-    /// Something of deepres is missing or weaker; the rest works.
+    /// A part of deepres is missing or weaker; the rest works.
     Limited,
-    /// Programs cannot share a GPU here.
+    /// Programs cannot share a GPU on this machine.
     Bad,
 }
 
 impl Verdict {
-    /// Its name.
+    /// The verdict's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -28,36 +28,36 @@ impl Verdict {
     }
 }
 
-/// One check.
+/// A check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// The subject of the check.
     pub name: &'static str,
-    /// How it went.
+    /// The result.
     pub verdict: Verdict,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What to do.
+    /// The remedy, if one is needed.
     pub remedy: Option<String>,
 }
 
 impl Check {
-    /// All is well.
+    /// Returns a check whose result is good.
     pub fn good(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Good, found: found.into(), remedy: None }
     }
 
-    /// Something to know, and what can be done where it is not wanted.
+    /// Returns a check with a fact, and a remedy for users who do not want it.
     pub fn advice(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Note, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Something is weaker than it could be.
+    /// Returns a check for a part of deepres that is missing or weaker.
     pub fn limited(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Limited, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Nothing works without it.
+    /// Returns a check for a part without which nothing works.
     pub fn bad(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Bad, found: found.into(), remedy: Some(remedy.into()) }
     }

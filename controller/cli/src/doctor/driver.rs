@@ -1,4 +1,4 @@
-//! The NVIDIA driver, its devices, its GPUs, and what else may stand between them and a job.
+//! Checks of the NVIDIA driver, its devices, its GPUs and of MPS.
 
 use super::Check;
 use deepres_daemon::Gpu;
@@ -6,24 +6,24 @@ use rustix::fs::{Access, access};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What the kernel driver says of itself.
+/// File in which the kernel driver gives its version.
 const VERSION: &str = "/proc/driver/nvidia/version";
-/// Where MPS has its pipes, unless the environment says otherwise.
+/// Directory of the pipes of MPS, unless the environment names another.
 const MPS_PIPES: &str = "/tmp/nvidia-mps";
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
-/// A function that every driver has which can take processes off the GPU.
+/// A function of every driver that has the checkpoint functions.
 const CHECKPOINT: &str = "cuCheckpointProcessLock";
-/// Said of one that has not.
+/// Message about a driver without checkpoint functions.
 pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
 
 pub fn checks() -> Vec<Check> {
     [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
 }
 
-/// Whether the driver that programs find can take a process off the GPU with its memory; `None` if they find no driver. Another process
-/// tries: the driver is never loaded into this one.
+/// Whether the driver that programs find can move a process with its memory off the GPU. `None` if
+/// programs find no driver. Another process loads the driver, so that it never is in this process.
 pub fn has_checkpoints() -> Option<bool> {
     let has = |options: &[&str]| {
         let mut program = Command::new(std::env::current_exe().ok()?);

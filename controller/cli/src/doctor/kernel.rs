@@ -1,4 +1,5 @@
-//! What the kernel programs need: a kernel that is new enough and tells of itself, and the rights to load them.
+//! Checks for the probes: a kernel that is new enough and has type information, and the rights to
+//! load programs.
 
 use super::Check;
 use deepres_daemon::probes::btf;
@@ -6,9 +7,11 @@ use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, are_built, is_in_host_pid_namespace};
 use std::path::Path;
 
-/// The oldest kernel with all that the programs use: rings (5.8), the task by type (5.11), atomics (5.12), cookies (5.15).
+/// The oldest kernel with all that the probes use: ring buffers (5.8), the current task with its
+/// type (5.11), atomics (5.12) and attach cookies (5.15).
 const OLDEST: (u32, u32) = (5, 15);
-/// Capabilities by their numbers: to load programs, to see what other users' processes have open and mapped, and to stop them.
+/// Numbers and names of the capabilities that the daemon needs. They allow it to load probes, to
+/// see open files and mappings of other users' processes, and to stop the processes.
 const CAPABILITIES: [(u32, &str); 6] = [
     (39, "CAP_BPF"),
     (38, "CAP_PERFMON"),
@@ -17,7 +20,7 @@ const CAPABILITIES: [(u32, &str); 6] = [
     (2, "CAP_DAC_READ_SEARCH"),
     (5, "CAP_KILL"),
 ];
-/// The one that stands for the first three (capabilities(7)).
+/// The capability that includes the first three (capabilities(7)).
 const CAP_SYS_ADMIN: u32 = 21;
 const OF_SYS_ADMIN: [u32; 3] = [39, 38, 40];
 const TRACING: &str = "/sys/kernel/tracing/events/syscalls/sys_enter_ioctl";
@@ -122,9 +125,9 @@ fn lockdown() -> Check {
     lockdown_in(Path::new("/sys/kernel/security"))
 }
 
-/// As the security file system at this place says.
+/// Checks the lockdown that the security file system at `security` shows.
 fn lockdown_in(security: &Path) -> Check {
-    // What is there whenever it is mounted.
+    // The file `lsm` exists whenever the file system is mounted.
     if !security.join("lsm").exists() {
         return Check::advice(
             "lockdown",
@@ -153,7 +156,7 @@ fn attaches() -> Check {
     }
 }
 
-/// What to do about programs that do not attach.
+/// Returns the remedy for probes that do not attach.
 fn remedy(error: &KernelError) -> &'static str {
     match error {
         KernelError::NotBuilt | KernelError::Stale => {

@@ -1,16 +1,16 @@
-//! What the machine does to preloading, to confined processes and to containers.
+//! Checks of the machine: preloading, confinement and containers.
 
 use super::Check;
 use deepres_model::admin::client::Client;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Libraries that the linker loads into every process.
+/// File with libraries that the dynamic linker loads into every process.
 const PRELOADS: &str = "/etc/ld.so.preload";
 const LIBRARY: &str = "libdeepres.so";
-/// Names another place for it.
+/// Variable that names another place for the library.
 const NAMED_BY: &str = "DEEPRES_LIBRARY";
-/// Where CDI devices are described.
+/// Directories with descriptions of CDI devices.
 const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 const RUNTIMES: [&str; 5] = ["podman", "docker", "nerdctl", "containerd", "crio"];
 
@@ -59,7 +59,7 @@ fn preload() -> Check {
     let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
     let named = std::env::var_os(NAMED_BY).filter(|named| !named.is_empty()).map(PathBuf::from);
     let places = match named {
-        // `deepres run` looks nowhere else then.
+        // `deepres run` looks in no other place if the variable is set.
         Some(named) => [Some(named), None],
         None => [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))],
     };
@@ -82,10 +82,11 @@ fn preload() -> Check {
     }
 }
 
-/// What the dynamic linker has to say when a program starts with the library preloaded.
+/// Returns the dynamic linker's complaint when a program starts with the library preloaded.
 fn complaint(library: &Path) -> Option<String> {
     let mut program = Command::new(std::env::current_exe().ok()?);
-    // It ends before it does anything; whoever is preloaded already is not this check's matter.
+    // With `--version` the program ends before it does anything. Libraries that are preloaded
+    // already do not concern this check.
     let started = program.arg("--version").env("LD_PRELOAD", library).stdin(Stdio::null()).output();
     match started {
         Err(error) => Some(error.to_string()),

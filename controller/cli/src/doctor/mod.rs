@@ -1,9 +1,9 @@
-//! `deepres doctor`: checks what deepres needs of this machine, and says what to do.
+//! `deepres doctor`: checks the machine for all that deepres needs, and names remedies.
 //!
 //! | module | job |
 //! |---|---|
 //! | `check` | one check and its verdict |
-//! | `kernel` | what the kernel programs need |
+//! | `kernel` | needs of the probes |
 //! | `driver` | the NVIDIA driver and its devices |
 //! | `machine` | preloading, confinement, containers |
 
@@ -35,14 +35,14 @@ pub struct Args {
     json: bool,
 }
 
-/// Examines the machine.
+/// Runs all checks and prints them.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut checks = kernel::checks();
     checks.extend(driver::checks());
     checks.extend(machine::checks());
     let worst = checks.iter().map(|check| check.verdict).max();
     match print(&checks, args.json) {
-        // Whoever reads has seen enough (`deepres doctor | head`).
+        // The reader has closed the pipe (`deepres doctor | head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         printed => printed?,
     }

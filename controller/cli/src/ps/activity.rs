@@ -1,4 +1,4 @@
-//! The part of `deepres ps -v` about what processes do in the driver.
+//! The part of `deepres ps -v` about the calls of processes to the driver.
 
 use super::{pid, print_table, time};
 use deepres_model::admin::{DriverStatus, Status};
@@ -6,13 +6,13 @@ use deepres_model::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// Commands of a process that are shown, those that took the most time.
+/// The most commands shown for one process. The commands that took the most time come first.
 const COMMANDS_SHOWN: usize = 5;
 const MEDIAN_PERMILLE: u64 = 500;
 const TAIL_PERMILLE: u64 = 990;
 const NS_PER_US: f64 = 1e3;
 
-/// Prints it, if anything is known.
+/// Prints the part, if anything is known.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_tenants(status, out)?;
     if status.driver_activity.is_empty() {
@@ -91,7 +91,7 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What each tenant's processes do there together, in all and in the last seconds.
+/// Prints the calls of each tenant's processes together, in all and in the last seconds.
 fn print_tenants(status: &Status, out: &mut impl Write) -> io::Result<()> {
     let head = [
         "TENANT IN DRIVER",

@@ -1,4 +1,4 @@
-//! `deepres ps --coverage`: which ways into the driver each process took, and what went past us.
+//! `deepres ps --coverage`: how each process reached the driver, and which calls bypassed deepres.
 
 use super::print_table;
 use anyhow::{Result, bail};
@@ -6,7 +6,7 @@ use deepres_model::admin::client::Client;
 use deepres_model::admin::{ProcessCoverage, Reply, Request};
 use std::io::{self, Write};
 
-/// Asks the daemon.
+/// Asks the daemon for the coverage of all processes.
 pub fn ask() -> Result<Vec<ProcessCoverage>> {
     match Client::connect()?.ask(&Request::Coverage)? {
         Reply::Coverage { processes } => Ok(processes),
@@ -14,7 +14,7 @@ pub fn ask() -> Result<Vec<ProcessCoverage>> {
     }
 }
 
-/// Prints what it said for people.
+/// Prints the daemon's answer for people.
 pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<()> {
     if processes.is_empty() {
         return writeln!(out, "no processes; start one with `deepres run -- COMMAND`");
@@ -44,7 +44,7 @@ pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-/// Why functions were forwarded, and what is not as it should be, a line each.
+/// Returns remarks on a process, one a line: unmetered calls, reasons for forwarding, and bypasses.
 fn remarks(process: &ProcessCoverage) -> Vec<String> {
     let mut lines: Vec<String> = process
         .unaccounted

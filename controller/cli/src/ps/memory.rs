@@ -1,10 +1,10 @@
-//! The memory of a tenant in `deepres ps -v`: by kind, against its limit, and what was refused.
+//! The part of `deepres ps` about the memory of tenants: by kind, against the limit, and refusals.
 
 use deepres_model::admin::{AccountStatus, RefusedBy, TenantStatus};
 use deepres_model::quantity::Bytes;
 use std::io::{self, Write};
 
-/// Prints some lines for each GPU that the tenant holds or held memory on.
+/// Prints some lines for each GPU on which the tenant has an account.
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant, account))?;
@@ -17,7 +17,8 @@ pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints, for each tenant and GPU, of what kinds its memory is and what was refused last, if there is anything to tell.
+/// Prints, for each tenant and GPU, the kinds of memory, the memory that it waits for and the last
+/// refusal. Prints nothing for a tenant without these.
 pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
@@ -34,14 +35,14 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
     Ok(())
 }
 
-/// What it holds by kind.
+/// Returns the memory that the tenant holds, by kind.
 fn kinds(account: &AccountStatus) -> Option<String> {
     let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
     let kinds = kinds.chain(oversubscribed(account)).collect::<Vec<_>>().join(", ");
     (!kinds.is_empty()).then_some(kinds)
 }
 
-/// What it has beyond its limit, and where that is.
+/// Returns the memory that the tenant has beyond its limit, and the part of it that is on the GPU.
 fn oversubscribed(account: &AccountStatus) -> Option<String> {
     let bytes = account.oversubscribed_bytes;
     (bytes > 0).then(|| {
@@ -50,31 +51,32 @@ fn oversubscribed(account: &AccountStatus) -> Option<String> {
     })
 }
 
-/// Where that is, if not on the GPU.
+/// Returns the place of the memory if it is not on the GPU.
 fn place(tenant: &TenantStatus) -> &'static str {
     if tenant.suspended { ", on the host" } else { "" }
 }
 
-/// What it waits for.
+/// Returns the memory that the tenant waits for.
 fn waits(account: &AccountStatus) -> Option<String> {
     let bytes = account.needed_bytes;
     (bytes > 0).then(|| format!("waits for others to make room for {}", Bytes(bytes)))
 }
 
-/// What is kept for it, if the rest is not.
+/// Returns the memory that is kept for the tenant if its memory follows its use.
 fn kept(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
     Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
 }
 
-/// What others' promises leave it.
+/// Returns the tenant's ceiling if the ceiling is below the limit.
 fn ceiling(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
     let limit_bytes = tenant.memory_limit_bytes.unwrap_or(u64::MAX);
     let bytes = account.ceiling_bytes.filter(|bytes| *bytes < limit_bytes)?;
     Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
 }
 
-/// What NVML says, and how far its account is from that and from what its processes say by kind.
+/// Returns NVML's figure for the tenant, with the differences: NVML from the account, and the
+/// account from the sum of its kinds.
 fn drift(account: &AccountStatus) -> Option<String> {
     let differs = |drift: i64, of: &str| match drift {
         0 => String::new(),
@@ -104,7 +106,8 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
     line
 }
 
-/// What it holds beyond its limit, which was lowered.
+/// Returns the memory that the tenant holds beyond its limit. An administrator has then lowered the
+/// limit.
 pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
     account.memory_bytes.checked_sub(limit_bytes?).filter(|more| *more > 0)
 }

@@ -5,7 +5,7 @@ use deepres_model::admin::Status;
 use deepres_model::quantity::Bytes;
 use std::io::{self, Write};
 
-/// Prints them, if there are any.
+/// Prints the processes that are metered from outside, if there are any.
 pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
     let metering = &status.metering;
     if metering.processes.is_empty() {

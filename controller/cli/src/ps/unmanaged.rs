@@ -1,10 +1,10 @@
-//! The part of `deepres ps` about processes that use a GPU and are no tenant's.
+//! The part of `deepres ps` about unmanaged processes.
 
 use super::{pid, print_table};
 use deepres_model::admin::Status;
 use std::io::{self, Write};
 
-/// Prints them, if there are any.
+/// Prints the unmanaged processes, if there are any.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if status.unmanaged.is_empty() {
         return Ok(());

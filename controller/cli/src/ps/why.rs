@@ -1,4 +1,5 @@
-//! `deepres ps -v`: for each tenant what was asked, what is granted and why, and how the tenant was found.
+//! `deepres ps -v`: for each tenant its requests, its grants with their reasons, and how it was
+//! found.
 
 use super::{memory, time};
 use deepres_abi::PPM;
@@ -17,7 +18,7 @@ pub fn print(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints from what a GPU's time constants follow, and how alike tenants had what they were owed.
+/// Prints the hand-off from which a GPU's time constants follow, and the fairness index.
 pub fn print_gpu(gpu: &GpuStatus, out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
@@ -126,7 +127,8 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What a tenant had while others wanted the GPU too, and how long it waited for that.
+/// Prints the GPU time that a tenant had while others wanted the GPU too, and its waits at the
+/// gate.
 fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()> {
     if account.contended_ns > 0 {
         writeln!(
@@ -149,7 +151,8 @@ fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()
     )
 }
 
-/// What so many percent of the waits were shorter than, as the histogram tells; none without waits.
+/// Returns a time that `percent` of the waits were shorter than, by the histogram. Returns `None`
+/// if there were no waits.
 fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
     const NS_PER_US: u64 = 1_000;
     let waits: u64 = account.waits_by_length.iter().sum();
@@ -162,7 +165,7 @@ fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
     bucket.filter(|_| waits > 0).map(|bucket| NS_PER_US << (bucket + 1))
 }
 
-/// How a tenant was found.
+/// Returns how a tenant was found, in words.
 fn found(found: &Found) -> String {
     match found {
         Found::Name { within: None } => ", by the name that it gave".to_owned(),
@@ -175,7 +178,7 @@ fn found(found: &Found) -> String {
     }
 }
 
-/// Why it is owed that.
+/// Returns the reason for a tenant's entitlement, in words.
 fn owed(account: &AccountStatus) -> &'static str {
     match account.entitled_by.as_str() {
         "guaranteed" => ": guaranteed",

@@ -1,5 +1,7 @@
-//! The keeper's connection: the tenant exists as long as it does, and a request that is refused is refused before the job starts. When the
-//! daemon ends, the keeper finds the next one, as the job's processes do.
+//! The keeper's connection. The tenant exists as long as the connection. A refusal thus comes
+//! before the job starts.
+//!
+//! When the daemon ends, the keeper connects to the next one, as the job's processes do.
 
 use super::start;
 use anyhow::{Context, Result, bail};
@@ -20,46 +22,47 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How often it is asked for what others have now.
+/// Pause between two requests while guarantees to others leave no room.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Pause between attempts to find the next daemon.
 const RETURN_EVERY: Duration = Duration::from_millis(250);
-/// Pause after a refusal, which the same daemon would most likely repeat.
+/// Pause after a refusal, because the same daemon would most likely refuse again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
-/// What is asked for.
+/// A request to keep a tenant.
 pub struct Request<'a> {
     /// The tenant's name.
     pub name: &'a str,
-    /// What is asked for it.
+    /// The wishes for the tenant.
     pub wish: Wish,
-    /// Whether to wait for what others have now.
+    /// Whether to wait while guarantees to others leave no room.
     pub waits: bool,
 }
 
-/// Keeps the tenant while it lives.
+/// The connection that keeps a tenant.
 pub struct Keeper {
-    /// Where the job's processes connect.
+    /// The socket to which the job's processes connect.
     pub socket: PathBuf,
     connection: OwnedFd,
     hello: Box<Hello>,
 }
 
-/// The daemon's word.
+/// The daemon's answer to a hello.
 enum Reply {
     Welcome,
     Refused(RefusalKind, String),
 }
 
-/// What the daemon answered.
+/// The outcome of a request.
 enum Answer {
     Kept(Keeper),
-    /// It fits once others are gone.
+    /// The request fits once other tenants are gone. The text is the daemon's reason.
     NoRoom(String),
 }
 
-/// Connects to the daemon that is running, or to one that is started for it, and asks, again and again if the request says so.
+/// Connects to the running daemon, or starts one, and asks to keep the tenant. Repeats the request
+/// while there is no room, if the request says so.
 pub fn keep(request: &Request<'_>) -> Result<Keeper> {
     let mut is_told = false;
     loop {
@@ -95,12 +98,13 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     ask(request, socket, connection)
 }
 
-/// The tenant socket of the daemon that a job would be shared out by, if it started now. `None`: none runs.
+/// Returns the tenant socket of the daemon to which a job would connect now. Returns `None` if no
+/// daemon runs.
 pub fn running() -> Result<Option<PathBuf>> {
     Ok(find(sockets())?.map(|(socket, _)| socket))
 }
 
-/// The first of these sockets that somebody whom we trust listens at.
+/// Connects to the first of these sockets at which a trusted daemon listens.
 fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
     for socket in sockets {
         if let Some(connection) = connect(&socket)? {
@@ -110,7 +114,7 @@ fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
     Ok(None)
 }
 
-/// Where to look, best first.
+/// Returns the sockets to try, the best first.
 fn sockets() -> Vec<PathBuf> {
     match named_socket() {
         Some(named) => vec![named],
@@ -118,7 +122,11 @@ fn sockets() -> Vec<PathBuf> {
     }
 }
 
-/// Connects, if somebody whom we trust listens. `None`: nobody does.
+/// Connects to `socket`. Returns `None` if nothing listens there.
+///
+/// # Errors
+/// The socket or the process that answers belongs to neither this user nor root, or the connection
+/// fails.
 fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
     match check_socket(socket) {
         Err(TrustError::Missing(_)) => return Ok(None),
@@ -162,10 +170,12 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
 }
 
 impl Keeper {
-    /// Comes back to each next daemon for as long as this process lives; `metered` is the process that is to be metered from outside there. To be
-    /// called when signals are blocked that somebody else waits for.
+    /// Starts a thread that reconnects to each next daemon as long as this process lives. That
+    /// daemon is asked to meter the process `metered` from outside.
+    ///
+    /// The caller must have blocked the signals for which another thread waits.
     pub fn stay(self, metered: Option<u32>) {
-        // Without the thread the tenant is kept until this daemon's end.
+        // If the thread cannot be started, the tenant is kept until this daemon ends.
         let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
     }
 
@@ -173,11 +183,12 @@ impl Keeper {
         let mut pause = RETURN_EVERY;
         loop {
             let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
-            // It sends nothing after its welcome: anything at all is the end.
+            // The daemon sends nothing after its welcome, so any event on the connection is its
+            // end.
             while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
             loop {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
-                // What is not there, or is nobody whom we trust, may be another time.
+                // A missing or untrusted socket may be replaced by a good one later.
                 let Ok(Some(connection)) = connect(&self.socket) else { continue };
                 self.hello.sessions_before = 1;
                 match exchange(&mut self.hello, &self.socket, &connection) {
@@ -186,7 +197,7 @@ impl Keeper {
                         break;
                     }
                     Ok(Reply::Refused(RefusalKind::Version, reason)) => {
-                        // The library in the program says so itself, where there is one.
+                        // In a preloaded job, the interposer prints this message itself.
                         if metered.is_some() {
                             eprintln!("deepres: refused: {reason}");
                         }
@@ -205,7 +216,7 @@ impl Keeper {
     }
 }
 
-/// Says hello and waits for the answer.
+/// Sends a hello and waits for the answer.
 fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Reply> {
     hello.monotonic_ns = monotonic_ns();
     let broken = || format!("the daemon at {} does not answer", socket.display());
@@ -231,8 +242,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
     Ok(Reply::Welcome)
 }
 
-/// Asks the daemon at `socket` to meter a process from outside, this one or one that it started, for a tenant that is kept already. Returns once
-/// it does.
+/// Asks the daemon at `socket` to meter a process from outside. The process is this one or its
+/// child, and its tenant is kept already. Returns once the daemon meters the process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
     let mut hello = Hello::new(Role::Keeper);

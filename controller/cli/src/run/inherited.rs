@@ -1,17 +1,22 @@
-//! What `deepres run` was started with and Rust's runtime changes before `main`: signals that are ignored stay so over an exec, as supervisors and `trap ''` mean it,
-//! and the job is to find them as it would have without us.
+//! Signals that were ignored when `deepres run` started, and that Rust's runtime changes before
+//! `main`.
+//!
+//! An ignored signal stays ignored over exec. Supervisors and `trap ''` in shells rely on that, so
+//! the job must start with the same ignored signals as without deepres.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The runtime ignores it, and has children back at the default.
+/// Whether SIGPIPE was ignored at the start. The runtime always ignores it, and resets it to the
+/// default in children.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
-/// Ignored, the kernel would keep children's ends from us.
+/// Whether SIGCHLD was ignored at the start. While it is ignored, the kernel does not report the
+/// ends of children.
 static IGNORES_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Runs before the runtime does anything.
+/// The dynamic linker calls `note` before Rust's runtime starts.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static NOTE: extern "C" fn() = note;
@@ -23,29 +28,31 @@ extern "C" fn note() {
 
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: nothing is changed, and the result has room; it is written on success.
+    // SAFETY: the call changes no action. `action` has room for the result and is read only on
+    // success.
     unsafe {
         libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init_ref().sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Has this process told of its children's ends. Before it has any.
+/// Makes the kernel report the ends of children. The caller must not have started any child yet.
 pub fn heed_children() {
-    // SAFETY: no handler is set, and nobody else in this process sets one.
+    // SAFETY: the call sets no handler, and no other code of this process sets an action for
+    // SIGCHLD.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Ignores what was ignored: in a child, between fork and exec.
+/// Ignores the signals that were ignored at the start. The caller is a child between fork and exec.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub fn restore() -> io::Result<()> {
     for (signal, is_ignored) in [(libc::SIGPIPE, &IGNORES_PIPE), (libc::SIGCHLD, &IGNORES_CHILD)] {
         if !is_ignored.load(Ordering::Relaxed) {
             continue;
         }
-        // SAFETY: no handler is set.
+        // SAFETY: the call sets no handler.
         if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }

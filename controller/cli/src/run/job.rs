@@ -1,4 +1,5 @@
-//! The job: a child in the terminal's foreground, whose signals and status are passed on as if we were not there.
+//! The job: a child in the terminal's foreground. Signals and exit status pass through as if
+//! `deepres run` were not there.
 
 use super::inherited;
 use anyhow::{Context, Result};
@@ -14,15 +15,16 @@ use std::process::{Command, ExitCode};
 
 /// A shell's status for a command that was not found.
 const NOT_FOUND: u8 = 127;
-/// A shell's status for one that could not be executed.
+/// A shell's status for a command that could not be executed.
 const NOT_EXECUTABLE: u8 = 126;
-/// A shell's status for one that a signal killed, less the signal.
+/// A shell's status for a command that a signal killed, less the signal's number.
 const KILLED: i32 = 128;
-/// Any of the execute permissions.
+/// The execute permissions of owner, group and others.
 const EXECUTE: u32 = 0o111;
 
-/// Signals that are neither waited for nor handed on: two that cannot be caught, those that mean a fault of our own, and the
-/// terminal's way of stopping whoever is in the background. SIGCHLD is waited for; it tells of the child.
+/// Signals for which this process does not wait, and which it does not pass on. Two cannot be
+/// caught; seven mean a fault of this process. The last two stop a process in the terminal's
+/// background. SIGCHLD is not among them, because it reports the child.
 const UNHEEDED: [libc::c_int; 11] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -37,19 +39,19 @@ const UNHEEDED: [libc::c_int; 11] = [
     libc::SIGTTOU,
 ];
 
-/// Why a program cannot be run.
+/// The reason why a program cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// It is not there.
+    /// The program does not exist.
     #[error("{}: command not found", .0.display())]
     NotFound(PathBuf),
-    /// It cannot be executed.
+    /// The file is not executable.
     #[error("{}: cannot be executed", .0.display())]
     NotExecutable(PathBuf),
 }
 
 impl Unusable {
-    /// What a shell would exit with.
+    /// Returns the exit status that a shell would give.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::NotFound(_) => NOT_FOUND,
@@ -58,7 +60,7 @@ impl Unusable {
     }
 }
 
-/// Looks for a program as a shell does, and gives its file.
+/// Looks for a program as a shell does, and returns its file.
 pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
     let is_executable = |file: &Path| {
         file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & EXECUTE != 0)
@@ -83,11 +85,13 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
     }
 }
 
-/// Runs the command to its end. `started` is told its process once there is one; threads that it starts get no signals.
+/// Runs the command to its end. Calls `started` with the child's process id. Threads that `started`
+/// creates get no signals.
 pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> {
     let heeded = signal_set();
     let before = block(&heeded)?;
-    // SAFETY: between fork and exec some system calls are made, on a copy of the mask, and two atomics are read.
+    // SAFETY: between fork and exec the closure only makes system calls, with a copy of the mask,
+    // and reads two atomics.
     unsafe {
         command.pre_exec(move || inherited::restore().and_then(|()| set_mask(&before)));
     }
@@ -116,19 +120,23 @@ pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> 
                     return Ok(code);
                 }
             }
-            // From a terminal: the child, in the same process group, has it already.
+            // The terminal sent the signal. The child is in the same process group and got it too.
             libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH | libc::SIGHUP
                 if is_from_kernel => {}
             signal => {
-                // SAFETY: no memory is involved. The child was not waited for yet, so the number is its own.
+                // SAFETY: the call involves no memory. The child was not waited for, so its id is
+                // not reused.
                 unsafe { libc::kill(child.as_raw_nonzero().get(), signal) };
             }
         }
     }
 }
 
-/// What became of the child; its status, if it ended. If it stopped and somebody is there to continue us, who told us to stop or has us at a terminal, we stop
-/// as well, for our shell to see. Who stopped the child alone, as a supervisor does, or a debugger, continues that alone.
+/// Reads the child's state, and returns its exit status if it has ended.
+///
+/// If the child has stopped, this process stops too where a shell can continue it. A shell can if
+/// this process was told to stop or has a terminal. A supervisor or a debugger that stops only the
+/// child also continues only the child.
 fn look_at(child: Pid, is_told_to_stop: bool) -> Result<Option<ExitCode>> {
     loop {
         match waitpid(Some(child), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -149,7 +157,7 @@ fn look_at(child: Pid, is_told_to_stop: bool) -> Result<Option<ExitCode>> {
     }
 }
 
-/// Whether this process can be had back by a shell's `fg`.
+/// Whether a shell can continue this process with `fg`.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
@@ -161,44 +169,45 @@ fn exit_code(status: WaitStatus) -> Option<ExitCode> {
 
 fn signal_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: sigemptyset initialises the set, and sigaddset refuses numbers that are none.
+    // SAFETY: sigemptyset initialises the set, and sigaddset refuses invalid numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in (1..=libc::SIGRTMAX()).filter(|signal| !UNHEEDED.contains(signal)) {
-            // It refuses the two that the C library keeps to itself.
+            // The call refuses the two signals that the C library reserves.
             libc::sigaddset(set.as_mut_ptr(), signal);
         }
         set.assume_init()
     }
 }
 
-/// Blocks the signals, to be waited for, and returns the mask as it was.
+/// Blocks the signals, so that they can be waited for. Returns the earlier mask.
 fn block(heeded: &libc::sigset_t) -> Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
-    // SAFETY: both sets live through the call; this process has one thread.
+    // SAFETY: both sets live through the call, and this process has one thread.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, heeded, before.as_mut_ptr()) } {
-        // SAFETY: initialised by the call, which succeeded.
+        // SAFETY: the call succeeded and has initialised the set.
         0 => Ok(unsafe { before.assume_init() }),
         error => Err(io::Error::from_raw_os_error(error)).context("cannot block signals"),
     }
 }
 
 fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: the set lives through the call, and nothing is asked back.
+    // SAFETY: the set lives through the call, and a null pointer asks for no result.
     match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
-/// The next signal, and whether the kernel sent it of its own accord (for a terminal, that is).
+/// Waits for the next signal. Also returns whether the kernel itself sent the signal, for example
+/// for a terminal.
 fn wait_for(heeded: &libc::sigset_t) -> Result<(libc::c_int, bool)> {
     let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
     loop {
-        // SAFETY: both live through the call.
+        // SAFETY: both arguments live through the call.
         let signal = unsafe { libc::sigwaitinfo(heeded, info.as_mut_ptr()) };
         if signal > 0 {
-            // SAFETY: initialised by the call, which succeeded.
+            // SAFETY: the call succeeded and has initialised the value.
             return Ok((signal, unsafe { info.assume_init_ref() }.si_code > 0));
         }
         let error = io::Error::last_os_error();

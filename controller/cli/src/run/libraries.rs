@@ -1,4 +1,4 @@
-//! The libraries of a job: ours, which is preloaded, and the driver's, without which there is nothing to share.
+//! The libraries of a job: the interposer, which is preloaded, and the driver's library.
 
 use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
@@ -7,34 +7,39 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 
-/// Our library's file name.
+/// The interposer's file name.
 const INTERPOSER: &str = "libdeepres.so";
-/// Names another place for it.
+/// Variable that names another place for the interposer.
 const INTERPOSER_VARIABLE: &str = "DEEPRES_LIBRARY";
-/// Where packages put it.
+/// Directory into which packages install the interposer.
 const SYSTEM_PLACE: &str = "/usr/lib/deepres";
-/// The CUDA driver.
+/// The driver's library.
 const DRIVER: &str = "libcuda.so.1";
 /// Characters that end a name in `LD_PRELOAD`.
 const SEPARATORS: [u8; 2] = *b" :";
 
-/// Before an absolute path: a way to the root directory that glibc's linker alone can go. It puts the system's name for the folder of libraries in
-/// the place of `$LIB`; musl's, which would end a program over a library that it finds and cannot link, finds nothing and goes on.
+/// Prefix for an absolute path, with which only glibc's linker finds the file. The prefix leads to
+/// the root directory.
+///
+/// Glibc's linker replaces `$LIB` by the system's name of the library directory. The linker of musl
+/// finds no file and goes on. Without the prefix it would find a library that it cannot link, and
+/// would end the program.
 const GLIBC_ALONE: &str = "/usr/$LIB/../../../../../../../..";
 
 #[derive(Debug, clap::Args)]
 pub struct HasLibraryArgs {
-    /// The library
+    /// Library to look for
     name: String,
-    /// Fail if this one is not loaded already
+    /// Fail if this library is not already loaded
     #[arg(long)]
     beside: Option<PathBuf>,
-    /// Fail if it has no such function
+    /// Fail if the library does not have this function
     #[arg(long, value_name = "FUNCTION")]
     with: Option<String>,
 }
 
-/// Finds our library: where the environment says, beside this program, or where packages put it.
+/// Finds the interposer: at the place that the environment names, beside this program, or where
+/// packages install it.
 pub fn find_interposer() -> Result<PathBuf> {
     let found = match std::env::var_os(INTERPOSER_VARIABLE).filter(|named| !named.is_empty()) {
         Some(named) => {
@@ -73,8 +78,11 @@ pub fn find_interposer() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// `LD_PRELOAD` with our library behind others: a tool that has some of the driver's functions for itself, and passes calls on to whoever comes next, would be passed
-/// over from before it. But before other copies of ours, of which the first does the work.
+/// Returns `LD_PRELOAD` with the interposer behind the libraries of `others`.
+///
+/// A preloaded tool may have some of the driver's functions itself, and pass calls on to the next
+/// library. Such a tool would be skipped if the interposer came first. The interposer does come
+/// before other copies of itself, because the first copy does the work.
 pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
     let others = others.unwrap_or_default();
     let mut names: Vec<&[u8]> = others.as_bytes().split(|byte| SEPARATORS.contains(byte)).collect();
@@ -85,9 +93,11 @@ pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
     OsString::from_vec(names.join(&b':'))
 }
 
-/// Fails if the job would not find the driver. Another process tries, by the same search that the job's linker will make, so that
-/// the driver is never loaded into this one. Returns what names our library in `LD_PRELOAD`: if that process can be given it by a name that musl's
-/// linker does not understand, that one.
+/// Fails if the job would not find the driver. Another process looks for the driver as the job's
+/// linker will, so that the driver is never loaded into this process.
+///
+/// Returns the interposer's name for `LD_PRELOAD`. The name has the prefix that musl's linker does
+/// not understand, if the other process could load the interposer by that name.
 pub fn require_driver(library: &Path) -> Result<PathBuf> {
     let mut careful = OsString::from(GLIBC_ALONE);
     careful.push(library);
@@ -105,7 +115,8 @@ pub fn require_driver(library: &Path) -> Result<PathBuf> {
     );
 }
 
-/// Lets another process load the driver, with our library preloaded by a name or without.
+/// Lets another process load the driver, with the interposer preloaded by the given name or without
+/// it.
 fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
     let program = std::env::current_exe().context("cannot find out where this program lies")?;
     let mut command = Command::new(program);
@@ -116,29 +127,31 @@ fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
     command.output().context("cannot start a process to look for the CUDA driver")
 }
 
-/// Where the dynamic linker of this process has found a library that is loaded.
+/// Returns the path at which the dynamic linker found a loaded library.
 fn mapped_at(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
-    // A link's name and its target's begin alike: libcuda.so.1, libcuda.so.595.45.04.
+    // The names of a link and its target begin alike: libcuda.so.1, libcuda.so.595.45.04.
     let stem = name.split_inclusive(".so").next()?;
     paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(stem))).map(PathBuf::from)
 }
 
-/// The driver's library as a job's linker would find it, if it would.
+/// Returns the path of the driver's library as a job's linker would find it, if the linker finds
+/// one.
 pub fn find_driver() -> Option<PathBuf> {
     let tried = try_driver(None).ok()?;
     let path = String::from_utf8(tried.stdout).ok()?;
     (tried.status.success() && path.starts_with('/')).then(|| PathBuf::from(path.trim_end()))
 }
 
-/// Tries to load a library; prints where it is, or why it cannot be.
+/// Tries to load a library. Prints its path, or the reason why it cannot be loaded.
 pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
         return ExitCode::FAILURE;
     }
     let Ok(name) = CString::new(args.name.as_bytes()) else { return ExitCode::FAILURE };
-    // SAFETY: a terminated string; whatever the library does when loaded, it does to this process, which then ends.
+    // SAFETY: the string is terminated. The library's initialisers affect only this process, which
+    // then ends.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         if args.with.as_ref().is_some_and(|function| !has_function(handle, function)) {
@@ -149,7 +162,8 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // SAFETY: after a failed dlopen the result is null or a terminated string that lives until the next call.
+    // SAFETY: after a failed dlopen the result is null or a terminated string, valid until the next
+    // call.
     let reason = unsafe {
         let reason = libc::dlerror();
         if reason.is_null() { None } else { Some(std::ffi::CStr::from_ptr(reason).to_string_lossy()) }
@@ -159,13 +173,13 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
 }
 
 fn has_function(library: *mut c_void, name: &str) -> bool {
-    // SAFETY: the library is open, and the string terminated.
+    // SAFETY: the library is open, and the string is terminated.
     CString::new(name).is_ok_and(|name| unsafe { !libc::dlsym(library, name.as_ptr()).is_null() })
 }
 
 fn is_loaded(library: &Path) -> bool {
     CString::new(library.as_os_str().as_bytes()).is_ok_and(|name| {
-        // SAFETY: a terminated string; nothing that is not loaded yet is.
+        // SAFETY: the string is terminated, and RTLD_NOLOAD loads nothing.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         !handle.is_null()
     })

@@ -1,5 +1,5 @@
-//! A job that is metered from outside: between fork and exec its first process asks the daemon to count what it launches, and waits until the
-//! daemon does. So nothing that it launches comes before.
+//! A job that is metered from outside. Between fork and exec its first process asks the daemon to
+//! count its launches, and waits until the daemon does. So no launch goes uncounted.
 
 use super::{connect, libraries};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -8,14 +8,18 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Has the command's process, which runs the file `program`, ask the daemon at `socket` to meter it for the tenant, before it begins. If that cannot be, it says why and
-/// begins.
+/// Makes the command's process ask the daemon at `socket` to meter it for the tenant before it
+/// starts the file `program`. If the daemon cannot meter it, the process prints the reason and goes
+/// on.
 pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: String) {
     let files: Vec<PathBuf> = libraries::find_driver().into_iter().chain([program.to_owned()]).collect();
-    // SAFETY: this process has one thread, so its child between fork and exec may do whatever it could.
+    // SAFETY: this process has one thread, so its child between fork and exec may call any
+    // function.
     unsafe {
         command.pre_exec(move || {
-            // The daemon looks for the driver's functions in what this process has mapped: what the program will map, or is.
+            // The daemon looks for the driver's functions in the files that this process has
+            // mapped. So the process maps the program and the driver's library, which the program
+            // will map later.
             files.iter().for_each(|file| map(file));
             if let Err(error) = connect::be_metered(&socket, &tenant, std::process::id()) {
                 eprintln!("deepres: the program runs, and what it launches is not counted: {error:#}");
@@ -25,12 +29,13 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
     }
 }
 
-/// Maps a file's beginning until exec takes the mapping away. What cannot be mapped is not probed.
+/// Maps the beginning of a file. The mapping lasts until exec. A file that cannot be mapped gets no
+/// probes.
 fn map(path: &Path) {
     let Ok(file) = File::open(path) else { return };
-    // SAFETY: memory of its own that nobody looks at.
+    // SAFETY: the mapping is new memory, and no code reads it.
     let _ = unsafe { mmap(std::ptr::null_mut(), MAPPED_BYTES, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
 }
 
-/// A page: the file behind it is what counts.
+/// One page is enough, because the daemon only looks at the file behind the mapping.
 const MAPPED_BYTES: usize = 4096;

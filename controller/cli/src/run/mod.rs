@@ -24,11 +24,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Names the tenant of a process.
+/// Variable that names the tenant of a process.
 pub const TENANT_VARIABLE: &str = "DEEPRES_TENANT";
-/// How its tenant lets its memory make room for others'.
+/// Variable with the tenant's way of oversubscription.
 pub const OVERSUBSCRIBE_VARIABLE: &str = "DEEPRES_OVERSUBSCRIBE";
-/// Libraries that the dynamic linker loads before all others.
+/// Variable with the libraries that the dynamic linker loads before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
@@ -46,25 +46,28 @@ Examples:
   deepres run --no-preload -- ./static-program
   deepres run --name sweep --share 50% -- ./worker.sh     (start it twice: both are one tenant)")]
 pub struct Args {
-    /// Name of the tenant; programs with the same name share one part [default: command and process id]
+    /// Name of the tenant; programs with the same name share one part [default: command and process
+    /// id]
     #[arg(long, env = TENANT_VARIABLE, value_parser = parse_name)]
     name: Option<String>,
     #[command(flatten)]
     wishes: Wishes<Now>,
-    /// Record what the program asks of the GPU's driver into this file (docs/traces.md)
+    /// Record the program's calls to the GPU's driver in this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Do not load deepres into the program: what it launches is counted from outside, and nothing is limited
+    /// Do not load deepres into the program: launches are counted from outside, and nothing is
+    /// limited
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
-    /// Use more memory than there is: suspend (others' need takes the tenant off the GPU for a while, memory and all) or managed (what is beyond its limit moves to
-    /// the GPU and back)
+    /// Use more memory than there is: suspend (move the whole tenant to the host while others need
+    /// memory) or managed (move memory beyond the limit between host and GPU as needed)
     #[arg(long, env = OVERSUBSCRIBE_VARIABLE, value_name = "HOW")]
     oversubscribe: Option<Oversubscribe>,
-    /// Wait while guarantees to others leave no room for the memory that is to be guaranteed (--class guaranteed --share SHARE --memory SIZE), instead of failing
+    /// Wait while guarantees to others leave no room for this tenant's memory (--class guaranteed
+    /// --share SHARE --memory SIZE), instead of failing
     #[arg(long)]
     wait: bool,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -80,13 +83,13 @@ pub fn parse_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Runs the program and passes its status on.
+/// Runs the program and returns its exit status.
 pub fn run(args: Args) -> Result<ExitCode> {
     inherited::heed_children();
     let [program, arguments @ ..] = args.command.as_slice() else {
         anyhow::bail!("no command was given");
     };
-    // Everything that can be wrong here is found out before anything is started.
+    // All mistakes of the caller are found before anything is started.
     let file = match job::find_program(program) {
         Ok(file) => file,
         Err(unusable) => {
@@ -94,7 +97,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return Ok(unusable.exit_code());
         }
     };
-    // A program that is not preloaded may have no driver that this machine's linker finds.
+    // Without preloading, the program may run with no driver that this machine's linker finds.
     let preload = match args.no_preload {
         true => None,
         false => Some(libraries::require_driver(&libraries::find_interposer()?)?),
@@ -147,7 +150,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     job::run(command, |child| keeper.stay(is_metered.then_some(child)))
 }
 
-/// The program's name and our process id: no two runs have the same at a time.
+/// Returns the program's name and this process's id. No two concurrent runs have the same name.
 fn default_name(program: &OsString) -> String {
     let suffix = format!("-{}", std::process::id());
     let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();

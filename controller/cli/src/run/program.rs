@@ -1,5 +1,5 @@
-//! What a program is, as far as it decides whether our library comes into it. That is the dynamic linker's doing, of glibc for this machine; what starts
-//! without it runs as if there were no deepres, and its user is told.
+//! Checks whether the interposer can be loaded into a program. Only glibc's dynamic linker for this
+//! machine loads it. Any other program runs as if without deepres, and the user is told so.
 
 use object::elf::{ELFCLASS64, EM_X86_64, ET_DYN, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -12,31 +12,31 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Scripts that name a script as their interpreter, one after the other: as many as the kernel follows.
+/// The most scripts in a chain that name another script as their interpreter: the kernel's limit.
 const MAX_SCRIPTS: usize = 4;
-/// The kernel reads no more of a script's first line.
+/// Length of a script's first line that the kernel reads.
 const FIRST_LINE_BYTES: u64 = 256;
-/// Where a file's class is in its first bytes.
+/// Position of the class in an ELF file's first bytes.
 const CLASS_AT: usize = 4;
 const MAGIC: &[u8] = b"\x7fELF";
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
-/// Where the kernel keeps a file's capabilities.
+/// Attribute in which the kernel keeps a file's capabilities.
 const CAPABILITIES: &str = "security.capability";
-/// How the file names of musl's dynamic linkers begin.
+/// Beginning of the file names of musl's dynamic linkers.
 const MUSL: &[u8] = b"ld-musl";
 
-/// Why our library does not come into a program.
+/// The reason why the interposer is not loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It brings all its code along.
+    /// The program is statically linked.
     Static,
-    /// Its dynamic linker is musl's.
+    /// The program's dynamic linker is musl's.
     Musl,
-    /// It is for another machine.
+    /// The program is for another kind of machine.
     Foreign,
-    /// It runs with more rights than whoever starts it.
+    /// The program runs with rights that its caller does not have.
     Privileged,
 }
 
@@ -53,7 +53,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What keeps our library out of the program in `file`, or out of the one that it is a script for. Nothing, if that cannot be told.
+/// Returns the reason why the interposer is not loaded into the program in `file`. For a script,
+/// the program is the interpreter. Returns `None` if there is no reason or none can be found.
 pub fn obstacle(file: &Path) -> Option<Obstacle> {
     let mut file = file.to_owned();
     for _ in 0..MAX_SCRIPTS {
@@ -68,7 +69,7 @@ pub fn obstacle(file: &Path) -> Option<Obstacle> {
     of_image(&ReadCache::new(File::open(&file).ok()?), &file)
 }
 
-/// What stands behind `#!` on the first line.
+/// Returns the interpreter that a script's first line names after `#!`.
 fn interpreter_of_script(file: &Path) -> Option<PathBuf> {
     let cache = ReadCache::new(File::open(file).ok()?);
     let length = cache.len().ok()?.min(FIRST_LINE_BYTES);
@@ -98,7 +99,7 @@ fn of_image<'data>(data: impl ReadRef<'data>, file: &Path) -> Option<Obstacle> {
             let name = linker.rsplit(|byte| *byte == b'/').next().unwrap_or(linker);
             name.starts_with(MUSL).then_some(Obstacle::Musl)
         }
-        // The dynamic linker itself, started as a program, has none.
+        // The dynamic linker itself can be started as a program, and names no linker.
         None if header.e_type(endian) == ET_DYN && is_linker(file) => None,
         None => Some(Obstacle::Static),
     }
@@ -108,11 +109,12 @@ fn is_linker(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
-/// Whether the system gives the program rights that we have not, and so takes no libraries from the environment.
+/// Whether the system gives the program rights that this process does not have. The dynamic linker
+/// then ignores `LD_PRELOAD`.
 fn is_privileged(file: &Path) -> bool {
     let Ok(found) = file.metadata() else { return false };
     let changes_user = found.mode() & SET_USER != 0 && found.uid() != getuid().as_raw();
-    // Without permission to execute it means something else.
+    // Without the execute permission the set-group-ID bit has another meaning.
     let changes_group = found.mode() & (SET_GROUP | GROUP_EXECUTE) == SET_GROUP | GROUP_EXECUTE
         && found.gid() != getgid().as_raw();
     let has_capabilities = !getuid().is_root()
@@ -129,7 +131,8 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
-    /// An ELF file for 64 bits with one segment: a dynamic linker of that path, or nothing of note.
+    /// Returns a 64-bit ELF file with one segment, which names the given dynamic linker or is
+    /// empty.
     fn image(machine: u16, linker: Option<&str>) -> Vec<u8> {
         const HEADER_BYTES: usize = 64;
         const SEGMENT_BYTES: usize = 56;

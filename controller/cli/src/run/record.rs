@@ -1,4 +1,4 @@
-//! `deepres run --record`: makes the file that the job's processes append to.
+//! `deepres run --record`: creates the file to which the job's processes append.
 
 use anyhow::{Context, Result};
 use deepres_abi::recording::Head;
@@ -8,12 +8,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use zerocopy::IntoBytes;
 
-/// Names the file to the job's processes.
+/// Variable that names the file to the job's processes.
 pub const VARIABLE: &str = "DEEPRES_RECORD";
-/// It tells what somebody runs: its owner's alone.
+/// Permissions: only the owner may read the file, because it shows what the owner runs.
 const MODE: u32 = 0o600;
 
-/// Makes the file, or empties it, and writes its head. Returns where it is, wherever the job goes.
+/// Creates or empties the file and writes its head. Returns the absolute path, because the job may
+/// change its directory.
 pub fn begin(path: &Path) -> Result<PathBuf> {
     let cannot = || format!("cannot record into {}", path.display());
     let mut options = OpenOptions::new();

@@ -15,10 +15,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Starts a daemon in `directory`, unless by now `is_running`, and says so. Returns when it serves.
+/// Starts a daemon in `directory`, unless `is_running` finds that another process has started one.
+/// Prints a message, and returns when the daemon serves.
 pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> Result<()> {
     make_own_directory(directory)?;
-    // Of several runs that come at once one starts the daemon and the others find it.
+    // Of several concurrent runs, one starts the daemon and the others find it.
     let turn = open(&directory.path().join("start.lock"))?;
     flock(&turn, FlockOperation::LockExclusive).context("cannot wait for another `deepres run`")?;
     if is_running()? {
@@ -34,9 +35,9 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         .arg("--log-file")
         .arg(&log_file)
         .env(DIRECTORY_VARIABLE, directory.path())
-        // It is not a tenant.
+        // The daemon is not a tenant.
         .env_remove("LD_PRELOAD")
-        // Nor the service that started us, if one did.
+        // The daemon is not the service that started this process, if there is one.
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .env_remove("JOURNAL_STREAM")
@@ -45,11 +46,13 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         .stdout(log.try_clone()?)
         .stderr(log);
     let inherited = reporter.as_raw_fd();
-    // SAFETY: between fork and exec only system calls are made; the descriptor is open in the child as in the parent.
+    // SAFETY: between fork and exec the closure makes only system calls. The descriptor is open in
+    // the child as in the parent.
     unsafe {
         command.pre_exec(move || {
-            // Away from this terminal and its signals, and without the descriptors of whoever ran us: a lock or a pipe among
-            // them would be held for as long as the daemon lives. A kernel that cannot do this leaves them open.
+            // The daemon leaves this terminal and its signals. It also closes the caller's
+            // descriptors on exec. It would otherwise hold locks and pipes among them as long as it
+            // lives. A kernel without this call leaves them open.
             rustix::process::setsid()?;
             libc::syscall(
                 libc::SYS_close_range,
@@ -71,7 +74,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());
         return Ok(());
     }
-    // It is ending; nothing of it is left behind.
+    // The daemon is ending, and waiting for it leaves no zombie.
     let _ = daemon.wait();
     if said.is_empty() {
         bail!("the daemon ended before it was ready; see {}", directory.log_file().display());

@@ -1,4 +1,4 @@
-//! Events, losses and the summary of a trace, as lines for people or for programs.
+//! Events, losses and the summary of a trace, as lines for people or as JSON.
 
 use crate::has_colours;
 use deepres_daemon::trace::decode::Decoded;
@@ -13,10 +13,10 @@ const PLAIN: &str = "\x1b[0m";
 const NS_PER_US: f64 = 1e3;
 const NS_PER_MS: f64 = 1e6;
 const NS_PER_S: f64 = 1e9;
-/// What is written at a time, bytes: some hundreds of events.
+/// Size of one write, bytes: some hundreds of events.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Where a trace goes.
+/// The output of a trace.
 pub struct Output {
     out: BufWriter<Stdout>,
     is_json: bool,
@@ -27,7 +27,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// To standard output; in colours if that is a terminal.
+    /// Returns an output to stdout, in colours if stdout is a terminal.
     pub fn new(is_json: bool, shows_events: bool) -> Self {
         Self {
             out: BufWriter::with_capacity(BUFFER_BYTES, io::stdout()),
@@ -44,7 +44,7 @@ impl Output {
         writeln!(self.out)
     }
 
-    /// One event.
+    /// Shows an event.
     pub fn event(&mut self, event: &Decoded<'_>) -> io::Result<()> {
         if !self.shows_events {
             return Ok(());
@@ -91,7 +91,7 @@ impl Output {
         writeln!(out, ") = {colour}{answer}{plain}")
     }
 
-    /// Events that were lost.
+    /// Reports lost events.
     pub fn lost(&mut self, count: u64) -> io::Result<()> {
         if self.is_json {
             return self.json(&serde_json::json!({ "lost": count }));
@@ -101,7 +101,7 @@ impl Output {
         Ok(())
     }
 
-    /// What it adds up to.
+    /// Shows the summary.
     pub fn summary(&mut self, summary: &Summary, lost: u64, is_wanted: bool) -> io::Result<()> {
         if is_wanted && self.is_json {
             self.json(&serde_json::json!({
@@ -137,7 +137,7 @@ impl Output {
         self.flush()
     }
 
-    /// Hands over what was written.
+    /// Writes the buffered lines.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }

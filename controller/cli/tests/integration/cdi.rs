@@ -1,4 +1,5 @@
-//! `deepres cdi` as an administrator meets it: devices are made, changed, listed and removed, and bad input changes nothing.
+//! `deepres cdi` from an administrator's view: devices are made, changed, listed and removed, and
+//! bad input changes nothing.
 
 use crate::cli::{Place, complaint, harmless_library, text};
 use deepres_daemon_harness::Daemon;
@@ -16,7 +17,7 @@ impl Place {
         self.scratch.path().join("cdi/deepres.json")
     }
 
-    /// `deepres cdi generate` into this place's file, beside a daemon's directory.
+    /// Runs `deepres cdi generate` for this place's file and daemon directory.
     fn generate(&self, arguments: &[&str]) -> Output {
         std::fs::create_dir_all(self.directory.join("tenant")).unwrap();
         let file = self.spec().display().to_string();
@@ -144,7 +145,7 @@ fn a_device_is_for_the_daemon_that_a_job_would_be_shared_out_by() {
     let mut named = place.deepres(&arguments);
     assert_eq!(sockets(named.env("DEEPRES_SOCKET", daemon.directory.tenant_socket())), expected);
 
-    // A socket that is not to be trusted is no daemon's, for a job and for a device.
+    // A socket that cannot be trusted does not count as a daemon's, for a job as for a device.
     std::fs::create_dir_all(place.directory.join("tenant")).unwrap();
     std::fs::write(place.directory.join("tenant/tenant.sock"), "").unwrap();
     let said = complaint(&place.deepres(&arguments).output().unwrap(), 1);

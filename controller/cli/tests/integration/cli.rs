@@ -1,4 +1,5 @@
-//! The command line as a user meets it: what is accepted, what is said otherwise, and what `deepres run` passes on.
+//! The command line from a user's view: accepted input, messages for other input, and the status
+//! and signals that `deepres run` passes on.
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
@@ -12,14 +13,15 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Places for a run: a folder that stands for the libraries', and the daemon's directory.
+/// A place for a run: a folder with libraries, and the daemon's directory.
 pub struct Place {
     pub scratch: tempfile::TempDir,
     pub directory: PathBuf,
 }
 
 impl Place {
-    /// Without a daemon, without a driver, and with an NVML that is none.
+    /// Returns a place without a daemon and without a driver, and with an NVML that is not a
+    /// library.
     fn empty() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let libraries = scratch.path().join("lib");
@@ -31,7 +33,7 @@ impl Place {
         Self { scratch, directory }
     }
 
-    /// The same with a driver and a library to preload that do nothing.
+    /// Returns a place with a driver and an interposer that do nothing.
     pub fn with_driver() -> Self {
         let place = Self::empty();
         let driver = place.scratch.path().join("lib/libcuda.so.1");
@@ -39,7 +41,7 @@ impl Place {
         place
     }
 
-    /// The same, beside a daemon.
+    /// Returns a place as [`Self::with_driver`] does, with a running daemon.
     pub fn beside(daemon: &Daemon) -> Self {
         Self { directory: daemon.directory.path().to_owned(), ..Self::with_driver() }
     }
@@ -62,7 +64,8 @@ impl Place {
     }
 }
 
-/// A library that every process of this machine could load: one that this one has loaded.
+/// Returns a library that every process of this machine can load: a library that this process has
+/// loaded.
 pub fn harmless_library() -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let library = maps.split_whitespace().find(|word| word.contains("libgcc_s") || word.contains("libm."));
@@ -73,7 +76,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
 
-/// The one line that a command says when it fails.
+/// Returns the one line that a failing command prints.
 pub fn complaint(output: &Output, code: i32) -> String {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
@@ -173,7 +176,7 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
     assert!(!running);
     let output = place.deepres(&["daemon", "--config", "/no/such/file"]).output().unwrap();
     assert!(complaint(&output, 1).contains("/no/such/file"));
-    // What it logs can be said by a variable too, one that is set to nothing included.
+    // A variable can give the log levels too. Here an empty variable is also tried.
     for (levels, part) in [
         ("nonsense", "`nonsense` is no log level"),
         ("trace", "libnvidia-ml.so.1"),
@@ -378,7 +381,7 @@ fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
     assert!(complaint(&bare, 1).contains("--share"), "a guarantee is of a share");
     let said = complaint(&place.deepres(&["run", "--class", "best", "--", "true"]).output().unwrap(), 2);
     assert!(said.contains("best-effort"), "{said}");
-    // It passes the signal on to its job.
+    // `deepres run` passes the signal on to its job.
     let run = rustix::process::Pid::from_child(&first);
     rustix::process::kill_process(run, rustix::process::Signal::TERM).unwrap();
     first.wait().unwrap();
@@ -413,7 +416,7 @@ fn a_job_gets_the_library_the_socket_and_its_requests() {
     let environment = text(&output.stdout);
     let library = harmless_library();
     for line in [
-        // By a way that only glibc's linker goes.
+        // The path to the library is one that only glibc's linker can follow.
         format!("LD_PRELOAD={0}:/usr/$LIB/../../../../../../../..{0}", library.display()),
         format!("DEEPRES_SOCKET={}", daemon.directory.tenant_socket().display()),
         "DEEPRES_TENANT=n".to_owned(),
@@ -451,18 +454,19 @@ fn the_jobs_status_is_passed_on() {
     assert_eq!(plain.status.code(), Some(3), "the dashes may be left out");
 }
 
-/// Starts a job that makes a file when it is ready.
+/// Starts a job that creates a file when it is ready.
 ///
-/// It gets a process group of its own, as from a shell: in the tests' own group, which is an orphaned one where no shell waits for it,
-/// the kernel would discard SIGTSTP.
+/// The job gets a process group of its own, as from a shell. The tests' own group may be orphaned,
+/// because no shell waits for it. In an orphaned group the kernel would discard SIGTSTP.
 fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");
     let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
-    // Where the tests are run in the background of a script these are ignored, and a shell does not trap what was ignored before it.
+    // If a script runs the tests in its background, these signals are ignored. A shell cannot trap
+    // signals that were ignored when it started.
     let by_default = || {
         for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
-            // SAFETY: it sets what a signal does, to what it does by itself.
+            // SAFETY: the call only sets a signal's action to the default.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         Ok(())
@@ -475,7 +479,7 @@ fn start(place: &Place, script: &str) -> (Child, PathBuf) {
 }
 
 fn kill(child: &Child, signal: libc::c_int) {
-    // SAFETY: a signal to our own child, which has not been waited for.
+    // SAFETY: the call involves no memory. The child was not waited for, so its id is not reused.
     assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
 }
 
@@ -499,21 +503,22 @@ fn signals_sent_to_run_reach_the_job_once() {
         wait_until(PATIENCE, || count.exists());
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(std::fs::read_to_string(&count).unwrap(), "x\n", "{name}");
-        // A shell whose trap has run goes on; this ends it.
+        // The shell goes on after its trap, so the test must end it.
         end(&daemon, &mut child);
     }
 }
 
-/// The command that a `deepres run` has started.
+/// Returns the process id of the command that a `deepres run` has started.
 fn job_of(child: &Child) -> Option<libc::pid_t> {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// Ends a job that traps its signals: by SIGKILL to the command itself, which run reports.
+/// Ends a job that traps its signals, by SIGKILL to the command itself. `deepres run` reports the
+/// signal.
 fn end(daemon: &Daemon, child: &mut Child) {
     let job = job_of(child).unwrap();
-    // SAFETY: a signal to the process that our child has started.
+    // SAFETY: the call involves no memory. The id is that of the process that the child started.
     assert_eq!(unsafe { libc::kill(job, libc::SIGKILL) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(128 + 9));
     wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.keepers == 0));
@@ -548,7 +553,7 @@ fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
         if !program.is_empty() {
             command.args(arguments);
         }
-        // SAFETY: system calls between fork and exec.
+        // SAFETY: between fork and exec the closure only makes system calls.
         unsafe {
             command.pre_exec(move || {
                 for signal in signals {
@@ -578,19 +583,20 @@ fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
     let ready = place.scratch.path().join("ready");
     let script = format!("touch {}; read line; exit 7", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
-    // SAFETY: one system call between fork and exec: no terminal is left.
+    // SAFETY: between fork and exec the closure makes one system call, which leaves the terminal.
     unsafe { run.pre_exec(|| Ok(rustix::process::setsid().map(|_| ())?)) };
     let mut child = run.stdin(Stdio::piped()).spawn().unwrap();
     wait_until(PATIENCE, || ready.exists());
     let job = job_of(&child).unwrap();
     let signal = |signal| {
-        // SAFETY: a signal to the process that our child has started.
+        // SAFETY: the call involves no memory. The id is that of the process that the child
+        // started.
         assert_eq!(unsafe { libc::kill(job, signal) }, 0);
     };
     let state = || std::fs::read_to_string(format!("/proc/{job}/stat")).unwrap();
     signal(libc::SIGSTOP);
     wait_until(PATIENCE, || state().contains(") T "));
-    // As long as run may take to see it.
+    // Gives `deepres run` time to see the stop.
     std::thread::sleep(Duration::from_millis(100));
     signal(libc::SIGCONT);
     child.stdin.take().unwrap().write_all(b"go on\n").unwrap();

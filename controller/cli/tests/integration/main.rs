@@ -1,4 +1,4 @@
-//! The command line from outside, beside a daemon over real sockets.
+//! Tests of the command line from outside, with a daemon over real sockets.
 
 mod cdi;
 mod cli;

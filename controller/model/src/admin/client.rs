@@ -1,4 +1,4 @@
-//! The other end of the admin socket: what `deepres ps` and `deepres set` speak through.
+//! The client's end of the admin socket, for `deepres ps`, `deepres set` and similar commands.
 
 use super::{Reply, Request, Status};
 use crate::directory::{self, Directory, TrustError};
@@ -10,37 +10,37 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A daemon answers within milliseconds.
+/// Longest wait for an answer. A daemon answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no daemon.
+    /// No daemon is running. The text names the places that were tried.
     #[error(
         "no deepres daemon is running (looked for {0}); `deepres run` starts one, and so does `deepres daemon`"
     )]
     NoDaemon(String),
-    /// The socket is not to be trusted.
+    /// The socket cannot be trusted.
     #[error(transparent)]
     Untrusted(TrustError),
-    /// The daemon is someone else's.
+    /// This user may not administer the daemon.
     #[error("{0} is not yours to administer: only its user and root may (try sudo)")]
     Forbidden(PathBuf),
-    /// Whoever answers is another user than whose socket it is.
+    /// The process that answers belongs to neither this user nor root.
     #[error("{path} is answered by a process of user {uid}, which is neither you nor root")]
     Foreign {
         /// The socket.
         path: PathBuf,
-        /// Whose process answers.
+        /// The user of the process that answers.
         uid: u32,
     },
-    /// What answers is not a daemon.
+    /// The process that answers is not a daemon.
     #[error("{path} does not answer as a deepres daemon does ({reason})")]
     NotADaemon {
         /// The socket.
         path: PathBuf,
-        /// What it did.
+        /// The unexpected behaviour.
         reason: String,
     },
     /// The connection failed.
@@ -48,10 +48,10 @@ pub enum ClientError {
     Io {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The daemon says no.
+    /// The daemon refuses the request. The text is its reason.
     #[error("{0}")]
     Refused(String),
 }
@@ -97,7 +97,7 @@ impl Client {
             Ok(stream) => stream,
             Err(error) => {
                 return Err(match error.kind() {
-                    // What a dead daemon leaves behind.
+                    // A dead daemon leaves its socket behind.
                     io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => none(),
                     io::ErrorKind::PermissionDenied => ClientError::Forbidden(path),
                     _ => ClientError::Io { path, source: error },
@@ -114,7 +114,7 @@ impl Client {
         Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
     }
 
-    /// Waits so long for answers from here on.
+    /// Sets how long the client waits for answers from now on.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -125,7 +125,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for one thing.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -151,7 +151,7 @@ impl Client {
         }
     }
 
-    /// Asks how things stand.
+    /// Asks for the daemon's state.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -1,4 +1,5 @@
-//! How a process reaches the driver, as administrators see it. Everything here is what the process says of itself.
+//! How a process reaches the driver, for administrators. All values are reported by the process
+//! itself.
 
 use deepres_abi::coverage::{Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};
@@ -7,56 +8,62 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One process.
+/// The coverage of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessCoverage {
-    /// Its tenant.
+    /// The process's tenant.
     pub tenant: String,
-    /// Its process, as the daemon sees it.
+    /// The process's id, as the daemon sees it.
     pub pid: u32,
-    /// Its command line, shortened.
+    /// The process's command line, shortened.
     pub client: String,
-    /// Functions that it looked up and was given our hooks of.
+    /// Functions that the process looked up and got as hooks.
     pub hooked: Vec<String>,
-    /// Functions that it looked up and was given as they are.
+    /// Functions that the process looked up and got unchanged from the driver.
     pub forwarded: Vec<String>,
-    /// How many of them by the reason for which they need no hook (`query`, `setting`, `code`, …). What we hook and could not is `none`.
+    /// Numbers of forwarded functions by the reason why they need no hook (`query`, `setting`,
+    /// `code`, …). The reason `none` counts functions that should have a hook but could not get
+    /// one.
     pub forwarded_because: BTreeMap<String, u64>,
-    /// What it called that deepres sees and does not account for.
+    /// Calls that deepres sees but does not account for.
     pub unaccounted: Vec<UnaccountedCalls>,
-    /// Functions that we hook, given as they are since they belong to another copy of the driver than the first.
+    /// Functions with hooks that the process got unchanged, because they belong to a second copy of
+    /// the driver.
     pub other_instance: u64,
-    /// Functions that we hook, given as they are since nobody knows their address.
+    /// Functions with hooks that the process got unchanged, because their address is unknown.
     pub unknown_address: u64,
-    /// Functions that a newer driver has and this deepres has not heard of.
+    /// Functions of a newer driver that this deepres does not know.
     pub unknown_names: u64,
-    /// Requests for the driver's private tables, behind which nobody sees what is called.
+    /// Requests for the driver's private tables. deepres cannot see calls through these tables.
     pub export_tables: u64,
-    /// Libraries whose calls, or look-ups, go to the driver without us (`RTLD_DEEPBIND`, `dlmopen`).
+    /// Libraries whose calls or look-ups reach the driver without deepres (`RTLD_DEEPBIND`,
+    /// `dlmopen`).
     pub bound_past: u64,
-    /// Times that somebody was given the C library's own `dlsym`, by which functions are found without us.
+    /// Number of times that a library got the C library's own `dlsym`, which finds functions
+    /// without deepres.
     pub given_lookups: u64,
-    /// The process has another version of deepres, whose functions cannot be named here.
+    /// Whether the process has another version of deepres. This daemon cannot name its functions.
     pub is_other_version: bool,
 }
 
-/// Calls of one function that deepres sees and does not account for.
+/// Calls of one function that deepres sees but does not account for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnaccountedCalls {
     /// The function.
     pub function: String,
-    /// `work` that is neither gated nor metered, `memory` that is not charged, or `host` memory, which has no limit.
+    /// The kind of the calls: `work` that is neither gated nor metered, `memory` that is not
+    /// charged, or `host` memory, which has no limit.
     pub class: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
 }
 
 impl ProcessCoverage {
-    /// What is in the page of a process.
+    /// Reads the coverage page of a process.
     pub fn read(tenant: &str, pid: u32, client: &str, page: &Coverage) -> Self {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let table = page.table.load(Ordering::Acquire);
-        // A page that nobody has written yet holds nothing to be named wrongly.
+        // An unwritten page has the table 0. It holds nothing that could be named wrongly.
         let is_other_version = table != TABLE_HASH && table != 0;
         let functions = || ApiId::ALL.into_iter().filter(|_| !is_other_version);
         let names = |is_wanted: &dyn Fn(ApiId) -> bool| {
@@ -92,7 +99,8 @@ impl ProcessCoverage {
         }
     }
 
-    /// Calls that put work on a GPU or brought memory of one without being accounted for.
+    /// Returns the number of calls that launched work or allocated GPU memory without being
+    /// accounted for.
     pub fn past(&self) -> u64 {
         let on_gpu = self.unaccounted.iter().filter(|calls| calls.class != "host");
         on_gpu.fold(0, |sum, calls| sum.saturating_add(calls.calls))

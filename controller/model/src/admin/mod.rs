@@ -1,7 +1,7 @@
-//! The language of the admin socket: one JSON object a line, a [`Request`] and its [`Reply`].
+//! The protocol of the admin socket: one JSON object a line, a [`Request`] and its [`Reply`].
 //!
-//! [`Status`] is also what `deepres ps --json` prints. Counters only grow; the difference of two statuses over the difference
-//! of their `now_ns` is a rate.
+//! [`Status`] is also the output of `deepres ps --json`. Counters only grow. A rate is the
+//! difference of a counter between two statuses, divided by the difference of `now_ns`.
 
 pub mod client;
 mod coverage;
@@ -21,29 +21,29 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bytes of one request, at most.
+/// The most bytes in one request.
 pub const MAX_REQUEST_BYTES: usize = 4096;
 
-/// What an administrator asks for.
+/// A request of an administrator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Everything there is to see.
+    /// Asks for the whole status.
     Status,
-    /// How each process reaches the driver.
+    /// Asks how each process reaches the driver.
     Coverage,
-    /// Takes a process that is no tenant's for one of a tenant's.
+    /// Adopts an unmanaged process.
     Adopt {
         /// The process.
         pid: u32,
-        /// The tenant, for people to read.
+        /// Name of the tenant under which the process is listed.
         tenant: Option<String>,
     },
-    /// Changes what a tenant is owed and may hold.
+    /// Changes the wishes of a tenant.
     Set {
         /// The tenant's name.
         tenant: String,
-        /// Its wishes from now on.
+        /// The tenant's wishes from now on.
         wish: Box<Wish>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
@@ -51,17 +51,17 @@ pub enum Request {
         /// The tenant's name.
         tenant: String,
     },
-    /// Takes a tenant off the GPUs, memory and all, until it is resumed.
+    /// Moves a tenant with its memory off the GPUs until it is resumed.
     Suspend {
         /// The tenant's name.
         tenant: String,
     },
-    /// Ends either.
+    /// Ends a pause or a suspension.
     Resume {
         /// The tenant's name.
         tenant: String,
     },
-    /// How a tenant's share comes about.
+    /// Asks for the derivation of a tenant's share.
     Explain {
         /// The tenant's name.
         tenant: String,
@@ -69,7 +69,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Grants a tenant what is wished for it.
+    /// Returns a request that sets a tenant's wishes.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
         Self::Set { tenant: tenant.into(), wish: Box::new(wish) }
     }
@@ -79,75 +79,75 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// To [`Request::Status`].
+    /// Reply to [`Request::Status`].
     Status(Box<Status>),
-    /// To [`Request::Coverage`].
+    /// Reply to [`Request::Coverage`].
     Coverage {
-        /// The processes, by tenant.
+        /// The processes, ordered by tenant.
         processes: Vec<ProcessCoverage>,
     },
-    /// To [`Request::Adopt`]: it goes on.
+    /// Reply to [`Request::Adopt`]: the process goes on.
     Adopted {
-        /// Why its launches are not counted, if they are not.
+        /// The reason why the process's launches are not counted, if they are not.
         #[serde(default)]
         unmetered: Option<String>,
     },
-    /// To [`Request::Set`]: it is in force.
+    /// Reply to [`Request::Set`]: the new grants are in force.
     Set(Box<Granted>),
-    /// To [`Request::Pause`]: it is paused.
+    /// Reply to [`Request::Pause`]: the tenant is paused.
     Paused,
-    /// To [`Request::Resume`].
+    /// Reply to [`Request::Resume`].
     Resumed {
-        /// What that did.
+        /// The effect of the request.
         resumption: Resumption,
     },
-    /// To [`Request::Explain`].
+    /// Reply to [`Request::Explain`].
     Explained {
-        /// Its share of each GPU that it has a session on.
+        /// The tenant's share of each GPU on which it has a session.
         gpus: Vec<ShareStatus>,
     },
-    /// To [`Request::Suspend`]: it is off the GPUs.
+    /// Reply to [`Request::Suspend`]: the tenant is off the GPUs.
     Suspended,
-    /// The request cannot be met.
+    /// The daemon cannot do what was requested.
     Error {
-        /// What happened and what to do.
+        /// The reason and the remedy.
         message: String,
     },
 }
 
-/// What came of letting a tenant on again.
+/// The effect of a [`Request::Resume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resumption {
-    /// It goes on.
+    /// The tenant goes on.
     Now,
-    /// It goes on once there is room for its memory, which others' have now.
+    /// The tenant goes on once there is room for its memory. Other tenants have the memory now.
     Later,
-    /// It was kept off by nobody.
+    /// The tenant was neither paused nor suspended.
     Needless,
 }
 
 /// The daemon, its GPUs and its tenants.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// When this was so: ns of `CLOCK_MONOTONIC`.
+    /// The time of this status, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
     /// The daemon.
     pub daemon: DaemonStatus,
-    /// The GPUs it manages.
+    /// The GPUs that the daemon manages.
     pub gpus: Vec<GpuStatus>,
     /// The tenants, by name.
     pub tenants: Vec<TenantStatus>,
-    /// Processes that use a GPU and are no tenant's.
+    /// The unmanaged processes.
     #[serde(default)]
     pub unmanaged: Vec<UnmanagedStatus>,
-    /// The kernel programs that look for them.
+    /// The probes that find unmanaged processes.
     #[serde(default)]
     pub probes: ProbesStatus,
     /// Programs that are metered from outside.
     #[serde(default)]
     pub metering: MeteringStatus,
-    /// What processes do in the driver, tenants' or not, where the kernel programs tell.
+    /// The calls of all processes to the driver, where the probes report them.
     #[serde(default)]
     pub driver_activity: Vec<ActivityStatus>,
 }
@@ -155,154 +155,169 @@ pub struct Status {
 /// The daemon itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonStatus {
-    /// Its process.
+    /// The daemon's process id.
     pub pid: u32,
-    /// Its version.
+    /// The daemon's version.
     pub version: String,
-    /// Where its sockets are.
+    /// The directory of the daemon's sockets.
     pub directory: String,
-    /// When it started, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the daemon started, ns of `CLOCK_MONOTONIC`.
     pub started_ns: u64,
-    /// After how long without a heartbeat tenants take it for gone, ns.
+    /// Time without a heartbeat after which tenants take the daemon for gone, ns.
     pub heartbeat_limit_ns: u64,
-    /// What they do then: `open` or `closed`.
+    /// The tenants' behaviour without a daemon: `open` or `closed`.
     pub fail_mode: String,
 }
 
-/// What one arbiter has to say about its GPU.
+/// The state of one GPU, as its arbiter reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
-    /// The daemon's number for it.
+    /// The daemon's number for the GPU.
     pub index: usize,
-    /// Its UUID, `GPU-…`.
+    /// The GPU's UUID, `GPU-…`.
     pub uuid: String,
-    /// Its name.
+    /// The GPU's name.
     pub name: String,
-    /// It is not real.
+    /// Whether the GPU is simulated.
     pub simulated: bool,
-    /// Its memory, bytes.
+    /// The GPU's memory, bytes.
     pub memory_bytes: u64,
     /// `free`, `open`, `leased` or `draining`.
     pub phase: String,
-    /// The tenant that has it.
+    /// The holder's name.
     pub holder: Option<String>,
     /// Time in which two tenants or more had work running or waiting, ns.
     pub contended_ns: u64,
-    /// Time in which none had, ns, counted while any is connected.
+    /// Time in which no tenant had work running or waiting, ns. The time counts while any is
+    /// connected.
     pub idle_ns: u64,
     /// Hand-offs from one tenant to another.
     pub handoffs: u64,
-    /// GPU time that went by idle in the hand-offs of which it could be told, ns.
+    /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known count.
     pub handoff_total_ns: u64,
-    /// Median of the latest, ns.
+    /// Median idle time of the latest hand-offs, ns.
     pub handoff_p50_ns: u64,
-    /// 99th percentile of the latest, ns.
+    /// 99th percentile of the idle time of the latest hand-offs, ns.
     pub handoff_p99_ns: u64,
-    /// How long a lease lasts while others wait, ns.
+    /// The quantum, ns: the longest lease while others wait.
     pub quantum_ns: u64,
-    /// GPU time that a tenant may have in flight under a lease, ns.
+    /// The window, ns: GPU time that a holder may have in flight.
     pub window_ns: u64,
-    /// How long a waiter spins before it sleeps, ns.
+    /// Time for which a waiter spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// What a hand-off costs in the mean, those left out that a busy machine held up, and what no meter sees of it included; the others follow from it; ns.
+    /// Mean cost of a hand-off, ns, with the part that meters do not see. Hand-offs that a busy
+    /// machine delayed are left out. The other times here follow from this one.
     #[serde(default)]
     pub handoff_ns: u64,
-    /// How long before its end a lease is renewed or given up, ns.
+    /// Time before a lease's end at which the lease is renewed or given up, ns.
     #[serde(default)]
     pub lead_ns: u64,
-    /// How long a holder may be idle before it counts as idle, ns.
+    /// Time without work after which a holder counts as idle, ns.
     #[serde(default)]
     pub grace_ns: u64,
-    /// Jain's index of what tenants had in the last second against what they were owed, parts per million: a whole is alike. None where
-    /// fewer than two wanted the GPU.
+    /// Jain's fairness index of the last second, parts per million. The index compares the GPU time
+    /// of tenants with the time that they were owed; a million means equal treatment. `None` if
+    /// fewer than two tenants wanted the GPU.
     #[serde(default)]
     pub fairness_ppm: Option<u32>,
 }
 
-/// A tenant.
+/// The state of a tenant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TenantStatus {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// Whose it is: the user of its processes or, in a container with users of its own, whoever runs that.
+    /// The tenant's user: the user of its processes. In a container with users of its own, the user
+    /// who runs the container.
     pub uid: u32,
-    /// That user's name, where it is known.
+    /// The user's name, if it is known.
     #[serde(default)]
     pub user: Option<String>,
-    /// How it was found to be a tenant.
+    /// How the daemon found the tenant.
     #[serde(default)]
     pub found: Option<Found>,
-    /// The container that it is in.
+    /// The tenant's container.
     #[serde(default)]
     pub container: Option<Container>,
-    /// What its job asked for.
+    /// The wishes of the job.
     #[serde(default)]
     pub asked: Wish,
-    /// What it is granted, and by which rules.
+    /// The grants, each with its rule.
     #[serde(default)]
     pub granted: Option<Granted>,
-    /// The share that it is granted, parts per million; none: its part of what others leave.
+    /// The granted share, parts per million. `None` means a part of what others leave.
     pub asked_share_ppm: Option<u32>,
-    /// Its memory limit on each GPU, bytes.
+    /// The tenant's memory limit on each GPU, bytes.
     pub memory_limit_bytes: Option<u64>,
-    /// Its class.
+    /// The tenant's class.
     #[serde(default)]
     pub class: String,
-    /// An administrator paused it.
+    /// Whether an administrator paused the tenant.
     #[serde(default)]
     pub paused: bool,
-    /// It is off the GPUs, its memory on the host.
+    /// Whether the tenant is suspended: off the GPUs, with its memory on the host.
     #[serde(default)]
     pub suspended: bool,
-    /// How it lets its memory make room for others': `suspend` or `managed`, if it does.
+    /// The tenant's way of oversubscription, `suspend` or `managed`, if it has one.
     #[serde(default)]
     pub oversubscribe: Option<String>,
-    /// `deepres run`s that keep it.
+    /// Number of `deepres run` processes that keep the tenant.
     pub keepers: usize,
-    /// Its account on each GPU that it has or had a session on.
+    /// The tenant's account on each GPU on which it has or had a session.
     pub gpus: Vec<AccountStatus>,
-    /// Its processes.
+    /// The tenant's processes that have sessions.
     pub sessions: Vec<SessionStatus>,
-    /// What they do in the driver, where the kernel programs tell.
+    /// The calls of the tenant's processes to the driver, where the probes report them.
     #[serde(default)]
     pub driver: DriverStatus,
 }
 
-/// What a tenant's processes do in the driver, together.
+/// The calls of all processes of a tenant to the driver, together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverStatus {
-    /// Since the tenant appeared.
+    /// Sums since the tenant appeared.
     #[serde(flatten)]
     pub sums: DriverSums,
-    /// In the last seconds.
+    /// Rates of the last seconds.
     #[serde(default)]
     pub lately: DriverRates,
 }
 
-/// A tenant's account on one GPU, since it first appeared there.
+/// A tenant's account on one GPU, since the tenant first appeared there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountStatus {
     /// The GPU's number.
     pub gpu: usize,
-    /// The share that it is owed, parts per million; none while nobody is here of it.
+    /// The tenant's entitlement, parts per million. `None` while the tenant has no session on the
+    /// GPU.
     #[serde(default)]
     pub entitled_ppm: Option<u32>,
-    /// The tenant is idle or paused: until it wants the GPU and may have it, the others are owed that too.
+    /// Whether the tenant is idle or paused. Its entitlement is then lent to the others until the
+    /// tenant wants the GPU and may have it.
     #[serde(default)]
     pub is_lent: bool,
-    /// Why it is that: `guaranteed`, `asked`, `shrunk` (beside the others there is less room than was asked for), `rest` (its part of what
-    /// nobody asked for), `capped` or `gaps` (what others leave); empty while it is owed none.
+    /// The reason of the entitlement; empty if there is none.
+    ///
+    /// | text | reason |
+    /// |---|---|
+    /// | `guaranteed` | the share is guaranteed |
+    /// | `asked` | the share is granted |
+    /// | `shrunk` | the granted shares are more than there is, and shrink in proportion |
+    /// | `rest` | the tenant has a part of the time that nobody asked for |
+    /// | `capped` | the cap of the tenant's user bounds it |
+    /// | `gaps` | the tenant has what others leave |
     #[serde(default)]
     pub entitled_by: String,
-    /// Its share of the GPU's time in the last second or so, parts per million.
+    /// The tenant's share of the GPU's time in about the last second, parts per million.
     pub recent_share_ppm: u32,
-    /// Its share of the GPU's time since it first appeared, parts per million.
+    /// The tenant's share of the GPU's time since it first appeared, parts per million.
     pub total_share_ppm: u32,
-    /// GPU time of kernels and graphs, and of copies where those are charged: what is charged, ns.
+    /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies are
+    /// charged.
     pub gpu_ns: u64,
     /// GPU time of copies, charged or not, ns.
     pub copy_ns: u64,
-    /// Time that threads waited at the gate, summed over threads, ns.
+    /// Time that threads waited at the gate, added up over threads, ns.
     pub wait_ns: u64,
     /// Waits at the gate.
     pub waits: u64,
@@ -310,58 +325,67 @@ pub struct AccountStatus {
     pub kernel_launches: u64,
     /// Graphs launched.
     pub graph_launches: u64,
-    /// Time in which something of it ran or waited, ns.
+    /// Time in which the tenant had work running or waiting, ns.
     pub wanted_ns: u64,
-    /// That part of it in which something of another tenant did too, ns.
+    /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
     pub contended_ns: u64,
-    /// Its part of that time, as it was entitled beside those who wanted the GPU too, ns.
+    /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that wanted
+    /// the GPU, ns.
     #[serde(default)]
     pub owed_ns: u64,
-    /// GPU time charged in that time, ns.
+    /// GPU time charged during `contended_ns`, ns.
     #[serde(default)]
     pub had_ns: u64,
-    /// Waits at the gate by length: the Nth counts those from 2^N µs up to twice that, the first all shorter ones too, the last all longer
-    /// ones.
+    /// Waits at the gate by length. Entry N counts waits from 2^N µs up to twice that. The first
+    /// entry also has all shorter waits, and the last entry all longer ones.
     #[serde(default)]
     pub waits_by_length: [u64; WAIT_BUCKETS],
-    /// GPU time that it is owed beside the tenant furthest behind, ns; negative if it had more.
+    /// Lag against the tenant that is furthest behind, ns; negative if this tenant had more.
     pub lag_ns: i64,
-    /// Memory that it holds, bytes.
+    /// Memory that the tenant holds, bytes.
     pub memory_bytes: u64,
-    /// The most that it held at once, bytes: all of it under a limit, else as much as was seen.
+    /// The most memory that the tenant held at once, bytes. Exact for a tenant with a limit, else
+    /// the most that was observed.
     #[serde(default)]
     pub memory_peak_bytes: u64,
-    /// What it holds by kind, bytes, kinds that it holds none of left out.
+    /// Memory that the tenant holds by kind, bytes. Kinds of which it holds nothing are left out.
     pub memory_by_kind: BTreeMap<String, u64>,
-    /// Managed memory that it was given beyond its limit, bytes, by what its processes say; not part of what it holds.
+    /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it. Not
+    /// part of `memory_bytes`.
     #[serde(default)]
     pub oversubscribed_bytes: u64,
-    /// What of that was brought to the GPU, bytes.
+    /// The part of `oversubscribed_bytes` that was brought to the GPU, bytes.
     #[serde(default)]
     pub oversubscribed_brought_bytes: u64,
-    /// What it asked for and the driver did not have, bytes: a thread of it waits until others make room. 0: none does.
+    /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the tenant
+    /// waits until others make room; 0 if none waits.
     #[serde(default)]
     pub needed_bytes: u64,
-    /// What it holds beyond what its processes say by kind, bytes.
+    /// `memory_bytes` less the sum of the kinds that the processes report, bytes.
     #[serde(default)]
     pub kinds_drift_bytes: i64,
-    /// What NVML says that its processes hold, bytes, as of the last second; none where it does not say, or the tenant is suspended.
+    /// Memory of the tenant's processes by NVML, bytes, at most a second old. `None` if NVML does
+    /// not report it or the tenant is suspended.
     #[serde(default)]
     pub nvml_bytes: Option<u64>,
-    /// What that is beyond its account, bytes.
+    /// `nvml_bytes` less the tenant's account, bytes.
     #[serde(default)]
     pub drift_bytes: Option<i64>,
-    /// The most that it may hold beside what others were promised, bytes, where that bounds it.
+    /// The tenant's ceiling beside the guarantees of others, bytes, if a ceiling bounds it.
     #[serde(default)]
     pub ceiling_bytes: Option<u64>,
-    /// What is kept for it while its memory follows its use, bytes: of late it held so much at most, a margin included.
+    /// Memory that is kept for the tenant while its memory follows its use, bytes: the most that it
+    /// held lately, and a margin.
     #[serde(default)]
     pub kept_bytes: Option<u64>,
-    /// Allocations refused: by the limit, or by the driver, which had no memory left.
+    /// Allocations that were refused: by the limit, or by the driver for lack of memory.
     pub refusals: u64,
-    /// The last of them.
+    /// The last refused allocation.
     pub last_refusal: Option<RefusalStatus>,
-    /// `closed`, `leased`, `once` (for one launch), `open`, `paused`, or `suspended` while its memory is off the GPU; none while nobody is here of it.
+    /// The gate's state; `None` while the tenant has no session on the GPU.
+    ///
+    /// The states are `closed`, `leased`, `once` (for one launch), `open`, `paused`, and
+    /// `suspended` while the tenant's memory is off the GPU.
     #[serde(default)]
     pub gate: Option<String>,
 }
@@ -369,11 +393,11 @@ pub struct AccountStatus {
 /// An allocation that was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalStatus {
-    /// The driver call, if it is one we know.
+    /// The name of the driver call, if deepres knows it.
     pub api: Option<String>,
-    /// What it asked for, bytes.
+    /// Requested memory, bytes; 0 if unknown.
     pub bytes: u64,
-    /// Who refused it.
+    /// The refusing side.
     #[serde(default)]
     pub by: RefusedBy,
 }
@@ -381,7 +405,7 @@ pub struct RefusalStatus {
 impl fmt::Display for RefusalStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes {
-            // What a context or a module takes is not known before the driver has given it.
+            // The memory for a context or a module is unknown before the driver has allocated it.
             0 => f.write_str("memory")?,
             bytes => write!(f, "{}", Bytes(bytes))?,
         }
@@ -389,41 +413,42 @@ impl fmt::Display for RefusalStatus {
     }
 }
 
-/// Who refuses an allocation.
+/// The side that refuses an allocation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusedBy {
-    /// deepres: what the tenant may hold leaves no room for it.
+    /// deepres refused: the tenant's limit leaves no room.
     #[default]
     Limit,
-    /// The driver: the GPU has not so much left.
+    /// The driver refused: the GPU has too little memory left.
     Driver,
 }
 
-/// A process of a tenant.
+/// A session: one process of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Its number.
+    /// The session's number.
     pub id: u64,
-    /// Its process, as the daemon sees it.
+    /// The process's id, as the daemon sees it.
     pub pid: u32,
-    /// The container that it is in.
+    /// The process's container.
     #[serde(default)]
     pub container: Option<Container>,
-    /// Its command line, shortened.
+    /// The process's command line, shortened.
     pub client: String,
-    /// What it does on each GPU.
+    /// The session's state on each GPU.
     pub gpus: Vec<SessionGpuStatus>,
 }
 
-/// What a session says of itself on one GPU.
+/// The state of a session on one GPU, as the session reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionGpuStatus {
     /// The GPU's number.
     pub gpu: usize,
-    /// Something is in flight.
+    /// Whether work is in flight.
     pub in_flight: bool,
-    /// Threads at the gate, or in a call of the driver's while the tenant is kept off the GPU.
+    /// Number of threads at the gate, or in a call of the driver while the tenant is kept off the
+    /// GPU.
     pub waiters: u32,
     /// GPU time that is charged, ns.
     pub gpu_ns: u64,
@@ -431,12 +456,12 @@ pub struct SessionGpuStatus {
     pub kernel_launches: u64,
     /// Graphs launched.
     pub graph_launches: u64,
-    /// Time that its threads waited at the gate, ns.
+    /// Time that threads waited at the gate, added up over threads, ns.
     pub wait_ns: u64,
-    /// Memory that it holds, bytes.
+    /// Memory that the process holds, bytes.
     pub memory_bytes: u64,
-    /// For how long something of it runs without an end, if it is so long that it cannot be shared in time (a kernel that spins, or stays for
-    /// good), ns.
+    /// Time for which work has run without an end, ns. `None` unless the time is so long that the
+    /// GPU cannot be shared in time. The cause is a kernel that spins or stays for good.
     #[serde(default)]
     pub overdue_ns: Option<u64>,
 }

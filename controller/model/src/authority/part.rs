@@ -1,8 +1,11 @@
-//! A cap is a user's, however many tenants the user makes of it: what each of them may have of it.
+//! The division of a user's cap among the user's tenants.
 //!
-//! Who asked first keeps what it asked for. What was asked later is given as far as something is left, and what nobody asked for is split evenly among
-//! those tenants that are not above the cap by an administrator's word. Memory that a tenant holds cannot be taken from it: before all of that each keeps
-//! what it holds, as far as the cap goes.
+//! A cap belongs to a user, however many tenants the user has. The tenant that asked first keeps
+//! what it asked for. Later tenants get what is left. The rest, for which nobody asked, is split
+//! evenly. The split leaves out tenants that an administrator has put above the cap.
+//!
+//! Memory that a tenant holds cannot be taken away. So each tenant first keeps what it holds, as
+//! far as the cap allows.
 
 use crate::config::Caps;
 use deepres_abi::PPM;
@@ -10,50 +13,52 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use serde::{Deserialize, Serialize};
 
-/// Who comes when nothing is left of a cap on the share is owed something all the same; all of a user's tenants together are owed no more for that than the cap and this
-/// part of it, one of so many.
+/// Divisor for the part of a cap by which a user's tenants may exceed it. If nothing of the cap is
+/// left, a new tenant is still owed something. All of that together is at most the cap divided by
+/// this.
 const BEYOND_PART: u64 = 10;
 
-/// What a tenant wants of one of its user's caps.
+/// The wish of a tenant for a part of one cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// It asked for so much.
+    /// The tenant asked for this amount.
     Asked(u64),
-    /// It asked for nothing, and takes what it can get.
+    /// The tenant asked for nothing, and takes what it can get.
     Rest,
-    /// An administrator said what it has: caps do not bind it, and what it has is not the user's doing.
+    /// An administrator set the tenant's value. Caps do not bind it, and it does not count against
+    /// them.
     Above,
 }
 
-/// What a tenant wants, of each cap.
+/// The wishes of a tenant for parts of each cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wants {
-    /// Share, parts per million.
+    /// The share, parts per million.
     pub share: Want,
-    /// Memory, bytes.
+    /// The memory, bytes.
     pub memory: Want,
-    /// What it holds of that already, bytes.
+    /// Memory that the tenant already holds, bytes.
     pub held_bytes: u64,
 }
 
-/// What a tenant may have of its user's caps.
+/// A tenant's part of its user's caps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// The most of what it asks for as its own share, parts per million.
+    /// The largest share that the tenant can be granted, parts per million.
     pub share_ppm: u32,
-    /// The most that it can be owed, whatever others leave, parts per million.
+    /// The most that the tenant can be owed, even if others leave more, parts per million.
     pub cap_ppm: u32,
     /// Memory on each GPU, bytes.
     pub memory_bytes: u64,
 }
 
 impl Part {
-    /// The part of a tenant that is its user's only one.
+    /// Returns the part of a user's only tenant: the whole caps.
     pub fn whole(caps: &Caps) -> Self {
         Self { share_ppm: caps.share_ppm, cap_ppm: caps.share_ppm, memory_bytes: caps.memory_bytes }
     }
 
-    /// The greater of both, value by value.
+    /// Returns the greater of both parts, value by value.
     pub fn max(self, other: Self) -> Self {
         Self {
             share_ppm: self.share_ppm.max(other.share_ppm),
@@ -62,7 +67,7 @@ impl Part {
         }
     }
 
-    /// The lesser of both, value by value.
+    /// Returns the lesser of both parts, value by value.
     pub fn min(self, other: Self) -> Self {
         Self {
             share_ppm: self.share_ppm.min(other.share_ppm),
@@ -71,13 +76,16 @@ impl Part {
         }
     }
 
-    /// The part of the tenant at `own` among all of its user's, in the order in which they asked.
+    /// Returns the part of the tenant at `own`. `wants` has all tenants of the user in the order in
+    /// which they asked.
     pub fn of(own: usize, wants: &[Wants], caps: &Caps) -> Self {
         Self::all(wants, caps).get(own).copied().unwrap_or_else(|| Self::whole(caps))
     }
 
-    /// The parts of all of a user's tenants, in the order in which they asked. Nobody is left without anything to run on: a share is the least that there is,
-    /// at least, and what is owed of it as much, but that many tenants do not make more of the cap.
+    /// Returns the parts of all tenants of a user, in the order in which they asked.
+    ///
+    /// Each tenant gets at least the least share, so that it can run. Each is also owed something:
+    /// the least share, or less if there are so many tenants that `BEYOND_PART` bounds the sum.
     pub fn all(wants: &[Wants], caps: &Caps) -> Vec<Self> {
         let mut parts = vec![Self::whole(caps); wants.len()];
         if caps.share_ppm < PPM {
@@ -103,15 +111,15 @@ impl Part {
 /// A cap as one tenant sees it.
 #[derive(Debug, Clone, Copy)]
 struct Split {
-    /// What those before it left.
+    /// The amount that is available to the tenant.
     left: u64,
-    /// What it has of what it asked for.
+    /// The amount that the tenant asked for and gets.
     had: u64,
-    /// Its part of what nobody asked for.
+    /// The tenant's part of the amount that nobody asked for.
     rest: u64,
 }
 
-/// A cap as each of these sees it.
+/// Splits a cap among tenants.
 fn split(wants: &[Want], cap: u64) -> Vec<Split> {
     let mut left = cap;
     let asked = |want: &Want| {
@@ -131,7 +139,7 @@ fn split(wants: &[Want], cap: u64) -> Vec<Split> {
     splits
 }
 
-/// What of a cap on memory each of these may have, bytes.
+/// Returns each tenant's part of a cap on memory, bytes.
 fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
     let mut left = cap;
     let take = |wants: &Wants| {
@@ -151,8 +159,9 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
         *part += left;
         left = *part - asked.min(*part);
     }
-    // What is split among those who asked for nothing is theirs alone: who asked has its limit. Who holds more than its part keeps that, and the
-    // others split what it leaves.
+    // Only tenants that asked for nothing split the rest, because the others have their limits. A
+    // tenant that holds more than an even part keeps what it holds, and the others split what is
+    // left.
     let unasked = wants.iter().zip(&kept).filter(|(wants, _)| wants.memory == Want::Rest);
     let mut unasked: Vec<u64> = unasked.map(|(_, kept)| *kept).collect();
     unasked.sort_unstable();
@@ -170,26 +179,29 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
     parts
 }
 
-/// What a tenant holds of its user's cap on memory, and is to have of it.
+/// A tenant's memory and its grant under its user's cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// What it is granted, bytes.
+    /// The granted memory, bytes.
     pub granted_bytes: u64,
-    /// The most that it holds, or can come to hold before it is told otherwise, bytes.
+    /// The most memory that the tenant holds, or can hold before it learns of a new bound, bytes.
     pub reach_bytes: u64,
     /// The cap, bytes.
     pub cap_bytes: u64,
 }
 
-/// What each of a user's tenants is told that it may hold, bytes, in the order in which they asked: at no moment can all together hold more than the cap. What one is to
-/// hold no more goes to others only once it has been told so, and does not hold it.
+/// Returns the bound on memory that each tenant of a user is told, bytes, in the order in which
+/// they asked.
+///
+/// At no moment can all tenants together hold more than the cap. Memory moves from one tenant to
+/// others only once the tenant has been told of its lower bound and holds no more than that.
 pub fn bounds(claims: &[Claim]) -> Vec<u64> {
     let mut all: u128 = claims.iter().map(|claim| u128::from(claim.reach_bytes)).sum();
     let bound = |claim: &Claim| {
         let others = all - u128::from(claim.reach_bytes);
         let left = u128::from(claim.cap_bytes).saturating_sub(others);
         let bytes = claim.granted_bytes.min(u64::try_from(left).unwrap_or(NO_LIMIT));
-        // What it is given is not there for those after it.
+        // Memory for this tenant is not available to later ones.
         all = others + u128::from(claim.reach_bytes.max(bytes));
         bytes
     };
@@ -208,7 +220,7 @@ mod tests {
         Wants { share, memory, held_bytes: 0 }
     }
 
-    /// What each may have of 1,000 bytes, who wants and holds so much.
+    /// Returns the parts of 1,000 bytes for tenants with these wishes and these amounts held.
     fn of_memory(tenants: &[(Want, u64)]) -> Vec<u64> {
         let wants: Vec<Wants> = tenants
             .iter()
@@ -313,7 +325,7 @@ mod tests {
         assert_eq!(bounds(&[claim(500, NO_LIMIT), claim(500, NO_LIMIT)]), [0, 0], "nobody was bound before");
     }
 
-    /// A tenant under a cap on memory, and what is on its way to it.
+    /// A tenant under a cap on memory, with a bound that it may not have learned of yet.
     #[derive(Clone, Copy, Default)]
     struct Grower {
         bound: u64,
@@ -327,7 +339,7 @@ mod tests {
             turns in prop::collection::vec((0_usize..4, 0_u8..4, 0_u64..1_200), 1..80)
         ) {
             let mut growers = [Grower::default(); 4];
-            // One was alone until now, and had all of it.
+            // The first tenant was alone until now, and had the whole cap.
             growers[0] = Grower { bound: CAPS.memory_bytes, in_force: CAPS.memory_bytes, held: 0 };
             for (who, what, bytes) in turns {
                 let one = &mut growers[who];

@@ -1,4 +1,4 @@
-//! What users may have at most: everybody's, by group, by user.
+//! The caps of users: for everybody, by group and by user.
 
 use crate::quantity::{parse_limit, parse_share};
 use deepres_abi::PPM;
@@ -9,27 +9,28 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a user may have at most, all tenants together; the class, the criticality, deadlines, time objectives and the charging of copies are each tenant's.
+/// The most that a user may have. Share and memory bound all tenants of the user together. The
+/// other caps hold for each tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {
-    /// Share, parts per million.
+    /// The share, parts per million.
     #[serde(rename = "share", deserialize_with = "share")]
     pub share_ppm: u32,
     /// Memory on each GPU, bytes.
     #[serde(rename = "memory", deserialize_with = "memory")]
     pub memory_bytes: u64,
-    /// The strongest promise.
+    /// The strongest class.
     #[serde(deserialize_with = "word")]
     pub class: Class,
     /// The highest criticality.
     #[serde(deserialize_with = "word")]
     pub criticality: Criticality,
-    /// Deadlines count.
+    /// Whether deadlines count.
     pub deadline: bool,
-    /// Time objectives count.
+    /// Whether SLOs count.
     pub slo: bool,
-    /// The time of copies is charged, whatever is asked for.
+    /// Whether the time of copies is charged even if the tenant does not ask for it.
     pub charge_copies: bool,
 }
 
@@ -51,12 +52,12 @@ impl Caps {
         charge_copies: false,
     };
 
-    /// Whether they bound the share or the memory.
+    /// Whether the caps bound the share or the memory.
     pub fn is_any(&self) -> bool {
         self.share_ppm < PPM || self.memory_bytes != NO_LIMIT
     }
 
-    /// Of two the more generous, key by key.
+    /// Returns the more generous of two caps, key by key.
     pub fn or(self, other: Self) -> Self {
         Self {
             share_ppm: self.share_ppm.max(other.share_ppm),
@@ -70,15 +71,15 @@ impl Caps {
     }
 }
 
-/// Whose caps they are.
+/// The origin of caps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CapOf {
-    /// A user's own.
+    /// The caps are this user's own.
     User(u32),
-    /// Those of the groups that a user is in.
+    /// The caps are those of the user's groups.
     Groups,
-    /// Everybody's.
+    /// The caps are those for everybody.
     Everyone,
 }
 
@@ -97,7 +98,7 @@ pub fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error
     parse_share(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
-/// Reads a size of memory, or the word for no limit.
+/// Reads a size of memory, or the word that means no limit.
 pub fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     parse_limit(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

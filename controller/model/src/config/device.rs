@@ -6,16 +6,17 @@ use std::str::FromStr;
 /// The largest major number.
 const MAX_MAJOR: u32 = 4095;
 
-/// Devices to watch, as a configuration names them: by the name of /proc/devices, or as `NAME=MAJOR[:MINOR]`.
+/// Devices to watch. The configuration gives a name of /proc/devices, or `NAME=MAJOR[:MINOR]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceKey {
-    /// As /proc/devices has it.
+    /// The name, as in /proc/devices.
     pub name: String,
-    /// The major and the minor number; without a minor number, all of them.
+    /// The major and the minor number. Without a minor number, the key stands for all minor
+    /// numbers.
     pub number: Option<(u32, Option<u32>)>,
 }
 
-/// What is no device.
+/// A text that does not name a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is no device: give a name from /proc/devices, or NAME=MAJOR or NAME=MAJOR:MINOR (nvidia-uvm=241:0)"

@@ -1,26 +1,27 @@
-//! The names of the configuration's keys and what each takes, to tell a slip of the pen from a key, and to say in words what is wrong.
+//! The configuration's keys and their types. With these, an error message can name a mistyped key
+//! or a value of the wrong type in words.
 
 use crate::wish;
 use toml::de::{DeTable, DeValue};
 
-/// What a key takes.
+/// The type of a key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
-    /// A whole number, not negative.
+    /// A whole number that is not negative.
     Number,
-    /// A text: the example of one.
+    /// A text, with an example.
     Text(&'static str),
     /// `true` or `false`.
     Switch,
-    /// A list of texts: the example of one.
+    /// A list of texts, with an example.
     Texts(&'static str),
-    /// A section with these keys.
+    /// A section with the given keys.
     Section(&'static [Key]),
-    /// A section for each user or group, each with these keys.
+    /// A section for each user or group, each with the given keys.
     Sections(&'static [Key]),
 }
 
-/// A key.
+/// A key: its name and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Key(&'static str, Takes);
 
@@ -63,7 +64,7 @@ const CAPS: &[Key] = &[
 ];
 const PRIORITY: &[Key] =
     &[Key("urgency", Takes::Number), Key("size", Takes::Number), Key("criticality", Takes::Number)];
-/// Every wish that the configuration may make.
+/// The keys of all wishes that may have a default.
 const DEFAULTS: &[Key] = &{
     let mut keys = [Key("", Takes::Switch); DEFAULTS_COUNT];
     let (mut wish, mut at) = (0, 0);
@@ -86,7 +87,7 @@ const DEFAULTS_COUNT: usize = {
     count
 };
 
-/// The type of a wish's value in the file.
+/// Returns the type of a wish's value in the file.
 const fn takes(kind: wish::Kind) -> Takes {
     match kind {
         wish::Kind::Switch => Takes::Switch,
@@ -94,23 +95,24 @@ const fn takes(kind: wish::Kind) -> Takes {
     }
 }
 
-/// Names less alike than this (Jaro–Winkler, 1 for equal) are not offered.
+/// Least likeness (Jaro–Winkler, 1 for equal names) at which the message suggests a name.
 const ALIKE: f64 = 0.8;
 
-/// Something in a table that cannot be.
+/// A fault in a table.
 pub struct Wrong {
-    /// Where it is, bytes.
+    /// The position of the fault, bytes.
     pub offset: usize,
-    /// What to say.
+    /// The message.
     pub message: String,
 }
 
-/// The first thing that is wrong with the keys of a configuration or with what kind of value they have.
+/// Returns the first fault among a configuration's keys and the types of their values.
 pub fn first_wrong(table: &DeTable<'_>) -> Option<Wrong> {
     wrong_in(table, "", TOP)
 }
 
-/// Where a key is, bytes: the last one of its `path`, from the top, that the table has.
+/// Returns the position, in bytes, of the last key of `path` that the table has. `path` begins at
+/// the top.
 pub fn offset(table: &DeTable<'_>, path: &[String]) -> usize {
     let [first, rest @ ..] = path else { return 0 };
     let Some((name, value)) = table.iter().find(|(name, _)| name.get_ref() == first) else { return 0 };
@@ -118,7 +120,7 @@ pub fn offset(table: &DeTable<'_>, path: &[String]) -> usize {
         DeValue::Table(section) => offset(section, rest),
         _ => 0,
     };
-    // A key stands behind those above it.
+    // A nested key stands behind the keys above it.
     if below == 0 { name.span().start } else { below }
 }
 
@@ -193,7 +195,7 @@ fn hint(name: &str, known: &[Key]) -> String {
     }
 }
 
-/// A value in words.
+/// Describes a value in words.
 fn kind(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("the text \"{text}\""),
@@ -206,7 +208,7 @@ fn kind(value: &DeValue<'_>) -> String {
     }
 }
 
-/// Every key that takes a value.
+/// Returns every key that takes a value.
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
     let is_value = |Key(_, takes): &&Key| !matches!(takes, Takes::Section(_) | Takes::Sections(_));

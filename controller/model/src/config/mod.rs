@@ -1,4 +1,5 @@
-//! The daemon's configuration: a TOML file, every key optional. `deploy/deepres.toml` documents each.
+//! The daemon's configuration: a TOML file in which every key is optional. `deploy/deepres.toml`
+//! documents each key.
 
 mod caps;
 mod device;
@@ -24,62 +25,69 @@ use std::time::Duration;
 
 /// The system's configuration file.
 const SYSTEM_FILE: &str = "/etc/deepres/deepres.toml";
-/// The user's, below the directory for configuration.
+/// The user's configuration file, below the directory for configuration.
 const USER_FILE: &str = "deepres/deepres.toml";
 
-/// Bounds of the heartbeat limit: below, a busy machine's scheduler looks like a dead daemon; above, a dead one holds everybody up.
+/// Bounds of the heartbeat limit, ms. Below, a busy machine's scheduler looks like a dead daemon.
+/// Above, a dead daemon stops all tenants for too long.
 const HEARTBEAT_LIMIT_MS: Range<u64> = 20..60_001;
-/// Bounds of what moving memory is timed by, ms: below, nothing is ever moved in time; above it is a day.
+/// Bounds of the times for moving memory, ms. Below, no memory can be moved in time. The upper
+/// bound is a day.
 const MOVING_MS: Range<u64> = 100..86_400_001;
-/// Bounds of the quantum, ms: below, hand-offs eat the GPU; above, waiting is felt.
+/// Bounds of the quantum, ms. Below, hand-offs take too much of the GPU. Above, users notice the
+/// waiting.
 const QUANTUM_MS: Range<u64> = 1..1_001;
-/// Bounds of the number of connections: some, and no more than there are descriptors on any machine.
+/// Bounds of the number of connections. The upper bound is more than any machine has descriptors.
 const MAX_CONNECTIONS: Range<u64> = 1..1_000_001;
 
-/// What the daemon goes by.
+/// The daemon's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// After how long without a heartbeat tenants take the daemon for gone.
+    /// Time without a heartbeat after which tenants take the daemon for gone.
     pub heartbeat_limit_ms: u64,
-    /// What they do then.
+    /// The tenants' behaviour without a daemon.
     pub fail_mode: FailModeKey,
-    /// How long a tenant is listed after its last process.
+    /// Time for which a tenant is listed after its last process ended.
     pub tenant_linger_s: u64,
-    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended.
+    /// Time for which a backlogged tenant stays on the GPU before it makes room for a suspended
+    /// one.
     pub suspend_turn_ms: u64,
-    /// For how long what a tenant held is kept for it, if its memory follows its use.
+    /// Time for which memory that a tenant held is kept for it, if its memory follows its use.
     pub memory_follow_ms: u64,
-    /// How long the driver may take to move a tenant's memory to the host or back.
+    /// Longest time that the driver may take to move a tenant's memory to the host or back.
     pub suspend_limit_ms: u64,
-    /// How long a daemon that `deepres run` started stays without tenants.
+    /// Time without tenants after which a daemon that `deepres run` started ends.
     pub idle_exit_s: u64,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub max_connections: usize,
-    /// Connections of one user at a time; root and the daemon's own user are not bound by it, but each container of theirs is.
+    /// The most connections of one user at a time. Root and the daemon's own user are not bound,
+    /// but each of their containers is.
     pub max_connections_per_user: usize,
-    /// The group that may administer beside root and the daemon's own user, by name or number.
+    /// Name or number of a group whose members may administer, beside root and the daemon's own
+    /// user.
     pub admin_group: Option<String>,
-    /// Names that are one tenant over all containers and other processes of a user; others hold in each container by themselves.
+    /// Names that stand for one tenant over all containers and other processes of a user. Any other
+    /// name holds only within its container.
     pub shared_names: Vec<String>,
-    /// Whether a tenant with several GPUs has all of them or none.
+    /// Whether a tenant with several GPUs gets leases on all of them or on none.
     pub gangs: bool,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
     /// Caps for every user.
     pub caps: Caps,
-    /// Caps for those in a group, by number, instead of those for all.
+    /// Caps for the members of a group, by number. They replace the caps for everybody.
     pub groups: BTreeMap<String, Caps>,
-    /// Caps for single users, by number, instead of all others.
+    /// Caps for single users, by number. They replace all other caps.
     pub users: BTreeMap<String, Caps>,
-    /// Watching who uses the GPU.
+    /// The probes.
     pub probes: ProbesKeys,
     /// The part of the time that best-effort tenants may cost the others, parts per million.
     #[serde(rename = "max_harm", deserialize_with = "policy::part")]
     pub max_harm_ppm: u32,
-    /// What each term of a priority value weighs.
+    /// The weights of the terms of a priority value.
     pub priority: PriorityKeys,
-    /// What a tenant is taken to ask for where it says nothing.
+    /// The wishes of a tenant that asks for nothing.
     pub defaults: Defaults,
 }
 
@@ -110,18 +118,18 @@ impl Default for Config {
     }
 }
 
-/// What tenants do when the daemon is gone.
+/// The tenants' behaviour without a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailModeKey {
-    /// Go on, ungated.
+    /// Tenants go on without a gate.
     Open,
-    /// Let launches fail.
+    /// Launches fail.
     Closed,
 }
 
 impl FailModeKey {
-    /// Its word in the grant page.
+    /// Returns the mode's value for the grant page.
     pub fn mode(self) -> FailMode {
         match self {
             Self::Open => FailMode::Open,
@@ -129,7 +137,7 @@ impl FailModeKey {
         }
     }
 
-    /// Its name.
+    /// Returns the mode's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -142,9 +150,9 @@ impl FailModeKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QuantumKeys {
-    /// The shortest.
+    /// The shortest quantum, ms.
     pub min_ms: u64,
-    /// The longest.
+    /// The longest quantum, ms.
     pub max_ms: u64,
 }
 
@@ -155,7 +163,7 @@ impl Default for QuantumKeys {
     }
 }
 
-/// Where something is in a file: line and character, each from 1.
+/// A position in a file: line and character, each from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Position {
     line: usize,
@@ -163,7 +171,7 @@ struct Position {
 }
 
 impl Position {
-    /// Of the byte at `offset`.
+    /// Returns the position of the byte at `offset`.
     fn at(text: &str, offset: usize) -> Self {
         let before = text.get(..offset).unwrap_or(text);
         let line = before.rsplit('\n').next().unwrap_or(before);
@@ -171,10 +179,10 @@ impl Position {
     }
 }
 
-/// What no type expresses is wrong with a value: its key, from the top, and what to say.
+/// A fault that no type expresses: the key's path from the top, and the message.
 type Impossible = (Vec<String>, String);
 
-/// Why a configuration cannot be used.
+/// The reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -182,10 +190,10 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: std::io::Error,
     },
-    /// Something in it is wrong.
+    /// The file has a fault.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Invalid {
         /// The file.
@@ -194,16 +202,17 @@ pub enum ConfigError {
         line: usize,
         /// The character in it, from 1.
         column: usize,
-        /// What is wrong there.
+        /// The message.
         message: String,
     },
 }
 
 impl Config {
-    /// Reads `file`, else the user's file (but for root), else the system's; without any, the defaults.
+    /// Reads `file`, else the user's file (unless the user is root), else the system's file.
+    /// Returns the defaults if there is none of these.
     ///
     /// # Errors
-    /// [`ConfigError`], naming file, line and column.
+    /// [`ConfigError`], which names file, line and column.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         if let Some(file) = file {
             return Self::read(file);
@@ -225,9 +234,9 @@ impl Config {
         })
     }
 
-    /// Reads a configuration, or says what is wrong where.
+    /// Reads a configuration. The error gives the position and the message.
     fn parse(text: &str) -> Result<Self, (Position, String)> {
-        // Keys and texts of the file are in it, with whatever characters they have.
+        // The message quotes keys and texts of the file, which can have any characters.
         Self::checked(text).map_err(|(position, message)| (position, harmless(&message)))
     }
 
@@ -245,7 +254,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Bounds that no type expresses: the offending key and what is wrong with it.
+    /// Checks bounds that no type expresses. The error gives the key and the message.
     fn check(&self) -> Result<(), Impossible> {
         let at = |path: &[&str]| path.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
         let within = |key: &str, value, bounds: &Range<u64>| {
@@ -298,37 +307,40 @@ impl Config {
         }
     }
 
-    /// After how long without a heartbeat tenants take the daemon for gone.
+    /// Returns the time without a heartbeat after which tenants take the daemon for gone.
     pub fn heartbeat_limit(&self) -> Duration {
         Duration::from_millis(self.heartbeat_limit_ms)
     }
 
-    /// How long a tenant is listed after its last process.
+    /// Returns the time for which a tenant is listed after its last process ended.
     pub fn tenant_linger(&self) -> Duration {
         Duration::from_secs(self.tenant_linger_s)
     }
 
-    /// For how long what a tenant held is kept for it, if its memory follows its use, ns.
+    /// Returns the time for which memory that a tenant held is kept for it, ns. The time matters
+    /// for tenants whose memory follows its use.
     pub fn memory_follow_ns(&self) -> u64 {
         self.memory_follow_ms.saturating_mul(crate::clock::NS_PER_MS)
     }
 
-    /// How long a tenant that always has work stays on the GPU before it makes room for one that was suspended, ns.
+    /// Returns the time for which a backlogged tenant stays on the GPU before it makes room for a
+    /// suspended one, ns.
     pub fn suspend_turn_ns(&self) -> u64 {
         self.suspend_turn_ms.saturating_mul(crate::clock::NS_PER_MS)
     }
 
-    /// How long the driver may take to move a tenant's memory to the host or back.
+    /// Returns the longest time that the driver may take to move a tenant's memory to the host or
+    /// back.
     pub fn suspend_limit(&self) -> Duration {
         Duration::from_millis(self.suspend_limit_ms)
     }
 
-    /// How long a daemon that `deepres run` started stays without tenants.
+    /// Returns the time without tenants after which a daemon that `deepres run` started ends.
     pub fn idle_exit(&self) -> Duration {
         Duration::from_secs(self.idle_exit_s)
     }
 
-    /// Bounds of the quantum.
+    /// Returns the bounds of the quantum.
     pub fn quantum_bounds(&self) -> QuantumBounds {
         QuantumBounds {
             min_ns: self.quantum.min_ms * crate::clock::NS_PER_MS,
@@ -336,7 +348,7 @@ impl Config {
         }
     }
 
-    /// What each tenant of this user, who is in `groups`, may have, and whose rule that is.
+    /// Returns the caps of a user in `groups`, and their origin.
     pub fn caps_of(&self, user: u32, groups: &[u32]) -> (Caps, CapOf) {
         if let Some(caps) = self.users.get(&user.to_string()) {
             return (*caps, CapOf::User(user));

@@ -1,4 +1,4 @@
-//! What the configuration says of priorities, of what guests may cost, and of tenants that ask for nothing.
+//! The configuration's keys for priorities, for the cost of guests, and for default wishes.
 
 use crate::quantity::parse_limit;
 use crate::wish::{Key, Kind, Value, Wish, about, parse};
@@ -11,15 +11,15 @@ use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// What each term of the priority value weighs; only their ratio matters.
+/// The weights of the terms of the priority value. Only their ratio matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PriorityKeys {
-    /// Of urgency.
+    /// The weight of urgency.
     pub urgency: u64,
-    /// Of size.
+    /// The weight of size.
     pub size: u64,
-    /// Of criticality.
+    /// The weight of criticality.
     pub criticality: u64,
 }
 
@@ -30,32 +30,32 @@ impl Default for PriorityKeys {
 }
 
 impl PriorityKeys {
-    /// What they add up to, at most and at least.
+    /// Bounds of the weights' sum.
     pub const SUM: std::ops::Range<u64> = 1..1_000_001;
 
-    /// The sum of the weights.
+    /// Returns the sum of the weights.
     pub fn sum(&self) -> u64 {
         self.urgency.saturating_add(self.size).saturating_add(self.criticality)
     }
 
-    /// The weights, adding up to 1.
+    /// Returns the weights, scaled so that they add up to 1.
     pub fn weights(&self) -> Weights {
         let part = |key: u64| key as f64 / self.sum() as f64;
         Weights { urgency: part(self.urgency), size: part(self.size), criticality: part(self.criticality) }
     }
 }
 
-/// The wishes of a tenant that says nothing.
+/// The wishes of a tenant that asks for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Defaults(Wish);
 
 impl Defaults {
-    /// The wishes.
+    /// Returns the wishes.
     pub fn wish(&self) -> Wish {
         self.0
     }
 
-    /// A guarantee is of a share.
+    /// Whether the class is guaranteed but a share is missing. A guarantee needs a share.
     pub fn lacks_share(&self) -> bool {
         self.0.class == Some(Class::Guaranteed) && self.0.share_ppm.is_none()
     }
@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for DefaultsVisitor {
             let is_known = |key: &Key| key.name() == name && about(*key).may_be_default;
             let key = Key::ALL.into_iter().find(is_known);
             let key = key.ok_or_else(|| A::Error::custom(format!("unknown key `{name}`")))?;
-            // No limit is what a tenant has without a wish.
+            // The text `unlimited` sets no wish, because a tenant without a wish has no limit.
             if let Some(value) = map.next_value_seed(ValueOf(key))? {
                 wish.set(key, value);
             }
@@ -91,7 +91,7 @@ impl<'de> Visitor<'de> for DefaultsVisitor {
     }
 }
 
-/// Reads the value of a wish: a switch, or a text.
+/// Reads the value of a wish: a switch or a text.
 struct ValueOf(Key);
 
 impl<'de> DeserializeSeed<'de> for ValueOf {
@@ -106,7 +106,7 @@ impl<'de> DeserializeSeed<'de> for ValueOf {
             return Ok(None);
         }
         parse(self.0.kind(), &text).map(Some).map_err(|error| match self.0.kind() {
-            // The others name the text by themselves.
+            // The errors of the other kinds quote the text themselves.
             Kind::Class | Kind::Criticality | Kind::Labels => D::Error::custom(format!("`{text}`: {error}")),
             _ => D::Error::custom(error),
         })
@@ -116,7 +116,7 @@ impl<'de> DeserializeSeed<'de> for ValueOf {
 /// The default of `max_harm`, parts per million.
 pub const MAX_HARM_PPM: u32 = DEFAULT_MAX_HARM_PPM;
 
-/// Reads a part from 0% to 100%, in parts per million.
+/// Reads a percentage from 0% to 100%, in parts per million.
 pub fn part<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_part(&text)

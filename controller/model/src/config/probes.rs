@@ -1,18 +1,18 @@
-//! The configuration of watching who uses the GPU.
+//! The configuration of the probes, which watch the use of GPUs.
 
 use super::DeviceKey;
 use serde::{Deserialize, Deserializer};
 
-/// Watching who uses the GPU.
+/// The keys of the probes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbesKeys {
-    /// Programs are attached to the kernel.
+    /// Whether probes are attached to the kernel.
     pub enabled: bool,
-    /// The devices; none stands for NVIDIA's.
+    /// The devices to watch. An empty list stands for NVIDIA's.
     #[serde(deserialize_with = "devices")]
     pub devices: Vec<DeviceKey>,
-    /// What is done with processes that use a GPU and are no tenant's.
+    /// The treatment of unmanaged processes.
     pub unmanaged: UnmanagedPolicy,
 }
 
@@ -23,22 +23,22 @@ impl Default for ProbesKeys {
 }
 
 impl ProbesKeys {
-    /// Why nobody can be metered from outside, if the configuration says so.
+    /// Returns the reason why the configuration allows no metering from outside, if it does not.
     pub fn metering_refusal(&self) -> Option<String> {
         (!self.enabled)
             .then(|| "the daemon's configuration wants no programs in the kernel (probes.enabled)".to_owned())
     }
 }
 
-/// What is done with processes that use a GPU and are no tenant's.
+/// The treatment of unmanaged processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnmanagedPolicy {
-    /// They are listed.
+    /// The processes are listed.
     Report,
-    /// They are listed, and the log has a warning.
+    /// The processes are listed, and the log has a warning.
     Warn,
-    /// Those that compute are stopped until an administrator adopts them.
+    /// Processes that compute are held until an administrator adopts them.
     Hold,
 }
 
