@@ -8,9 +8,10 @@ use deepres_model::admin::{Reply, Request};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A process that uses a GPU without being a tenant is listed by `deepres ps`, and held if the daemon is configured so. \
-Adopting it lets it go on. It is not limited, since deepres is not inside it, but metered from outside: what it launches and allocates \
-from then on is counted by probes at its driver's library, where the kernel allows them.
+`deepres ps` lists a process that uses a GPU without being a tenant, and the daemon stops it if the \
+configuration says so. `adopt` lets the process go on. The process has no limits, because deepres is not \
+inside it. From then on the daemon counts its launches and allocations from outside, by probes at its \
+driver library, where the kernel allows them.
 
 Examples:
   deepres adopt 4711

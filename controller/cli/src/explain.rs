@@ -17,8 +17,9 @@ const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is what the tenant gets while all want the GPU that are not idle; PRESENT what that comes to while all want as much as they do \
-now; RECEIVED what it had in the last second. The terms of each sum add up to it. docs/policy.md has the rules.
+OWED is the tenant's part while every tenant that is not idle wants the GPU. PRESENT is its part for what \
+the tenants want now. RECEIVED is what the tenant had in the last second. The terms of each sum add up to \
+it. docs/policy.md has the rules.
 
 Examples:
   deepres explain train

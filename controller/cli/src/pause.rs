@@ -12,10 +12,10 @@ const MOVE_PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What the tenant has on the GPU runs out; its programs then wait at their next launch, keep their memory, and go on \
-where they were after `deepres resume`. The pause holds over the daemon's restart, and until the tenant's last \
-process ends. A suspended tenant keeps no memory on the GPU either: the driver brings it to the host, which takes a \
-driver of release 570 or newer, and back when the tenant is resumed, or when the daemon ends: then it goes on.
+The tenant's work in flight finishes. Then its programs wait at their next launch and keep their memory. \
+They go on after `deepres resume`. A pause outlives the daemon, and ends when the daemon forgets the tenant: \
+tenant_linger_s after the tenant's last process ended. `suspend` moves the tenant's memory to the host too, \
+with a driver of release 570 or newer. The memory comes back when the tenant is resumed or the daemon ends.
 
 Examples:
   deepres pause nightly

@@ -19,10 +19,10 @@ const SHOWN_PPM: u32 = 1_000;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is the share a tenant is entitled to, in parentheses while it is idle and lends it to the others, LATELY its share of the GPU's time in the last second, and \
-TOTAL since it appeared. A tenant is listed for a while after its last process ended, then owed \
-nothing and without a gate (-). In --json all \
-counters are totals and `now_ns` is when they were taken: two of them give rates.
+OWED is the share that a tenant is entitled to, in parentheses while the tenant is idle and lends the share \
+to others. LATELY is its part of the GPU's time in the last second, and TOTAL its part since it began. A \
+tenant stays in the list for a while after its last process ended, then without a share and a gate (-). In \
+--json all counters are totals, and `now_ns` is their time: two answers give rates.
 
 Examples:
   deepres ps

@@ -9,8 +9,8 @@ use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-In force for the tenant's running processes when the command returns. Memory that a tenant holds \
-already is not taken away; it gets no more until it is below the new limit.
+The change is in force for the running processes when the command returns. A tenant keeps the memory that \
+it holds; it gets no more until it is below the new limit.
 
 Examples:
   deepres set train --share 50%

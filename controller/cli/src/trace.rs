@@ -37,10 +37,10 @@ const SIGNALLED: i32 = 128;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Shows ioctls on /dev/nvidia*, which is how programs ask the driver for memory, contexts and channels; kernels are launched \
-without any. Needs root, or CAP_BPF and CAP_PERFMON. Each line has the time since the start, process and thread, how \
-long the call took, its name, the main fields of its argument, and the driver's answer. What is lost because it came \
-faster than it could be shown is counted and said.
+The command shows ioctls on /dev/nvidia*, by which programs ask the driver for memory, contexts and channels. \
+Launches need no ioctl. The command needs root, or CAP_BPF and CAP_PERFMON. Each line has the time since the \
+start, process and thread, duration, name, the main fields of the argument, and the driver's answer. The \
+command counts events that came too fast to be shown.
 
 Examples:
   sudo deepres trace -- python train.py

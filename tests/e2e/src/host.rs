@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    env,
     fs::{self, File, OpenOptions},
     path::{Path, PathBuf},
     process::Command,
@@ -37,6 +38,9 @@ const STUCK_FOR: Duration = Duration::from_millis(20);
 /// the test fails.
 const TEST_LIMIT: Duration = Duration::from_secs(240);
 
+/// Set by `cargo xtask test` while it runs tests together.
+const TOGETHER_VARIABLE: &str = "DEEPRES_TESTS_TOGETHER";
+
 /// Kernels of fixed lengths for the C clients, by name: `quick` and `busy_…`.
 const SIMGPU_TOML: &str = r#"
 kernel = [
@@ -69,7 +73,14 @@ impl Host {
     }
 
     /// Returns a host for a test that measures shares or times. No other test runs beside it.
+    ///
+    /// # Panics
+    /// If the runner runs tests together now: such a test belongs into a module `measured`.
     pub fn measuring() -> Self {
+        assert!(
+            env::var_os(TOGETHER_VARIABLE).is_none(),
+            "a test that measures belongs into a module `measured`, which runs alone"
+        );
         Self::with(FlockOperation::LockExclusive)
     }
 
@@ -172,7 +183,7 @@ impl Host {
     /// nothing is preloaded.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
-        for (name, _) in std::env::vars_os() {
+        for (name, _) in env::vars_os() {
             let name = name.to_string_lossy();
             if ["DEEPRES_", "SIMGPU_", "LD_", "CUDA_"].iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(&*name);
@@ -219,8 +230,8 @@ impl Host {
 
     /// Makes a command that runs Python run `train.py`, with the variables that tinygrad needs.
     pub fn training(&self, mut command: Command) -> Command {
-        let libraries = std::env::join_paths([&artefacts().simgpu, &nvrtc(python())])
-            .expect("no colon in a build folder");
+        let libraries =
+            env::join_paths([&artefacts().simgpu, &nvrtc(python())]).expect("no colon in a build folder");
         command
             .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)

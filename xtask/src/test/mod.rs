@@ -189,7 +189,7 @@ impl<'a> EndToEnd<'a> {
     /// Runs the tests that may share the machine.
     fn together(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
         let all = [filter, &["--skip", MEASURED, TOGETHER], self.arguments].concat();
-        self.run(tally, "end-to-end tests, together", &all)
+        self.run(tally, "end-to-end tests, together", &all, &[("DEEPRES_TESTS_TOGETHER", Path::new("1"))])
     }
 
     /// Runs the tests that measure.
@@ -203,12 +203,13 @@ impl<'a> EndToEnd<'a> {
             return Ok(());
         }
         let all = [&["--exact", "--test-threads=1"], &names[..], self.arguments].concat();
-        self.run(tally, "end-to-end tests that measure", &all)
+        self.run(tally, "end-to-end tests that measure", &all, &[])
     }
 
-    fn run(&self, tally: &mut Tally, name: &str, all: &[&str]) -> Result<()> {
+    fn run(&self, tally: &mut Tally, name: &str, all: &[&str], further: &[(&str, &Path)]) -> Result<()> {
+        let environment = [&self.environment[..], further].concat();
         tally.tests(name, |one| match one {
-            None => self.program.run(all, &self.environment),
+            None => self.program.run(all, &environment),
             Some(_) => self.program.run(&selected(&[], one), &self.environment),
         })
     }

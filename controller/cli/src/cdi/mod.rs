@@ -61,10 +61,11 @@ struct SpecFile {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The container gets the library, the directory of the daemon's tenant socket (both read-only) and the \
-variables LD_PRELOAD, DEEPRES_SOCKET and those for what is asked for (DEEPRES_SHARE and so on). What its limits are in the end \
-the daemon decides, as for every other program. Each container is a tenant of its own; --tenant gives \
-it a name, and makes one of all containers with that name only where the daemon's configuration says so (shared_names). Other devices in the file stay as they are.
+The container gets the library, the directory of the daemon's tenant socket (both read-only), LD_PRELOAD, \
+DEEPRES_SOCKET and the variables of the wishes (DEEPRES_SHARE and so on). The daemon decides about the wishes, \
+as for every other program. Each container is a tenant of its own. --tenant names the tenant; containers of one \
+name are one tenant only if the daemon's configuration has the name in shared_names. Other devices in the file \
+stay as they are.
 
 Examples:
   deepres cdi generate --name train --share 30% --memory 2GiB

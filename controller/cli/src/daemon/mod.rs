@@ -17,10 +17,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Runs in the foreground and logs to stderr until it is told to stop (SIGTERM or Ctrl-C); programs that \
-are running then go on, unshared, and come back to the next daemon, which goes on with their accounts. \
-Sockets and state are in DEEPRES_DIR, else in /run/deepres for root, else in $XDG_RUNTIME_DIR/deepres \
-or /tmp/deepres-UID. Under systemd it takes its sockets over (LISTEN_FDS) and reports to it (NOTIFY_SOCKET).
+The daemon runs in the foreground and logs to stderr until SIGTERM or Ctrl-C. Programs that run then go on \
+without limits in time, and the next daemon takes them up with their accounts. Sockets and state are in \
+DEEPRES_DIR, else in /run/deepres for root, else in $XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID. Under systemd \
+the daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 
 Examples:
   sudo deepres daemon

@@ -33,10 +33,10 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The program needs no change; whatever it starts belongs to the same tenant. Without --share it gets a \
-part of what others leave, by its priority (docs/policy.md); what one tenant does not use goes to the others. An allocation beyond \
---memory fails as if the GPU were full. If no daemon is running, one is started and ends by itself when \
-it was idle for ten minutes.
+The program needs no change, and everything that it starts belongs to the same tenant. Without --share the \
+tenant gets a part of what others leave, by its priority (docs/policy.md). A tenant's unused part goes to the \
+others. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the command starts one, which \
+ends after ten idle minutes.
 
 Examples:
   deepres run -- python train.py
