@@ -184,17 +184,19 @@ const ROWS: &[Row] = &[
 const HEAD: &str = "\
 # What has run with deepres
 
-Programs of other makers, as PyPI, crates.io and Debian have them; nothing in them is changed. Each row names the test that holds it, and the day when that passed last as this page was
-written, by `cargo xtask compatibility`. What is to know about single clients stands in [clients.md](clients.md).
+Each row names a program of another maker, as PyPI, crates.io or Debian have it, without any change.
+The row names the test that runs the program, and the day on which the test last passed while
+`cargo xtask compatibility` wrote this page. [clients.md](clients.md) has notes on single programs.
 
-All of it is on the simulated GPU: none of these has run on a real one with deepres yet.
+All programs ran on the simulated GPU. None of them has run on a real GPU with deepres yet.
 ";
 const LOOK_UPS: &str = "
 ## As far as the simulated GPU goes
 
-NVIDIA's runtime library asks the driver to prove that it is NVIDIA's, which the simulated one cannot, so what is built on it does no GPU work there. All its
-look-ups of driver functions come before that. Held is that each of them is answered with deepres' hook where there is one, that none goes past the hooks,
-and that the program says the same with deepres as without.
+NVIDIA's runtime library (libcudart) checks that the driver is NVIDIA's. The simulated driver fails
+this check, so programs on libcudart do no GPU work on the simulated GPU. The library looks up all
+driver functions before the check. The tests hold that deepres answers each look-up with its hook if
+it has one, and that the program prints the same with deepres as without.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
 const TABLE: &str =

@@ -11,6 +11,7 @@ pub mod cache;
 pub mod clients;
 pub mod containers;
 pub mod contention;
+pub mod finally;
 pub mod host;
 pub mod ledger;
 pub mod probes;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use deepres_e2e::venv;
 
 use super::tally::Tally;
-use super::{EndToEnd, cargo_tests, heading, models, prepare, program};
+use super::{EndToEnd, all_of, cargo_tests, heading, models, prepare, program};
 use crate::sanitize::{self, Sanitizer};
 use crate::{command, dist, ebpf, fuzz};
 
@@ -38,10 +38,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     end_to_end.together(tally, &[])?;
     end_to_end.measured(tally, &[])?;
     for program in programs.iter().filter(|program| program.name != super::END_TO_END) {
-        tally.tests(&program.name, |one| match one {
-            None => program.run(&["--include-ignored"], &[]),
-            Some(name) => program.run(&["--exact", name, "--include-ignored"], &[]),
-        })?;
+        all_of(tally, program, &[], &["--include-ignored"])?;
     }
     models(tally, &["--include-ignored"])?;
     heading("cargo xtask fuzz");

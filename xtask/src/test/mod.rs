@@ -97,9 +97,38 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     })?;
     tally.add(beside);
     for program in programs.iter().filter(|program| program.name != END_TO_END) {
-        tally.tests(&program.name, |one| program.run(&selected(&filter, one), &[]))?;
+        all_of(tally, program, &filter, &[])?;
     }
     end_to_end.measured(tally, &filter)
+}
+
+/// Runs the tests of a program: those that may share the machine, then those that measure.
+fn all_of(tally: &mut Tally, program: &Program, filter: &[&str], arguments: &[&str]) -> Result<()> {
+    let together = [filter, &["--skip", MEASURED], arguments].concat();
+    tally.tests(&program.name, |one| program.run(&selected(&together, one), &[]))?;
+    measured(tally, program, filter, arguments, &[])
+}
+
+/// Runs the tests of a program that measure, one after the other.
+fn measured(
+    tally: &mut Tally,
+    program: &Program,
+    filter: &[&str],
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+) -> Result<()> {
+    // A test program with several filters selects the tests that match any of them. So tests that
+    // match all filters are selected here.
+    let listed = program.list(MEASURED)?;
+    let names = listed.iter().map(String::as_str);
+    let names: Vec<&str> = names.filter(|name| filter.iter().all(|part| name.contains(part))).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let all = [&["--exact", "--test-threads=1"], &names[..], arguments].concat();
+    tally.tests(&format!("{}, tests that measure", program.name), |one| {
+        program.run(&selected(&all, one), environment)
+    })
 }
 
 /// Makes what the tests need beside the product. A test that made it during its run would measure
@@ -189,28 +218,16 @@ impl<'a> EndToEnd<'a> {
     /// Runs the tests that may share the machine.
     fn together(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
         let all = [filter, &["--skip", MEASURED, TOGETHER], self.arguments].concat();
-        self.run(tally, "end-to-end tests, together", &all, &[("DEEPRES_TESTS_TOGETHER", Path::new("1"))])
+        let together: [(&str, &Path); 1] = [("DEEPRES_TESTS_TOGETHER", "1".as_ref())];
+        let environment = [&self.environment[..], &together].concat();
+        tally.tests(&self.program.name, |one| match one {
+            None => self.program.run(&all, &environment),
+            Some(_) => self.program.run(&selected(&[], one), &self.environment),
+        })
     }
 
     /// Runs the tests that measure.
     fn measured(&self, tally: &mut Tally, filter: &[&str]) -> Result<()> {
-        // A test program with several filters selects the tests that match any of them. So tests
-        // that match all filters are selected here.
-        let listed = self.program.list(MEASURED)?;
-        let names = listed.iter().map(String::as_str);
-        let names: Vec<&str> = names.filter(|name| filter.iter().all(|part| name.contains(part))).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        let all = [&["--exact", "--test-threads=1"], &names[..], self.arguments].concat();
-        self.run(tally, "end-to-end tests that measure", &all, &[])
-    }
-
-    fn run(&self, tally: &mut Tally, name: &str, all: &[&str], further: &[(&str, &Path)]) -> Result<()> {
-        let environment = [&self.environment[..], further].concat();
-        tally.tests(name, |one| match one {
-            None => self.program.run(all, &environment),
-            Some(_) => self.program.run(&selected(&[], one), &self.environment),
-        })
+        measured(tally, self.program, filter, self.arguments, &self.environment)
     }
 }

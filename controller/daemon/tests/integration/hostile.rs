@@ -245,33 +245,6 @@ fn one_user_cannot_take_all_the_connections() {
 }
 
 #[test]
-fn a_flood_of_connections_keeps_nobody_from_being_answered() {
-    let daemon = open_to_all(Config::default());
-    let victim = daemon.join("victim", 300_000, 0);
-    let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let flood = || {
-            as_user(MALLORY, MALLORY, || {
-                while !is_over.load(Ordering::Relaxed) {
-                    drop(packet::connection(&socket));
-                }
-            })
-        };
-        (0..2).for_each(|_| drop(scope.spawn(flood)));
-        for number in 0..20 {
-            let begin = Instant::now();
-            assert!(daemon.status().tenants.iter().any(|tenant| tenant.name == "victim"));
-            let name = format!("honest-{number}");
-            Tenant::connect(&socket, &hello(Role::Session, &name, &uuids)).map(drop).unwrap();
-            assert!(begin.elapsed() < PATIENCE, "answered after {:?}", begin.elapsed());
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(victim.gate().entitled_ppm(), 300_000);
-}
-
-#[test]
 fn a_name_of_another_user_is_another_tenant() {
     let daemon = open_to_all(Config::default());
     let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
@@ -400,24 +373,6 @@ fn what_a_liar_says_of_itself_is_shown_within_what_is_possible() {
 }
 
 #[test]
-fn bells_without_end_keep_nobody_from_being_served() {
-    let daemon = Daemon::start(1, Config::default());
-    let mallory = daemon.join("mallory", 0, 0);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                let _ = rustix::io::write(&mallory.descriptors[4], &1u64.to_ne_bytes());
-            }
-        });
-        for _ in 0..20 {
-            goes_on(&daemon);
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-}
-
-#[test]
 fn other_users_do_not_administer_unless_their_group_may() {
     let daemon = open_to_all(Config { admin_group: Some(ADMINISTRATORS.to_string()), ..Config::default() });
     let socket = daemon.directory.admin_socket();
@@ -486,4 +441,55 @@ fn nonsense_on_the_admin_socket_is_answered_or_hung_up_on() {
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("not a request"), "{answer}");
     goes_on(&daemon);
+}
+
+/// These tests take all processors, so each has the machine to itself.
+mod measured {
+    use super::*;
+    use deepres_e2e::finally::Finally;
+
+    #[test]
+    fn a_flood_of_connections_keeps_nobody_from_being_answered() {
+        let daemon = open_to_all(Config::default());
+        let victim = daemon.join("victim", 300_000, 0);
+        let (socket, uuids) = (daemon.directory.tenant_socket(), daemon.uuids());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let flood = || {
+                as_user(MALLORY, MALLORY, || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        drop(packet::connection(&socket));
+                    }
+                })
+            };
+            (0..2).for_each(|_| drop(scope.spawn(flood)));
+            let _finally = Finally(&is_over);
+            for number in 0..20 {
+                let begin = Instant::now();
+                assert!(daemon.status().tenants.iter().any(|tenant| tenant.name == "victim"));
+                let name = format!("honest-{number}");
+                Tenant::connect(&socket, &hello(Role::Session, &name, &uuids)).map(drop).unwrap();
+                assert!(begin.elapsed() < PATIENCE, "answered after {:?}", begin.elapsed());
+            }
+        });
+        assert_eq!(victim.gate().entitled_ppm(), 300_000);
+    }
+
+    #[test]
+    fn bells_without_end_keep_nobody_from_being_served() {
+        let daemon = Daemon::start(1, Config::default());
+        let mallory = daemon.join("mallory", 0, 0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = rustix::io::write(&mallory.descriptors[4], &1u64.to_ne_bytes());
+                }
+            });
+            let _finally = Finally(&stop);
+            for _ in 0..20 {
+                goes_on(&daemon);
+            }
+        });
+    }
 }

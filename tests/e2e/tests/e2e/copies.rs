@@ -165,6 +165,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn without_a_daemon_copies_count_toward_the_share_where_the_environment_says_so() {
         for (variables, is_charged) in
             [(&[("DEEPRES_CHARGE_COPIES", "true")][..], true), (&[("DEEPRES_CHARGE_COPIES", "off")], false)]

@@ -115,6 +115,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn gangs_that_wait_for_each_of_their_long_kernels_share_two_gpus_by_their_shares() {
         assert_seventy_thirty("slow_ring", "1");
     }

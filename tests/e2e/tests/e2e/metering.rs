@@ -323,6 +323,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn processes_of_a_tenant_that_pause_are_not_charged_for_each_others_time() {
         let host = Host::measuring().simgpu(SIMGPU_TOML);
         let _daemon = host.daemon();

@@ -73,6 +73,7 @@ fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_workload() {
     let host = Host::new().simgpu(&demo_simgpu());
     let _daemon = host.daemon();

@@ -60,11 +60,13 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_share_seventy_to_thirty() {
         assert_seventy_thirty(&["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn clients_with_four_streams_share_seventy_to_thirty() {
         assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "256"]);
     }

@@ -438,6 +438,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_have_their_share_of_the_time_and_no_more() {
         assert_alone_it_has("25%", 25.0, &["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
     }
@@ -492,6 +493,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn hamis_share_is_held() {
         assert_alone_it_has_by(("CUDA_DEVICE_SM_LIMIT", "35"), 35.0, &["--kernel", "busy_1000us"]);
     }

@@ -12,6 +12,7 @@ use deepres_abi::wish::Wish;
 use deepres_e2e::{
     Host, Process,
     clients::{Way, c_client},
+    finally::Finally,
     host::COMMAND_LIMIT,
     shares::Window,
 };
@@ -130,9 +131,9 @@ mod measured {
             for _ in 0..2 {
                 scope.spawn(|| annoy(&address, &is_over, &tries));
             }
+            let _finally = Finally(&is_over);
             thread::sleep(Duration::from_millis(500));
             let window = Window::measure(&host, Duration::from_secs(4));
-            is_over.store(true, Ordering::Relaxed);
             println!("{} tries", tries.load(Ordering::Relaxed));
             window.assert_shares(&[("a", 70.0), ("b", 30.0)]);
         });

@@ -51,6 +51,7 @@ fn finish_observed(host: &Host, trainer: Process) -> Vec<u64> {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn two_trainers_of_sixty_percent_of_the_memory_each_take_turns_and_finish() {
     let (usual_bytes, most_bytes) = {
         let host = Host::new().simgpu(&simgpu(8 << 30));

@@ -567,6 +567,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn processes_with_very_many_descriptors_are_found_and_keep_nobody_waiting() {
         if !are_possible() {
             return;

@@ -185,6 +185,7 @@ fn a_process_killed_anywhere_while_it_allocates_leaves_nothing_behind() {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn a_process_killed_anywhere_while_it_frees_leaves_nothing_behind() {
     // A pool keeps its memory until it is trimmed or the process waits for the GPU. So a free may
     // change nothing.
@@ -192,6 +193,7 @@ fn a_process_killed_anywhere_while_it_frees_leaves_nothing_behind() {
 }
 
 #[test]
+#[ignore = "deep: takes long"]
 fn a_process_killed_anywhere_while_it_is_refused_leaves_nothing_behind() {
     // The two changes are the reservation and its withdrawal.
     kill_everywhere("refused", 2);
