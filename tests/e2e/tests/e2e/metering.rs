@@ -127,6 +127,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn kernels_of_many_lengths_with_gaps() {
         assert_exact(&[
             "k6", "wait:30", "k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6", "k6", "wait:20",
@@ -178,6 +179,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn kernels_of_a_tenth_of_a_second() {
         assert_exact_but_for(Duration::from_millis(100), &["k100000", "sync", "wait:20000"]);
     }
@@ -194,6 +196,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn streams_in_turn_with_gaps() {
         assert_exact(&["--streams", "4", "k20", "wait:30"]);
     }
@@ -238,6 +241,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn graphs_with_conditions_on_several_streams() {
         assert_exact(&["--streams", "2", "while:k80x5", "wait:100", "k20", "wait:50", "while:k20x3"]);
     }
@@ -248,6 +252,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn copies_in_several_contexts_in_turn() {
         let contexts = ["--contexts", "3", "--streams", "6"];
         assert_exact(&[&contexts[..], &["k200", "sync", "to:2000000", "sync", "k80", "wait:300"]].concat());
@@ -271,6 +276,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn several_contexts_on_several_gpus() {
         let keys = format!("gpus = 2\n{SIMGPU_TOML}");
         let four =
@@ -289,11 +295,13 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn host_functions_and_waits_between_kernels() {
         assert_exact(&["--streams", "2", "k80", "host:200", "k20", "after:0", "k20", "wait:400"]);
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn waits_of_all_streams_of_a_context_between_kernels() {
         assert_exact(&["--streams", "2", "k20", "k20", "host:200", "all:0", "k20", "k20", "wait:400"]);
     }

@@ -465,6 +465,7 @@ mod measured {
     use super::*;
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn a_daemon_killed_again_and_again_loses_no_launch_and_no_account() {
         kill_often(10);
     }

@@ -972,6 +972,7 @@ mod measured {
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn tenants_are_never_listed_while_they_start_exec_and_end() {
         if !are_possible() {
             return;
@@ -1058,6 +1059,7 @@ sys.stdin.readline()
     }
 
     #[test]
+    #[ignore = "deep: takes long"]
     fn what_a_tenant_asks_once_after_its_session_is_found_within_a_second() {
         if !are_possible() {
             return;
