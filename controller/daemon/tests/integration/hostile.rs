@@ -91,33 +91,6 @@ impl Write for Log {
 }
 
 #[test]
-fn whoever_connects_in_a_loop_fills_no_log() {
-    let log = Log::default();
-    let writer = log.clone();
-    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let daemon = Daemon::start_within(Config::default(), |run| tracing::subscriber::with_default(lines, run));
-    let socket = daemon.directory.tenant_socket();
-    let mut nonsense = daemon.hello(Role::Session, "loop");
-    nonsense.wishes = [1; WISHES_BYTES];
-    for _ in 0..100 {
-        shake_hands(&socket, nonsense.as_bytes()).unwrap_err();
-        drop(daemon.join("loop", 0, 0));
-    }
-    wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
-    // Another test's daemon may just have been the first to reach the log calls. Its thread has no
-    // subscriber, so the calls may be cached as disabled.
-    tracing::callsite::rebuild_interest_cache();
-    drop(daemon);
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
-    assert_eq!(caused, 20, "{log}");
-    // Each of the hundred attempts logs its session's begin and end. There is one refusal, because
-    // all have the same reason.
-    assert!(log.contains("lines were left out") && log.contains("lines=181"), "{log}");
-    assert_eq!(log.lines().filter(|line| line.contains("refused")).count(), 1, "{log}");
-}
-
-#[test]
 fn any_packets_before_and_after_a_hello_change_nothing() {
     let daemon = Daemon::start(1, Config::default());
     let bystander = daemon.join("bystander", 300_000, 1_000);
@@ -443,7 +416,8 @@ fn nonsense_on_the_admin_socket_is_answered_or_hung_up_on() {
     goes_on(&daemon);
 }
 
-/// These tests take all processors, so each has the machine to itself.
+/// These tests take all processors, or watch the log, whose calls all daemons of a process share. So
+/// each has the machine to itself.
 mod measured {
     use super::*;
     use deepres_e2e::finally::Finally;
@@ -491,5 +465,30 @@ mod measured {
                 goes_on(&daemon);
             }
         });
+    }
+
+    #[test]
+    fn whoever_connects_in_a_loop_fills_no_log() {
+        let log = Log::default();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let daemon =
+            Daemon::start_within(Config::default(), |run| tracing::subscriber::with_default(lines, run));
+        let socket = daemon.directory.tenant_socket();
+        let mut nonsense = daemon.hello(Role::Session, "loop");
+        nonsense.wishes = [1; WISHES_BYTES];
+        for _ in 0..100 {
+            shake_hands(&socket, nonsense.as_bytes()).unwrap_err();
+            drop(daemon.join("loop", 0, 0));
+        }
+        wait_until(PATIENCE, || daemon.status().tenants.iter().all(|tenant| tenant.sessions.is_empty()));
+        drop(daemon);
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
+        assert_eq!(caused, 20, "{log}");
+        // Each of the hundred attempts logs its session's begin and end. There is one refusal, because
+        // all have the same reason.
+        assert!(log.contains("lines were left out") && log.contains("lines=181"), "{log}");
+        assert_eq!(log.lines().filter(|line| line.contains("refused")).count(), 1, "{log}");
     }
 }
