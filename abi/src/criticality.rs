@@ -26,16 +26,6 @@ impl Criticality {
     pub fn ppm(self) -> u32 {
         self.0
     }
-
-    /// Returns the number in a frame. 0 there means "not given", so a criticality of 0 becomes 1.
-    pub fn number(self) -> u32 {
-        self.0.max(1)
-    }
-
-    /// Returns the criticality with this number in a frame. 0 is none.
-    pub fn from_number(number: u32) -> Option<Self> {
-        (number != 0).then(|| Self::from_ppm(number))
-    }
 }
 
 impl Default for Criticality {
@@ -106,12 +96,5 @@ mod tests {
         for text in ["", "urgent", "1.5", "-1", "nan", "inf", "1e-1"] {
             assert!(text.parse::<Criticality>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn what_is_not_critical_at_all_is_told_from_what_is_not_said() {
-        let least: Criticality = "0".parse().unwrap();
-        assert!(Criticality::from_number(least.number()).is_some());
-        assert_eq!(Criticality::from_number(0), None);
     }
 }

@@ -389,6 +389,10 @@ mod tests {
         assert_eq!(Wish::decode(&all().encode()), Ok(all()));
         assert_eq!(Wish::decode(&Wish::default().encode()), Ok(Wish::default()));
         let long = Labels::NONE.with(&std::format!("a={}", "x".repeat(LABELS_BYTES - 2))).unwrap();
+        // Not critical at all is something else than nothing said.
+        let least = Wish { criticality: "0".parse().ok(), ..Wish::default() };
+        assert_eq!(Wish::decode(&least.encode()), Ok(least));
+        assert!(least.criticality.is_some());
         let full = Wish { labels: Some(long), ..all() };
         assert_eq!(Wish::decode(&full.encode()), Ok(full));
     }

@@ -1,7 +1,7 @@
 //! Runs other programs. An error names the whole command in a form that can be typed.
 
-use std::io::{self, BufRead as _, BufReader};
-use std::process::{Command, ExitStatus, Stdio};
+use std::io;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -51,24 +51,6 @@ pub fn output(command: &mut Command) -> Result<String> {
         bail!("failed ({}): {}", output.status, shown(command));
     }
     String::from_utf8(output.stdout).with_context(|| format!("output is not UTF-8: {}", shown(command)))
-}
-
-/// Runs `command`. Shows its standard output as it comes, and returns it as well.
-pub fn teed(command: &mut Command) -> Result<(ExitStatus, String)> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start: {}", shown(command)))?;
-    let mut lines = BufReader::new(child.stdout.take().context("the output was piped")?);
-    let mut all = String::new();
-    let mut line = Vec::new();
-    while lines.read_until(b'\n', &mut line)? > 0 {
-        let text = String::from_utf8_lossy(&line);
-        print!("{text}");
-        all += &text;
-        line.clear();
-    }
-    Ok((child.wait()?, all))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::test::program::{self, Outcome};
 use crate::{build, command};
 
 /// Options of `cargo xtask compatibility`.
@@ -288,7 +289,7 @@ pub fn run(options: &Options) -> Result<()> {
             "--include-ignored",
         ]);
         tests.env("DEEPRES_ARTEFACTS", artefacts.folder());
-        let (status, output) = command::teed(&mut tests)?;
+        let Outcome { status, output, .. } = program::run(&mut tests)?;
         let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();
         if !status.success() || ran == 0 {
             bail!("{}: not shown (of its tests {ran} passed): {}", row.client, command::shown(&tests));

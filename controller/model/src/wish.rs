@@ -1,7 +1,7 @@
 //! The wishes of a job in text: reading, formatting and explaining. [`deepres_abi::wish`] declares
 //! the wishes.
 
-use crate::quantity::{Bytes, Percent, QuantityError, Time};
+use crate::quantity::{Bytes, Percent, Time, parse_bytes, parse_share, parse_time};
 use deepres_abi::grant::NO_LIMIT;
 pub use deepres_abi::wish::{Key, Kind, Value, Wish};
 use std::error::Error;
@@ -93,21 +93,14 @@ pub const fn example(kind: Kind) -> &'static str {
 /// # Errors
 /// The text is not a value of this kind. The error says what is accepted.
 pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Sync>> {
-    if let Some(value) = kind.parse(text) {
-        return Ok(value);
-    }
-    let text = text.to_owned();
-    Err(match kind {
-        Kind::Share => QuantityError::Share(text).into(),
-        Kind::Bytes => QuantityError::Bytes(text).into(),
-        Kind::Time => QuantityError::Time(text).into(),
-        Kind::Class => deepres_abi::class::ClassError.into(),
-        Kind::Criticality => deepres_abi::criticality::CriticalityError.into(),
-        Kind::Labels => match text.parse::<deepres_abi::label::Labels>() {
-            Err(error) => error.into(),
-            Ok(_) => format!("`{text}` is not {}", kind.expected()).into(),
-        },
-        Kind::Switch => format!("`{text}` is not {}", kind.expected()).into(),
+    Ok(match kind {
+        Kind::Share => Value::Share(parse_share(text)?),
+        Kind::Bytes => Value::Bytes(parse_bytes(text)?),
+        Kind::Time => Value::Time(parse_time(text)?),
+        Kind::Class => Value::Class(text.parse()?),
+        Kind::Criticality => Value::Criticality(text.parse()?),
+        Kind::Labels => Value::Labels(text.parse()?),
+        Kind::Switch => kind.parse(text).ok_or_else(|| format!("`{text}` is not {}", kind.expected()))?,
     })
 }
 

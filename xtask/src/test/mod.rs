@@ -5,7 +5,7 @@
 
 mod deep;
 mod needs;
-mod program;
+pub mod program;
 mod tally;
 mod unmeasured;
 
