@@ -562,7 +562,7 @@ impl Process {
             lane.close(&self.calls);
             lane.await_closed();
         }
-        if let (Some(context), Some(inner)) = (known, inner.as_ref()) {
+        if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
             // Without the relaxed capture mode, a query would end another thread's capture.
             if let Some(_relaxed) = self.calls.relaxed() {
                 self.calls.in_context(handle, || {

@@ -30,25 +30,17 @@ pub struct Alignment {
     least_late_ns: i64,
 }
 
-/// The result of a look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
-    /// Time of the event on the host's clock.
-    pub at_ns: i64,
-    /// Distance by which the whole time line was moved. The caller moves its other values on the
-    /// time line too.
-    pub moved_ns: i64,
-}
-
 impl Alignment {
     /// Begins with a base event that was just seen complete, at `now_ns`.
     pub fn new(now_ns: i64) -> Self {
         Self { base_ns: now_ns, began_ns: now_ns, looks: 0, least_late_ns: i64::MAX }
     }
 
-    /// Places an event that lies `since_base_ns` after the base and was seen complete at `now_ns`.
-    pub fn place(&mut self, since_base_ns: i64, now_ns: i64) -> Placed {
-        let late_ns = now_ns - (self.base_ns + since_base_ns);
+    /// Compares the clocks by an event that lies `since_base_ns` after the base and was seen
+    /// complete at `now_ns`. Returns the distance by which the whole time line was moved. The caller
+    /// moves its own values on the time line too.
+    pub fn look(&mut self, since_base_ns: i64, now_ns: i64) -> i64 {
+        let late_ns = now_ns - self.at(since_base_ns);
         self.looks = self.looks.saturating_add(1);
         self.least_late_ns = self.least_late_ns.min(late_ns.max(0));
         let passed_ns = now_ns - self.began_ns;
@@ -64,7 +56,12 @@ impl Alignment {
             (self.began_ns, self.looks, self.least_late_ns) = (now_ns, 0, i64::MAX);
         }
         self.base_ns += moved_ns;
-        Placed { at_ns: self.base_ns + since_base_ns, moved_ns }
+        moved_ns
+    }
+
+    /// Place of an event that lies `since_base_ns` after the base, on the host's clock.
+    pub fn at(&self, since_base_ns: i64) -> i64 {
+        self.base_ns + since_base_ns
     }
 
     /// Makes the event at `at_ns` the new base.
@@ -108,12 +105,13 @@ mod tests {
             self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let late_ns = (self.random >> 33) as i64 % LATEST_NS;
             let since_ns = (at_ns - self.base_ns) * (PPM + self.ppm) / PPM;
-            let placed = self.alignment.place(since_ns, at_ns + late_ns);
+            self.alignment.look(since_ns, at_ns + late_ns);
+            let placed_ns = self.alignment.at(since_ns);
             if at_ns - self.base_ns > 5 * SECOND_NS {
-                self.alignment.rebase(placed.at_ns);
+                self.alignment.rebase(placed_ns);
                 self.base_ns = at_ns;
             }
-            placed.at_ns - at_ns
+            placed_ns - at_ns
         }
 
         /// Largest error of any place, without the first seconds.
@@ -153,9 +151,9 @@ mod tests {
     fn a_while_in_which_all_looks_were_late_is_made_up_for_by_the_next_prompt_one() {
         let mut alignment = Alignment::new(0);
         for look in 1..=200 {
-            alignment.place(look * 10_000_000, look * 10_000_000 + 3_000_000);
+            alignment.look(look * 10_000_000, look * 10_000_000 + 3_000_000);
         }
-        let placed = alignment.place(2_010_000_000, 2_010_000_010);
-        assert_eq!((placed.at_ns, placed.moved_ns), (2_010_000_010, -2_999_990));
+        let moved_ns = alignment.look(2_010_000_000, 2_010_000_010);
+        assert_eq!((alignment.at(2_010_000_000), moved_ns), (2_010_000_010, -2_999_990));
     }
 }

@@ -7,7 +7,8 @@ use super::clock::Alignment;
 use super::gpu::Gpu;
 use super::lane::Lane;
 use super::measure::Middle;
-use crate::driver::calls::{Calls, Context, Event, Progress, Stream};
+use super::segment::Segment;
+use crate::driver::calls::{Calls, Context, Event, Stream};
 use crate::os;
 
 /// Distance from the base event at which a new base is chosen. The driver gives the distance as a
@@ -143,22 +144,21 @@ impl ContextState {
 
     /// Charges the complete segments by their measured times, before the context is destroyed. The
     /// caller holds the lock.
-    pub fn charge_complete(&self, calls: &Calls, inner: &Inner) {
-        for lane in &inner.lanes {
-            while let Some(segment) = lane.oldest() {
-                let contents = segment.contents();
-                if !contents.is_lost && calls.query(segment.end()) != Progress::Done {
-                    break;
-                }
-                let has_start = !contents.is_lost && !contents.is_end_only;
-                let measured_ns =
-                    has_start.then(|| calls.elapsed_ns(segment.start(), segment.end())).flatten();
+    pub fn charge_complete(&self, calls: &Calls, inner: &mut Inner) {
+        for lane in inner.lanes.clone() {
+            let (over, newest) = lane.over(calls);
+            let seen_ns = os::now_ns() as i64;
+            for _ in 0..over {
+                let Some(contents) = lane.oldest().map(Segment::contents) else { break };
+                let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
                     // The measured time may include pauses, and an estimate may be missing.
-                    let took_ns = measured_ns.map_or(u64::MAX, |took_ns| took_ns.max(0) as u64);
-                    let known_ns = [contents.expected_ns, took_ns].into_iter().filter(|ns| *ns != 0).min();
-                    self.gpu.add_late(known_ns.filter(|ns| *ns != u64::MAX).unwrap_or(0));
+                    let took_ns =
+                        place.filter(|_| !contents.is_end_only).map(|(start, end)| end.abs_diff(start));
+                    let known_ns = (contents.expected_ns != 0).then_some(contents.expected_ns);
+                    self.gpu.add_late([known_ns, took_ns].into_iter().flatten().min().unwrap_or(0));
                 }
+                lane.set_previous_end(place.map(|(_, end_ns)| end_ns));
                 self.gpu.unqueue(contents.queued_ns);
                 lane.pop();
             }
@@ -203,7 +203,9 @@ impl ContextState {
                 if !contents.is_copy {
                     let unknown_ns = if contents.expected_ns == 0 { u64::MAX } else { contents.expected_ns };
                     expected_ns = expected_ns.saturating_add(unknown_ns);
-                    most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns));
+                    // The stream's work that was seen complete ran before.
+                    let previous_ns = lane.previous_end_ns().map_or(0, |end_ns| end_ns.max(0).unsigned_abs());
+                    most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns.max(previous_ns)));
                 }
                 self.gpu.unqueue(contents.queued_ns);
                 lane.pop();
@@ -277,31 +279,43 @@ impl Inner {
         self.unreachable_since_ns = None;
     }
 
-    /// Returns where `lane`'s oldest segment lies, in ns on the process's time line. The segment is
-    /// complete. Now and then the segment's end event becomes the new base, and the segment gets
-    /// the old base event in its place.
-    pub fn locate(&mut self, calls: &Calls, lane: &Lane) -> Option<(i64, i64)> {
+    /// Compares the clocks by an event that was seen complete at `seen_ns`. The meter thread gives
+    /// the newest event of its look: earlier events were complete for an unknown time.
+    pub fn align(&mut self, calls: &Calls, newest: Event, seen_ns: i64) {
+        let Some(base) = &mut self.base else { return };
+        let Some(since_base_ns) = calls.elapsed_ns(base.event, newest) else { return };
+        let moved_ns = base.alignment.look(since_base_ns, seen_ns);
+        self.move_by(moved_ns);
+    }
+
+    /// Returns where `lane`'s oldest segment lies, in ns on the process's time line, or `None` if
+    /// the driver does not say. The segment ended before `newest`, which was seen complete at
+    /// `seen_ns`, or is `newest`. Now and then the segment's end event becomes the new base, and the
+    /// segment gets the old base event in its place.
+    pub fn locate(&mut self, calls: &Calls, lane: &Lane, newest: Event, seen_ns: i64) -> Option<(i64, i64)> {
         let segment = lane.oldest()?;
         let contents = segment.contents();
+        if contents.is_lost {
+            return None;
+        }
         let took_ns = match contents.is_end_only {
             true => contents.observed((0, 0)).expected_ns,
             false => calls.elapsed_ns(segment.start(), segment.end())?.max(0),
         };
         let Some(base) = &mut self.base else {
+            let end_ns = seen_ns - calls.elapsed_ns(segment.end(), newest)?.max(0);
             let spare = calls.in_context(lane.context.handle(), || calls.create_event())?;
-            let end_ns = os::now_ns() as i64;
             let event = segment.swap_end(spare);
             self.base = Some(Base { event, alignment: Alignment::new(end_ns) });
             return Some((end_ns - took_ns, end_ns));
         };
         let since_base_ns = calls.elapsed_ns(base.event, segment.end())?;
-        let placed = base.alignment.place(since_base_ns, os::now_ns() as i64);
+        let end_ns = base.alignment.at(since_base_ns);
         if since_base_ns > REBASE_NS {
             base.event = segment.swap_end(base.event);
-            base.alignment.rebase(placed.at_ns);
+            base.alignment.rebase(end_ns);
         }
-        self.move_by(placed.moved_ns);
-        Some((placed.at_ns - took_ns, placed.at_ns))
+        Some((end_ns - took_ns, end_ns))
     }
 
     /// Moves all values on the time line by `moved_ns`, because the time line itself was moved.

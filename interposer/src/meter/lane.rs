@@ -843,6 +843,22 @@ impl Lane {
         if self.waiting() == 0 { None } else { self.place(self.tail.load(Ordering::Relaxed)) }
     }
 
+    /// Returns how many of the oldest closed segments are over, and the end event of the newest
+    /// complete one. Called by the meter thread.
+    pub fn over(&self, calls: &Calls) -> (u32, Option<Event>) {
+        let (tail, waiting) = (self.tail.load(Ordering::Relaxed), self.waiting());
+        let mut newest = None;
+        for number in 0..waiting {
+            let Some(segment) = self.place(tail.wrapping_add(number)) else { return (number, newest) };
+            match if segment.contents().is_lost { Progress::Lost } else { calls.query(segment.end()) } {
+                Progress::Pending => return (number, newest),
+                Progress::Done => newest = Some(segment.end()),
+                Progress::Lost => {}
+            }
+        }
+        (waiting, newest)
+    }
+
     /// Removes the oldest segment, which the meter thread has processed.
     pub fn pop(&self) {
         if self.oldest().is_some_and(|segment| !segment.contents().is_copy) {

@@ -13,10 +13,9 @@ use super::lane::Lane;
 use super::measure::Observed;
 use super::mover::{self, Mover, Moves};
 use super::reconnect::Reconnect;
-use super::segment::Contents;
+use super::segment::{Contents, Segment};
 use crate::capture;
 use crate::coverage;
-use crate::driver::calls::Progress;
 use crate::log::say;
 use crate::memory::pressure::Pressure;
 use crate::memory::unreported_contexts::UnreportedContexts;
@@ -353,19 +352,17 @@ impl Meter {
     /// Charges the complete segments of a lane.
     fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
-        while let Some(segment) = lane.oldest() {
-            let progress =
-                if segment.contents().is_lost { Progress::Lost } else { calls.query(segment.end()) };
-            if progress == Progress::Pending {
-                return;
-            }
-            let contents = segment.contents();
+        let (over, newest) = lane.over(calls);
+        let seen_ns = os::now_ns() as i64;
+        if let Some(newest) = newest {
+            inner.align(calls, newest, seen_ns);
+        }
+        for _ in 0..over {
+            let Some(contents) = lane.oldest().map(Segment::contents) else { return };
             self.charge_copied(context, contents.copied_ns);
-            match inner.locate(calls, lane) {
-                Some(times) if progress == Progress::Done => {
-                    self.charge(context, inner, lane, &contents, times)
-                }
-                _ => {
+            match newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns)) {
+                Some(times) => self.charge(context, inner, lane, &contents, times),
+                None => {
                     lane.set_previous_end(None);
                     if contents.is_lost {
                         self.charge_lost(context, &contents);

@@ -669,3 +669,27 @@ fn no_stream_joins_a_capture_while_a_marker_is_recorded() {
     assert!(RECORDED.load(Ordering::Relaxed) >= 2, "a beginning and an end");
     assert!(!MIGHT_JOIN.load(Ordering::Relaxed), "it would take the marker in");
 }
+
+#[test]
+fn segments_that_one_late_look_sees_lie_where_they_ran() {
+    let (calls, lane) = (fake::calls(), lane());
+    for _ in 0..3 {
+        put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
+    }
+    fake::finish();
+    let (over, newest) = lane.over(&calls);
+    assert_eq!(over, 3);
+    const SEEN_NS: i64 = 1_000_000_000;
+    let mut inner = lane.context.lock();
+    let mut locate = || {
+        let place = inner.locate(&calls, lane, newest.unwrap(), SEEN_NS).unwrap();
+        lane.pop();
+        place
+    };
+    for begins_before_ns in [30_000, 20_000, 10_000] {
+        let (start_ns, end_ns) = locate();
+        // The driver gives event times as floats of milliseconds, so a small error is allowed.
+        assert!((SEEN_NS - begins_before_ns - start_ns).abs() < 100, "{start_ns}");
+        assert!((SEEN_NS - begins_before_ns + KERNEL_NS as i64 - end_ns).abs() < 100, "{end_ns}");
+    }
+}
