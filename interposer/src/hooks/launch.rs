@@ -43,28 +43,6 @@ fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUres
     result
 }
 
-/// A kernel launch. Launches with the same key take the same time.
-#[inline(always)]
-fn kernel_of(function: CUfunction, grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Launch {
-    let (grid, block) = (grid.map(u64::from), block.map(u64::from));
-    let key = estimates::launch_key(function as u64, grid, block, u64::from(shared_bytes));
-    Launch { key, kind: Kind::Kernel }
-}
-
-/// A kernel launch that does not go at once. The launch is recorded here, if the process is
-/// recorded.
-fn recorded(
-    api: ApiId,
-    on: Stream,
-    function: CUfunction,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-) -> Launch {
-    record::launch(api, on, function, grid, block, shared_bytes);
-    kernel_of(function, grid, block, shared_bytes)
-}
-
 /// Launches a graph by `call`, where some graphs of the process allocate memory. A captured launch
 /// takes no memory.
 #[cold]
@@ -83,8 +61,9 @@ fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut()
 }
 
 /// A kernel launch as its hook finds it in the arguments.
+#[derive(Clone, Copy)]
 struct KernelCall {
-    of: Hooked,
+    api: ApiId,
     on: Stream,
     function: CUfunction,
     grid: [u32; 3],
@@ -93,22 +72,46 @@ struct KernelCall {
 }
 
 impl KernelCall {
+    /// A launch on the stream that `stream` denotes for the function `of`.
+    #[inline(always)]
+    fn new(
+        of: Hooked,
+        stream: CUstream,
+        function: CUfunction,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+    ) -> Self {
+        Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes }
+    }
+
+    /// The launch for the meter. Launches with the same key take the same time.
+    #[inline(always)]
+    fn launch(self) -> Launch {
+        let (grid, block) = (self.grid.map(u64::from), self.block.map(u64::from));
+        let key = estimates::launch_key(self.function as u64, grid, block, u64::from(self.shared_bytes));
+        Launch { key, kind: Kind::Kernel }
+    }
+
+    #[inline(always)]
+    fn goes_at_once(self) -> bool {
+        launch::goes_at_once(self.on, || self.launch())
+    }
+
     /// Makes the launch by `call`: at once, or through gate and meter.
     #[inline(always)]
     fn make(self, mut call: impl FnMut() -> CUresult) -> CUresult {
-        if launch::goes_at_once(self.on, || {
-            kernel_of(self.function, self.grid, self.block, self.shared_bytes)
-        }) {
+        if self.goes_at_once() {
             return at_once(self.on, Kind::Kernel, call);
         }
         self.make_later(&mut call)
     }
 
-    /// Makes the launch by `call`, through gate and meter.
-    #[inline(always)]
+    /// Makes the launch by `call`, through gate and meter. The launch is recorded here, if the
+    /// process is recorded.
     fn make_later(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
-        let launch = recorded(self.of.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
-        metered(self.on, launch, call)
+        record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
+        metered(self.on, self.launch(), call)
     }
 }
 
@@ -119,17 +122,14 @@ macro_rules! kernel {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $symbol($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let (f, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, ..) =
-                ($($argument),*);
-            let launch = || kernel_of(f, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes);
-            let on = Hooked::new(ApiId::$symbol, StreamKind::$stream).stream(stream);
-            let goes_at_once = launch::goes_at_once(on, launch);
+            let kernel = kernel!(@call $symbol $stream ($($argument),*));
+            let goes_at_once = kernel.goes_at_once();
             let way = if goes_at_once { real } else { $slow };
             // SAFETY: both ways have the contract of the driver's function, and get the caller's
             // arguments unchanged.
             let result = unsafe { way($($argument),*) };
             if result != CUDA_SUCCESS && goes_at_once {
-                launch::take_back(on, Kind::Kernel);
+                launch::take_back(kernel.on, Kind::Kernel);
             }
             result
         }
@@ -137,15 +137,17 @@ macro_rules! kernel {
         #[cold]
         unsafe extern "C" fn $slow($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, ..) =
-                ($($argument),*);
-            let of = Hooked::new(ApiId::$symbol, StreamKind::$stream);
-            let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-            let call = KernelCall { of, on: of.stream(stream), function, grid, block, shared_bytes };
+            let kernel = kernel!(@call $symbol $stream ($($argument),*));
             // SAFETY: as above.
-            call.make_later(&mut || unsafe { real($($argument),*) })
+            kernel.make_later(&mut || unsafe { real($($argument),*) })
         }
     };
+    (@call $symbol:ident $stream:ident $arguments:tt) => {{
+        let (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, ..) = $arguments;
+        let of = Hooked::new(ApiId::$symbol, StreamKind::$stream);
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        KernelCall::new(of, stream, function, grid, block, shared_bytes)
+    }};
 }
 deepres_abi::driver_function!(cuLaunchKernel => [kernel] launch_kernel_later);
 deepres_abi::driver_function!(cuLaunchKernel_ptsz => [kernel] launch_kernel_ptsz_later);
@@ -154,7 +156,7 @@ super::hook! {
     [cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz]
     (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, _) |of, call| {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        KernelCall { of, on: of.stream(stream), function, grid, block, shared_bytes }.make(call)
+        KernelCall::new(of, stream, function, grid, block, shared_bytes).make(call)
     };
 
     [cuLaunchKernelEx cuLaunchKernelEx_ptsz] (config, function, ..) |of, call| {
@@ -166,19 +168,20 @@ super::hook! {
         };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        let (on, shared_bytes) = (of.stream(config.hStream), config.sharedMemBytes);
-        KernelCall { of, on, function, grid, block, shared_bytes }.make(call)
+        KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes).make(call)
     };
 
     // These functions keep the block's shape to themselves.
     [cuLaunch] (function, ..) |of, call| {
-        oldest(of, function, [1; 3], std::ptr::null_mut()).make(call)
+        KernelCall::new(of, std::ptr::null_mut(), function, [1; 3], [0; 3], 0).make(call)
     };
     [cuLaunchGrid] (function, width, height) |of, call| {
-        oldest(of, function, [width as u32, height as u32, 1], std::ptr::null_mut()).make(call)
+        let grid = [width as u32, height as u32, 1];
+        KernelCall::new(of, std::ptr::null_mut(), function, grid, [0; 3], 0).make(call)
     };
     [cuLaunchGridAsync] (function, width, height, stream) |of, call| {
-        oldest(of, function, [width as u32, height as u32, 1], stream).make(call)
+        let grid = [width as u32, height as u32, 1];
+        KernelCall::new(of, stream, function, grid, [0; 3], 0).make(call)
     };
 
     [cuGraphLaunch cuGraphLaunch_ptsz] (graph, stream) |of, call| {
@@ -218,11 +221,6 @@ super::hook! {
     };
 }
 
-/// A launch by a function that takes no shape of blocks.
-fn oldest(of: Hooked, function: CUfunction, grid: [u32; 3], stream: CUstream) -> KernelCall {
-    KernelCall { of, on: of.stream(stream), function, grid, block: [0; 3], shared_bytes: 0 }
-}
-
 fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
     list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
@@ -230,17 +228,12 @@ fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
 /// Takes each launch through its gate and meter, then makes all of them together.
 fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
     let Some((one, rest)) = list.split_first() else { return call() };
-    let launch = KernelCall {
-        of,
-        on: of.stream(one.hStream),
-        function: one.function,
-        grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
-        block: [one.blockDimX, one.blockDimY, one.blockDimZ],
-        shared_bytes: one.sharedMemBytes,
-    };
+    let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
+    let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
+    let kernel = KernelCall::new(of, one.hStream, one.function, grid, block, one.sharedMemBytes);
     // Only the last launch may go at once. An earlier one would be counted, but not be under way
     // while the next one waits at its gate. The meter thread could then take the earlier launch for
     // complete.
     let mut call = || on_each(of, rest, call);
-    if rest.is_empty() { launch.make(call) } else { launch.make_later(&mut call) }
+    if rest.is_empty() { kernel.make(call) } else { kernel.make_later(&mut call) }
 }

@@ -60,14 +60,6 @@ const STACK_BYTES: usize = 2 << 20;
 #[derive(Debug, Clone, Copy)]
 pub struct MeterThread(PhantomData<*const ()>);
 
-impl MeterThread {
-    /// Lets a test stand in for the meter thread.
-    #[cfg(test)]
-    pub const fn acted() -> Self {
-        Self(PhantomData)
-    }
-}
-
 /// Starts the thread with every signal blocked. Signal handlers belong to the job, and run on its
 /// own threads.
 ///
@@ -604,5 +596,13 @@ impl Meter {
             say!(Info, "the daemon is gone; going on without it");
             self.reconnect.begin(os::now_ns());
         }
+    }
+}
+
+#[cfg(test)]
+impl MeterThread {
+    /// Lets a test stand in for the meter thread.
+    pub const fn acted() -> Self {
+        Self(PhantomData)
     }
 }

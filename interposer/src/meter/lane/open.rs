@@ -67,12 +67,6 @@ impl OpenSegment {
         self.asked_ns.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Self::asked_ns`], where a test has moved its clock.
-    #[cfg(test)]
-    pub(super) fn set_asked_ns(&self, asked_ns: u64) {
-        self.asked_ns.store(asked_ns, Ordering::Relaxed);
-    }
-
     /// The part of the segment's estimate that is already in the GPU's queue, ns.
     pub(super) fn queued_ns(&self) -> u64 {
         self.queued_ns.load(Ordering::Relaxed)
@@ -130,5 +124,13 @@ impl OpenSegment {
             is_end_only: self.is_end_only(),
             ..Contents::default()
         }
+    }
+}
+
+#[cfg(test)]
+impl OpenSegment {
+    /// Sets [`Self::asked_ns`], where a test has moved its clock.
+    pub(super) fn set_asked_ns(&self, asked_ns: u64) {
+        self.asked_ns.store(asked_ns, Ordering::Relaxed);
     }
 }

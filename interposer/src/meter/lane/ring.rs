@@ -129,16 +129,17 @@ impl Ring {
         self.places.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
         self.taken.store(self.head.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+}
 
+#[cfg(test)]
+impl Ring {
     /// Every event of the ring's places: pairs of beginning and end.
-    #[cfg(test)]
     pub(super) fn events(&self) -> Vec<(Event, Event)> {
         let both = self.places.iter().map(|segment| (segment.start(), segment.end()));
         both.filter(|(_, end)| *end != Event::NONE).collect()
     }
 
     /// The segment that was closed last.
-    #[cfg(test)]
     pub(super) fn newest(&self) -> Option<&Segment> {
         self.place(self.closed().wrapping_sub(1))
     }
