@@ -116,6 +116,99 @@ macro_rules! classes {
 }
 crate::for_each_unaccounted_function!(classes);
 
+macro_rules! bypasses {
+    ($($reason:ident $name:literal $effect:ident $help:literal;)+) => {
+        /// A reason for which the interposer lets a call of a hooked function through without
+        /// metering or charging it. Pages refer to the numbers, so a new reason is added at the end.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bypass {
+            $(#[doc = $help] $reason,)+
+        }
+
+        impl Bypass {
+            /// Every reason, by number.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$reason),+];
+
+            /// Returns the name for people and JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $name,)+
+                }
+            }
+
+            /// Returns a sentence that explains the reason.
+            pub const fn help(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $help,)+
+                }
+            }
+
+            /// Whether such a call may give the GPU work or take its memory.
+            pub const fn has_effect(self) -> bool {
+                match self {
+                    $(Self::$reason => bypasses!(@$effect),)+
+                }
+            }
+        }
+    };
+    (@effect) => { true };
+    (@harmless) => { false };
+}
+
+bypasses! {
+    NoSession "no-session" effect "The process had no session yet.";
+    NoContext "no-context" effect "The driver did not name the context of the stream.";
+    UnmanagedGpu "unmanaged-gpu" effect "The daemon does not manage the GPU.";
+    NoLane "no-lane" effect "The stream or its context ended during the call.";
+    Captured "captured" harmless "The stream was capturing, so the call became a part of a graph.";
+    CaptureUnknown "capture-unknown" effect "The driver did not say whether the stream was capturing.";
+    CaptureMode "capture-mode" effect "The driver did not let the interposer make calls beside a capture.";
+    JoiningCapture "joining-capture" effect "Another thread took long to begin or join a capture.";
+    NoEvent "no-event" effect "The driver gave or recorded no event for a marker.";
+    Invalid "invalid" harmless "The arguments were invalid, so the driver refuses the call.";
+    UnchargedContext "uncharged-context" effect "The driver did not name the context of an allocation.";
+    UnchargedGpu "uncharged-gpu" effect "The allocation was on a GPU that the daemon does not manage.";
+}
+
+/// Room for the reasons of this version and of future ones.
+const BYPASS_PLACES: usize = 16;
+const _: () = assert!(Bypass::ALL.len() <= BYPASS_PLACES);
+
+/// Calls of one session that were let through, by [`Bypass`]. Counters only grow.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Bypasses([AtomicU64; BYPASS_PLACES]);
+
+impl Bypasses {
+    /// Returns counters of nothing.
+    #[cfg(not(loom))]
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; BYPASS_PLACES])
+    }
+
+    /// Counts a call.
+    pub fn count(&self, reason: Bypass) {
+        self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of calls that were let through for `reason`.
+    pub fn calls(&self, reason: Bypass) -> u64 {
+        self.0[reason as usize].load(Ordering::Relaxed)
+    }
+
+    /// Resets all counters in a forked child, which inherits none of its parent's calls.
+    pub fn forget(&self) {
+        self.0.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+
+    /// Copies all counters from `other`.
+    pub fn copy_from(&self, other: &Self) {
+        for (to, from) in self.0.iter().zip(&other.0) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
 /// The record of one session. Counters only grow. See the module.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -245,7 +338,7 @@ impl Coverage {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Coverage>() == 7488);
+const _: () = assert!(size_of::<Coverage>() == 7488 && size_of::<Bypasses>() == 128);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -267,6 +360,23 @@ mod tests {
         own.forget_calls();
         assert_eq!(own.calls(ApiId::cuMemHostAlloc), 0);
         assert!(own.is_looked_up(ApiId::cuCtxGetId));
+    }
+
+    #[test]
+    fn each_reason_of_a_bypass_has_its_own_name_and_counter() {
+        let (own, page) = (Bypasses::new(), Bypasses::default());
+        for (number, reason) in Bypass::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, number);
+            let is_named_alike = |other: &Bypass| *other != reason && other.name() == reason.name();
+            assert!(!Bypass::ALL.iter().any(is_named_alike), "{}", reason.name());
+            (0..=number).for_each(|_| own.count(reason));
+        }
+        page.copy_from(&own);
+        let counted = Bypass::ALL.map(|reason| page.calls(reason) as usize);
+        assert!(counted.into_iter().eq(1..=Bypass::ALL.len()));
+        own.forget();
+        assert!(Bypass::ALL.into_iter().all(|reason| own.calls(reason) == 0));
+        assert!(Bypass::NoEvent.has_effect() && !Bypass::Captured.has_effect());
     }
 
     #[test]

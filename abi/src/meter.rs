@@ -5,7 +5,7 @@
 //! as an index or a length.
 
 use crate::MAX_GPUS;
-use crate::coverage::Coverage;
+use crate::coverage::{Bypasses, Coverage};
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
@@ -306,6 +306,7 @@ pub struct MeterPage {
     beyond: [BeyondSlot; MAX_GPUS],
     edges: [EdgeSlot; MAX_GPUS],
     intervals: [Intervals; MAX_GPUS],
+    bypasses: Bypasses,
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -332,6 +333,11 @@ impl MeterPage {
     /// Returns the record of how the process reaches the driver.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
+    }
+
+    /// Returns the counters of calls that were let through without being metered or charged.
+    pub fn bypasses(&self) -> &Bypasses {
+        &self.bypasses
     }
 
     /// Returns the memory beyond the limit on a GPU, if there is such a GPU.
@@ -624,6 +630,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, edges) == 12096);
     assert!(core::mem::offset_of!(MeterPage, intervals) == 12224);
     assert!(size_of::<Intervals>() == 64 + 16 * INTERVALS);
+    assert!(core::mem::offset_of!(MeterPage, bypasses) == 78784);
     assert!(size_of::<MeterPage>() == 81920);
 };
 

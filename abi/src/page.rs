@@ -9,9 +9,7 @@ use core::{cmp, fmt};
 pub const MAJOR: u16 = 2;
 /// Minor version of the layout. It is raised when a field is added, in space that was reserved (and
 /// zero) before, or at the end of a page or frame.
-pub const MINOR: u16 = 1;
-/// From this minor version on, a meter page may continue the counters of the session before.
-pub const MINOR_CARRIES: u16 = 1;
+pub const MINOR: u16 = 2;
 
 /// The bytes `deepres\0` as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");

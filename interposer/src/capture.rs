@@ -4,9 +4,12 @@
 //! no marker may get into the graph. The launch of the graph is metered instead.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
-use crate::driver::calls::{Context, Stream};
+use deepres_abi::coverage::Bypass;
+
+use crate::driver::calls::{Calls, Context, Stream};
+use crate::lock_order::{Mutex, Rank};
 use crate::os::Patience;
 use crate::{os, thread};
 
@@ -36,7 +39,7 @@ impl Capture {
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`ACTIVE`] that is set while the process is recorded.
 const RECORDED: u32 = 1 << 31;
-static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
+static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec::new());
 
 /// Held shared by a thread that records a marker, from the check whether the stream captures until
 /// the marker is recorded. Held exclusively by a thread that makes a stream capture.
@@ -100,6 +103,18 @@ pub fn is_active() -> bool {
     ACTIVE.load(Ordering::Relaxed) & !RECORDED != 0
 }
 
+/// Checks that work on `stream` is no part of a capture.
+///
+/// # Errors
+/// The reason why the work is not metered.
+pub fn rule_out(calls: &Calls, stream: Stream) -> Result<(), Bypass> {
+    match is_active().then(|| calls.is_capturing(stream)) {
+        None | Some(Some(false)) => Ok(()),
+        Some(Some(true)) => Err(Bypass::Captured),
+        Some(None) => Err(Bypass::CaptureUnknown),
+    }
+}
+
 /// Whether the process is recorded.
 #[inline(always)]
 pub fn is_recording() -> bool {
@@ -116,7 +131,7 @@ pub fn set_recording(is_recording: bool) {
 }
 
 fn change(change: impl FnOnce(&mut Vec<Capture>)) {
-    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut captures = CAPTURES.lock();
     let before = captures.len() as u32;
     change(&mut captures);
     // Adding a difference leaves the other bit as it is.
@@ -165,7 +180,7 @@ pub fn end(stream: Stream, context: Option<Context>) {
 /// handle is not taken for this one.
 #[must_use]
 pub fn leave(stream: Stream) -> Leaving {
-    let mut captures = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut captures = CAPTURES.lock();
     let place = captures.iter().position(|capture| capture.stream == stream);
     Leaving(place.map(|place| captures.swap_remove(place)))
 }
@@ -180,7 +195,7 @@ impl Leaving {
         if is_gone {
             ACTIVE.fetch_sub(1, Ordering::SeqCst);
         } else {
-            CAPTURES.lock().unwrap_or_else(PoisonError::into_inner).push(capture);
+            CAPTURES.lock().push(capture);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Records how the process reaches the driver, for `deepres ps --coverage`: the functions that it
-//! looked up, what it was given, and the bypasses.
+//! looked up, what it was given, and the bypasses. [`bypass`] counts each call that a hook lets
+//! through unmetered. A call through an open gate counts nothing.
 //!
 //! Look-ups come before there is a session. So everything is noted here, and is copied to the meter
 //! page now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepres_abi::coverage::Coverage;
+use deepres_abi::coverage::{Bypass, Bypasses, Coverage};
 use deepres_abi::driver::{self, ApiId};
 use deepres_abi::meter::MeterPage;
 
@@ -17,12 +18,26 @@ const PUBLISH_NS: u64 = 100_000_000;
 
 /// The coverage of this process.
 pub static OWN: Coverage = Coverage::new();
+/// Calls of this process that were let through.
+static BYPASSES: Bypasses = Bypasses::new();
 /// When the coverage was last copied.
 static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Adds one to a counter.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts a call of a hooked function that is let through without being metered or charged.
+#[cold]
+pub fn bypass(reason: Bypass) {
+    BYPASSES.count(reason);
+}
+
+/// Forgets the parent's calls, in a forked child.
+pub fn forget_calls() {
+    OWN.forget_calls();
+    BYPASSES.forget();
 }
 
 /// Notes a look-up of `id` by its exported name.
@@ -63,6 +78,7 @@ pub fn publish(page: &MeterPage, now_ns: u64) {
 pub fn publish_now(page: &MeterPage, now_ns: u64) {
     PUBLISHED_NS.store(now_ns, Ordering::Relaxed);
     page.coverage().copy_from(&OWN);
+    page.bypasses().copy_from(&BYPASSES);
 }
 
 /// Logs the counts at debug level.

@@ -2,11 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use deepres_abi::coverage::Bypass;
+
 use crate::blocked_calls;
 use crate::capture;
+use crate::coverage;
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::gate;
-use crate::meter::lane::{Begun, Lane};
+use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
 use crate::{os, thread};
@@ -18,7 +21,10 @@ const UNKNOWN_NS: u64 = 10_000;
 /// was counted in its stream's open segment. `launch` is called only if its result is needed.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
-    let Some(process) = process::current() else { return true };
+    let Some(process) = process::current() else {
+        process::count_early();
+        return true;
+    };
     if !capture::is_clear() {
         return false;
     }
@@ -90,8 +96,8 @@ pub fn await_turn(stream: Stream) {
         return;
     }
     let Some(_relaxed) = calls.beside_captures() else { return };
-    let Some(lane) = process.lane(stream) else { return };
-    hold_back(calls, lane, None);
+    let Ok(lane) = process.lane(stream) else { return };
+    hold_back(calls, &lane, None);
     if lane.gpu.is_open() {
         return;
     }
@@ -102,8 +108,8 @@ pub fn await_turn(stream: Stream) {
 
 /// The way on for a launch that does not go at once.
 pub enum Entry {
-    /// The launch goes without gate and meter.
-    Bypass,
+    /// The launch goes without a further step: it is counted already, or it is a bypass.
+    Pass,
     /// The launch is measured. The caller must call [`leave`] after it.
     Metered(Metered),
     /// The launch does not go, because the daemon is gone and the session is to fail closed.
@@ -113,7 +119,7 @@ pub enum Entry {
 /// A launch between [`enter`] and [`leave`].
 pub struct Metered {
     process: &'static Process,
-    lane: &'static Lane,
+    lane: LaneOwner,
     kind: Kind,
     begun: Begun,
 }
@@ -123,24 +129,33 @@ pub struct Metered {
 #[inline(never)]
 pub fn enter(stream: Stream, launch: Launch) -> Entry {
     let _uncancelled = os::uncancelled();
-    let Some(process) = process::current() else { return Entry::Bypass };
+    try_enter(stream, launch).unwrap_or_else(|reason| {
+        coverage::bypass(reason);
+        Entry::Pass
+    })
+}
+
+/// Does what [`enter`] does.
+///
+/// # Errors
+/// The reason for which the launch goes without gate and meter.
+fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
+    let process = process::current().ok_or(Bypass::NoSession)?;
     let calls = &process.calls;
-    if capture::is_active() && calls.may_be_capturing(stream) {
-        return Entry::Bypass;
-    }
+    capture::rule_out(calls, stream)?;
     // The first launch on a stream calls the driver to set up its measurement.
     let blocked = blocked_calls::begin();
-    let Some(_relaxed) = calls.beside_captures() else { return Entry::Bypass };
-    let Some(lane) = process.lane(stream) else { return Entry::Bypass };
+    let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
+    let lane = process.lane(stream)?;
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
         // Without the recording, the launch would have gone at once.
-        return Entry::Bypass;
+        return Ok(Entry::Pass);
     }
     let gpu = lane.gpu;
     drop(blocked);
-    hold_back(calls, lane, Some(launch));
+    hold_back(calls, &lane, Some(launch));
     // The session is read last, because a daemon may have taken over the process meanwhile.
-    let Some(session) = process.session() else { return Entry::Bypass };
+    let session = process.session().ok_or(Bypass::NoSession)?;
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
         None => {
@@ -155,27 +170,30 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
                     }
                     passed
                 }
-                None => return Entry::Refused,
+                None => return Ok(Entry::Refused),
             }
         }
     };
     let entry = match lane.begin(calls, launch, passed.counted_ns) {
-        Some(begun) => {
+        Ok(begun) => {
             // Only the launch that opens a segment sets `in_flight`. The meter thread sees the
             // segment open until it is closed.
             if begun.opens {
                 gpu.set_in_flight();
                 process.wake_meter();
             }
-            Entry::Metered(Metered { process, lane, kind: launch.kind, begun })
+            Ok(Entry::Metered(Metered { process, lane, kind: launch.kind, begun }))
         }
-        None => {
+        Err(unmarked) => {
             gpu.unqueue(passed.counted_ns.unwrap_or(0));
             // No segment covers this launch, so nobody sees it complete. The meter thread is woken
             // to look, and to report to the arbiter.
             gpu.set_in_flight();
             process.wake_meter();
-            Entry::Bypass
+            match unmarked {
+                Unmarked::TakenIn => Ok(Entry::Pass),
+                Unmarked::Bypass(reason) => Err(reason),
+            }
         }
     };
     drop(passed.launching);
@@ -183,26 +201,37 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
 }
 
 /// Called before a copy: makes sure that a segment of copies is open. Returns `None` if the copy
-/// goes unmetered. Copies have engines of their own. So copies pass no gate, and do not count as
-/// work that another tenant has to wait for.
+/// has no such segment: the open segment of kernels took it in, or the copy is a bypass. Copies
+/// have engines of their own. So copies pass no gate, and do not count as work that another tenant
+/// has to wait for.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
-    let process = process::current()?;
-    let calls = &process.calls;
-    if capture::is_active() && calls.may_be_capturing(stream) {
+    let Some(process) = process::current() else {
+        process::count_early();
         return None;
-    }
-    let _relaxed = calls.beside_captures()?;
+    };
+    try_enter_copy(process, stream, copy)
+        .inspect_err(|unmarked| {
+            if let Unmarked::Bypass(reason) = unmarked {
+                coverage::bypass(*reason);
+            }
+        })
+        .ok()
+}
+
+fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Result<Metered, Unmarked> {
+    let calls = &process.calls;
+    capture::rule_out(calls, stream)?;
+    let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
     if copy.kind == Kind::SyncCopy {
         thread::close_lanes(calls);
     }
     let lane = process.lane(stream)?;
-    process.session()?;
     let begun = lane.begin(calls, copy, (!lane.gpu.is_open()).then_some(0))?;
     if begun.opens {
         process.wake_meter();
     }
-    Some(Metered { process, lane, kind: copy.kind, begun })
+    Ok(Metered { process, lane, kind: copy.kind, begun })
 }
 
 /// Called after a launch or copy.
@@ -315,7 +344,7 @@ fn interrupt_for_host(process: &'static Process, stream: Stream) {
     if capture::is_active() && process.calls.may_be_capturing(stream) {
         return;
     }
-    if let Some(lane) = process.lane(stream) {
+    if let Ok(lane) = process.lane(stream) {
         lane.interrupt(&process.calls, !lane.gpu.is_open());
         lane.await_host();
     }

@@ -23,6 +23,7 @@ mod handshake;
 mod hooks;
 mod image;
 mod launch;
+mod lock_order;
 mod log;
 mod memory;
 mod meter;

@@ -2,10 +2,10 @@
 //! no state, and every hook forwards its call.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{io, ptr};
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{UNMANAGED, Uuid};
@@ -14,11 +14,13 @@ use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::handshake::{self, Arrival, ConnectError, Connection, Pending, Question};
+use crate::lock_order::{Guard, Mutex, Rank};
 use crate::log::say;
 use crate::memory::Accounts;
-use crate::meter::context::ContextState;
+use crate::meter::context::{ContextState, Inner};
 use crate::meter::gpu::{Gpu, Shared};
-use crate::meter::lane::Lane;
+use crate::meter::lane::LaneOwner;
+use crate::meter::thread::MeterThread;
 use crate::meter::{self, alone};
 use crate::resolve::{is_behind_another, is_disabled};
 use crate::session::Session;
@@ -54,12 +56,12 @@ pub struct Process {
     /// process.
     before: Shared<Session>,
     /// All contexts. Those of destroyed contexts are kept, to be used again.
-    contexts: Mutex<Vec<&'static ContextState>>,
+    contexts: Mutex<{ Rank::Contexts as u8 }, Vec<&'static ContextState>>,
     /// One of the contexts. Often there is no other, and then no thread needs to remember a context
     /// itself.
     first_context: Shared<ContextState>,
     /// One for each GPU, held while its primary context is made or ended.
-    primaries: [Mutex<Option<Context>>; MAX_GPUS],
+    primaries: [Mutex<{ Rank::Primary as u8 }, Option<Context>>; MAX_GPUS],
     /// 1 while the meter thread sleeps. The thread sleeps until [`Self::wake`] is rung, or on this
     /// word if that descriptor is gone.
     is_meter_asleep: AtomicU32,
@@ -84,6 +86,16 @@ pub fn current() -> Option<&'static Process> {
     // SAFETY: only `begin` stores a pointer here, to a leaked box. `forked` and `stop` clear the
     // pointer without freeing the box.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Counts a call that comes before the session. Where it is known that there will be none, nobody
+/// can read the count.
+#[cold]
+#[inline(never)]
+pub fn count_early() {
+    if START.load(Ordering::Relaxed) != STARTED {
+        coverage::bypass(Bypass::NoSession);
+    }
 }
 
 /// Announces that a session is about to begin, as long as the result lives. The driver's own start
@@ -224,7 +236,7 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
-    coverage::OWN.forget_calls();
+    coverage::forget_calls();
     record::forget();
     thread::reset();
     alone::forget();
@@ -325,7 +337,7 @@ impl Process {
     ///
     /// # Errors
     /// [`ConnectError`], if the daemon's pages cannot be used.
-    pub fn renew(&self, connection: Connection) -> Result<(), ConnectError> {
+    pub fn renew(&self, meter: MeterThread, connection: Connection) -> Result<(), ConnectError> {
         let Some(session) = self.session() else { return Ok(()) };
         if session.standalone().is_some() {
             return self.join(session, connection);
@@ -338,7 +350,7 @@ impl Process {
         if self.gpus.iter().zip(&connection.welcome.gpu_index).any(is_renumbered) {
             return Err(ConnectError::Renumbered);
         }
-        let index = session.renew(connection, &self.gpus)?;
+        let index = session.renew(meter, connection, &self.gpus)?;
         session.attach(&self.gpus, &index, None);
         if self.wake.get().is_none() {
             // The reason that took the descriptor away may be over.
@@ -384,9 +396,8 @@ impl Process {
         }
     }
 
-    /// Without a daemon, takes the arbiter's turn, in the meter thread. Returns when the next turn
-    /// is due at the latest.
-    pub fn turn(&self, now_ns: u64) -> Option<u64> {
+    /// Without a daemon, takes the arbiter's turn. Returns when the next turn is due at the latest.
+    pub fn turn(&self, _meter: MeterThread, now_ns: u64) -> Option<u64> {
         self.session().and_then(Session::standalone)?.turn(now_ns)
     }
 
@@ -396,7 +407,7 @@ impl Process {
     }
 
     /// Notes that the meter thread is out of the driver for good.
-    pub fn set_stopped(&self) {
+    pub fn set_stopped(&self, _meter: MeterThread) {
         self.is_stopped.store(true, Ordering::Release);
     }
 
@@ -408,20 +419,20 @@ impl Process {
 
     /// Returns the primary context of a GPU as it was last retained. While the result lives, no
     /// other thread makes or ends that context. Returns `None` if there is no such GPU.
-    pub fn primary(&self, ordinal: usize) -> Option<MutexGuard<'_, Option<Context>>> {
-        Some(self.primaries.get(ordinal)?.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn primary(&self, ordinal: usize) -> Option<Guard<'_, Option<Context>>> {
+        Some(self.primaries.get(ordinal)?.lock())
     }
 
     /// Returns the contexts that are not destroyed.
     pub fn contexts(&self) -> Vec<&'static ContextState> {
-        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let contexts = self.contexts.lock();
         contexts.iter().copied().filter(|context| !context.is_dead()).collect()
     }
 
     /// Whether a context is gone, and with it everything in it. False for 0, which means no
     /// context.
     pub fn is_gone(&self, context: usize) -> bool {
-        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let contexts = self.contexts.lock();
         context != 0 && !contexts.iter().any(|known| known.is_alive_as(Context(context)))
     }
 
@@ -430,7 +441,7 @@ impl Process {
         let find = |contexts: &[&'static ContextState]| {
             contexts.iter().copied().find(|context| context.is_alive_as(handle))
         };
-        if let Some(known) = find(&self.contexts.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if let Some(known) = find(&self.contexts.lock()) {
             return Some(known);
         }
         // If the driver does not name the device, it is the device for which the context was made,
@@ -438,7 +449,7 @@ impl Process {
         let made_for = || self.memory.device_of_context(handle);
         let ordinal = self.calls.device_of(handle).or_else(made_for)?;
         let gpu = self.gpus.get(ordinal)?;
-        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contexts = self.contexts.lock();
         if let Some(known) = find(&contexts) {
             return Some(known);
         }
@@ -489,18 +500,21 @@ impl Process {
         })
     }
 
-    /// Returns the calling thread's lane on `stream`. Returns `None` if the stream's GPU is not
-    /// managed, or the driver cannot name the stream's context.
-    pub fn lane(&'static self, stream: Stream) -> Option<&'static Lane> {
+    /// Returns the calling thread's lane on `stream`.
+    ///
+    /// # Errors
+    /// The reason why there is none: the stream's GPU is not managed, or the driver cannot name the
+    /// stream's context, or the context has just ended.
+    pub fn lane(&'static self, stream: Stream) -> Result<LaneOwner, Bypass> {
         if let Some(lane) = thread::lane(&self.calls, stream) {
-            return Some(lane);
+            return Ok(lane);
         }
-        let handle = self.calls.context_of(stream)?;
-        let context = self.context(handle)?;
-        context.gpu.index()?;
-        let lane = context.lane(handle, stream, thread::id())?;
+        let handle = self.calls.context_of(stream).ok_or(Bypass::NoContext)?;
+        let context = self.context(handle).ok_or(Bypass::NoContext)?;
+        context.gpu.index().ok_or(Bypass::UnmanagedGpu)?;
+        let lane = context.lane(handle, stream, thread::id()).ok_or(Bypass::NoLane)?;
         thread::remember(&self.calls, stream, handle, lane);
-        Some(lane)
+        Ok(lane)
     }
 
     /// Ends every open segment on `stream`, of all threads, because the stream is about to be
@@ -516,7 +530,7 @@ impl Process {
                 lane.close(&self.calls);
                 lane.await_closed();
                 if forever {
-                    lane.retire();
+                    lane.retire(&inner);
                 }
             }
         }
@@ -526,12 +540,13 @@ impl Process {
     }
 
     /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses that
-    /// context. If the context was destroyed, the context and the memory in it are forgotten.
+    /// context. `is_destroyed` tells by the result and by the state of a known context. If the
+    /// context was destroyed, the context and the memory in it are forgotten.
     pub fn destroy_context<T>(
         &self,
         handle: Context,
         destroy: impl FnOnce() -> T,
-        is_destroyed: impl FnOnce(&T) -> bool,
+        is_destroyed: impl FnOnce(&T, Option<&mut Inner>) -> bool,
     ) -> T {
         let (result, is_gone) = self.end_context(handle, destroy, is_destroyed);
         if is_gone {
@@ -546,7 +561,7 @@ impl Process {
         &self,
         handle: Context,
         destroy: impl FnOnce() -> T,
-        is_destroyed: impl FnOnce(&T) -> bool,
+        is_destroyed: impl FnOnce(&T, Option<&mut Inner>) -> bool,
     ) -> (T, bool) {
         let _uncancelled = os::uncancelled();
         let contexts = self.contexts();
@@ -572,7 +587,7 @@ impl Process {
             }
         }
         let result = destroy();
-        let is_gone = is_destroyed(&result);
+        let is_gone = is_destroyed(&result, inner.as_deref_mut());
         if is_gone {
             // Threads look their lanes up again from now on, and such a look-up waits for the lock.
             thread::forget_lanes();
@@ -604,7 +619,7 @@ impl Process {
 
     /// Checks whether the job has closed the descriptors on which the meter thread waits. Returns
     /// whether the job has closed `socket`, and with it the connection.
-    pub fn look_at_descriptors(&self, socket: Option<OwnDescriptor>) -> bool {
+    pub fn look_at_descriptors(&self, _meter: MeterThread, socket: Option<OwnDescriptor>) -> bool {
         if !self.wake.get().is_some_and(OwnDescriptor::is_ours) {
             self.wake.swap(None);
         }
@@ -617,24 +632,30 @@ impl Process {
     }
 
     /// Prepares a deep sleep of the meter thread. Returns false if work may be under way after all.
-    pub fn prepare_sleep(&self) -> bool {
+    pub fn prepare_sleep(&self, meter: MeterThread) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
         let is_busy = self.memory.pools.is_release_due()
             || self.contexts().iter().any(|context| context.may_have_work());
         if is_busy {
-            self.finish_sleep();
+            self.finish_sleep(meter);
         }
         !is_busy
     }
 
     /// Notes that the meter thread is awake.
-    pub fn finish_sleep(&self) {
+    pub fn finish_sleep(&self, _meter: MeterThread) {
         self.is_meter_asleep.store(0, Ordering::SeqCst);
     }
 
     /// Lets the meter thread sleep. `is_deep`: other threads know of the sleep and wake the thread.
     /// Returns whether `socket`, if there is one, has ended.
-    pub fn sleep(&self, socket: Option<OwnDescriptor>, mut sleep_ns: u64, is_deep: bool) -> bool {
+    pub fn sleep(
+        &self,
+        _meter: MeterThread,
+        socket: Option<OwnDescriptor>,
+        mut sleep_ns: u64,
+        is_deep: bool,
+    ) -> bool {
         let wake = self.wake.get();
         if wake.is_none() {
             let nap_ns = if socket.is_some() { sleep_ns.min(STEP_NS) } else { sleep_ns };

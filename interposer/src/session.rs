@@ -11,13 +11,14 @@ use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
-use deepres_abi::page::{MINOR_CARRIES, Page};
-use deepres_abi::wire::{Frame as _, UNMANAGED};
+use deepres_abi::page::Page;
+use deepres_abi::wire::UNMANAGED;
 
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::handshake::{ConnectError, Connection};
 use crate::memory::ledgers::{Ledger, Ledgers};
 use crate::meter::gpu::{Gpu, Shared};
+use crate::meter::thread::MeterThread;
 use crate::os::{self, Patience};
 use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
@@ -179,12 +180,16 @@ impl Session {
         (unsafe { libc::fcntl(memory, command, &raw mut lock) } == 0).then_some(lock)
     }
 
-    /// Takes over a new connection. Called by the meter thread. The caller calls [`Self::attach`]
-    /// after it.
+    /// Takes over a new connection. The caller calls [`Self::attach`] after it.
     ///
     /// # Errors
     /// [`ConnectError`], if a page cannot be used. The session then stays without a daemon.
-    pub fn renew(&self, connection: Connection, gpus: &[Gpu]) -> Result<[u8; MAX_GPUS], ConnectError> {
+    pub fn renew(
+        &self,
+        _meter: MeterThread,
+        connection: Connection,
+        gpus: &[Gpu],
+    ) -> Result<[u8; MAX_GPUS], ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
         let fresh = Mapped::<MeterPage>::new(&meter, BOTH).map_err(ConnectError::Page)?;
         for checked in [
@@ -195,8 +200,7 @@ impl Session {
             checked.map_err(ConnectError::Page)?;
         }
         // The meter page comes before the grant page, because it counts the waiters of the gates.
-        let carries = welcome.head().minor() >= MINOR_CARRIES;
-        self.carry(&fresh, &meter, gpus, carries.then_some(&welcome.gpu_index))?;
+        self.carry(&fresh, &meter, gpus, &welcome.gpu_index)?;
         gpus.iter().for_each(Gpu::forget_only_launch);
         // SAFETY: `new` kept the pages and mapped them with the same protection, and the memory was
         // checked above.
@@ -252,13 +256,13 @@ impl Session {
 
     /// Puts the meter page in `memory` in place of the present one, and carries the present page's
     /// counters over. `fresh` is a second mapping of `memory`. `index` gives the daemon's new
-    /// numbers of the GPUs. With `None`, no counters are carried over.
+    /// numbers of the GPUs.
     fn carry(
         &self,
         fresh: &Mapped<MeterPage>,
         memory: &OwnedFd,
         gpus: &[Gpu],
-        index: Option<&[u8; MAX_GPUS]>,
+        index: &[u8; MAX_GPUS],
     ) -> Result<(), ConnectError> {
         // The old page is mapped a second time, because nobody can read it once its only mapping
         // was replaced. If the job has closed the page's descriptor, the page is still mapped, but
@@ -269,11 +273,7 @@ impl Session {
             let before = old.map_or(self.meter, Mapped::page).slot(gpu.index()?)?;
             Some((before, fresh.page().slot(usize::from(index))?))
         };
-        let both: Vec<_> = index
-            .into_iter()
-            .flat_map(|index| gpus.iter().zip(index))
-            .filter_map(|(gpu, index)| slots(gpu, *index))
-            .collect();
+        let both: Vec<_> = gpus.iter().zip(index).filter_map(|(gpu, index)| slots(gpu, *index)).collect();
         let read: Vec<Reading> = both.iter().map(|(before, _)| before.read()).collect();
         for ((_, now), reading) in both.iter().zip(&read) {
             now.grow(reading, &Reading::default());
@@ -287,9 +287,7 @@ impl Session {
             now.grow(&before.read(), reading);
         }
         exchange(&self.meter_memory, memory.try_clone().map_err(ConnectError::Io)?);
-        if index.is_some() {
-            fresh.page().set_carried();
-        }
+        fresh.page().set_carried();
         Ok(())
     }
 

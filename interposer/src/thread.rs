@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::driver::calls::{Calls, Context, Stream};
 use crate::memory::mixed;
 use crate::meter::context::ContextState;
-use crate::meter::lane::Lane;
+use crate::meter::lane::LaneOwner;
 use crate::os;
 
 /// Streams on which a thread can launch in turn without a look-up.
@@ -21,7 +21,8 @@ const PLACES: usize = 64;
 const PROBES: usize = 4;
 
 /// Changes whenever a stream or context dies, because a lane that a thread remembers may then serve
-/// another stream.
+/// another stream. As long as the number stays, the thread is the owner of each lane that it
+/// remembers.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every thread look its lanes up again.
@@ -34,7 +35,7 @@ struct Place {
     stream: usize,
     /// Context of a default stream, else 0.
     context: usize,
-    lane: Option<&'static Lane>,
+    lane: Option<LaneOwner>,
 }
 
 impl Place {
@@ -68,7 +69,7 @@ fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
 /// another stream in each context. So for such a handle, the driver is asked for the current
 /// context.
 #[inline(always)]
-pub fn lane(calls: &Calls, stream: Stream) -> Option<&'static Lane> {
+pub fn lane(calls: &Calls, stream: Stream) -> Option<LaneOwner> {
     THREAD.with(|thread| {
         let mut places = places_of(stream).map(|place| thread.places[place].get());
         let place = places.find(|place| place.stream == stream.0)?;
@@ -83,7 +84,7 @@ pub fn lane(calls: &Calls, stream: Stream) -> Option<&'static Lane> {
 }
 
 /// Remembers the lane for `stream`. A lane that loses its place ends its segment.
-pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static Lane) {
+pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner) {
     THREAD.with(|thread| {
         let generation = GENERATION.load(Ordering::Acquire);
         if thread.generation.replace(generation) != generation {
@@ -106,7 +107,7 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: &'static 
         };
         let Some(place) = own.or_else(free).or_else(other) else { return };
         let previous = place.replace(next);
-        if previous.lane.is_some_and(|previous| !std::ptr::eq(previous, lane)) {
+        if previous.lane.is_some_and(|previous| !std::ptr::eq(previous.lane(), lane.lane())) {
             close(calls, thread, previous);
         }
     });
@@ -138,10 +139,10 @@ pub fn close_lanes(calls: &Calls) {
 }
 
 fn close(calls: &Calls, thread: &Thread, place: Place) {
-    let Some(lane) = place.lane else { return };
     // After a stream or context died, the lane may belong to another thread or stream.
-    let is_own = lane.owner() == thread.id.get() && lane.stream() == Some(Stream(place.stream));
-    if is_own && lane.is_open() && !lane.context.is_dead() {
+    let still = |lane: LaneOwner| lane.lane().owned_by(thread.id.get(), Stream(place.stream));
+    let Some(lane) = place.lane.and_then(still) else { return };
+    if lane.is_open() && !lane.context.is_dead() {
         lane.close(calls);
     }
 }

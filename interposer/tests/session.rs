@@ -319,23 +319,6 @@ fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
 }
 
 #[test]
-fn a_controller_that_does_not_know_of_earlier_sessions_gets_a_meter_that_begins_at_zero() {
-    let mut controller = Controller::new();
-    let (mut client, connection) = start(&controller, "launch on");
-    client.go();
-    assert_eq!(client.answer(), "launched");
-    until("all is complete", || !controller.meter().read().in_flight);
-    drop(connection);
-    controller.restart();
-    controller.minor = 0;
-    let _again = controller.welcome();
-    until("the new pages are in use", || controller.meter().read().updated_ns != 0);
-    client.go();
-    assert_eq!(client.answer(), "launched");
-    until("the new session meters", || controller.meter().read().kernel_launches == LAUNCHES);
-}
-
-#[test]
 fn what_is_held_moves_to_the_ledger_of_a_controller_that_came_back() {
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);

@@ -4,6 +4,7 @@
 //! `for_each_driver_function!` passes the table to another macro. This module makes from it the
 //! enumeration [`ApiId`], the function pointer types in [`pfn`], and the two ways in which clients
 //! look a function up: [`by_symbol`] (`dlsym`) and [`resolve`] (`cuGetProcAddress`).
+//! [`driver_function`](crate::driver_function) passes one row of the table to another macro.
 
 #[expect(
     missing_docs,
@@ -64,6 +65,26 @@ macro_rules! expand {
     };
 }
 crate::for_each_driver_function!(expand);
+
+/// Defines [`driver_function`](crate::driver_function). A macro can write the token `$` only where
+/// nothing follows it, so the first step passes the token to the second one.
+macro_rules! function_macro {
+    (($d:tt) $({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+        /// Calls a macro with the table's row of one function:
+        /// `driver_function!(SYMBOL => [MACRO] MORE)` becomes
+        /// `MACRO! { SYMBOL Any|Legacy|PerThread (name: type, …) MORE }`.
+        ///
+        /// The types are those of `driver::types`, which the caller has to have in scope.
+        #[macro_export]
+        macro_rules! driver_function {
+            $(($symbol => [$d($d callback:tt)+] $d($d more:tt)*) => {
+                $d($d callback)+! { $symbol $stream ($($args)*) $d($d more)* }
+            };)*
+        }
+    };
+    ($($row:tt)*) => { function_macro! { ($) $($row)* } };
+}
+crate::for_each_driver_function!(function_macro);
 
 /// A hash of the table. Two builds of deepres mean the same function by an [`ApiId`] if their
 /// hashes are equal.

@@ -9,7 +9,7 @@ use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
 use crate::driver::real;
-use crate::meter::context::ContextState;
+use crate::meter::context::Inner;
 use crate::{os, process};
 
 /// Hook of `cuInit`. The session is announced before the call, and begins after it if it succeeded.
@@ -128,7 +128,7 @@ makes_context! {
 fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     match process::current() {
         Some(process) => {
-            process.destroy_context(Context(context as usize), call, |result| *result == CUDA_SUCCESS)
+            process.destroy_context(Context(context as usize), call, |result, _| *result == CUDA_SUCCESS)
         }
         None => call(),
     }
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     // SAFETY: the argument is the caller's.
     let call = || unsafe { real(green) };
     match process::current().and_then(|process| Some((process, context_of_green(green)?))) {
-        Some((process, context)) => process.end_context(context, call, |result| *result == CUDA_SUCCESS).0,
+        Some((process, context)) => process.end_context(context, call, |result, _| *result == CUDA_SUCCESS).0,
         None => call(),
     }
 }
@@ -168,10 +168,8 @@ pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
 /// Removes a user of a context. A context that was attached to lives until all its users have left.
 fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
-    let handle = Context(context as usize);
-    let known = process.contexts().into_iter().find(|context| context.is_alive_as(handle));
-    process.destroy_context(handle, call, |result| {
-        *result == CUDA_SUCCESS && !known.is_some_and(ContextState::detach)
+    process.destroy_context(Context(context as usize), call, |result, known| {
+        *result == CUDA_SUCCESS && !known.is_some_and(Inner::detach)
     })
 }
 
@@ -188,7 +186,7 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
         _ => primary.as_deref().copied().flatten(),
     };
     let Some(context) = process.calls.primary_context(device).or_else(last) else { return call() };
-    process.destroy_context(context, call, |result| {
+    process.destroy_context(context, call, |result, _| {
         *result == CUDA_SUCCESS && (is_reset || process.calls.is_primary_active(device) == Some(false))
     })
 }

@@ -1,47 +1,12 @@
 //! Hooks of the driver's own look-up functions.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::CStr;
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
-use deepres_abi::driver::types::{
-    CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, CUdriverProcAddressQueryResult, CUresult, CUuuid,
-};
+use deepres_abi::driver::types::*;
 
-use super::MISSING;
 use crate::coverage;
-use crate::driver::real;
 use crate::resolve::{addresses, is_disabled};
-
-/// Hook of `cuGetProcAddress`.
-pub unsafe extern "C" fn get_proc_address(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    version: i32,
-    flags: u64,
-) -> CUresult {
-    let Some(real) = real!(cuGetProcAddress) else { return MISSING };
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(symbol, pfn, version, flags) };
-    // SAFETY: these are the arguments of the call that returned `result`.
-    unsafe { substitute(result, symbol, pfn, version, flags) };
-    result
-}
-
-/// Hook of `cuGetProcAddress_v2`.
-pub unsafe extern "C" fn get_proc_address_v2(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    version: i32,
-    flags: u64,
-    status: *mut CUdriverProcAddressQueryResult,
-) -> CUresult {
-    let Some(real) = real!(cuGetProcAddress_v2) else { return MISSING };
-    // SAFETY: the arguments are the caller's, unchanged.
-    let result = unsafe { real(symbol, pfn, version, flags, status) };
-    // SAFETY: these are the arguments of the call that returned `result`.
-    unsafe { substitute(result, symbol, pfn, version, flags) };
-    result
-}
 
 /// Replaces the address that the driver wrote by the address of the hook, if the function has one.
 ///
@@ -70,11 +35,18 @@ unsafe fn substitute(
     unsafe { *pfn = hook as *mut c_void };
 }
 
-/// Hook of `cuGetExportTable`. The call is counted, because deepres does not see what the program
-/// does through a private table.
-pub unsafe extern "C" fn get_export_table(table: *mut *const c_void, id: *const CUuuid) -> CUresult {
-    let Some(real) = real!(cuGetExportTable) else { return MISSING };
-    coverage::count(&coverage::OWN.export_tables);
-    // SAFETY: the arguments are the caller's, unchanged.
-    unsafe { real(table, id) }
+super::hook! {
+    [cuGetProcAddress cuGetProcAddress_v2] (symbol, pfn, version, flags, ..) |_, call| {
+        let result = call();
+        // SAFETY: these are the arguments of the call that returned `result`.
+        unsafe { substitute(result, symbol, pfn, version, flags) };
+        result
+    };
+
+    // The call is counted, because deepres does not see what the program does through a private
+    // table.
+    [cuGetExportTable] (..) |_, call| {
+        coverage::count(&coverage::OWN.export_tables);
+        call()
+    };
 }

@@ -1,5 +1,6 @@
 //! Hooks of the calls that allocate and free device memory, and that report it.
 
+use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
@@ -36,8 +37,11 @@ use crate::thread;
 /// none is current.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
     let process = process::current()?;
-    let context = process.current_context();
-    Some((process, if context.is_some() { context } else { process.likely_context() }?))
+    let context = process.current_context().or_else(|| process.likely_context());
+    if context.is_none() {
+        coverage::bypass(Bypass::UnchargedContext);
+    }
+    Some((process, context?))
 }
 
 /// The process, and the context that a call on `stream` is charged to.
@@ -54,6 +58,9 @@ fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
 }
 
 fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) -> Request {
+    if context.gpu.index().is_none() {
+        coverage::bypass(Bypass::UnchargedGpu);
+    }
     Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
 }
 

@@ -17,7 +17,10 @@ mod memory;
 pub mod nvml;
 mod wait;
 
-use deepres_abi::driver::{ApiId, pfn};
+use deepres_abi::driver::types::CUstream;
+use deepres_abi::driver::{ApiId, StreamKind, pfn};
+
+use crate::driver::calls::Stream;
 
 /// Result of a hook whose real function no loaded driver has. Only this library defines the symbol
 /// then, so there is nothing to call.
@@ -47,64 +50,101 @@ pub fn address(id: ApiId) -> Option<usize> {
     (!function.is_null()).then_some(function as usize)
 }
 
-/// Lists the hooks as `symbol => function`. The function must have the symbol's type in the
-/// driver's table. Each hook is exported under its symbol as a jump. So code of this library that
-/// takes a hook's address never gets the export of another library.
+/// A function of the driver that a hook stands in for.
+#[derive(Clone, Copy)]
+struct Hooked {
+    /// The function.
+    api: ApiId,
+    is_per_thread: bool,
+}
+
+impl Hooked {
+    #[inline(always)]
+    const fn new(api: ApiId, kind: StreamKind) -> Self {
+        Self { api, is_per_thread: matches!(kind, StreamKind::PerThread) }
+    }
+
+    /// The stream that `handle` denotes for this function. A null handle denotes the function's
+    /// default stream.
+    #[inline(always)]
+    fn stream(self, handle: CUstream) -> Stream {
+        Stream::new(handle, self.is_per_thread)
+    }
+}
+
+/// Defines hooks with the signatures of the driver's table, as `[symbols] pattern |of, call| body;`.
+/// Each hook has the name of its symbol. The pattern takes the arguments apart as a tuple, and need
+/// not name those that the body does not use. `of` is the [`Hooked`] function. `call` makes the real
+/// call with the caller's arguments. The body gives the result. A module that uses the macro imports
+/// the driver's types.
+macro_rules! hook {
+    ($([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {
+        $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] $pattern |$of, $call| $body);)+)+
+    };
+}
+
+/// Defines one hook of [`hook`], from its row of the table.
+macro_rules! define_hook {
+    (
+        $symbol:ident $stream:ident ($($argument:ident: $type:ty),*)
+        $pattern:tt |$of:tt, $call:ident| $body:expr
+    ) => {
+        #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
+        pub unsafe extern "C" fn $symbol($($argument: $type),*) -> CUresult {
+            let Some(real) = crate::driver::real!($symbol) else { return super::MISSING };
+            let $of = super::Hooked::new(
+                deepres_abi::driver::ApiId::$symbol,
+                deepres_abi::driver::StreamKind::$stream,
+            );
+            let $pattern = ($($argument,)*);
+            // SAFETY: the caller owes the hook what it owes the driver's function of this name. The
+            // real function has the table's type, as the hook has, and gets the caller's arguments
+            // unchanged.
+            let $call = || unsafe { real($($argument),*) };
+            $body
+        }
+    };
+}
+
+use {define_hook, hook};
+
+/// Lists the hooks as `symbol => function;`, or as `[module] { symbols }` where they have the names of
+/// their symbols. A hook must have the symbol's type in the driver's table. Each hook is exported
+/// under its symbol as a jump. So code of this library that takes a hook's address never gets the
+/// export of another library.
 macro_rules! hooks {
-    ($($symbol:ident => $($hook:ident)::+;)+) => {
+    ($($symbol:ident => $($hook:ident)::+;)+ $([$module:ident] { $($named:ident)+ })+) => {
         static HOOKS: Table = {
             let mut table = counted::TABLE;
-            $({
-                const FUNCTION: pfn::$symbol = $($hook)::+;
-                table.0[ApiId::$symbol as usize] = FUNCTION as *const ();
-            })+
+            $(hooks!(@enter table $symbol $($hook)::+);)+
+            $($(hooks!(@enter table $named $module::$named);)+)+
             table
         };
 
         #[cfg_attr(test, expect(non_snake_case, reason = "exports carry the driver's names"))]
         mod exports {
             use super::*;
-            $(
-                #[unsafe(naked)]
-                #[cfg_attr(not(test), unsafe(no_mangle))]
-                // A test program must not stand between itself and the driver.
-                #[cfg_attr(test, unsafe(export_name = concat!("hook_", stringify!($symbol))))]
-                pub unsafe extern "C" fn $symbol() {
-                    std::arch::naked_asm!("endbr64", "jmp {}", sym $($hook)::+)
-                }
-            )+
+            $(hooks!(@export $symbol $($hook)::+);)+
+            $($(hooks!(@export $named $module::$named);)+)+
+        }
+    };
+    (@enter $table:ident $symbol:ident $($hook:ident)::+) => {{
+        const FUNCTION: pfn::$symbol = $($hook)::+;
+        $table.0[ApiId::$symbol as usize] = FUNCTION as *const ();
+    }};
+    (@export $symbol:ident $($hook:ident)::+) => {
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        // A test program must not stand between itself and the driver.
+        #[cfg_attr(test, unsafe(export_name = concat!("hook_", stringify!($symbol))))]
+        pub unsafe extern "C" fn $symbol() {
+            std::arch::naked_asm!("endbr64", "jmp {}", sym $($hook)::+)
         }
     };
 }
 
 hooks! {
     cuInit => life::init;
-    cuGetProcAddress => lookup::get_proc_address;
-    cuGetProcAddress_v2 => lookup::get_proc_address_v2;
-    cuGetExportTable => lookup::get_export_table;
-
-    cuLaunchKernel => launch::kernel;
-    cuLaunchKernel_ptsz => launch::kernel_ptsz;
-    cuLaunchKernelEx => launch::kernel_ex;
-    cuLaunchKernelEx_ptsz => launch::kernel_ex_ptsz;
-    cuLaunchCooperativeKernel => launch::cooperative;
-    cuLaunchCooperativeKernel_ptsz => launch::cooperative_ptsz;
-    cuLaunchCooperativeKernelMultiDevice => launch::cooperative_multi;
-    cuLaunch => launch::oldest;
-    cuLaunchGrid => launch::oldest_grid;
-    cuLaunchGridAsync => launch::oldest_grid_async;
-    cuGraphLaunch => launch::graph;
-    cuGraphLaunch_ptsz => launch::graph_ptsz;
-    cuGraphConditionalHandleCreate => graph::create_condition;
-    cuGraphExecUpdate => graph::update;
-    cuGraphExecUpdate_v2 => graph::update_v2;
-    cuGraphExecNodeSetParams => graph::set_node;
-    cuGraphExecKernelNodeSetParams => graph::set_kernel_v1;
-    cuGraphExecKernelNodeSetParams_v2 => graph::set_kernel;
-    cuGraphExecMemcpyNodeSetParams => graph::set_copy;
-    cuGraphExecMemsetNodeSetParams => graph::set_fill;
-    cuGraphExecChildGraphNodeSetParams => graph::set_child;
-    cuGraphNodeSetEnabled => graph::set_enabled;
 
     cuMemAlloc => memory::alloc_v1;
     cuMemAlloc_v2 => memory::alloc;
@@ -171,21 +211,6 @@ hooks! {
     cuLibraryLoadFromFile => code::library_file;
     cuLibraryUnload => code::unload_library;
 
-    cuStreamBeginCapture => capture::begin_v1;
-    cuStreamBeginCapture_ptsz => capture::begin_v1_ptsz;
-    cuStreamBeginCapture_v2 => capture::begin_v2;
-    cuStreamBeginCapture_v2_ptsz => capture::begin_v2_ptsz;
-    cuStreamBeginCaptureToGraph => capture::begin_to_graph;
-    cuStreamBeginCaptureToGraph_ptsz => capture::begin_to_graph_ptsz;
-    cuStreamBeginRecaptureToGraph => capture::begin_recapture;
-    cuStreamBeginRecaptureToGraph_ptsz => capture::begin_recapture_ptsz;
-    cuStreamBeginCaptureToCig => capture::begin_to_cig;
-    cuStreamBeginCaptureToCig_ptsz => capture::begin_to_cig_ptsz;
-    cuStreamEndCapture => capture::end_v1;
-    cuStreamEndCapture_ptsz => capture::end_v1_ptsz;
-    cuStreamEndCaptureToCig => capture::end_to_cig;
-    cuStreamEndCaptureToCig_ptsz => capture::end_to_cig_ptsz;
-
     cuCtxCreate => life::create_context_v1;
     cuCtxCreate_v2 => life::create_context_v2;
     cuCtxCreate_v3 => life::create_context_v3;
@@ -207,149 +232,72 @@ hooks! {
     cuStreamDestroy => life::destroy_stream_v1;
     cuStreamDestroy_v2 => life::destroy_stream_v2;
 
-    cuCtxSynchronize => wait::context;
-    cuCtxSynchronize_v2 => wait::context_v2;
-    cuStreamSynchronize => wait::stream;
-    cuStreamSynchronize_ptsz => wait::stream_ptsz;
-    cuEventSynchronize => wait::event;
+    [lookup] {
+        cuGetProcAddress cuGetProcAddress_v2 cuGetExportTable
+    }
 
-    cuStreamWaitEvent => wait::stream_wait_event;
-    cuStreamWaitEvent_ptsz => wait::stream_wait_event_ptsz;
-    cuCtxWaitEvent => wait::context_wait_event;
-    cuGreenCtxWaitEvent => wait::green_wait_event;
-    cuStreamWaitValue32 => wait::stream_wait_32_v1;
-    cuStreamWaitValue32_ptsz => wait::stream_wait_32_v1_ptsz;
-    cuStreamWaitValue32_v2 => wait::stream_wait_32;
-    cuStreamWaitValue32_v2_ptsz => wait::stream_wait_32_ptsz;
-    cuStreamWaitValue64 => wait::stream_wait_64_v1;
-    cuStreamWaitValue64_ptsz => wait::stream_wait_64_v1_ptsz;
-    cuStreamWaitValue64_v2 => wait::stream_wait_64;
-    cuStreamWaitValue64_v2_ptsz => wait::stream_wait_64_ptsz;
-    cuStreamBatchMemOp => wait::batch_v1;
-    cuStreamBatchMemOp_ptsz => wait::batch_v1_ptsz;
-    cuStreamBatchMemOp_v2 => wait::batch;
-    cuStreamBatchMemOp_v2_ptsz => wait::batch_ptsz;
-    cuLaunchHostFunc => wait::host_function_v1;
-    cuLaunchHostFunc_ptsz => wait::host_function_v1_ptsz;
-    cuLaunchHostFunc_v2 => wait::host_function;
-    cuLaunchHostFunc_v2_ptsz => wait::host_function_ptsz;
-    cuStreamAddCallback => wait::callback;
-    cuStreamAddCallback_ptsz => wait::callback_ptsz;
+    [launch] {
+        cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx cuLaunchKernelEx_ptsz
+        cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
+        cuLaunchCooperativeKernelMultiDevice cuLaunch cuLaunchGrid cuLaunchGridAsync cuGraphLaunch
+        cuGraphLaunch_ptsz
+    }
 
-    cuMemPrefetchAsync => copy::cuMemPrefetchAsync;
-    cuMemPrefetchAsync_ptsz => copy::cuMemPrefetchAsync_ptsz;
-    cuMemPrefetchAsync_v2 => copy::cuMemPrefetchAsync_v2;
-    cuMemPrefetchAsync_v2_ptsz => copy::cuMemPrefetchAsync_v2_ptsz;
-    cuMemPrefetchBatchAsync => copy::cuMemPrefetchBatchAsync;
-    cuMemPrefetchBatchAsync_ptsz => copy::cuMemPrefetchBatchAsync_ptsz;
-    cuMemcpy => copy::cuMemcpy;
-    cuMemcpy2D => copy::cuMemcpy2D;
-    cuMemcpy2DAsync => copy::cuMemcpy2DAsync;
-    cuMemcpy2DAsync_v2 => copy::cuMemcpy2DAsync_v2;
-    cuMemcpy2DAsync_v2_ptsz => copy::cuMemcpy2DAsync_v2_ptsz;
-    cuMemcpy2DUnaligned => copy::cuMemcpy2DUnaligned;
-    cuMemcpy2DUnaligned_v2 => copy::cuMemcpy2DUnaligned_v2;
-    cuMemcpy2DUnaligned_v2_ptds => copy::cuMemcpy2DUnaligned_v2_ptds;
-    cuMemcpy2D_v2 => copy::cuMemcpy2D_v2;
-    cuMemcpy2D_v2_ptds => copy::cuMemcpy2D_v2_ptds;
-    cuMemcpy3D => copy::cuMemcpy3D;
-    cuMemcpy3DAsync => copy::cuMemcpy3DAsync;
-    cuMemcpy3DAsync_v2 => copy::cuMemcpy3DAsync_v2;
-    cuMemcpy3DAsync_v2_ptsz => copy::cuMemcpy3DAsync_v2_ptsz;
-    cuMemcpy3DBatchAsync => copy::cuMemcpy3DBatchAsync;
-    cuMemcpy3DBatchAsync_ptsz => copy::cuMemcpy3DBatchAsync_ptsz;
-    cuMemcpy3DBatchAsync_v2 => copy::cuMemcpy3DBatchAsync_v2;
-    cuMemcpy3DBatchAsync_v2_ptsz => copy::cuMemcpy3DBatchAsync_v2_ptsz;
-    cuMemcpy3DPeer => copy::cuMemcpy3DPeer;
-    cuMemcpy3DPeerAsync => copy::cuMemcpy3DPeerAsync;
-    cuMemcpy3DPeerAsync_ptsz => copy::cuMemcpy3DPeerAsync_ptsz;
-    cuMemcpy3DPeer_ptds => copy::cuMemcpy3DPeer_ptds;
-    cuMemcpy3DWithAttributesAsync => copy::cuMemcpy3DWithAttributesAsync;
-    cuMemcpy3DWithAttributesAsync_ptsz => copy::cuMemcpy3DWithAttributesAsync_ptsz;
-    cuMemcpy3D_v2 => copy::cuMemcpy3D_v2;
-    cuMemcpy3D_v2_ptds => copy::cuMemcpy3D_v2_ptds;
-    cuMemcpyAsync => copy::cuMemcpyAsync;
-    cuMemcpyAsync_ptsz => copy::cuMemcpyAsync_ptsz;
-    cuMemcpyAtoA => copy::cuMemcpyAtoA;
-    cuMemcpyAtoA_v2 => copy::cuMemcpyAtoA_v2;
-    cuMemcpyAtoA_v2_ptds => copy::cuMemcpyAtoA_v2_ptds;
-    cuMemcpyAtoD => copy::cuMemcpyAtoD;
-    cuMemcpyAtoD_v2 => copy::cuMemcpyAtoD_v2;
-    cuMemcpyAtoD_v2_ptds => copy::cuMemcpyAtoD_v2_ptds;
-    cuMemcpyAtoH => copy::cuMemcpyAtoH;
-    cuMemcpyAtoHAsync => copy::cuMemcpyAtoHAsync;
-    cuMemcpyAtoHAsync_v2 => copy::cuMemcpyAtoHAsync_v2;
-    cuMemcpyAtoHAsync_v2_ptsz => copy::cuMemcpyAtoHAsync_v2_ptsz;
-    cuMemcpyAtoH_v2 => copy::cuMemcpyAtoH_v2;
-    cuMemcpyAtoH_v2_ptds => copy::cuMemcpyAtoH_v2_ptds;
-    cuMemcpyBatchAsync => copy::cuMemcpyBatchAsync;
-    cuMemcpyBatchAsync_ptsz => copy::cuMemcpyBatchAsync_ptsz;
-    cuMemcpyBatchAsync_v2 => copy::cuMemcpyBatchAsync_v2;
-    cuMemcpyBatchAsync_v2_ptsz => copy::cuMemcpyBatchAsync_v2_ptsz;
-    cuMemcpyDtoA => copy::cuMemcpyDtoA;
-    cuMemcpyDtoA_v2 => copy::cuMemcpyDtoA_v2;
-    cuMemcpyDtoA_v2_ptds => copy::cuMemcpyDtoA_v2_ptds;
-    cuMemcpyDtoD => copy::cuMemcpyDtoD;
-    cuMemcpyDtoDAsync => copy::cuMemcpyDtoDAsync;
-    cuMemcpyDtoDAsync_v2 => copy::cuMemcpyDtoDAsync_v2;
-    cuMemcpyDtoDAsync_v2_ptsz => copy::cuMemcpyDtoDAsync_v2_ptsz;
-    cuMemcpyDtoD_v2 => copy::cuMemcpyDtoD_v2;
-    cuMemcpyDtoD_v2_ptds => copy::cuMemcpyDtoD_v2_ptds;
-    cuMemcpyDtoH => copy::cuMemcpyDtoH;
-    cuMemcpyDtoHAsync => copy::cuMemcpyDtoHAsync;
-    cuMemcpyDtoHAsync_v2 => copy::cuMemcpyDtoHAsync_v2;
-    cuMemcpyDtoHAsync_v2_ptsz => copy::cuMemcpyDtoHAsync_v2_ptsz;
-    cuMemcpyDtoH_v2 => copy::cuMemcpyDtoH_v2;
-    cuMemcpyDtoH_v2_ptds => copy::cuMemcpyDtoH_v2_ptds;
-    cuMemcpyHtoA => copy::cuMemcpyHtoA;
-    cuMemcpyHtoAAsync => copy::cuMemcpyHtoAAsync;
-    cuMemcpyHtoAAsync_v2 => copy::cuMemcpyHtoAAsync_v2;
-    cuMemcpyHtoAAsync_v2_ptsz => copy::cuMemcpyHtoAAsync_v2_ptsz;
-    cuMemcpyHtoA_v2 => copy::cuMemcpyHtoA_v2;
-    cuMemcpyHtoA_v2_ptds => copy::cuMemcpyHtoA_v2_ptds;
-    cuMemcpyHtoD => copy::cuMemcpyHtoD;
-    cuMemcpyHtoDAsync => copy::cuMemcpyHtoDAsync;
-    cuMemcpyHtoDAsync_v2 => copy::cuMemcpyHtoDAsync_v2;
-    cuMemcpyHtoDAsync_v2_ptsz => copy::cuMemcpyHtoDAsync_v2_ptsz;
-    cuMemcpyHtoD_v2 => copy::cuMemcpyHtoD_v2;
-    cuMemcpyHtoD_v2_ptds => copy::cuMemcpyHtoD_v2_ptds;
-    cuMemcpyPeer => copy::cuMemcpyPeer;
-    cuMemcpyPeerAsync => copy::cuMemcpyPeerAsync;
-    cuMemcpyPeerAsync_ptsz => copy::cuMemcpyPeerAsync_ptsz;
-    cuMemcpyPeer_ptds => copy::cuMemcpyPeer_ptds;
-    cuMemcpyWithAttributesAsync => copy::cuMemcpyWithAttributesAsync;
-    cuMemcpyWithAttributesAsync_ptsz => copy::cuMemcpyWithAttributesAsync_ptsz;
-    cuMemcpy_ptds => copy::cuMemcpy_ptds;
-    cuMemsetD16 => copy::cuMemsetD16;
-    cuMemsetD16Async => copy::cuMemsetD16Async;
-    cuMemsetD16Async_ptsz => copy::cuMemsetD16Async_ptsz;
-    cuMemsetD16_v2 => copy::cuMemsetD16_v2;
-    cuMemsetD16_v2_ptds => copy::cuMemsetD16_v2_ptds;
-    cuMemsetD2D16 => copy::cuMemsetD2D16;
-    cuMemsetD2D16Async => copy::cuMemsetD2D16Async;
-    cuMemsetD2D16Async_ptsz => copy::cuMemsetD2D16Async_ptsz;
-    cuMemsetD2D16_v2 => copy::cuMemsetD2D16_v2;
-    cuMemsetD2D16_v2_ptds => copy::cuMemsetD2D16_v2_ptds;
-    cuMemsetD2D32 => copy::cuMemsetD2D32;
-    cuMemsetD2D32Async => copy::cuMemsetD2D32Async;
-    cuMemsetD2D32Async_ptsz => copy::cuMemsetD2D32Async_ptsz;
-    cuMemsetD2D32_v2 => copy::cuMemsetD2D32_v2;
-    cuMemsetD2D32_v2_ptds => copy::cuMemsetD2D32_v2_ptds;
-    cuMemsetD2D8 => copy::cuMemsetD2D8;
-    cuMemsetD2D8Async => copy::cuMemsetD2D8Async;
-    cuMemsetD2D8Async_ptsz => copy::cuMemsetD2D8Async_ptsz;
-    cuMemsetD2D8_v2 => copy::cuMemsetD2D8_v2;
-    cuMemsetD2D8_v2_ptds => copy::cuMemsetD2D8_v2_ptds;
-    cuMemsetD32 => copy::cuMemsetD32;
-    cuMemsetD32Async => copy::cuMemsetD32Async;
-    cuMemsetD32Async_ptsz => copy::cuMemsetD32Async_ptsz;
-    cuMemsetD32_v2 => copy::cuMemsetD32_v2;
-    cuMemsetD32_v2_ptds => copy::cuMemsetD32_v2_ptds;
-    cuMemsetD8 => copy::cuMemsetD8;
-    cuMemsetD8Async => copy::cuMemsetD8Async;
-    cuMemsetD8Async_ptsz => copy::cuMemsetD8Async_ptsz;
-    cuMemsetD8_v2 => copy::cuMemsetD8_v2;
-    cuMemsetD8_v2_ptds => copy::cuMemsetD8_v2_ptds;
+    [graph] {
+        cuGraphConditionalHandleCreate cuGraphExecUpdate cuGraphExecUpdate_v2
+        cuGraphExecNodeSetParams cuGraphExecKernelNodeSetParams cuGraphExecKernelNodeSetParams_v2
+        cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams
+        cuGraphExecChildGraphNodeSetParams cuGraphNodeSetEnabled
+    }
+
+    [capture] {
+        cuStreamBeginCapture cuStreamBeginCapture_ptsz cuStreamBeginCapture_v2
+        cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph cuStreamBeginCaptureToGraph_ptsz
+        cuStreamBeginRecaptureToGraph cuStreamBeginRecaptureToGraph_ptsz cuStreamBeginCaptureToCig
+        cuStreamBeginCaptureToCig_ptsz cuStreamEndCapture cuStreamEndCapture_ptsz
+        cuStreamEndCaptureToCig cuStreamEndCaptureToCig_ptsz
+    }
+
+    [wait] {
+        cuCtxSynchronize cuCtxSynchronize_v2 cuStreamSynchronize cuStreamSynchronize_ptsz
+        cuEventSynchronize cuStreamWaitEvent cuStreamWaitEvent_ptsz cuCtxWaitEvent
+        cuGreenCtxWaitEvent cuStreamWaitValue32 cuStreamWaitValue32_ptsz cuStreamWaitValue32_v2
+        cuStreamWaitValue32_v2_ptsz cuStreamWaitValue64 cuStreamWaitValue64_ptsz
+        cuStreamWaitValue64_v2 cuStreamWaitValue64_v2_ptsz cuStreamBatchMemOp
+        cuStreamBatchMemOp_ptsz cuStreamBatchMemOp_v2 cuStreamBatchMemOp_v2_ptsz cuLaunchHostFunc
+        cuLaunchHostFunc_ptsz cuLaunchHostFunc_v2 cuLaunchHostFunc_v2_ptsz cuStreamAddCallback
+        cuStreamAddCallback_ptsz
+    }
+
+    [copy] {
+        cuMemPrefetchAsync cuMemPrefetchAsync_ptsz cuMemPrefetchAsync_v2 cuMemPrefetchAsync_v2_ptsz
+        cuMemPrefetchBatchAsync cuMemPrefetchBatchAsync_ptsz cuMemcpy cuMemcpy2D cuMemcpy2DAsync
+        cuMemcpy2DAsync_v2 cuMemcpy2DAsync_v2_ptsz cuMemcpy2DUnaligned cuMemcpy2DUnaligned_v2
+        cuMemcpy2DUnaligned_v2_ptds cuMemcpy2D_v2 cuMemcpy2D_v2_ptds cuMemcpy3D cuMemcpy3DAsync
+        cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz
+        cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz cuMemcpy3DPeer cuMemcpy3DPeerAsync
+        cuMemcpy3DPeerAsync_ptsz cuMemcpy3DPeer_ptds cuMemcpy3DWithAttributesAsync
+        cuMemcpy3DWithAttributesAsync_ptsz cuMemcpy3D_v2 cuMemcpy3D_v2_ptds cuMemcpyAsync
+        cuMemcpyAsync_ptsz cuMemcpyAtoA cuMemcpyAtoA_v2 cuMemcpyAtoA_v2_ptds cuMemcpyAtoD
+        cuMemcpyAtoD_v2 cuMemcpyAtoD_v2_ptds cuMemcpyAtoH cuMemcpyAtoHAsync cuMemcpyAtoHAsync_v2
+        cuMemcpyAtoHAsync_v2_ptsz cuMemcpyAtoH_v2 cuMemcpyAtoH_v2_ptds cuMemcpyBatchAsync
+        cuMemcpyBatchAsync_ptsz cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz cuMemcpyDtoA
+        cuMemcpyDtoA_v2 cuMemcpyDtoA_v2_ptds cuMemcpyDtoD cuMemcpyDtoDAsync cuMemcpyDtoDAsync_v2
+        cuMemcpyDtoDAsync_v2_ptsz cuMemcpyDtoD_v2 cuMemcpyDtoD_v2_ptds cuMemcpyDtoH
+        cuMemcpyDtoHAsync cuMemcpyDtoHAsync_v2 cuMemcpyDtoHAsync_v2_ptsz cuMemcpyDtoH_v2
+        cuMemcpyDtoH_v2_ptds cuMemcpyHtoA cuMemcpyHtoAAsync cuMemcpyHtoAAsync_v2
+        cuMemcpyHtoAAsync_v2_ptsz cuMemcpyHtoA_v2 cuMemcpyHtoA_v2_ptds cuMemcpyHtoD
+        cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2 cuMemcpyHtoDAsync_v2_ptsz cuMemcpyHtoD_v2
+        cuMemcpyHtoD_v2_ptds cuMemcpyPeer cuMemcpyPeerAsync cuMemcpyPeerAsync_ptsz cuMemcpyPeer_ptds
+        cuMemcpyWithAttributesAsync cuMemcpyWithAttributesAsync_ptsz cuMemcpy_ptds cuMemsetD16
+        cuMemsetD16Async cuMemsetD16Async_ptsz cuMemsetD16_v2 cuMemsetD16_v2_ptds cuMemsetD2D16
+        cuMemsetD2D16Async cuMemsetD2D16Async_ptsz cuMemsetD2D16_v2 cuMemsetD2D16_v2_ptds
+        cuMemsetD2D32 cuMemsetD2D32Async cuMemsetD2D32Async_ptsz cuMemsetD2D32_v2
+        cuMemsetD2D32_v2_ptds cuMemsetD2D8 cuMemsetD2D8Async cuMemsetD2D8Async_ptsz cuMemsetD2D8_v2
+        cuMemsetD2D8_v2_ptds cuMemsetD32 cuMemsetD32Async cuMemsetD32Async_ptsz cuMemsetD32_v2
+        cuMemsetD32_v2_ptds cuMemsetD8 cuMemsetD8Async cuMemsetD8Async_ptsz cuMemsetD8_v2
+        cuMemsetD8_v2_ptds
+    }
 }
 
 #[cfg(test)]

@@ -33,9 +33,8 @@ pub fn by_symbol(symbol: &CStr) -> Option<&'static Hook> {
 
 /// The answer of a hook, after NVML's own or in its place.
 macro_rules! answer {
-    (after $real:ident($device:ident $(, $argument:ident)*) |$part:ident| $body:block) => {{
-        // SAFETY: the arguments are the caller's, unchanged.
-        let result = unsafe { $real($device $(, $argument)*) };
+    (after $real:ident $call:ident($device:ident $(, $argument:ident)*) |$part:ident| $body:block) => {{
+        let result = $call();
         if result == SUCCESS
             && let Some($part) = nvml::part($device)
         {
@@ -43,18 +42,17 @@ macro_rules! answer {
         }
         result
     }};
-    (instead $real:ident($device:ident $(, $argument:ident)*) |$own:ident, $ask:ident| $body:block) => {
+    (instead $real:ident $call:ident($device:ident $(, $argument:ident)*) |$own:ident, $ask:ident| $body:block) => {
         match nvml::part($device).and_then(|part| part.processes()) {
             Some($own) => {
                 let $ask = $real;
                 $body
             }
-            // SAFETY: the arguments are the caller's, unchanged.
-            None => unsafe { $real($device $(, $argument)*) },
+            None => $call(),
         }
     };
-    (list $real:ident($device:ident, $count:ident, $list:ident)) => {
-        answer!(instead $real($device, $count, $list) |own, real| {
+    (list $real:ident $call:ident($device:ident, $count:ident, $list:ident)) => {
+        answer!(instead $real $call($device, $count, $list) |own, real| {
             // SAFETY: the arguments are the caller's, as NVML's protocol requires.
             unsafe { answer_list(&own, $count, $list, |count, list| real($device, count, list)) }
         })
@@ -91,7 +89,10 @@ macro_rules! hooks {
                 }
                 // SAFETY: NVML's function of that name has this type.
                 let real = unsafe { std::mem::transmute::<usize, Real>(real) };
-                answer!($way real($device $(, $argument)*) $(|$($known),+| $body)?)
+                // SAFETY: the caller owes the hook what it owes NVML's function of this name, which
+                // gets the caller's arguments unchanged.
+                let call = || unsafe { real($device $(, $argument)*) };
+                answer!($way real call($device $(, $argument)*) $(|$($known),+| $body)?)
             }
         )+
 

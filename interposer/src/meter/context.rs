@@ -1,14 +1,15 @@
 //! A context of the driver with its lanes, and the clock that its events share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::clock::Alignment;
 use super::gpu::Gpu;
-use super::lane::Lane;
+use super::lane::{Lane, LaneOwner};
 use super::measure::Middle;
 use super::segment::Segment;
+use super::thread::MeterThread;
 use crate::driver::calls::{Calls, Context, Event, Stream};
+use crate::lock_order::{Guard, Mutex, Rank};
 use crate::os;
 
 /// Distance from the base event at which a new base is chosen. The driver gives the distance as a
@@ -30,11 +31,9 @@ pub struct ContextState {
     pub ordinal: usize,
     /// Whether the context is destroyed. The driver may then give its handle to another context.
     is_dead: AtomicBool,
-    /// Users that attached to the context after the first one.
-    attached: AtomicU32,
     /// Lanes that belong to a stream.
     lanes: AtomicU32,
-    inner: Mutex<Inner>,
+    inner: Mutex<{ Rank::Context as u8 }, Inner>,
 }
 
 /// The data under the context's lock. No event or stream of the context dies while a thread holds
@@ -52,6 +51,8 @@ pub struct Inner {
     /// Since when the meter thread has been unable to make the context current.
     unreachable_since_ns: Option<u64>,
     base: Option<Base>,
+    /// Users that attached to the context after the first one.
+    attached: u32,
 }
 
 #[derive(Debug)]
@@ -68,7 +69,6 @@ impl ContextState {
             gpu,
             ordinal,
             is_dead: AtomicBool::new(false),
-            attached: AtomicU32::new(0),
             lanes: AtomicU32::new(0),
             inner: Mutex::default(),
         }
@@ -91,15 +91,14 @@ impl ContextState {
     /// thread does so.
     pub fn revive(&self, handle: Context) {
         self.handle.store(handle.0, Ordering::Relaxed);
-        self.attached.store(0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);
     }
 
     /// Locks the context. The meter thread holds the lock while it queries events. Hooks hold the
     /// lock when they are about to destroy a stream or the context. A launch does not take the lock
     /// once its thread has a lane.
-    pub fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> Guard<'_, Inner> {
+        self.inner.lock()
     }
 
     /// Whether the context is gone.
@@ -108,12 +107,8 @@ impl ContextState {
     }
 
     /// As [`Self::lock`], if no other thread has the lock.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
-        match self.inner.try_lock() {
-            Ok(inner) => Some(inner),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub fn try_lock(&self) -> Option<Guard<'_, Inner>> {
+        self.inner.try_lock()
     }
 
     /// Whether any work of the context may be unfinished. Does not wait for the lock.
@@ -142,14 +137,13 @@ impl ContextState {
         }
     }
 
-    /// Charges the complete segments by their measured times, before the context is destroyed. The
-    /// caller holds the lock.
+    /// Charges the complete segments by their measured times, before the context is destroyed.
     pub fn charge_complete(&self, calls: &Calls, inner: &mut Inner) {
         for lane in inner.lanes.clone() {
-            let (over, newest) = lane.over(calls);
+            let (over, newest) = lane.over(inner, calls);
             let seen_ns = os::now_ns() as i64;
             for _ in 0..over {
-                let Some(contents) = lane.oldest().map(Segment::contents) else { break };
+                let Some(contents) = lane.oldest(inner).map(Segment::contents) else { break };
                 let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
                     // The measured time may include pauses, and an estimate may be missing.
@@ -158,36 +152,35 @@ impl ContextState {
                     let known_ns = (contents.expected_ns != 0).then_some(contents.expected_ns);
                     self.gpu.add_late([known_ns, took_ns].into_iter().flatten().min().unwrap_or(0));
                 }
-                lane.set_previous_end(place.map(|(_, end_ns)| end_ns));
+                lane.set_previous_end(inner, place.map(|(_, end_ns)| end_ns));
                 self.gpu.unqueue(contents.queued_ns);
-                lane.pop();
+                lane.pop(inner);
             }
         }
     }
 
-    /// Marks the context as destroyed: nothing of it may be touched from now on. The caller holds
-    /// the lock. Work that nobody saw complete is charged by its estimates, or by the time that
-    /// passed if that is less.
+    /// Marks the context as destroyed: nothing of it may be touched from now on. Work that nobody
+    /// saw complete is charged by its estimates, or by the time that passed if that is less.
     pub fn kill(&self, inner: &mut Inner) {
-        inner.lanes.iter().for_each(|lane| lane.retire());
+        inner.lanes.iter().for_each(|lane| lane.retire(inner));
         self.charge_unseen(inner);
-        inner.lanes.iter().for_each(|lane| lane.forget_events());
+        inner.lanes.iter().for_each(|lane| lane.forget_events(inner));
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
         // From now on this state may be reused for another context.
         self.is_dead.store(true, Ordering::Release);
     }
 
-    /// Called by the meter thread when it cannot make the context current, at `now_ns`, and so
-    /// cannot see whether its work is complete. The state may be temporary. After a while, the work
-    /// no longer counts as in flight and is charged as at the context's end. Returns whether that
-    /// has happened.
-    pub fn is_given_up(&self, inner: &mut Inner, now_ns: u64) -> bool {
+    /// Called when the meter thread cannot make the context current, at `now_ns`, and so cannot see
+    /// whether its work is complete. The state may be temporary. After a while, the work no longer
+    /// counts as in flight and is charged as at the context's end. Returns whether that has
+    /// happened.
+    pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
             return false;
         }
         // The lanes keep their events, because the driver may still have these.
-        inner.lanes.iter().for_each(|lane| lane.discard());
+        inner.lanes.iter().for_each(|lane| lane.discard(inner));
         self.charge_unseen(inner);
         true
     }
@@ -198,17 +191,18 @@ impl ContextState {
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
         for lane in &inner.lanes {
             lane.settle();
-            while let Some(segment) = lane.oldest() {
+            while let Some(segment) = lane.oldest(inner) {
                 let contents = segment.contents();
                 if !contents.is_copy {
                     let unknown_ns = if contents.expected_ns == 0 { u64::MAX } else { contents.expected_ns };
                     expected_ns = expected_ns.saturating_add(unknown_ns);
                     // The stream's work that was seen complete ran before.
-                    let previous_ns = lane.previous_end_ns().map_or(0, |end_ns| end_ns.max(0).unsigned_abs());
+                    let previous_ns =
+                        lane.previous_end_ns(inner).map_or(0, |end_ns| end_ns.max(0).unsigned_abs());
                     most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns.max(previous_ns)));
                 }
                 self.gpu.unqueue(contents.queued_ns);
-                lane.pop();
+                lane.pop(inner);
             }
         }
         self.gpu.add_late(expected_ns.min(most_ns));
@@ -217,18 +211,12 @@ impl ContextState {
     /// Runs `call`, which may add a user of the context. No user leaves meanwhile.
     pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
         let _uncancelled = os::uncancelled();
-        let _nobody_leaves = self.lock();
+        let mut inner = self.lock();
         let result = call();
         if is_attached(&result) {
-            self.attached.fetch_add(1, Ordering::Relaxed);
+            inner.attached += 1;
         }
         result
-    }
-
-    /// Removes a user. Returns whether other users are left. The caller holds the lock.
-    pub fn detach(&self) -> bool {
-        let left = |users: u32| users.checked_sub(1);
-        self.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     /// Number of lanes that belong to a stream.
@@ -246,36 +234,42 @@ impl ContextState {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
-    /// Returns a lane for a thread on a stream of the context with `handle`. The result is the
-    /// thread's own lane, a lane that nobody uses any more, or a new lane.
-    pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<&'static Lane> {
+    /// Returns a lane for the calling thread on a stream of the context with `handle`. The result is
+    /// the thread's own lane, a lane that nobody uses any more, or a new lane.
+    pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<LaneOwner> {
         let mut inner = self.lock();
         // The context may have been destroyed meanwhile, and this state reused for another one.
         if !self.is_alive_as(handle) {
             return None;
         }
-        let own = inner.lanes.iter().find(|lane| lane.stream() == Some(stream) && lane.owner() == thread_id);
-        if let Some(lane) = own {
-            return Some(lane);
+        if let Some(own) = inner.lanes.iter().find_map(|lane| lane.owned_by(thread_id, stream)) {
+            return Some(own);
         }
         let free = inner
             .lanes
             .iter()
             .find(|lane| !lane.is_busy() && (lane.stream().is_none() || !os::is_thread_alive(lane.owner())));
         if let Some(lane) = free {
-            lane.adopt(stream, thread_id);
-            return Some(lane);
+            lane.adopt(&inner, stream, thread_id);
+            return lane.owned_by(thread_id, stream);
         }
-        let lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
+        let lane: &'static Lane = Box::leak(Box::new(Lane::new(self.gpu, self, stream, thread_id)));
         inner.lanes.push(lane);
         self.count_lane(1);
-        Some(lane)
+        lane.owned_by(thread_id, stream)
     }
 }
 
 impl Inner {
+    /// Removes a user of the context. Returns whether other users are left.
+    pub fn detach(&mut self) -> bool {
+        let left = self.attached.checked_sub(1);
+        self.attached = left.unwrap_or(0);
+        left.is_some()
+    }
+
     /// Notes that the meter thread made the context current.
-    pub fn reached(&mut self) {
+    pub fn reached(&mut self, _meter: MeterThread) {
         self.unreachable_since_ns = None;
     }
 
@@ -293,7 +287,7 @@ impl Inner {
     /// `seen_ns`, or is `newest`. Now and then the segment's end event becomes the new base, and the
     /// segment gets the old base event in its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane, newest: Event, seen_ns: i64) -> Option<(i64, i64)> {
-        let segment = lane.oldest()?;
+        let segment = lane.oldest(self)?;
         let contents = segment.contents();
         if contents.is_lost {
             return None;
@@ -325,7 +319,7 @@ impl Inner {
         }
         self.offset.move_by(moved_ns);
         for lane in &self.lanes {
-            lane.set_previous_end(lane.previous_end_ns().map(|end_ns| end_ns + moved_ns));
+            lane.set_previous_end(self, lane.previous_end_ns(self).map(|end_ns| end_ns + moved_ns));
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use super::thread::MeterThread;
+
 /// Buckets of the table, and places in each. A bucket is one cache line. If there are more
 /// different kernels than places, they overwrite each other and are learned again.
 const BUCKETS: usize = 1024;
@@ -91,8 +93,8 @@ impl Estimates {
 
     /// Notes that a launch took no more than `most_ns`, where its time was not measured exactly.
     /// Once the key was measured, a bound is used only if it is far below the mean. Otherwise the
-    /// mean of scattered times would follow the shortest of them. Called by the meter thread.
-    pub fn bound(&self, key: u64, most_ns: u64) {
+    /// mean of scattered times would follow the shortest of them.
+    pub fn bound(&self, _meter: MeterThread, key: u64, most_ns: u64) {
         let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
         let part = if scatters { TIMES_SCATTERED } else { 1 };
         if self.get(key).is_none_or(|known_ns| known_ns / part > most_ns) {
@@ -101,8 +103,8 @@ impl Estimates {
     }
 
     /// Notes that a launch took `took_ns`. Returns the time as which the launch counts, or `None`
-    /// for the first launch. Called by the meter thread.
-    pub fn learn(&self, key: u64, took_ns: u64) -> Option<u64> {
+    /// for the first launch.
+    pub fn learn(&self, _meter: MeterThread, key: u64, took_ns: u64) -> Option<u64> {
         self.take(key, took_ns, true)
     }
 
@@ -181,6 +183,8 @@ pub fn launch_key(function: u64, grid: [u64; 3], block: [u64; 3], shared_bytes: 
 mod tests {
     use super::*;
 
+    const METER: MeterThread = MeterThread::acted();
+
     fn keyed(word: u64) -> u64 {
         key([word, 1, 1, 1, 0])
     }
@@ -189,10 +193,10 @@ mod tests {
     fn a_mean_follows_its_measurements_and_keys_do_not_mix() {
         let estimates = Estimates::default();
         assert_eq!(estimates.get(keyed(1)), None);
-        estimates.learn(keyed(1), 1_000);
+        estimates.learn(METER, keyed(1), 1_000);
         assert_eq!(estimates.get(keyed(1)), Some(1_000));
         for _ in 0..50 {
-            estimates.learn(keyed(1), 3_000);
+            estimates.learn(METER, keyed(1), 3_000);
         }
         assert!(estimates.get(keyed(1)).is_some_and(|ns| (2_900..=3_000).contains(&ns)));
         assert_eq!(estimates.get(keyed(2)), None);
@@ -204,11 +208,11 @@ mod tests {
         let estimates = Estimates::default();
         assert_eq!(estimates.measured(keyed(1)), 0);
         for times in 1..=3 {
-            estimates.learn(keyed(1), 1_000);
+            estimates.learn(METER, keyed(1), 1_000);
             assert_eq!((estimates.measured(keyed(1)), estimates.measured(keyed(2))), (times, 0));
         }
         for _ in 0..1_000 {
-            estimates.learn(keyed(1), 1_000);
+            estimates.learn(METER, keyed(1), 1_000);
         }
         assert_eq!(estimates.measured(keyed(1)), u8::MAX);
     }
@@ -216,8 +220,8 @@ mod tests {
     #[test]
     fn one_outlier_does_not_stand_for_what_follows() {
         let estimates = Estimates::default();
-        estimates.learn(keyed(1), 1_000);
-        estimates.learn(keyed(1), 4_000_000);
+        estimates.learn(METER, keyed(1), 1_000);
+        estimates.learn(METER, keyed(1), 4_000_000);
         assert!(estimates.get(keyed(1)).is_some_and(|ns| ns < 2_000));
     }
 
@@ -232,7 +236,7 @@ mod tests {
                 sum_ns += took_ns;
                 charged_ns += estimates.get(keyed(1)).unwrap_or(0);
             }
-            estimates.learn(keyed(1), took_ns);
+            estimates.learn(METER, keyed(1), took_ns);
         }
         let part = charged_ns as f64 / sum_ns as f64;
         assert!((0.93..=1.02).contains(&part), "{part}");
@@ -250,7 +254,7 @@ mod tests {
                 sum_ns += took_ns;
                 known_ns += estimate_ns;
             }
-            estimates.learn(keyed(1), took_ns);
+            estimates.learn(METER, keyed(1), took_ns);
         }
         let part = known_ns as f64 / sum_ns as f64;
         assert!((0.995..=1.005).contains(&part), "{part}");
@@ -259,12 +263,12 @@ mod tests {
     #[test]
     fn how_long_one_counts_as_is_told() {
         let estimates = Estimates::default();
-        let long = || estimates.learn(keyed(1), 1_000_000);
-        assert_eq!(estimates.learn(keyed(1), 1_000), None);
+        let long = || estimates.learn(METER, keyed(1), 1_000_000);
+        assert_eq!(estimates.learn(METER, keyed(1), 1_000), None);
         assert_eq!(long(), Some(3_000));
         assert!(long() > Some(10_000) && long() > Some(100_000), "it is not the only one");
         for _ in 0..1_000 {
-            estimates.learn(keyed(1), 1_000);
+            estimates.learn(METER, keyed(1), 1_000);
         }
         assert!(long() < Some(4_000), "it is, for long");
     }
@@ -272,24 +276,24 @@ mod tests {
     #[test]
     fn what_is_only_bounded_is_known_until_it_is_measured() {
         let estimates = Estimates::default();
-        estimates.bound(keyed(1), 9_000);
+        estimates.bound(METER, keyed(1), 9_000);
         assert_eq!(estimates.get(keyed(1)), Some(9_000));
-        estimates.bound(keyed(1), 50_000);
+        estimates.bound(METER, keyed(1), 50_000);
         assert_eq!(estimates.get(keyed(1)), Some(9_000));
-        estimates.bound(keyed(1), 5_000);
+        estimates.bound(METER, keyed(1), 5_000);
         assert_eq!(estimates.get(keyed(1)), Some(8_000));
     }
 
     #[test]
     fn the_shortest_of_what_scatters_do_not_pass_for_its_mean() {
         let estimates = Estimates::default();
-        estimates.learn(keyed(1), 8_000);
+        estimates.learn(METER, keyed(1), 8_000);
         for _ in 0..100 {
-            estimates.bound(keyed(1), 5_000);
+            estimates.bound(METER, keyed(1), 5_000);
         }
         assert_eq!(estimates.get(keyed(1)), Some(8_000));
         // A far lower bound shows that the first measurement included something else.
-        estimates.bound(keyed(1), 1_000);
+        estimates.bound(METER, keyed(1), 1_000);
         assert!(estimates.get(keyed(1)) < Some(8_000));
     }
 
@@ -299,7 +303,7 @@ mod tests {
         // The keys resemble addresses of functions, which lie far apart at regular steps.
         let kernels = || (0..1_000_u64).map(|number| keyed(0x7f00_0000_0000 + number * 0x140));
         kernels().for_each(|key| {
-            estimates.learn(key, 5);
+            estimates.learn(METER, key, 5);
         });
         let known = kernels().filter(|key| estimates.get(*key).is_some()).count();
         assert!(known > 980, "{known}");

@@ -9,6 +9,7 @@ use deepres_abi::wire::UNMANAGED;
 
 use super::estimates::Estimates;
 use super::segment::Launches;
+use super::thread::MeterThread;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::{os, process};
 
@@ -219,7 +220,7 @@ impl Gpu {
     }
 
     /// Sets the overlap of streams that the meter thread measured.
-    pub fn set_overlap_permille(&self, permille: u64) {
+    pub fn set_overlap_permille(&self, _meter: MeterThread, permille: u64) {
         self.overlap_permille.store(permille, Ordering::Relaxed);
     }
 
@@ -229,7 +230,7 @@ impl Gpu {
     }
 
     /// See [`Self::is_fine`].
-    pub fn set_fine(&self, is_fine: bool) {
+    pub fn set_fine(&self, _meter: MeterThread, is_fine: bool) {
         self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
@@ -244,9 +245,8 @@ impl Gpu {
     }
 
     /// Notes that work ran on the GPU from `start_ns` on. Returns `start_ns` if this is the first
-    /// work under the present lease, and its thread had waited for the lease. Called by the meter
-    /// thread.
-    pub fn begins(&self, start_ns: u64) -> Option<u64> {
+    /// work under the present lease, and its thread had waited for the lease.
+    pub fn begins(&self, _meter: MeterThread, start_ns: u64) -> Option<u64> {
         let entered_ns = self.entered_ns.load(Ordering::Relaxed);
         let is_first = entered_ns != 0 && start_ns >= entered_ns;
         let taken = || self.entered_ns.compare_exchange(entered_ns, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -274,7 +274,7 @@ impl Gpu {
 
     /// Sets the estimated time in flight to 0, because nothing is in flight. Estimates that were
     /// lost on the way no longer count.
-    pub fn empty_queue(&self) {
+    pub fn empty_queue(&self, _meter: MeterThread) {
         self.queued_ns.store(0, Ordering::Relaxed);
     }
 
@@ -310,9 +310,8 @@ impl Gpu {
         self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
-    /// Takes the time that was added since the last call, ns. The meter thread calls this and
-    /// charges the time.
-    pub fn take_late_ns(&self) -> u64 {
+    /// Takes the time that was added since the last call, ns. The caller charges the time.
+    pub fn take_late_ns(&self, _meter: MeterThread) -> u64 {
         self.late_ns.swap(0, Ordering::Relaxed)
     }
 

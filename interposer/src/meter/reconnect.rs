@@ -1,6 +1,7 @@
 //! Finds the daemon again after its connection ended. The meter thread does this between two looks,
 //! and never waits for the daemon.
 
+use super::thread::MeterThread;
 use crate::descriptor::OwnDescriptor;
 use crate::handshake::{ConnectError, Pending};
 use crate::log::say;
@@ -55,10 +56,10 @@ impl Reconnect {
     }
 
     /// Does the next step, if one is due.
-    pub fn step(&mut self, process: &'static Process, now_ns: u64) {
+    pub fn step(&mut self, meter: MeterThread, process: &'static Process, now_ns: u64) {
         let answer = match self.pending.take() {
             Some(pending) => match pending.finish() {
-                Ok(answer) => answer.and_then(|connection| process.renew(connection)),
+                Ok(answer) => answer.and_then(|connection| process.renew(meter, connection)),
                 Err(pending) if now_ns < self.due_ns => {
                     self.pending = Some(pending);
                     return;

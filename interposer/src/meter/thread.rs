@@ -1,5 +1,6 @@
 //! The meter thread: reads the times of segments, keeps the meter page, and watches the connection.
 
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use std::{io, mem, ptr, thread};
 
@@ -49,12 +50,14 @@ const COMPANY_NS: u64 = 1_000_000_000;
 /// A process that launches after a pause of this length rings the bell. The arbiter looks at
 /// resting tenants seldom, and while the gate is open nothing else tells it of the launch.
 const RESTED_NS: u64 = 100_000_000;
-/// A segment that had no launch for this long is closed. Sparse launches have segments of their
-/// own, so this only ends bursts.
-const STALE_NS: u64 = 200_000;
 /// Size of the stack. The stack also holds the thread-local data of every library. Pages that are
 /// not touched cost nothing.
 const STACK_BYTES: usize = 2 << 20;
+
+/// Shows that the caller is the meter thread. Only [`start`] makes one, and the value stays in its
+/// thread.
+#[derive(Debug, Clone, Copy)]
+pub struct MeterThread(PhantomData<*const ()>);
 
 /// Starts the thread with every signal blocked. Signal handlers belong to the job, and run on its
 /// own threads.
@@ -76,7 +79,7 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
-            Meter::new(process).run();
+            Meter::new(MeterThread(PhantomData), process).run();
         });
     // SAFETY: `previous` is the caller's own mask, from above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
@@ -89,6 +92,7 @@ fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
 }
 
 struct Meter {
+    here: MeterThread,
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
@@ -110,8 +114,9 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(process: &'static Process) -> Self {
+    fn new(here: MeterThread, process: &'static Process) -> Self {
         Self {
+            here,
             process,
             accounts: process.gpus.iter().map(|_| Account::default()).collect(),
             ticked_ns: os::now_ns(),
@@ -141,7 +146,7 @@ impl Meter {
             }
             self.pause(is_busy);
         }
-        self.process.set_stopped();
+        self.process.set_stopped(self.here);
     }
 
     /// Looks now and then whether the job's own threads have all ended.
@@ -156,7 +161,7 @@ impl Meter {
     /// Ends the process's last thread, by which the process exits. The exit handlers run in this
     /// thread, as they would in any other last thread.
     fn end(&self) {
-        self.process.set_stopped();
+        self.process.set_stopped(self.here);
         process::stop();
         // SAFETY: the set has room, and the call changes only this thread's mask.
         unsafe {
@@ -192,12 +197,12 @@ impl Meter {
             };
             let is_fine = account.spell(now_ns) && gpu.is_open();
             let begins = is_fine && !gpu.is_fine();
-            gpu.set_fine(is_fine);
+            gpu.set_fine(self.here, is_fine);
             if begins {
                 let contexts = self.process.contexts();
                 let here = contexts.iter().filter(|context| context.ordinal == ordinal);
                 let inners = here.filter_map(|context| context.try_lock());
-                inners.for_each(|inner| inner.lanes.iter().for_each(|lane| lane.end_soon()));
+                inners.for_each(|inner| inner.lanes.iter().for_each(|lane| lane.end_soon(self.here, &inner)));
             }
             let Some(meter) = gpu.meter() else { continue };
             if was_occupied.get(ordinal) == Some(&true) {
@@ -220,7 +225,7 @@ impl Meter {
         if self.process.memory.oversubscription.is_used() {
             self.move_memory(now_ns);
         }
-        self.turn_at_ns = self.process.turn(now_ns);
+        self.turn_at_ns = self.process.turn(self.here, now_ns);
         any
     }
 
@@ -261,7 +266,7 @@ impl Meter {
             edges.ended.set(ended_ns);
         }
         if meter.settle(seen) {
-            gpu.empty_queue();
+            gpu.empty_queue(self.here);
             if !gpu.is_open() {
                 gpu.ring();
             }
@@ -295,7 +300,7 @@ impl Meter {
                 if !calls.set_current(context.handle()) {
                     return self.lose(context, &mut inner, now_ns);
                 }
-                inner.reached();
+                inner.reached(self.here);
                 if !self.is_relaxed {
                     self.is_relaxed = calls.relax_this_thread();
                 }
@@ -305,7 +310,7 @@ impl Meter {
                 }
                 is_current = true;
             }
-            self.close_stale(lane, now_ns);
+            lane.look(self.here, &inner, calls, now_ns);
             if let Some(account) = self.accounts.get_mut(context.ordinal) {
                 account.has_computed |= lane.is_computing();
             }
@@ -322,7 +327,7 @@ impl Meter {
     /// Handles a context that cannot be made current. The work of the context counts as in flight
     /// for a while, and is then given up.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
-        if context.is_given_up(inner, now_ns) {
+        if context.is_given_up(self.here, inner, now_ns) {
             return;
         }
         if let Some(account) = self.accounts.get_mut(context.ordinal) {
@@ -331,45 +336,27 @@ impl Meter {
         }
     }
 
-    fn close_stale(&self, lane: &Lane, now_ns: u64) {
-        let Some(launches) = lane.open_launches() else {
-            if lane.seen_launched.swap(0, Ordering::Relaxed) != 0 {
-                lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
-            } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > COMPANY_NS {
-                lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
-                lane.release_dead();
-            }
-            return;
-        };
-        if lane.seen_launched.swap(launches, Ordering::Relaxed) != launches {
-            lane.seen_since_ns.store(now_ns, Ordering::Relaxed);
-        } else if now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed)) > STALE_NS {
-            let quiet_ns = now_ns.saturating_sub(lane.seen_since_ns.load(Ordering::Relaxed));
-            lane.close_stale(&self.process.calls, launches, quiet_ns);
-        }
-    }
-
     /// Charges the complete segments of a lane.
     fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
-        let (over, newest) = lane.over(calls);
+        let (over, newest) = lane.over(inner, calls);
         let seen_ns = os::now_ns() as i64;
         if let Some(newest) = newest {
             inner.align(calls, newest, seen_ns);
         }
         for _ in 0..over {
-            let Some(contents) = lane.oldest().map(Segment::contents) else { return };
+            let Some(contents) = lane.oldest(inner).map(Segment::contents) else { return };
             self.charge_copied(context, contents.copied_ns);
             match newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns)) {
                 Some(times) => self.charge(context, inner, lane, &contents, times),
                 None => {
-                    lane.set_previous_end(None);
+                    lane.set_previous_end(inner, None);
                     if contents.is_lost {
                         self.charge_lost(context, &contents);
                     }
                 }
             }
-            lane.pop();
+            lane.pop(inner);
             context.gpu.unqueue(contents.queued_ns);
         }
     }
@@ -384,24 +371,24 @@ impl Meter {
         times: (i64, i64),
     ) {
         if contents.is_end_only {
-            return self.charge_known(context, lane, contents, times);
+            return self.charge_known(context, inner, lane, contents, times);
         }
         let told = contents.observed(times);
         let observed = Observed {
-            previous_end_ns: lane.previous_end_ns(),
+            previous_end_ns: lane.previous_end_ns(inner),
             offset_ns: inner.offset.get(),
             usual_ns: inner.lead.get(),
-            expected_ns: told.expected_ns.saturating_add(lane.carried_ns(told.expected_ns)),
+            expected_ns: told.expected_ns.saturating_add(lane.carried_ns(self.here, told.expected_ns)),
             ..told
         };
         let measured = observed.measure();
         if !measured.is_exact {
-            lane.carry(told.expected_ns, measured.took_ns);
+            lane.carry(self.here, told.expected_ns, measured.took_ns);
         }
         if !contents.is_copy {
             inner.lead.learn(observed.before_first_ns());
         }
-        lane.set_previous_end(Some(times.1));
+        lane.set_previous_end(inner, Some(times.1));
         if let Some(offset_ns) = measured.offset_ns {
             inner.offset.learn(offset_ns);
         }
@@ -416,10 +403,10 @@ impl Meter {
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
             if measured.is_exact {
-                known_ns = context.gpu.estimates.learn(key, took_ns).unwrap_or(0);
+                known_ns = context.gpu.estimates.learn(self.here, key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
             } else {
-                context.gpu.estimates.bound(key, measured.most_ns.unsigned_abs());
+                context.gpu.estimates.bound(self.here, key, measured.most_ns.unsigned_abs());
             }
         }
         let Some(meter) = context.gpu.meter() else { return };
@@ -435,7 +422,7 @@ impl Meter {
             }
             return;
         }
-        lane.learn(took_ns / launches, is_sparse);
+        lane.learn(self.here, took_ns / launches, is_sparse);
         self.charge_kernels(context, lane, single, (measured.start_ns, times.1), took_ns);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
@@ -444,11 +431,12 @@ impl Meter {
     fn charge_known(
         &mut self,
         context: &ContextState,
+        inner: &Inner,
         lane: &Lane,
         contents: &Contents,
         (start_ns, end_ns): (i64, i64),
     ) {
-        lane.set_previous_end(Some(end_ns));
+        lane.set_previous_end(inner, Some(end_ns));
         if contents.launches > 1 {
             // The segment grew because there was no room for more segments, so it may have gaps.
             return self.charge_lost(context, contents);
@@ -468,7 +456,7 @@ impl Meter {
     ) {
         let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
         account.ended_ns = account.ended_ns.max(u64::try_from(end_ns).unwrap_or(0));
-        if let Some(began_ns) = context.gpu.begins(u64::try_from(start_ns).unwrap_or(0))
+        if let Some(began_ns) = context.gpu.begins(self.here, u64::try_from(start_ns).unwrap_or(0))
             && let Some(edges) = edges(self.process, context.gpu)
         {
             edges.began.set(began_ns);
@@ -496,7 +484,7 @@ impl Meter {
             None => self.process.charge(context.gpu, charged.ns),
         }
         if let Some(permille) = account.overlap_permille() {
-            context.gpu.set_overlap_permille(permille);
+            context.gpu.set_overlap_permille(self.here, permille);
         }
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
     }
@@ -505,7 +493,7 @@ impl Meter {
     fn charge_late(&mut self) {
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             if gpu.meter().is_some() {
-                self.charge_unplaced(ordinal, gpu, gpu.take_late_ns());
+                self.charge_unplaced(ordinal, gpu, gpu.take_late_ns(self.here));
             }
         }
     }
@@ -555,7 +543,7 @@ impl Meter {
     fn pause(&mut self, is_busy: bool) {
         let now_ns = os::now_ns();
         if self.process.session().is_some_and(Session::seeks_daemon) {
-            self.reconnect.step(self.process, now_ns);
+            self.reconnect.step(self.here, self.process, now_ns);
         }
         let Some(session) = self.process.session() else {
             os::sleep(TICK_ALONE_NS);
@@ -585,7 +573,7 @@ impl Meter {
             sleep_ns = sleep_ns.min(turn_at_ns.saturating_sub(now_ns));
         }
         let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
-        if is_deep && !self.process.prepare_sleep() {
+        if is_deep && !self.process.prepare_sleep(self.here) {
             // Something may be in flight after all, so the sleep is short. The pause must not turn
             // into a busy loop.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
@@ -594,16 +582,24 @@ impl Meter {
         let mut ended = false;
         if is_deep || now_ns.saturating_sub(self.checked_ns) > SLEEP_NS {
             self.checked_ns = now_ns;
-            ended = self.process.look_at_descriptors(socket);
+            ended = self.process.look_at_descriptors(self.here, socket);
         }
-        ended = ended || self.process.sleep(socket, sleep_ns, is_deep);
+        ended = ended || self.process.sleep(self.here, socket, sleep_ns, is_deep);
         if is_deep {
-            self.process.finish_sleep();
+            self.process.finish_sleep(self.here);
         }
         if ended && !seeks_daemon {
             session.set_gone();
             say!(Info, "the daemon is gone; going on without it");
             self.reconnect.begin(os::now_ns());
         }
+    }
+}
+
+#[cfg(test)]
+impl MeterThread {
+    /// Lets a test stand in for the meter thread.
+    pub const fn acted() -> Self {
+        Self(PhantomData)
     }
 }

@@ -13,7 +13,6 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::{ptr, thread};
 
 use deepres_abi::driver::ApiId;
@@ -24,11 +23,12 @@ use crate::capture;
 use crate::descriptor::OwnDescriptor;
 use crate::driver::calls::Stream;
 use crate::driver::real;
+use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
 use crate::os;
 use crate::thread as own_thread;
 use encode::Encoder;
-use ring::{Event, Ring};
+use ring::{Event, Ring, RingOwner};
 
 /// How often what threads did is written, ns.
 const LOOK_NS: u64 = 5_000_000;
@@ -43,7 +43,7 @@ const NAMED: usize = 256;
 
 /// A recording that is under way.
 struct Recording {
-    rings: Mutex<Vec<&'static Ring>>,
+    rings: Mutex<{ Rank::Rings as u8 }, Vec<&'static Ring>>,
     /// The ring of those for whom there is none: it only counts.
     crowd: Ring,
     is_ending: AtomicBool,
@@ -57,17 +57,9 @@ fn current() -> Option<&'static Recording> {
     unsafe { RECORDING.load(Ordering::Acquire).as_ref() }
 }
 
-/// A thread's ring, given back at its end.
-struct Own(&'static Ring);
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
 thread_local! {
-    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+    /// This thread's ring, given back at the thread's end.
+    static OWN: RefCell<Option<RingOwner<'static>>> = const { RefCell::new(None) };
     static NAMES: [Cell<usize>; NAMED] = const { [const { Cell::new(0) }; NAMED] };
 }
 
@@ -79,7 +71,7 @@ pub fn start(path: &Path) {
                 let file = OwnDescriptor::new(file.into());
                 let recording: &'static Recording = Box::leak(Box::new(Recording {
                     rings: Mutex::default(),
-                    crowd: Ring::new(0),
+                    crowd: Ring::new(),
                     is_ending: AtomicBool::new(false),
                     is_ended: AtomicBool::new(false),
                 }));
@@ -122,7 +114,7 @@ fn write_all(recording: &'static Recording, file: OwnDescriptor) {
     let mut encoder = Encoder::new(std::process::id(), os::now_ns());
     loop {
         let is_ending = recording.is_ending.load(Ordering::Acquire);
-        let rings = recording.rings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let rings = recording.rings.lock().clone();
         let written = rings.into_iter().chain([&recording.crowd]).try_for_each(|ring| {
             while let Some(event) = ring.pop() {
                 encoder.event(ring.thread(), &event);
@@ -166,27 +158,27 @@ fn push(event: &Event) {
     let pushed = OWN.try_with(|own| {
         let mut own = own.borrow_mut();
         if own.is_none() {
-            *own = ring(recording).map(Own);
+            *own = ring(recording);
         }
-        own.as_ref().map(|own| own.0.push(event)).is_some()
+        own.as_ref().map(|own| own.push(event)).is_some()
     });
     if !pushed.unwrap_or(false) {
         recording.crowd.count_lost();
     }
 }
 
-fn ring(recording: &'static Recording) -> Option<&'static Ring> {
+fn ring(recording: &'static Recording) -> Option<RingOwner<'static>> {
     let thread = own_thread::id();
-    let mut rings = recording.rings.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(free) = rings.iter().copied().find(|ring| ring.adopt(thread)) {
+    let mut rings = recording.rings.lock();
+    if let Some(free) = rings.iter().find_map(|ring| ring.adopt(thread)) {
         return Some(free);
     }
     if rings.len() == MAX_RINGS {
         return None;
     }
-    let ring: &'static Ring = Box::leak(Box::new(Ring::new(thread)));
+    let ring: &'static Ring = Box::leak(Box::new(Ring::new()));
     rings.push(ring);
-    Some(ring)
+    ring.adopt(thread)
 }
 
 /// A kernel's launch, before it.

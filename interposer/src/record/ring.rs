@@ -1,5 +1,6 @@
 //! What one thread has to say, on its way to the file: a ring that the thread fills and the recording thread empties, without a lock.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Events that a ring has room for: more than a thread makes between two looks of the recording thread.
@@ -23,11 +24,11 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for a thread.
-    pub fn new(thread: u32) -> Self {
+    /// A ring that no thread has.
+    pub fn new() -> Self {
         Self {
-            thread: AtomicU32::new(thread),
-            is_free: AtomicBool::new(false),
+            thread: AtomicU32::new(0),
+            is_free: AtomicBool::new(true),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             lost: AtomicU64::new(0),
@@ -35,22 +36,7 @@ impl Ring {
         }
     }
 
-    /// Puts an event in, or counts it as lost. The thread's alone.
-    pub fn push(&self, event: &Event) {
-        let head = self.head.load(Ordering::Relaxed);
-        let place = self.places.get((head % PLACES) as usize);
-        match place.filter(|_| head.wrapping_sub(self.tail.load(Ordering::Acquire)) < PLACES) {
-            Some(place) => {
-                for (to, from) in place.iter().zip(event) {
-                    to.store(*from, Ordering::Relaxed);
-                }
-                self.head.store(head.wrapping_add(1), Ordering::Release);
-            }
-            None => self.count_lost(),
-        }
-    }
-
-    /// Takes the oldest event out. The recording thread's alone.
+    /// Takes the oldest event out. Called by the recording thread.
     pub fn pop(&self) -> Option<Event> {
         let tail = self.tail.load(Ordering::Relaxed);
         if tail == self.head.load(Ordering::Acquire) {
@@ -62,7 +48,7 @@ impl Ring {
         Some(event)
     }
 
-    /// Counts an event that has no ring. Any thread's.
+    /// Counts an event that has no ring. Called by any thread.
     pub fn count_lost(&self) {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
@@ -77,19 +63,47 @@ impl Ring {
         self.thread.load(Ordering::Relaxed)
     }
 
-    /// The thread ends: another may have the ring once it is empty.
-    pub fn release(&self) {
-        self.is_free.store(true, Ordering::Release);
-    }
-
-    /// Gives an empty ring of a thread that ended to another. Under the list's lock.
-    pub fn adopt(&self, thread: u32) -> bool {
+    /// Gives the ring to the calling thread `thread`, if no thread has it and it is empty.
+    pub fn adopt(&self, thread: u32) -> Option<RingOwner<'_>> {
         let is_empty = self.tail.load(Ordering::Acquire) == self.head.load(Ordering::Relaxed);
         let is_adopted = is_empty && self.is_free.swap(false, Ordering::Acquire);
-        if is_adopted {
+        is_adopted.then(|| {
             self.thread.store(thread, Ordering::Relaxed);
+            RingOwner { ring: self, thread: PhantomData }
+        })
+    }
+}
+
+/// A ring in the hands of the thread that fills it. When the thread ends and this is dropped,
+/// another thread may have the ring once it is empty.
+#[derive(Debug)]
+pub struct RingOwner<'a> {
+    ring: &'a Ring,
+    /// The value stays in its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl RingOwner<'_> {
+    /// Puts an event in, or counts it as lost.
+    pub fn push(&self, event: &Event) {
+        let ring = self.ring;
+        let head = ring.head.load(Ordering::Relaxed);
+        let place = ring.places.get((head % PLACES) as usize);
+        match place.filter(|_| head.wrapping_sub(ring.tail.load(Ordering::Acquire)) < PLACES) {
+            Some(place) => {
+                for (to, from) in place.iter().zip(event) {
+                    to.store(*from, Ordering::Relaxed);
+                }
+                ring.head.store(head.wrapping_add(1), Ordering::Release);
+            }
+            None => ring.count_lost(),
         }
-        is_adopted
+    }
+}
+
+impl Drop for RingOwner<'_> {
+    fn drop(&mut self) {
+        self.ring.is_free.store(true, Ordering::Release);
     }
 }
 
@@ -99,9 +113,10 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_counted_and_what_fits_comes_out_in_order() {
-        let ring = Ring::new(7);
+        let ring = Ring::new();
+        let own = ring.adopt(7).unwrap();
         for number in 0..u64::from(PLACES) + 5 {
-            ring.push(&[number; WORDS]);
+            own.push(&[number; WORDS]);
         }
         assert_eq!(ring.take_lost(), 5);
         assert_eq!(ring.take_lost(), 0);
@@ -114,10 +129,13 @@ mod tests {
     #[test]
     fn two_threads_lose_nothing_that_is_not_counted() {
         const EVENTS: u64 = 200_000;
-        let ring = Ring::new(7);
+        let ring = Ring::new();
         let (mut seen, mut before) = (0, None);
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| (0..EVENTS).for_each(|number| ring.push(&[number; WORDS])));
+            let writer = scope.spawn(|| {
+                let own = ring.adopt(7).unwrap();
+                (0..EVENTS).for_each(|number| own.push(&[number; WORDS]));
+            });
             loop {
                 let is_done = writer.is_finished();
                 while let Some(event) = ring.pop() {
@@ -135,13 +153,15 @@ mod tests {
 
     #[test]
     fn a_ring_changes_hands_when_its_thread_is_gone_and_all_is_read() {
-        let ring = Ring::new(1);
-        ring.push(&[1; WORDS]);
-        assert!(!ring.adopt(2));
-        ring.release();
-        assert!(!ring.adopt(2), "there is something in it");
+        let ring = Ring::new();
+        let first = ring.adopt(1).unwrap();
+        first.push(&[1; WORDS]);
+        assert!(ring.adopt(2).is_none());
+        drop(first);
+        assert!(ring.adopt(2).is_none(), "there is something in it");
         ring.pop();
-        assert!(ring.adopt(2) && ring.thread() == 2);
-        assert!(!ring.adopt(3));
+        let second = ring.adopt(2);
+        assert!(second.is_some() && ring.thread() == 2);
+        assert!(ring.adopt(3).is_none());
     }
 }

@@ -14,7 +14,6 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::{fs, io, mem, ptr};
 
 use deepres_abi::MAX_GPUS;
@@ -23,6 +22,7 @@ use deepres_abi::page::{self, LayoutError};
 use deepres_abi::standalone::StandalonePage;
 
 use crate::descriptor::{OwnDescriptor, apart};
+use crate::lock_order::{Mutex, Rank};
 use crate::os;
 
 /// Folder below the directory of deepres, for the files of tenants without a daemon.
@@ -102,7 +102,7 @@ pub struct TenantFile {
     pub page: &'static StandalonePage,
     /// Held while a thread looks for dead processes. Locks belong to the process, so one of two
     /// such threads would release the other's locks.
-    burying: Mutex<()>,
+    burying: Mutex<{ Rank::Burial as u8 }, ()>,
 }
 
 impl TenantFile {
@@ -141,7 +141,7 @@ impl TenantFile {
 
     /// Gives back what dead processes of the tenant held. Returns whether there were any.
     pub fn bury_dead(&self) -> bool {
-        let _alone = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.burying.lock();
         // A process that has lost its own lock must not judge others by their locks.
         let Some(number) = self.descriptor.number() else { return false };
         let ledgers = || self.page.ledger().all(MAX_GPUS);

@@ -16,7 +16,7 @@ use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
-use deepres_abi::page::{self, MAJOR, MINOR, Page};
+use deepres_abi::page::{self, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role, Welcome};
 use deepres_e2e::stolen::Stolen;
 use zerocopy::IntoBytes as _;
@@ -88,8 +88,6 @@ pub struct Controller {
     /// The slot of the ledger that its welcomes assign.
     ledger_slot: u32,
     _stolen: Stolen,
-    /// The minor version in its welcomes.
-    pub minor: u16,
     pub grant: &'static GrantPage,
     pub meter: &'static MeterPage,
     pub ledger: &'static LedgerPage,
@@ -138,7 +136,6 @@ impl Controller {
             bell,
             ledger_slot: 1,
             _stolen: Stolen::start(),
-            minor: MINOR,
             grant,
             meter,
             ledger,
@@ -215,7 +212,7 @@ impl Controller {
     pub fn say_welcome(&self, connection: &Connection) {
         let mut welcome = Welcome::new(77, self.ledger_slot);
         welcome.gpu_index[0] = GPU as u8;
-        self.answer(connection, &of_version(welcome.as_bytes(), MAJOR, self.minor, 0));
+        self.answer(connection, welcome.as_bytes());
     }
 
     /// Answers a hello with these bytes and with the descriptors of a welcome.

@@ -58,6 +58,9 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             format!("{} called {} times: {what}", calls.function, calls.calls)
         })
         .collect();
+    lines.extend(process.bypassed.iter().map(|bypassed| {
+        format!("{} calls let through ({}): {}", bypassed.calls, bypassed.reason, bypassed.help)
+    }));
     if !process.forwarded_because.is_empty() {
         let reasons: Vec<String> =
             process.forwarded_because.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
@@ -93,7 +96,7 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_model::admin::UnaccountedCalls;
+    use deepres_model::admin::{BypassedCalls, UnaccountedCalls};
     use std::collections::BTreeMap;
 
     fn process() -> ProcessCoverage {
@@ -105,6 +108,7 @@ mod tests {
             forwarded: Vec::new(),
             forwarded_because: BTreeMap::new(),
             unaccounted: Vec::new(),
+            bypassed: Vec::new(),
             other_instance: 0,
             unknown_address: 0,
             unknown_names: 0,
@@ -142,5 +146,19 @@ mod tests {
         let text_of_reasons = printed(ProcessCoverage { forwarded_because: because, ..process() });
         assert!(text_of_reasons.contains("forwarded by their kind: code 2, query 31"), "{text_of_reasons}");
         assert!(text.contains("2 requests for private tables"), "{text}");
+    }
+
+    #[test]
+    fn calls_that_were_let_through_are_counted_with_their_reason() {
+        let bypassed = BypassedCalls {
+            reason: "no-event".to_owned(),
+            help: "The driver gave none.".to_owned(),
+            has_effect: true,
+            calls: 4,
+        };
+        let text = printed(ProcessCoverage { bypassed: vec![bypassed], ..process() });
+        assert!(text.contains("4 calls let through (no-event): The driver gave none."), "{text}");
+        let columns: Vec<&str> = text.lines().nth(1).unwrap_or_default().split_whitespace().collect();
+        assert_eq!(columns.get(4), Some(&"4"), "{text}");
     }
 }

@@ -86,8 +86,8 @@ impl Registry {
             .flat_map(|(name, tenant)| tenant.sessions.values().map(move |session| (name.as_str(), session)));
         processes
             .map(|(tenant, session)| {
-                let page = session.meter.page().coverage();
-                ProcessCoverage::read(tenant, session.pid, &session.client, page)
+                let page = session.meter.page();
+                ProcessCoverage::read(tenant, session.pid, &session.client, page.coverage(), page.bypasses())
             })
             .collect()
     }

@@ -1,7 +1,7 @@
 //! How a process reaches the driver, for administrators. All values are reported by the process
 //! itself.
 
-use deepres_abi::coverage::{Coverage, unaccounted};
+use deepres_abi::coverage::{Bypass, Bypasses, Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};
 use deepres_abi::forwarded::{self, Reason};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,9 @@ pub struct ProcessCoverage {
     pub forwarded_because: BTreeMap<String, u64>,
     /// Calls that deepres sees but does not account for.
     pub unaccounted: Vec<UnaccountedCalls>,
+    /// Calls of hooked functions that were let through without being metered or charged.
+    #[serde(default)]
+    pub bypassed: Vec<BypassedCalls>,
     /// Functions with hooks that the process got unchanged, because they belong to a second copy of
     /// the driver.
     pub other_instance: u64,
@@ -58,9 +61,33 @@ pub struct UnaccountedCalls {
     pub calls: u64,
 }
 
+/// Calls that were let through for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BypassedCalls {
+    /// The reason, for example `no-event`.
+    pub reason: String,
+    /// A sentence that explains the reason.
+    pub help: String,
+    /// Whether such calls may give the GPU work or take its memory.
+    pub has_effect: bool,
+    /// Number of calls.
+    pub calls: u64,
+}
+
+impl BypassedCalls {
+    fn of(reason: Bypass, calls: u64) -> Self {
+        Self {
+            reason: reason.name().to_owned(),
+            help: reason.help().to_owned(),
+            has_effect: reason.has_effect(),
+            calls,
+        }
+    }
+}
+
 impl ProcessCoverage {
-    /// Reads the coverage page of a process.
-    pub fn read(tenant: &str, pid: u32, client: &str, page: &Coverage) -> Self {
+    /// Reads the coverage of a process from its meter page.
+    pub fn read(tenant: &str, pid: u32, client: &str, page: &Coverage, bypasses: &Bypasses) -> Self {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let table = page.table.load(Ordering::Acquire);
         // An unwritten page has the table 0. It holds nothing that could be named wrongly.
@@ -89,6 +116,11 @@ impl ProcessCoverage {
                     (calls != 0).then(|| UnaccountedCalls { function, class: class.name().to_owned(), calls })
                 })
                 .collect(),
+            bypassed: Bypass::ALL
+                .into_iter()
+                .map(|reason| BypassedCalls::of(reason, bypasses.calls(reason)))
+                .filter(|bypassed| bypassed.calls != 0)
+                .collect(),
             other_instance: count(&page.other_instance),
             unknown_address: count(&page.unknown_address),
             unknown_names: count(&page.unknown_names),
@@ -102,8 +134,9 @@ impl ProcessCoverage {
     /// Returns the number of calls that launched work or allocated GPU memory without being
     /// accounted for.
     pub fn past(&self) -> u64 {
-        let on_gpu = self.unaccounted.iter().filter(|calls| calls.class != "host");
-        on_gpu.fold(0, |sum, calls| sum.saturating_add(calls.calls))
+        let on_gpu = self.unaccounted.iter().filter(|calls| calls.class != "host").map(|calls| calls.calls);
+        let bypassed = self.bypassed.iter().filter(|calls| calls.has_effect).map(|calls| calls.calls);
+        on_gpu.chain(bypassed).fold(0, u64::saturating_add)
     }
 }
 
@@ -119,7 +152,8 @@ mod tests {
         own.note(ApiId::cuCtxGetId, false);
         own.export_tables.store(2, Ordering::Relaxed);
         page.copy_from(&own);
-        let read = || ProcessCoverage::read("train", 7, "python", &page);
+        let bypasses = Bypasses::new();
+        let read = || ProcessCoverage::read("train", 7, "python", &page, &bypasses);
         assert_eq!(
             (read().hooked, read().forwarded),
             (vec!["cuLaunchKernel".to_owned()], vec!["cuCtxGetId".to_owned()])
@@ -127,5 +161,16 @@ mod tests {
         assert_eq!(read().forwarded_because, BTreeMap::from([("query".to_owned(), 1)]));
         page.table.fetch_add(1, Ordering::Relaxed);
         assert_eq!((read().hooked.len(), read().is_other_version, read().export_tables), (0, true, 2));
+    }
+
+    #[test]
+    fn calls_let_through_are_listed_by_reason_and_those_with_an_effect_are_past() {
+        let bypasses = Bypasses::new();
+        (0..3).for_each(|_| bypasses.count(Bypass::Captured));
+        (0..2).for_each(|_| bypasses.count(Bypass::NoEvent));
+        let read = ProcessCoverage::read("train", 7, "python", &Coverage::new(), &bypasses);
+        let counted = [(Bypass::Captured, 3), (Bypass::NoEvent, 2)];
+        assert_eq!(read.bypassed, counted.map(|(reason, calls)| BypassedCalls::of(reason, calls)));
+        assert_eq!(read.past(), 2);
     }
 }

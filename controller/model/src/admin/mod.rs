@@ -8,7 +8,7 @@ mod coverage;
 mod share;
 
 pub use crate::probes::{ActivityStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus};
-pub use coverage::{ProcessCoverage, UnaccountedCalls};
+pub use coverage::{BypassedCalls, ProcessCoverage, UnaccountedCalls};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
 use crate::authority::{Granted, Wish};

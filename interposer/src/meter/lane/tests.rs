@@ -1,10 +1,21 @@
 //! Tests of lanes on a fake driver whose clock the test moves.
 
+use std::sync::atomic::AtomicBool;
+
 use deepres_abi::meter::MeterSlot;
 
+use super::close::End;
+use super::owner::{LAUNCHES_MAX, SHORT_GRAPH_NS, UNKNOWN_APART};
+use super::ring::RING;
+use super::waits::{LAUNCHES_STUCK, VARYING_SEEN};
 use super::*;
-use crate::driver::calls::Context;
+use crate::driver::calls::{Calls, Context, Progress};
 use crate::driver::fake;
+use crate::meter::segment::{Contents, Kind, Launch};
+use crate::meter::thread::MeterThread;
+use crate::{capture, os};
+
+const METER: MeterThread = MeterThread::acted();
 
 const STREAM: Stream = Stream(0x10_0000);
 const KERNEL: Launch = Launch { key: 5 << 32, kind: Kind::Kernel };
@@ -13,24 +24,37 @@ const GRAPH: Launch = Launch { key: 6 << 32, kind: Kind::Graph };
 const COPY: Launch = Launch { key: 8 << 32, kind: Kind::Copy };
 const KERNEL_NS: u64 = 10_000;
 
-fn lane() -> &'static Lane {
+fn lane() -> LaneOwner {
     lane_of(STREAM)
 }
 
-fn lane_of(stream: Stream) -> &'static Lane {
+fn lane_of(stream: Stream) -> LaneOwner {
     let gpu: &'static Gpu = Box::leak(Box::default());
     let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
     context.lane(context.handle(), stream, 1).unwrap()
 }
 
+/// The oldest segment's contents.
+fn oldest(lane: LaneOwner) -> Option<Contents> {
+    Some(lane.oldest(&lane.context.lock())?.contents())
+}
+
+fn pop(lane: LaneOwner) {
+    lane.pop(&lane.context.lock());
+}
+
+fn close_stale(calls: &Calls, lane: LaneOwner, launches: u32, quiet_ns: u64) {
+    lane.close_stale(METER, &lane.context.lock(), calls, launches, quiet_ns);
+}
+
 /// Makes one launch in the same way as the hooks do.
-fn put(calls: &Calls, lane: &Lane, launch: Launch, ns: u64, contended: Option<u64>) {
+fn put(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64, contended: Option<u64>) {
     if !launch.kind.is_copy() && contended.is_none() && lane.count(launch) {
         fake::launch(lane.stream().unwrap(), ns);
         return;
     }
     let begun = lane.begin(calls, launch, contended).unwrap();
-    lane.close_stale(calls, 1, 1);
+    close_stale(calls, lane, 1, 1);
     assert!(lane.is_open(), "nobody closes under a launch");
     fake::launch(lane.stream().unwrap(), ns);
     lane.launched(begun.opens);
@@ -39,15 +63,16 @@ fn put(calls: &Calls, lane: &Lane, launch: Launch, ns: u64, contended: Option<u6
     }
 }
 
-fn launch(calls: &Calls, lane: &Lane, launch: Launch, ns: u64) {
+fn launch(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64) {
     put(calls, lane, launch, ns, None);
 }
 
 /// Processes completed segments as the meter thread does. Returns their launches and the times
 /// between their events.
-fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
+fn read(calls: &Calls, lane: LaneOwner) -> Vec<(u32, u64)> {
     let mut found = Vec::new();
-    while let Some(segment) = lane.oldest() {
+    let inner = lane.context.lock();
+    while let Some(segment) = lane.oldest(&inner) {
         if calls.query(segment.end()) != Progress::Done {
             break;
         }
@@ -55,10 +80,10 @@ fn read(calls: &Calls, lane: &Lane) -> Vec<(u32, u64)> {
         let took_ns = calls.elapsed_ns(segment.start(), segment.end()).unwrap() as u64;
         found.push((contents.launches, took_ns));
         if let Some(key) = contents.only_key() {
-            lane.gpu.estimates.learn(key, took_ns);
+            lane.gpu.estimates.learn(METER, key, took_ns);
         }
-        lane.learn(took_ns / u64::from(contents.launches), false);
-        lane.pop();
+        lane.learn(METER, took_ns / u64::from(contents.launches), false);
+        lane.pop(&inner);
     }
     found
 }
@@ -109,22 +134,22 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     }
     let open = u64::from(lane.open_launches().unwrap());
     assert_eq!(lane.unaccounted_ns(), open * KERNEL_NS);
-    let closed = lane.waiting();
+    let closed = lane.ring.waiting();
     launch(&calls, lane, OTHER, 3 * KERNEL_NS);
-    assert_eq!(lane.waiting(), closed + 2, "what was open, and the unknown one");
+    assert_eq!(lane.ring.waiting(), closed + 2, "what was open, and the unknown one");
 }
 
 #[test]
 fn in_a_spell_a_known_kernel_of_a_stream_with_gaps_is_marked_at_its_end_alone() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
-    lane.gpu.set_fine(true);
+    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    lane.gpu.set_fine(METER, true);
     let is_end_only = |kernel: Launch, is_sparse: bool| {
-        lane.learn(KERNEL_NS, is_sparse);
+        lane.learn(METER, KERNEL_NS, is_sparse);
         launch(&calls, lane, kernel, KERNEL_NS);
         fake::pass(1_000_000);
-        let contents = lane.oldest().unwrap().contents();
-        lane.pop();
+        let contents = oldest(lane).unwrap();
+        pop(lane);
         assert_eq!(contents.launches, 1, "each has a segment");
         contents.is_end_only
     };
@@ -152,12 +177,12 @@ fn copies_have_segments_of_their_own_and_are_not_computing() {
 #[test]
 fn a_known_copy_between_kernels_is_not_timed_each_time() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(COPY.key, 700);
+    lane.gpu.estimates.learn(METER, COPY.key, 700);
     open(&calls, lane, 2);
-    assert_eq!(lane.begin(&calls, COPY, None), None);
+    assert_eq!(lane.begin(&calls, COPY, None), Err(Unmarked::TakenIn));
     assert_eq!(lane.open_launches(), Some(2));
     lane.close(&calls);
-    let contents = lane.oldest().unwrap().contents();
+    let contents = oldest(lane).unwrap();
     assert_eq!((contents.launches, contents.copied_ns, contents.may_wait), (2, 700, true));
     open(&calls, lane, 2);
     put(&calls, lane, COPY, 700, Some(0));
@@ -167,28 +192,28 @@ fn a_known_copy_between_kernels_is_not_timed_each_time() {
 #[test]
 fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(COPY.key, 700);
-    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    lane.gpu.estimates.learn(METER, COPY.key, 700);
+    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
     for _ in 0..RING - 1 {
         launch(&calls, lane, GRAPH, KERNEL_NS);
         lane.close(&calls);
     }
-    assert_eq!(lane.waiting(), RING - 1);
+    assert_eq!(lane.ring.waiting(), RING - 1);
     launch(&calls, lane, COPY, 700);
     launch(&calls, lane, KERNEL, KERNEL_NS);
     let copy = lane.begin(&calls, COPY, None);
-    assert_eq!((lane.open_launches(), copy), (Some(1), None));
-    lane.pop();
+    assert_eq!((lane.open_launches(), copy), (Some(1), Err(Unmarked::TakenIn)));
+    pop(lane);
     lane.close(&calls);
-    let last = lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents();
+    let last = lane.ring.newest().unwrap().contents();
     assert_eq!((last.launches, last.expected_ns, last.copied_ns, last.is_copy), (1, KERNEL_NS, 1400, false));
 }
 
 #[test]
 fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
-    lane.learn(KERNEL_NS, false);
+    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
     let open = || {
         while !lane.is_open() {
             launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -198,7 +223,7 @@ fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
     lane.interrupt(&calls, false);
     assert!(lane.is_open());
     lane.close(&calls);
-    assert!(lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents().may_wait);
+    assert!(lane.ring.newest().unwrap().contents().may_wait);
     open();
     lane.interrupt(&calls, true);
     assert!(!lane.is_open());
@@ -211,7 +236,7 @@ fn what_follows_a_wait_is_not_taken_for_what_finds_its_stream_idle() {
     let is_quiet = || {
         launch(&calls, lane, GRAPH, LONG_NS);
         fake::finish();
-        let contents = lane.oldest().unwrap().contents();
+        let contents = oldest(lane).unwrap();
         assert_eq!(read(&calls, lane).len(), 1);
         contents.is_quiet
     };
@@ -226,9 +251,9 @@ fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_wh
     let (calls, own) = (fake::calls(), lane());
     let context = own.context;
     // Opens a segment on the lane. A busy lane is not given to another stream.
-    let opened = |lane: &'static Lane| {
-        lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
-        lane.learn(KERNEL_NS, false);
+    let opened = |lane: LaneOwner| {
+        lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+        lane.learn(METER, KERNEL_NS, false);
         while !lane.is_open() {
             launch(&calls, lane, KERNEL, KERNEL_NS);
         }
@@ -240,10 +265,10 @@ fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_wh
     for lane in lanes {
         assert!(!lane.is_stuck());
         lane.close(&calls);
-        assert!(lane.place(lane.head.load(Ordering::Relaxed) - 1).unwrap().contents().may_wait);
+        assert!(lane.ring.newest().unwrap().contents().may_wait);
     }
     context.interrupt(context.handle(), &calls, 1, true);
-    assert!(lanes.into_iter().all(Lane::is_stuck), "they may wait for the host");
+    assert!(lanes.into_iter().all(|lane| lane.is_stuck()), "they may wait for the host");
 }
 
 #[test]
@@ -256,7 +281,7 @@ fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
     fake::finish();
     assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
     let long = Launch { key: 9 << 32, ..GRAPH };
-    lane.gpu.estimates.learn(long.key, SHORT_GRAPH_NS + 1);
+    lane.gpu.estimates.learn(METER, long.key, SHORT_GRAPH_NS + 1);
     for _ in 0..3 {
         launch(&calls, lane, long, SHORT_GRAPH_NS + 1);
     }
@@ -267,8 +292,8 @@ fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
 #[test]
 fn graphs_that_are_known_and_short_are_counted_like_kernels_while_nobody_else_wants_the_gpu() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(GRAPH.key, KERNEL_NS);
-    lane.learn(KERNEL_NS, false);
+    lane.gpu.estimates.learn(METER, GRAPH.key, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
     for _ in 0..100 {
         launch(&calls, lane, GRAPH, KERNEL_NS);
     }
@@ -288,8 +313,8 @@ fn graphs_that_are_known_and_short_are_counted_like_kernels_while_nobody_else_wa
 fn a_graph_whose_launches_may_differ_is_timed_each_time_however_short() {
     let (calls, lane) = (fake::calls(), lane());
     let varying = Launch { key: 9 << 32, kind: Kind::VaryingGraph };
-    lane.gpu.estimates.learn(varying.key, KERNEL_NS);
-    lane.learn(KERNEL_NS, false);
+    lane.gpu.estimates.learn(METER, varying.key, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
     for _ in 0..3 {
         launch(&calls, lane, varying, KERNEL_NS);
     }
@@ -304,7 +329,7 @@ fn a_reader_that_never_comes_loses_nothing() {
     for number in 0..LAUNCHES {
         launch(&calls, lane, if number % 3 == 0 { GRAPH } else { KERNEL }, KERNEL_NS);
         lane.close(&calls);
-        assert!(lane.waiting() < RING);
+        assert!(lane.ring.waiting() < RING);
     }
     fake::finish();
     let read_launches: u32 = read(&calls, lane).iter().map(|(launches, _)| launches).sum();
@@ -316,11 +341,11 @@ fn a_reader_that_never_comes_loses_nothing() {
 }
 
 /// Opens a segment on the lane and launches `launches` kernels in it.
-fn open(calls: &Calls, lane: &Lane, launches: u32) {
-    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
-    lane.learn(KERNEL_NS, false);
-    lane.wanted.store(launches * 4, Ordering::Relaxed);
-    lane.open_asked_ns.store(os::now_ns(), Ordering::Relaxed);
+fn open(calls: &Calls, lane: LaneOwner, launches: u32) {
+    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
+    lane.pace.want(launches * 4);
+    lane.open.set_asked_ns(os::now_ns());
     for _ in 0..launches {
         launch(calls, lane, KERNEL, KERNEL_NS);
     }
@@ -331,22 +356,22 @@ fn open(calls: &Calls, lane: &Lane, launches: u32) {
 fn a_segment_that_had_another_launch_meanwhile_is_not_stale() {
     let (calls, lane) = (fake::calls(), lane());
     open(&calls, lane, 2);
-    lane.close_stale(&calls, 1, 300);
+    close_stale(&calls, lane, 1, 300);
     assert!(lane.is_open());
-    lane.close_stale(&calls, 2, 300);
+    close_stale(&calls, lane, 2, 300);
     assert!(!lane.is_open());
-    assert!(!lane.oldest().unwrap().contents().is_lost);
+    assert!(!oldest(lane).unwrap().is_lost);
 }
 
 #[test]
 fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
     open(&calls, lane, 2);
-    lane.close_stale(&calls, 2, 300);
+    close_stale(&calls, lane, 2, 300);
     assert!(lane.is_open(), "it runs");
     fake::finish();
-    lane.close_stale(&calls, 2, 300);
-    let contents = lane.oldest().unwrap().contents();
+    close_stale(&calls, lane, 2, 300);
+    let contents = oldest(lane).unwrap();
     assert!(contents.is_lost);
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
 }
@@ -360,14 +385,14 @@ fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
     open(&calls, lane, LEFT);
-    lane.close_stale(&calls, LEFT, u64::MAX);
+    close_stale(&calls, lane, LEFT, u64::MAX);
     assert!(lane.is_open(), "what came before still runs");
     fake::finish();
     assert_eq!(read(&calls, lane).len(), 1);
-    lane.close_stale(&calls, LEFT, KERNEL_NS);
+    close_stale(&calls, lane, LEFT, KERNEL_NS);
     assert!(lane.is_open(), "it may still run");
-    lane.close_stale(&calls, LEFT, u64::from(LEFT + 1) * KERNEL_NS);
-    let closed = lane.oldest().unwrap().contents();
+    close_stale(&calls, lane, LEFT, u64::from(LEFT + 1) * KERNEL_NS);
+    let closed = oldest(lane).unwrap();
     assert!(closed.is_lost, "nothing was recorded from another thread");
     assert_eq!(closed.launches, LEFT);
 }
@@ -382,7 +407,7 @@ fn what_is_queued_counts_as_far_ahead_once_it_is_measured_or_several() {
     assert!(lane.is_far_ahead(None, 1_000_000, 2), "nothing is known, and several wait");
     fake::finish();
     read(&calls, lane);
-    lane.gpu.empty_queue();
+    lane.gpu.empty_queue(METER);
     launch(&calls, lane, GRAPH, 400_000);
     launch(&calls, lane, GRAPH, 400_000);
     assert!(!lane.is_far_ahead(None, 1_000_000, 0));
@@ -396,14 +421,14 @@ fn graphs_that_take_another_time_each_are_not_queued_by_what_the_first_few_took(
     const OTHER: Launch = Launch { key: 78, kind: Kind::Graph };
     let (calls, lane) = (fake::calls(), lane());
     let is_far_ahead = |launch| lane.is_far_ahead(Some(launch), u64::MAX, 2);
-    lane.learn(1_000, false);
+    lane.learn(METER, 1_000, false);
     for seen in 0..VARYING_SEEN {
         assert!(!is_far_ahead(VARYING), "{seen} were seen, and none is queued");
         (0..3).for_each(|_| launch(&calls, lane, OTHER, 2 * SHORT_GRAPH_NS));
         assert!(is_far_ahead(VARYING) && !is_far_ahead(OTHER), "{seen} were seen");
         fake::finish();
         read(&calls, lane);
-        lane.gpu.estimates.learn(VARYING.key, 1_000);
+        lane.gpu.estimates.learn(METER, VARYING.key, 1_000);
     }
     (0..3).for_each(|_| launch(&calls, lane, OTHER, 2 * SHORT_GRAPH_NS));
     assert!(!is_far_ahead(VARYING));
@@ -414,8 +439,8 @@ fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_mos
     const EXPECTED_NS: i64 = 10_000;
     let lane = lane();
     let charge = |most_ns: i64| {
-        let took_ns = (EXPECTED_NS + lane.carried_ns(EXPECTED_NS)).min(most_ns);
-        lane.carry(EXPECTED_NS, took_ns);
+        let took_ns = (EXPECTED_NS + lane.carried_ns(METER, EXPECTED_NS)).min(most_ns);
+        lane.carry(METER, EXPECTED_NS, took_ns);
         took_ns
     };
     // Kernels take 5 µs and 15 µs in turn, and the long ones have gaps.
@@ -431,17 +456,18 @@ fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_mos
 fn a_lane_nobody_uses_is_given_to_the_next_thread() {
     let lane = lane();
     let context = lane.context;
-    assert!(std::ptr::eq(context.lane(context.handle(), STREAM, 1).unwrap(), lane), "its own");
+    let lane_of = |stream, thread| context.lane(context.handle(), stream, thread).unwrap().lane();
+    assert!(std::ptr::eq(lane_of(STREAM, 1), lane.lane()), "its own");
     let calls = fake::calls();
     open(&calls, lane, 2);
-    lane.retire();
+    lane.retire(&context.lock());
     assert!(!lane.is_open(), "nothing stays open on a stream that is gone");
     fake::finish();
     read(&calls, lane);
-    let next = context.lane(context.handle(), Stream(0x20_0000), os::thread_id()).unwrap();
-    assert!(std::ptr::eq(next, lane));
-    let other = context.lane(context.handle(), STREAM, os::thread_id()).unwrap();
-    assert!(!std::ptr::eq(other, lane), "its thread lives");
+    let next = lane_of(Stream(0x20_0000), os::thread_id());
+    assert!(std::ptr::eq(next, lane.lane()));
+    let other = lane_of(STREAM, os::thread_id());
+    assert!(!std::ptr::eq(other, lane.lane()), "its thread lives");
 }
 
 #[test]
@@ -452,11 +478,11 @@ fn a_lane_has_no_more_events_than_were_in_flight_at_once() {
             launch(&calls, lane, Launch { kind: Kind::VaryingGraph, ..GRAPH }, KERNEL_NS);
             lane.close(&calls);
         }
-        assert_eq!(lane.waiting(), segments);
+        assert_eq!(lane.ring.waiting(), segments);
         fake::pass(u64::from(segments) * KERNEL_NS);
         assert_eq!(read(&calls, lane).len() as u32, segments);
     };
-    let events = || lane.ring.iter().filter(|segment| segment.end() != Event::NONE).count();
+    let events = || lane.ring.events().len();
     (0..3 * RING).for_each(|_| in_flight(1));
     assert_eq!(events(), 1);
     (0..RING).for_each(|_| in_flight(5));
@@ -464,12 +490,8 @@ fn a_lane_has_no_more_events_than_were_in_flight_at_once() {
     (0..5).for_each(|_| in_flight(RING - 1));
     (0..RING).for_each(|_| in_flight(2));
     assert_eq!(events(), RING as usize - 1, "none is lost, none is another's");
-    let mut all: Vec<usize> = lane
-        .ring
-        .iter()
-        .flat_map(|segment| [segment.start().0, segment.end().0])
-        .filter(|event| *event != 0)
-        .collect();
+    let mut all: Vec<usize> =
+        lane.ring.events().into_iter().flat_map(|(start, end)| [start.0, end.0]).collect();
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 2 * (RING as usize - 1));
@@ -491,7 +513,7 @@ fn a_stream_that_waits_for_the_host_is_stuck_until_something_after_the_wait_comp
     for _ in 0..2 * LAUNCHES_MAX {
         put(&calls, lane, OTHER, 0, Some(0));
     }
-    assert!(lane.waiting() <= 2 * LAUNCHES_MAX / LAUNCHES_STUCK, "segments grow");
+    assert!(lane.ring.waiting() <= 2 * LAUNCHES_MAX / LAUNCHES_STUCK, "segments grow");
     lane.close(&calls);
     complete();
     assert!(!lane.is_stuck());
@@ -525,17 +547,17 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
         let lane = context.lane(context.handle(), Stream(1), owner).unwrap();
         lane.begin(&calls, KERNEL, None).unwrap();
-        lane.release_dead();
-        lane.close_stale(&calls, 1, 300);
+        lane.release_dead(METER, &context.lock());
+        close_stale(&calls, lane, 1, 300);
         assert_eq!(!lane.is_open(), is_released, "{owner}");
     }
 }
 
 /// A lane whose GPU counts launches in the meter slot that is returned.
-fn counted_lane() -> (&'static Lane, &'static MeterSlot) {
+fn counted_lane() -> (LaneOwner, &'static MeterSlot) {
     let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
     lane.gpu.connect(0, Box::leak(Box::default()), meter, None);
-    lane.gpu.estimates.learn(KERNEL.key, KERNEL_NS);
+    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
     (lane, meter)
 }
 
@@ -545,28 +567,28 @@ fn a_launch_that_finds_its_segment_closed_as_it_is_counted_is_counted_without_on
     let launches = || meter.kernel_launches.load(Ordering::Relaxed);
     open(&calls, lane, 2);
     let (launched, ns) = lane.fits(KERNEL).unwrap();
-    lane.close_stale(&calls, 2, 300);
+    close_stale(&calls, lane, 2, 300);
     lane.tally.put(launched, ns);
-    assert_eq!(lane.oldest().unwrap().contents().launches, 2);
-    assert_eq!((launches(), lane.gpu.take_late_ns()), (2, 0));
+    assert_eq!(oldest(lane).unwrap().launches, 2);
+    assert_eq!((launches(), lane.gpu.take_late_ns(METER)), (2, 0));
     lane.settle();
-    assert_eq!((launches(), lane.gpu.take_late_ns()), (3, KERNEL_NS));
+    assert_eq!((launches(), lane.gpu.take_late_ns(METER)), (3, KERNEL_NS));
     lane.settle();
-    assert_eq!((launches(), lane.gpu.take_late_ns()), (3, 0), "once");
+    assert_eq!((launches(), lane.gpu.take_late_ns(METER)), (3, 0), "once");
     // The next segment does not count the late launch either.
     let counted = lane.fits(KERNEL);
     assert_eq!(counted, None, "none is open");
     launch(&calls, lane, KERNEL, KERNEL_NS);
     lane.close(&calls);
     assert_eq!(launches(), 4);
-    assert_eq!(lane.gpu.take_late_ns(), 0);
+    assert_eq!(lane.gpu.take_late_ns(METER), 0);
 }
 
 #[test]
 fn a_launch_that_the_driver_refused_once_its_segment_was_closed_takes_no_other_from_the_count() {
     let ((lane, meter), calls) = (counted_lane(), fake::calls());
     open(&calls, lane, 2);
-    lane.close_stale(&calls, 2, 300);
+    close_stale(&calls, lane, 2, 300);
     lane.uncount(Kind::Kernel);
     lane.settle();
     open(&calls, lane, 3);
@@ -580,30 +602,30 @@ fn what_the_driver_refused_is_charged_for_nothing() {
     open(&calls, lane, 2);
     assert!(lane.count(KERNEL));
     lane.uncount(Kind::Kernel);
-    lane.close_stale(&calls, 2, 300);
-    let contents = lane.oldest().unwrap().contents();
+    close_stale(&calls, lane, 2, 300);
+    let contents = oldest(lane).unwrap();
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
     // The segment is closed before the driver refuses the launch, so the next segment is charged
     // that much less.
     open(&calls, lane, 1);
     assert!(lane.count(KERNEL));
-    lane.close_stale(&calls, 2, 300);
+    close_stale(&calls, lane, 2, 300);
     lane.uncount(Kind::Kernel);
     lane.settle();
     open(&calls, lane, 1);
-    lane.close_stale(&calls, 1, 300);
+    close_stale(&calls, lane, 1, 300);
     let charged_ns = std::iter::from_fn(|| {
-        let charged_ns = lane.oldest()?.contents().expected_ns;
-        lane.pop();
+        let charged_ns = oldest(lane)?.expected_ns;
+        pop(lane);
         Some(charged_ns)
     });
-    assert_eq!(charged_ns.sum::<u64>() + lane.gpu.take_late_ns(), 4 * KERNEL_NS);
+    assert_eq!(charged_ns.sum::<u64>() + lane.gpu.take_late_ns(METER), 4 * KERNEL_NS);
 }
 
 #[test]
 fn graphs_are_told_from_kernels_across_segments() {
     let ((lane, meter), calls) = (counted_lane(), fake::calls());
-    lane.gpu.estimates.learn(GRAPH.key, KERNEL_NS);
+    lane.gpu.estimates.learn(METER, GRAPH.key, KERNEL_NS);
     for _ in 0..100 {
         launch(&calls, lane, GRAPH, KERNEL_NS);
         launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -620,17 +642,19 @@ fn graphs_are_told_from_kernels_across_segments() {
 fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
     const LAUNCHES: u64 = 300_000;
     let ((lane, meter), is_done) = (counted_lane(), AtomicBool::new(false));
-    lane.learn(1, false);
+    lane.learn(METER, 1, false);
+    let seen = lane.lane();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let calls = fake::calls();
             while !is_done.load(Ordering::Relaxed) {
-                lane.close_if(&calls, |_| true, End::Unrecorded);
-                while lane.oldest().is_some() {
-                    lane.pop();
+                seen.close_if(&calls, |_| true, End::Unrecorded);
+                let inner = seen.context.lock();
+                while seen.oldest(&inner).is_some() {
+                    seen.pop(&inner);
                 }
-                lane.settle();
-                lane.gpu.take_late_ns();
+                seen.settle();
+                seen.gpu.take_late_ns(MeterThread::acted());
             }
         });
         let calls = fake::calls();
@@ -641,7 +665,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
                 lane.tally.put(launched, ns);
             } else {
                 let begun = lane.begin(&calls, KERNEL, None).unwrap();
-                lane.wanted.store(LAUNCHES_MAX, Ordering::Relaxed);
+                lane.pace.want(LAUNCHES_MAX);
                 lane.launched(begun.opens);
                 if begun.ends {
                     lane.close_if(&calls, |_| true, End::Unrecorded);
@@ -650,7 +674,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    lane.discard();
+    lane.discard(&lane.context.lock());
     lane.settle();
     assert_eq!(meter.kernel_launches.load(Ordering::Relaxed), LAUNCHES);
 }
@@ -677,13 +701,13 @@ fn segments_that_one_late_look_sees_lie_where_they_ran() {
         put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
     }
     fake::finish();
-    let (over, newest) = lane.over(&calls);
-    assert_eq!(over, 3);
     const SEEN_NS: i64 = 1_000_000_000;
     let mut inner = lane.context.lock();
+    let (over, newest) = lane.over(&inner, &calls);
+    assert_eq!(over, 3);
     let mut locate = || {
-        let place = inner.locate(&calls, lane, newest.unwrap(), SEEN_NS).unwrap();
-        lane.pop();
+        let place = inner.locate(&calls, &lane, newest.unwrap(), SEEN_NS).unwrap();
+        lane.pop(&inner);
         place
     };
     for begins_before_ns in [30_000, 20_000, 10_000] {

@@ -39,6 +39,13 @@ fn calls(process: &Value, function: &str) -> u64 {
     all.iter().find(|one| one["function"] == function).and_then(|one| one["calls"].as_u64()).unwrap_or(0)
 }
 
+/// Returns the calls that hooks let through, by reason.
+fn let_through(process: &Value) -> Vec<(&str, u64)> {
+    let all = process["bypassed"].as_array().expect("a list");
+    let of = |one: &'_ Value| one["calls"].as_u64().expect("a number");
+    all.iter().map(|one| (one["reason"].as_str().expect("a name"), of(one))).collect()
+}
+
 #[test]
 fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_past() {
     let host = Host::new();
@@ -46,8 +53,11 @@ fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_
     for way in [Way::Dlsym, Way::ProcAddress] {
         let tenant = format!("{way:?}");
         let mut client = host.spawn(host.run(&["--name", &tenant], c_client("launches", way), &[]));
-        client.await_json(COMMAND_LIMIT);
-        let process = await_process(&host, &tenant, |process| !names(process, "hooked").is_empty());
+        let said = client.await_json(COMMAND_LIMIT);
+        let captured = said["graph_nodes"].as_u64().expect("a number");
+        let process = await_process(&host, &tenant, |process| {
+            !names(process, "hooked").is_empty() && let_through(process) == [("captured", captured)]
+        });
         let (hooked, forwarded) = (names(&process, "hooked"), names(&process, "forwarded"));
         for function in [
             "cuInit",
@@ -77,6 +87,24 @@ fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_
         assert_eq!(process["unaccounted"].as_array().map(Vec::len), Some(0), "{way:?}");
         client.finish(COMMAND_LIMIT).success();
     }
+}
+
+#[test]
+fn launches_without_an_event_to_time_them_are_counted_as_let_through() {
+    let host = Host::new();
+    let _daemon = host.daemon();
+    let mut command = host.run(&["--name", "untimed"], c_client("launches", Way::Dlsym), &[]);
+    command.env("SIMGPU_FAULTS", "cuEventCreate:every:1:2");
+    let mut client = host.spawn(command);
+    let said = client.await_json(COMMAND_LIMIT);
+    let launches = ["kernel_launches", "graph_launches"].map(|kind| said[kind].as_u64().expect("a number"));
+    let launches: u64 = launches.iter().sum();
+    await_process(&host, "untimed", |process| let_through(process).contains(&("no-event", launches)));
+    let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+    let past = shown.lines().nth(1).and_then(|row| row.split_whitespace().nth(4));
+    assert_eq!(past, Some(launches.to_string().as_str()), "{shown}");
+    assert!(shown.contains(&format!("{launches} calls let through (no-event): The driver")), "{shown}");
+    client.finish(COMMAND_LIMIT).success();
 }
 
 #[test]

@@ -1,0 +1,198 @@
+//! The order in which a thread takes the interposer's locks, and a mutex that checks the order.
+//!
+//! A thread that holds a lock of [`Rank`] waits only for locks of later ranks. So no two threads
+//! wait for each other. A thread may try any lock, because it does not wait then. A thread takes no
+//! lock of the rank that it holds, and so not the same lock twice.
+//!
+//! A build with debug assertions checks each wait, by one word in each thread that says which ranks
+//! the thread holds. The word has no destructor and needs no allocation, so the check works in any
+//! thread, at the end of a thread or process, and in a forked child. A failed check ends the
+//! process. A release build has the bare mutex.
+//!
+//! The locks of [`crate::memory`] lie between [`Rank::Context`] and [`Rank::Burial`]: a thread may
+//! hold the locks before them when it takes one, and may take the locks after them while it holds
+//! one. The lock of markers ([`crate::capture::marking`]) stands outside the order, because a thread
+//! waits for it during a bounded time.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{self, MutexGuard, PoisonError, TryLockError};
+
+macro_rules! ranks {
+    ($($(#[$doc:meta])+ $rank:ident,)+) => {
+        /// The locks, in the order in which a thread takes them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Rank {
+            $($(#[$doc])+ $rank,)+
+        }
+
+        #[cfg(debug_assertions)]
+        impl Rank {
+            const ALL: [Self; [$(Self::$rank),+].len()] = [$(Self::$rank),+];
+        }
+    };
+}
+
+ranks! {
+    /// A GPU's primary context, while a thread makes or ends it. The thread makes calls of the
+    /// driver and charges memory meanwhile.
+    Primary,
+    /// The lanes of one context. A thread holds the lock while it queries events, and while the
+    /// driver destroys a stream or the context.
+    Context,
+    /// The search for slots of dead processes, without a daemon.
+    Burial,
+    /// The list of all contexts.
+    Contexts,
+    /// The list of active captures.
+    Captures,
+    /// The list of the threads' rings, in a process that is recorded.
+    Rings,
+}
+
+/// A mutex of the rank `RANK`. It ignores poison, because no hook panics.
+#[derive(Debug, Default)]
+pub struct Mutex<const RANK: u8, T>(sync::Mutex<T>);
+
+/// Access to the value of a [`Mutex`]. Dropping the guard releases the lock.
+#[derive(Debug)]
+pub struct Guard<'a, T> {
+    // The order matters: the lock is released before the mark goes.
+    value: MutexGuard<'a, T>,
+    _held: held::Held,
+}
+
+impl<const RANK: u8, T> Mutex<RANK, T> {
+    /// A mutex with its value.
+    pub const fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    /// Takes the lock, and waits while another thread has it.
+    pub fn lock(&self) -> Guard<'_, T> {
+        held::check(RANK);
+        let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Guard { value, _held: held::Held::new(RANK) }
+    }
+
+    /// Takes the lock, if no other thread has it.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let value = match self.0.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Guard { value, _held: held::Held::new(RANK) })
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+/// The ranks that this thread holds.
+#[cfg(debug_assertions)]
+mod held {
+    use std::cell::Cell;
+
+    use super::Rank;
+
+    thread_local! {
+        /// How many locks of each rank this thread holds.
+        static COUNTS: [Cell<u8>; Rank::ALL.len()] = const { [const { Cell::new(0) }; Rank::ALL.len()] };
+    }
+
+    /// Marks a lock as held by this thread until it is dropped.
+    #[derive(Debug)]
+    pub struct Held(u8);
+
+    impl Held {
+        pub fn new(rank: u8) -> Self {
+            change(rank, 1);
+            Self(rank)
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            change(self.0, u8::MAX);
+        }
+    }
+
+    fn change(rank: u8, more: u8) {
+        COUNTS.with(|counts| {
+            let count = &counts[usize::from(rank)];
+            count.set(count.get().wrapping_add(more));
+        });
+    }
+
+    /// Checks that this thread may wait for a lock of that rank.
+    pub fn check(rank: u8) {
+        COUNTS.with(|counts| {
+            for held in Rank::ALL.into_iter().skip(usize::from(rank)) {
+                assert!(
+                    counts[held as usize].get() == 0,
+                    "a thread that holds the lock {held:?} waits for the lock {:?}",
+                    Rank::ALL[usize::from(rank)],
+                );
+            }
+        });
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod held {
+    #[derive(Debug)]
+    pub struct Held;
+
+    impl Held {
+        #[inline(always)]
+        pub fn new(_rank: u8) -> Self {
+            Self
+        }
+    }
+
+    #[inline(always)]
+    pub fn check(_rank: u8) {}
+}
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    type First = Mutex<{ Rank::Primary as u8 }, u32>;
+    type Second = Mutex<{ Rank::Context as u8 }, u32>;
+
+    #[test]
+    fn locks_are_taken_in_their_order_and_each_once() {
+        let (first, second, again) = (First::new(1), Second::new(2), Second::new(3));
+        let takes = |lock: &dyn Fn()| catch_unwind(AssertUnwindSafe(lock)).is_ok();
+        {
+            let _first = first.lock();
+            assert!(takes(&|| drop(second.lock())));
+            assert!(!takes(&|| drop(first.lock())), "the thread would wait for itself");
+        }
+        {
+            let mut held = second.lock();
+            *held += 1;
+            assert!(!takes(&|| drop(first.lock())), "another thread may hold it and wait");
+            assert!(!takes(&|| drop(again.lock())), "another thread may take the two the other way round");
+            assert!(first.try_lock().is_some() && second.try_lock().is_none(), "a try does not wait");
+            assert!(std::thread::scope(|scope| scope.spawn(|| *first.lock()).join().is_ok()));
+        }
+        assert!(takes(&|| drop(first.lock())), "nothing is held any more");
+        assert_eq!(*second.lock(), 3);
+    }
+}

@@ -1,0 +1,94 @@
+//! The part of a lane that belongs to the thread with the context's lock: the lane's life, and the
+//! segments that wait to be read.
+//!
+//! Each method takes a reference to [`Inner`], which only the lock gives.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use deepres_abi::tally::Attempt;
+
+use super::Lane;
+use crate::driver::calls::Stream;
+use crate::driver::calls::{Calls, Event};
+use crate::meter::context::Inner;
+use crate::meter::segment::Segment;
+
+impl Lane {
+    /// Gives the lane to another thread, if nobody uses it or its thread is gone.
+    pub fn adopt(&self, _locked: &Inner, stream: Stream, owner: u32) {
+        self.owner.store(owner, Ordering::Relaxed);
+        self.pace.restart();
+        self.learned.restart();
+        self.waits.get_on();
+        let before = self.stream.swap(stream.0, Ordering::AcqRel);
+        if before == 0 {
+            self.context.count_lane(1);
+        }
+        if before != stream.0 {
+            self.learned.forget();
+        }
+    }
+
+    /// Marks the lane as unused, once its stream is gone.
+    pub fn retire(&self, locked: &Inner) {
+        self.discard(locked);
+        if self.stream.swap(0, Ordering::AcqRel) != 0 {
+            self.context.count_lane(-1);
+        }
+    }
+
+    /// Forgets the lane's events, which the driver destroyed with their context.
+    pub fn forget_events(&self, _locked: &Inner) {
+        self.ring.forget_events();
+    }
+
+    /// Drops the open segment and charges its launches by their estimates. Waits for a thread that
+    /// is recording on the stream. Called when the stream is about to be destroyed, or when the
+    /// driver can answer nothing about its context.
+    pub fn discard(&self, _locked: &Inner) {
+        loop {
+            match self.tally.seize() {
+                Attempt::Done => break,
+                Attempt::Idle => return,
+                Attempt::Busy => thread::yield_now(),
+            }
+        }
+        self.gpu.unqueue(self.open.take_queued_ns());
+        let (launches, expected_ns) = self.account(self.tally.launched_at_end());
+        let expected_ns = match expected_ns {
+            0 => self.mean_ns().saturating_mul(u64::from(launches.all())),
+            expected_ns => expected_ns,
+        };
+        if !self.open.is_copy() {
+            self.gpu.add_late(expected_ns);
+        }
+        self.tally.closed();
+    }
+
+    /// Returns the oldest closed segment.
+    pub fn oldest(&self, _locked: &Inner) -> Option<&Segment> {
+        self.ring.oldest()
+    }
+
+    /// Returns how many of the oldest closed segments are over, and the end event of the newest
+    /// complete one.
+    pub fn over(&self, _locked: &Inner, calls: &Calls) -> (u32, Option<Event>) {
+        self.ring.over(calls)
+    }
+
+    /// Removes the oldest segment, which the caller has processed.
+    pub fn pop(&self, _locked: &Inner) {
+        self.ring.pop();
+    }
+
+    /// Where the last segment ended that was processed.
+    pub fn previous_end_ns(&self, _locked: &Inner) -> Option<i64> {
+        self.learned.previous_end_ns()
+    }
+
+    /// Sets [`Self::previous_end_ns`].
+    pub fn set_previous_end(&self, _locked: &Inner, end_ns: Option<i64>) {
+        self.learned.set_previous_end(end_ns);
+    }
+}

@@ -1,0 +1,136 @@
+//! The data of a lane's open segment, until a thread closes the segment and fills its place in the
+//! ring.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::meter::segment::{Contents, Launch};
+
+/// The open segment. The fields mean what they mean in [`Contents`].
+#[derive(Debug, Default)]
+pub(super) struct OpenSegment {
+    /// The part of the segment's estimate that is already in the GPU's queue, ns.
+    queued_ns: AtomicU64,
+    key: AtomicU64,
+    asked_ns: AtomicU64,
+    began_ns: AtomicU64,
+    first_ns: AtomicU64,
+    is_copy: AtomicBool,
+    is_end_only: AtomicBool,
+    may_wait: AtomicBool,
+    is_quiet: AtomicBool,
+    copied_ns: AtomicU64,
+}
+
+/// How a segment begins.
+pub(super) struct Beginning {
+    /// The launch that opens the segment.
+    pub(super) launch: Launch,
+    /// As in [`Contents`].
+    pub(super) asked_ns: u64,
+    /// As in [`Contents`].
+    pub(super) began_ns: u64,
+    /// As in [`Contents`].
+    pub(super) is_end_only: bool,
+    /// As in [`Contents`].
+    pub(super) may_wait: bool,
+    /// As in [`Contents`].
+    pub(super) is_quiet: bool,
+}
+
+impl OpenSegment {
+    /// Takes the data of a segment that is about to be opened. Called by the owner thread.
+    pub(super) fn begin(&self, beginning: &Beginning) {
+        self.queued_ns.store(0, Ordering::Relaxed);
+        self.key.store(beginning.launch.key, Ordering::Relaxed);
+        self.asked_ns.store(beginning.asked_ns, Ordering::Relaxed);
+        self.began_ns.store(beginning.began_ns, Ordering::Relaxed);
+        self.first_ns.store(beginning.began_ns, Ordering::Relaxed);
+        self.is_copy.store(beginning.launch.kind.is_copy(), Ordering::Relaxed);
+        self.is_end_only.store(beginning.is_end_only, Ordering::Relaxed);
+        self.may_wait.store(beginning.may_wait, Ordering::Relaxed);
+        self.is_quiet.store(beginning.is_quiet, Ordering::Relaxed);
+        self.copied_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the segment holds copies.
+    pub(super) fn is_copy(&self) -> bool {
+        self.is_copy.load(Ordering::Relaxed)
+    }
+
+    /// Whether only the segment's end gets an event.
+    pub(super) fn is_end_only(&self) -> bool {
+        self.is_end_only.load(Ordering::Relaxed)
+    }
+
+    /// Host time before the segment's first event was recorded, ns.
+    pub(super) fn asked_ns(&self) -> u64 {
+        self.asked_ns.load(Ordering::Relaxed)
+    }
+
+    /// The part of the segment's estimate that is already in the GPU's queue, ns.
+    pub(super) fn queued_ns(&self) -> u64 {
+        self.queued_ns.load(Ordering::Relaxed)
+    }
+
+    /// Takes that part away, because the segment ends.
+    pub(super) fn take_queued_ns(&self) -> u64 {
+        self.queued_ns.swap(0, Ordering::Relaxed)
+    }
+
+    /// Adds to that part. Called by the owner thread.
+    pub(super) fn add_queued(&self, estimate_ns: u64) {
+        self.queued_ns.store(self.queued_ns().saturating_add(estimate_ns), Ordering::Relaxed);
+    }
+
+    /// Notes that the segment has another launch. Called by the owner thread.
+    pub(super) fn take_another(&self) {
+        self.key.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes the host time after the first launch. Called by the owner thread.
+    pub(super) fn set_first(&self, first_ns: u64) {
+        self.first_ns.store(first_ns, Ordering::Relaxed);
+    }
+
+    /// Notes that the stream may wait for something else between the segment's launches.
+    pub(super) fn note_wait(&self) {
+        self.may_wait.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes in a copy that takes `copy_ns` by its estimate. Called by the owner thread.
+    pub(super) fn take_in(&self, copy_ns: u64) {
+        self.note_wait();
+        self.copied_ns.fetch_add(copy_ns, Ordering::Relaxed);
+    }
+
+    /// Turns a segment of copies into one of kernels. Called by the owner thread.
+    pub(super) fn make_compute(&self) {
+        self.is_copy.store(false, Ordering::Relaxed);
+    }
+
+    /// The contents of the segment, which has `launches` launches. The caller fills in what it
+    /// learns from closing the segment.
+    pub(super) fn contents(&self, launches: u32) -> Contents {
+        Contents {
+            launches,
+            key: if launches == 1 { self.key.load(Ordering::Relaxed) } else { 0 },
+            copied_ns: self.copied_ns.load(Ordering::Relaxed),
+            asked_ns: self.asked_ns(),
+            began_ns: self.began_ns.load(Ordering::Relaxed),
+            first_ns: self.first_ns.load(Ordering::Relaxed),
+            may_wait: self.may_wait.load(Ordering::Relaxed),
+            is_quiet: self.is_quiet.load(Ordering::Relaxed),
+            is_copy: self.is_copy(),
+            is_end_only: self.is_end_only(),
+            ..Contents::default()
+        }
+    }
+}
+
+#[cfg(test)]
+impl OpenSegment {
+    /// Sets [`Self::asked_ns`], where a test has moved its clock.
+    pub(super) fn set_asked_ns(&self, asked_ns: u64) {
+        self.asked_ns.store(asked_ns, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,385 @@
+//! The part of a lane that belongs to its owner thread: the launches, and the beginning of
+//! segments.
+//!
+//! A [`LaneOwner`] shows that the caller is the owner thread. It comes from [`Lane::owned_by`],
+//! which compares the threads, and never leaves the thread.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{hint, thread};
+
+use deepres_abi::coverage::Bypass;
+use deepres_abi::tally::Attempt;
+
+use super::open::Beginning;
+use super::{Lane, SEGMENT_NS};
+use crate::driver::calls::{Calls, Stream};
+use crate::meter::segment::{Kind, Launch};
+use crate::{capture, os};
+
+/// Number of times that the owner thread polls a segment that another thread is closing, before it
+/// yields its CPU. One poll takes 28 ns as measured. All polls together take as long as the slowest
+/// driver needs to record an end event.
+const CLAIM_SPINS: u32 = 64;
+/// Most launches in a segment. The limit bounds the delay of the charge where kernels are too short
+/// to measure.
+pub(super) const LAUNCHES_MAX: u32 = 1024;
+/// Longest length that a segment may double to, in launches. A segment grows as long as the ring
+/// has no room, and counts modulo 2³² must stay comparable.
+const LONGEST: u32 = 1 << 29;
+/// Most launches in a segment as long as nothing was measured on the lane.
+const LAUNCHES_UNMEASURED_MAX: u32 = 16;
+/// While the GPU is contended, one segment in this many holds a single launch, so that each
+/// kernel's time is learned.
+const SAMPLE_EVERY: u32 = 8;
+/// The same while the GPU is not contended and the stream has gaps, where single launches matter
+/// more.
+const SPARSE_SAMPLE_EVERY: u32 = 4;
+/// A launch without an estimate ends the open segment only if that segment has at least this many
+/// launches. So where no kernel has an estimate, one launch in this many is timed.
+pub(super) const UNKNOWN_APART: u32 = 8;
+/// Of the copies between kernels that have an estimate, one in this many is timed.
+const COPY_SAMPLE_EVERY: u32 = 8;
+/// Longest graph, ns, that is counted like a kernel while the GPU is not contended. Graphs with
+/// conditional nodes are excepted. A graph that fills more than a quarter of a segment is timed
+/// every time. The timing costs next to nothing beside the time of such a graph.
+pub(super) const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
+
+/// A lane in the hands of its owner thread.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneOwner {
+    lane: &'static Lane,
+    /// The value stays in its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Deref for LaneOwner {
+    type Target = Lane;
+
+    #[inline(always)]
+    fn deref(&self) -> &Lane {
+        self.lane
+    }
+}
+
+/// How long the next segments are. Used by the owner thread alone, and by a thread that gives the
+/// lane to another owner.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Launches when the last segment was opened (modulo 2³²).
+    opened_at: AtomicU32,
+    /// Segment length that the stream's pace suggests.
+    wanted: AtomicU32,
+    /// Segments opened so far.
+    opened: AtomicU32,
+    /// Copies so far.
+    copies: AtomicU32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            opened_at: AtomicU32::new(0),
+            wanted: AtomicU32::new(1),
+            opened: AtomicU32::new(0),
+            copies: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Pace {
+    /// Begins with short segments again.
+    pub(super) fn restart(&self) {
+        self.want(1);
+    }
+
+    /// Sets the segment length that the stream's pace suggests.
+    pub(super) fn want(&self, launches: u32) {
+        self.wanted.store(launches, Ordering::Relaxed);
+    }
+}
+
+/// A launch that a lane has taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begun {
+    /// Whether the launch opened a segment.
+    pub opens: bool,
+    /// Whether the segment ends after the launch.
+    pub ends: bool,
+}
+
+/// Why no segment was opened for a launch or copy, and none counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmarked {
+    /// The open segment of kernels took in the copy, by its estimate.
+    TakenIn,
+    /// The call is not metered.
+    Bypass(Bypass),
+}
+
+impl From<Bypass> for Unmarked {
+    fn from(reason: Bypass) -> Self {
+        Self::Bypass(reason)
+    }
+}
+
+impl Lane {
+    /// The lane in the hands of `thread`, the calling thread, if that thread is its owner and
+    /// `stream` its stream.
+    pub fn owned_by(&'static self, thread: u32, stream: Stream) -> Option<LaneOwner> {
+        let is_owner = self.owner() == thread && self.stream() == Some(stream);
+        is_owner.then_some(LaneOwner { lane: self, thread: PhantomData })
+    }
+}
+
+impl LaneOwner {
+    /// The lane, which other threads may have too.
+    pub fn lane(self) -> &'static Lane {
+        self.lane
+    }
+
+    /// Counts one more launch in the open segment, if the launch neither begins nor ends a segment
+    /// and has an estimate. While the gate is open this is the whole launch path.
+    #[inline(always)]
+    pub fn count(self, launch: Launch) -> bool {
+        let Some((launched, ns)) = self.fits(launch) else { return false };
+        self.tally.put(launched, ns);
+        true
+    }
+
+    /// If the open segment may count the launch: returns the number of launches including it, and
+    /// its estimate, ns.
+    #[inline(always)]
+    pub(super) fn fits(self, launch: Launch) -> Option<(u64, u64)> {
+        let launched = self.tally.next(launch.kind.one())?;
+        let ns = self.gpu.estimates.get(launch.key)?;
+        if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
+            return None;
+        }
+        Some((launched, ns))
+    }
+
+    /// Called before a launch: opens a segment if none is open, or counts in the open one. After a
+    /// success, the caller must call [`Self::launched`].
+    ///
+    /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's queue
+    /// already includes.
+    ///
+    /// # Errors
+    /// [`Unmarked`], if the launch has no segment.
+    pub fn begin(self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Result<Begun, Unmarked> {
+        let known_ns = self.gpu.estimates.get(launch.key);
+        // On a per-thread stream, only the owner thread can record the end of a segment.
+        let alone = match launch.kind {
+            Kind::Kernel => contended.is_some() && self.stream() == Some(Stream::PER_THREAD),
+            Kind::Graph => contended.is_some() || known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
+            Kind::VaryingGraph | Kind::Copy | Kind::SyncCopy => true,
+        };
+        if self.is_open() {
+            let holds_copy = self.open.is_copy();
+            if launch.kind.is_copy() && !holds_copy && self.takes_in(calls, known_ns, contended.is_some()) {
+                return Err(Unmarked::TakenIn);
+            }
+            let is_other = holds_copy != launch.kind.is_copy();
+            let is_unknown = known_ns.is_none() && self.unaccounted().all() >= UNKNOWN_APART;
+            if is_other || ((alone || is_unknown) && self.has_room(calls)) {
+                self.close(calls);
+            }
+            if is_other && self.is_open() {
+                // The segment could not be closed, mostly because the ring is full.
+                if launch.kind.is_copy() {
+                    self.open.take_in(known_ns.unwrap_or(0));
+                    return Err(Unmarked::TakenIn);
+                }
+                self.make_compute();
+            }
+        }
+        let opens = !self.claim();
+        if opens {
+            self.open(calls, launch, contended.is_some(), alone || known_ns.is_none())?;
+        } else {
+            self.open.take_another();
+        }
+        let expected_ns = match known_ns {
+            Some(known_ns) => known_ns,
+            None if opens => 0,
+            None => self.mean_ns(),
+        };
+        let launched = self.tally.launched().wrapping_add(launch.kind.one());
+        self.tally.put(launched, expected_ns);
+        if let Some(estimate_ns) = contended {
+            self.open.add_queued(estimate_ns);
+        }
+        Ok(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
+    }
+
+    /// Decides whether a copy joins the open segment of kernels without a marker, and takes it in
+    /// if so. A copy with an estimate need not be timed. While the GPU is not contended, the time
+    /// of the copy need not be exact either.
+    fn takes_in(self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
+        let copies = self.pace.copies.load(Ordering::Relaxed).wrapping_add(1);
+        self.pace.copies.store(copies, Ordering::Relaxed);
+        let is_timed = contended || copies.is_multiple_of(COPY_SAMPLE_EVERY);
+        match known_ns {
+            Some(known_ns) if !is_timed || !self.has_room(calls) => {
+                self.open.take_in(known_ns);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Turns the open segment of a copy, which could not be closed, into a segment of kernels that
+    /// took in a copy.
+    fn make_compute(self) {
+        self.open.take_in(self.tally.account(self.tally.launched()).ns);
+        self.open.make_compute();
+        // A segment of copies does not set `in_flight`, so it is set here.
+        self.gpu.set_in_flight();
+    }
+
+    fn open(self, calls: &Calls, launch: Launch, contended: bool, alone: bool) -> Result<(), Bypass> {
+        let stream = self.stream().ok_or(Bypass::NoLane)?;
+        self.settle();
+        let create = || self.context.create_events(calls);
+        let segment = self.ring.equip(create).ok_or(Bypass::NoEvent)?;
+        let mut asked_ns = os::now_ns();
+        let is_fine = !contended && self.gpu.is_fine();
+        // In a spell every launch is measured, to see which streams overlap. Each further driver
+        // call would then move launches apart, so most segments get no start event.
+        let opened = self.pace.opened.load(Ordering::Relaxed).wrapping_add(1);
+        let is_sparse = self.learned.is_sparse();
+        let is_sparse_kernel = is_sparse && launch.kind == Kind::Kernel;
+        let _marking = capture::marking().ok_or(Bypass::JoiningCapture)?;
+        capture::rule_out(calls, stream)?;
+        let is_end_only = is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(SAMPLE_EVERY);
+        if !is_end_only && !calls.record(segment.start(), stream) {
+            return Err(Bypass::NoEvent);
+        }
+        self.pace.opened.store(opened, Ordering::Relaxed);
+        let wanted = if contended { self.grow_by_backlog() } else { self.grow_by_pace(asked_ns) };
+        let is_sample = match contended {
+            true => opened.is_multiple_of(SAMPLE_EVERY),
+            false => is_sparse && opened.is_multiple_of(SPARSE_SAMPLE_EVERY),
+        };
+        let single = alone || is_sample || is_fine;
+        let target = if single { 1 } else { self.vary(wanted) };
+        let launched = self.tally.launched() as u32;
+        self.pace.opened_at.store(launched, Ordering::Relaxed);
+        self.tally.set_target(launched.wrapping_add(target));
+        if target == 1 && !is_end_only && is_sparse_kernel {
+            // The driver's first call after a pause takes longer than the launch that follows it.
+            // The start event is therefore recorded a second time: this call takes as long as the
+            // launch's own call.
+            asked_ns = os::now_ns();
+            calls.record(segment.start(), stream);
+        }
+        let began_ns = os::now_ns();
+        let has_to_wait = self.waits.take_has_to_wait();
+        self.open.begin(&Beginning {
+            launch,
+            asked_ns,
+            began_ns,
+            is_end_only,
+            may_wait: launch.kind == Kind::SyncCopy,
+            is_quiet: self.ring.waiting() == 0 && !has_to_wait,
+        });
+        // The meter thread sees the segment from here on. `in_flight` may be set only after this.
+        self.tally.open();
+        Ok(())
+    }
+
+    /// The most launches that a segment should have, by their mean time.
+    fn longest(self) -> u32 {
+        match self.mean_ns() {
+            0 => LAUNCHES_UNMEASURED_MAX,
+            mean_ns => (SEGMENT_NS / mean_ns).clamp(1, u64::from(LAUNCHES_MAX)) as u32,
+        }
+    }
+
+    /// Length of the next segment while the GPU is contended. The length doubles as long as the
+    /// stream has work left, and is one launch as soon as the stream had none.
+    fn grow_by_backlog(self) -> u32 {
+        let wanted = match self.ring.waiting() {
+            0 => 1,
+            _ => self.pace.wanted.load(Ordering::Relaxed).saturating_mul(2).min(self.longest()),
+        };
+        self.pace.want(wanted);
+        wanted
+    }
+
+    /// Length of the next segment while the GPU is not contended: as many launches as take about
+    /// [`SEGMENT_NS`], on the GPU or on the host.
+    fn grow_by_pace(self, now_ns: u64) -> u32 {
+        let launched = self.tally.launched() as u32;
+        let launches = u64::from(launched.wrapping_sub(self.pace.opened_at.load(Ordering::Relaxed)).max(1));
+        let apart_ns = now_ns.saturating_sub(self.open.asked_ns()) / launches;
+        let at_this_pace = (SEGMENT_NS / apart_ns.max(1)).clamp(1, u64::from(LAUNCHES_MAX)) as u32;
+        let doubled = self.pace.wanted.load(Ordering::Relaxed).saturating_mul(2);
+        let wanted = doubled.min(self.longest()).min(at_this_pace.max(1));
+        self.pace.want(wanted);
+        wanted
+    }
+
+    /// A length near `wanted` that varies from segment to segment. With a fixed length, the samples
+    /// would always meet the same kernel of a loop.
+    fn vary(self, wanted: u32) -> u32 {
+        /// 2³² divided by the golden ratio: its multiples are spread evenly.
+        const SPREAD: u32 = 0x9e37_79b9;
+        let spread = u64::from(self.pace.opened.load(Ordering::Relaxed).wrapping_mul(SPREAD));
+        // The result lies between three quarters and five quarters of `wanted`.
+        let varied = u64::from(wanted) * 3 / 4 + ((u64::from(wanted) * spread) >> u32::BITS) / 2;
+        varied.clamp(1, u64::from(LAUNCHES_MAX)) as u32
+    }
+
+    /// Reserves the open segment for a launch, so that no other thread closes it meanwhile. Returns
+    /// false if no segment is open.
+    fn claim(self) -> bool {
+        let mut looks = 0_u32;
+        loop {
+            match self.tally.claim() {
+                Attempt::Done => return true,
+                Attempt::Idle => return false,
+                // The meter thread is closing the segment, which it does only after a pause in the
+                // launches.
+                Attempt::Busy if looks < CLAIM_SPINS => {
+                    looks += 1;
+                    hint::spin_loop();
+                }
+                Attempt::Busy => thread::yield_now(),
+            }
+        }
+    }
+
+    /// Called after every launch that [`Self::begin`] has taken. `opened`: the launch opened the
+    /// segment.
+    pub fn launched(self, opened: bool) {
+        if opened {
+            self.open.set_first(os::now_ns());
+        }
+        self.tally.release();
+    }
+
+    /// Takes back the launch that was counted last, because the driver refused it. If its segment
+    /// was closed meanwhile, the next segment is charged that much less.
+    pub fn uncount(self, kind: Kind) {
+        self.tally.take_back(kind.one());
+    }
+
+    /// Called after the launch that ends a segment.
+    pub fn end(self, calls: &Calls) {
+        // Two kinds of segment are closed even without room. The meter thread cannot close a
+        // segment of a per-thread stream, and a segment of copies must not take in kernels.
+        if self.open.is_copy() || self.has_room(calls) || self.stream() == Some(Stream::PER_THREAD) {
+            self.close(calls);
+        } else {
+            let opened_at = self.pace.opened_at.load(Ordering::Relaxed);
+            let length = self.tally.target().wrapping_sub(opened_at);
+            // The length is less than one if the meter thread asked for an early end of this
+            // segment or of the one before.
+            let length = (length as i32).clamp(1, LONGEST as i32) as u32;
+            self.tally.set_target(opened_at.wrapping_add(2 * length));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The part of a lane that belongs to the meter thread: what it learns from segments, and its looks
+//! at the open one.
+//!
+//! Each method takes a [`MeterThread`], which only that thread has, and shows the context's lock by
+//! a reference to [`Inner`].
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use super::Lane;
+use super::close::End;
+use crate::capture;
+use crate::driver::calls::{Calls, Progress, Stream};
+use crate::meter::context::Inner;
+use crate::meter::thread::MeterThread;
+use crate::os;
+
+/// A segment that had no launch for this long is closed. Sparse launches have segments of their
+/// own, so this only ends bursts.
+const STALE_NS: u64 = 200_000;
+/// Time between two looks whether the owner thread was ended inside the driver.
+const DEAD_NS: u64 = 1_000_000_000;
+/// Value of `previous_end_ns` while no end is known.
+const NO_END: i64 = i64::MIN;
+
+/// What segments showed so far. The owner thread reads it.
+#[derive(Debug)]
+pub(super) struct Learned {
+    /// Whether the stream's last segment had gaps, or may have had gaps.
+    is_sparse: AtomicBool,
+    /// GPU time, ns, by which earlier segments were charged less than expected, because their
+    /// bounds forced a lower charge. Later segments are charged this much more. Without the
+    /// correction, kernels whose times scatter around the mean would be charged too little, because
+    /// the bounds only ever cut off the long side.
+    carried_ns: AtomicI64,
+    /// Mean GPU time of a launch, ns; 0: not measured yet.
+    mean_ns: AtomicU64,
+    /// Where the last segment ended that was processed, or [`NO_END`].
+    previous_end_ns: AtomicI64,
+    /// Launches in the open segment at the last look.
+    seen_launched: AtomicU32,
+    /// Since when `seen_launched` has its value (ns of `CLOCK_MONOTONIC`).
+    seen_since_ns: AtomicU64,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self {
+            is_sparse: AtomicBool::new(true),
+            carried_ns: AtomicI64::new(0),
+            mean_ns: AtomicU64::new(0),
+            previous_end_ns: AtomicI64::new(NO_END),
+            seen_launched: AtomicU32::new(0),
+            seen_since_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Learned {
+    /// Forgets what holds for one thread's launches, because the lane gets another thread.
+    pub(super) fn restart(&self) {
+        self.is_sparse.store(true, Ordering::Relaxed);
+        self.carried_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// Forgets what holds for one stream, because the lane gets another stream.
+    pub(super) fn forget(&self) {
+        self.mean_ns.store(0, Ordering::Relaxed);
+        self.set_previous_end(None);
+    }
+
+    /// Mean GPU time of a launch, ns; 0: not measured yet.
+    pub(super) fn mean_ns(&self) -> u64 {
+        self.mean_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether the stream had gaps lately, or may have had gaps.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.is_sparse.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn previous_end_ns(&self) -> Option<i64> {
+        Some(self.previous_end_ns.load(Ordering::Relaxed)).filter(|end_ns| *end_ns != NO_END)
+    }
+
+    pub(super) fn set_previous_end(&self, end_ns: Option<i64>) {
+        self.previous_end_ns.store(end_ns.unwrap_or(NO_END), Ordering::Relaxed);
+    }
+}
+
+impl Lane {
+    /// Lets the open segment end with its next launch.
+    pub fn end_soon(&self, _meter: MeterThread, _locked: &Inner) {
+        self.tally.end_soon();
+    }
+
+    /// Looks at the open segment at `now_ns`: closes a segment that had no launch for a while, and
+    /// notices an owner thread that was ended inside the driver.
+    pub fn look(&self, meter: MeterThread, locked: &Inner, calls: &Calls, now_ns: u64) {
+        let (seen, since_ns) = (&self.learned.seen_launched, &self.learned.seen_since_ns);
+        let passed_ns = || now_ns.saturating_sub(since_ns.load(Ordering::Relaxed));
+        let Some(launches) = self.open_launches() else {
+            if seen.swap(0, Ordering::Relaxed) != 0 {
+                since_ns.store(now_ns, Ordering::Relaxed);
+            } else if passed_ns() > DEAD_NS {
+                since_ns.store(now_ns, Ordering::Relaxed);
+                self.release_dead(meter, locked);
+            }
+            return;
+        };
+        if seen.swap(launches, Ordering::Relaxed) != launches {
+            since_ns.store(now_ns, Ordering::Relaxed);
+        } else if passed_ns() > STALE_NS {
+            self.close_stale(meter, locked, calls, launches, passed_ns());
+        }
+    }
+
+    /// Closes a segment that has had `launches` launches, and no new one for `quiet_ns`.
+    ///
+    /// On the legacy stream, an end event would order the blocking streams among each other. The
+    /// program did not choose that moment, so no end is recorded there. The segment is complete
+    /// once the stream has no work left.
+    ///
+    /// A per-thread default stream has the same handle in each thread, but names another stream
+    /// there. So the meter thread can neither record on it nor query it. Such a segment counts as
+    /// complete once all segments before it are, and its usual time has passed.
+    pub(super) fn close_stale(
+        &self,
+        _meter: MeterThread,
+        _locked: &Inner,
+        calls: &Calls,
+        launches: u32,
+        quiet_ns: u64,
+    ) {
+        let end = match self.stream() {
+            Some(Stream::LEGACY) => {
+                // The query would end a capture on a blocking stream.
+                let marking = capture::marking();
+                let may_ask = marking.is_some() && !capture::is_active();
+                let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
+                drop(marking);
+                if !is_through {
+                    return;
+                }
+                End::Unrecorded
+            }
+            Some(Stream::PER_THREAD) => {
+                let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
+                let usual_ns = usual_ns.max(self.unaccounted_ns());
+                if self.ring.waiting() != 0 || quiet_ns <= usual_ns {
+                    return;
+                }
+                End::Unrecorded
+            }
+            _ => End::Record,
+        };
+        self.close_if(calls, |launched| launched == launches, end);
+    }
+
+    /// Makes the open segment closable if its owner thread was ended inside the driver.
+    pub(super) fn release_dead(&self, _meter: MeterThread, _locked: &Inner) {
+        if self.tally.is_launching() && !os::is_thread_alive(self.owner()) {
+            self.tally.release();
+        }
+    }
+
+    /// Time that a segment with an expected time of `expected_ns` must be charged in addition, at
+    /// most `expected_ns` in either direction.
+    pub fn carried_ns(&self, _meter: MeterThread, expected_ns: i64) -> i64 {
+        self.learned.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
+    }
+
+    /// Notes that a segment with an expected time of `expected_ns` was charged `took_ns`, because
+    /// of its bounds.
+    pub fn carry(&self, meter: MeterThread, expected_ns: i64, took_ns: i64) {
+        if expected_ns > 0 {
+            let carried_ns = self.carried_ns(meter, expected_ns).saturating_add(expected_ns - took_ns);
+            self.learned.carried_ns.store(carried_ns.clamp(-expected_ns, expected_ns), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a measurement into the mean time of a launch.
+    pub fn learn(&self, _meter: MeterThread, per_launch_ns: u64, is_sparse: bool) {
+        let mean_ns = self.mean_ns();
+        let next = if mean_ns == 0 { per_launch_ns } else { mean_ns - mean_ns / 4 + per_launch_ns / 4 };
+        self.learned.mean_ns.store(next.max(1), Ordering::Relaxed);
+        self.learned.is_sparse.store(is_sparse, Ordering::Relaxed);
+    }
+}
