@@ -9,8 +9,7 @@ use std::thread;
 use deepres_abi::tally::Attempt;
 
 use super::Lane;
-use crate::driver::calls::Stream;
-use crate::driver::calls::{Calls, Event};
+use crate::driver::calls::{Calls, Event, Stream};
 use crate::meter::context::Inner;
 use crate::meter::segment::Segment;
 
