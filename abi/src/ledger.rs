@@ -433,7 +433,7 @@ impl<'a> Account<'a> {
 
     /// Reserves `bytes` if nothing is in the way.
     #[inline(always)]
-    pub fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
+    fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
         // A request that can never fit is not even announced, because it would be in the way of
         // others.
         if bytes > limit_bytes.min(MOST_BYTES) {
@@ -579,13 +579,6 @@ impl<'a> Reservation<'a> {
         self.bytes
     }
 
-    /// Splits off `bytes`, or all if there are fewer, as a reservation of its own.
-    pub fn split_off(&mut self, bytes: u64) -> Reservation<'a> {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        Reservation { account: self.account, bytes, sum_bytes: self.sum_bytes }
-    }
-
     /// Commits `bytes` of the reservation, which the driver allocated, and gives the rest back. The
     /// rest is given back first, so that it never counts as staying.
     pub fn commit_part(mut self, bytes: u64) {
@@ -708,22 +701,6 @@ mod tests {
         account.slot.promised_bytes.fetch_add(30, Ordering::SeqCst);
         Reservation { account, bytes: 30, sum_bytes: 0 }.commit_part(10);
         assert_eq!((ledger.held_bytes(), ledger.peak_bytes()), (10, 0));
-    }
-
-    #[test]
-    fn a_reservation_that_is_split_is_held_or_goes_back_part_by_part() {
-        let gpu = ledger(1);
-        let account = gpu.account(0).unwrap();
-        let mut whole = account.reserve(100, 100, || false).unwrap();
-        let part = whole.split_off(30);
-        assert_eq!((whole.bytes(), part.bytes(), account.pending_bytes()), (70, 30, 100));
-        part.commit();
-        assert_eq!((account.held_bytes(), account.pending_bytes()), (30, 70));
-        drop(whole.split_off(20));
-        drop(whole.split_off(u64::MAX));
-        assert_eq!((whole.bytes(), account.pending_bytes()), (0, 0));
-        whole.commit();
-        assert_eq!(gpu.held_bytes(), 30);
     }
 
     #[test]

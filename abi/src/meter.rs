@@ -27,15 +27,13 @@ pub enum MemoryKind {
     Array = 5,
     /// Memory nodes of graphs
     Graph = 6,
-    /// Memory that the driver takes for a context
-    Context = 7,
-    /// Modules and libraries
-    Code = 8,
+    /// Memory that the driver takes by itself, for contexts and code
+    Driver = 7,
 }
 
 impl MemoryKind {
     /// Number of kinds.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 8;
 
     /// Whether sessions count this kind separately. Linear memory is the rest of their accounts.
     /// Most allocations are linear, and are counted only once that way.
@@ -52,16 +50,13 @@ impl MemoryKind {
         Self::Physical,
         Self::Array,
         Self::Graph,
-        Self::Context,
-        Self::Code,
+        Self::Driver,
     ];
 
-    /// Returns the kind's place in a meter slot, or `None` if the slot does not count it. `Code`
-    /// was added when all places were taken, and has the place of linear memory.
+    /// Returns the kind's place in a meter slot, or `None` if the slot does not count it.
     pub const fn place(self) -> Option<usize> {
         match self {
             Self::Linear => None,
-            Self::Code => Some(Self::Linear as usize),
             other => Some(other as usize),
         }
     }
@@ -76,8 +71,7 @@ impl MemoryKind {
             Self::Physical => "physical",
             Self::Array => "array",
             Self::Graph => "graph",
-            Self::Context => "context",
-            Self::Code => "code",
+            Self::Driver => "driver",
         }
     }
 }

@@ -8,7 +8,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::memory::mixed;
 use crate::meter::context::ContextState;
 use crate::meter::lane::LaneOwner;
 use crate::os;
@@ -116,6 +115,13 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner
 /// Returns the state of `handle`, if this thread last asked for that context.
 pub fn context(handle: Context) -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
+}
+
+/// Spreads similar numbers. Different numbers stay different.
+const fn mixed(number: u64) -> u64 {
+    /// 2⁶⁴ divided by the golden ratio.
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    number.wrapping_mul(MULTIPLIER)
 }
 
 /// Returns the state of the context that was current to this thread at the last look, if the

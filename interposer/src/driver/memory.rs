@@ -96,11 +96,6 @@ impl PoolHandle {
         ask(is_told).then_some(value)
     }
 
-    /// Whether the driver reports on this pool. It does not if the handle is invalid.
-    pub fn is_known(self) -> bool {
-        self.stock().is_some()
-    }
-
     /// Returns the present memory of the pool.
     pub fn stock(self) -> Option<Stock> {
         Some(Stock {

@@ -1,7 +1,6 @@
 //! The addresses of the real driver's functions. Each is looked up once and remembered.
 
 pub mod calls;
-pub mod code;
 #[cfg(test)]
 pub mod fake;
 pub mod managed;

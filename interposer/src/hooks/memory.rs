@@ -4,13 +4,12 @@ use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::{
-    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL, CU_MEM_ALLOC_GRANULARITY_MINIMUM,
-    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST, CU_MEM_OPERATION_TYPE_MAP,
-    CU_MEM_OPERATION_TYPE_UNMAP, CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP,
-    CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED,
-    CUDA_ARRAY3D_SPARSE, CUarray, CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemPoolProps, CUmemoryPool, CUmipmappedArray, CUresult, CUstream, c_void,
+    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_OPERATION_TYPE_MAP, CU_MEM_OPERATION_TYPE_UNMAP,
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_CUBEMAP, CUDA_ARRAY3D_DEFERRED_MAPPING,
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_SPARSE, CUarray,
+    CUarray_format, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemPoolProps, CUmemoryPool,
+    CUmipmappedArray, CUresult, CUstream, c_void,
 };
 use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::meter::MemoryKind;
@@ -24,10 +23,9 @@ use crate::driver::managed;
 use crate::driver::memory::{PoolHandle, ordinal_at};
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
-use crate::memory::exports::Identity;
 use crate::memory::oversubscription::Way;
-use crate::memory::tiles::{Operation, Part};
-use crate::memory::{Name, Request, graphs};
+use crate::memory::tiles::Operation;
+use crate::memory::{Answer, Name, Request, graphs};
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 use crate::record;
@@ -64,39 +62,11 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
     Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
 }
 
-/// Whether the driver refuses such a request with an error code of its own, however much room there
-/// is.
-fn is_plainly_wrong<T>(result: *const T, bytes: u64) -> bool {
-    result.is_null() || bytes == 0
-}
-
-/// Returns the final result of a request that had `result` so far. deepres may have refused the
-/// request for lack of room before the driver was asked. If the request `is_wrong` as well, `call`
-/// gets the driver's own result. If the driver accepts the request, `undo` frees what it gave.
-fn corrected(
-    result: CUresult,
-    is_asked: bool,
-    is_wrong: impl FnOnce() -> bool,
-    call: impl FnOnce() -> CUresult,
-    undo: impl FnOnce(),
-) -> CUresult {
-    if result != CUDA_ERROR_OUT_OF_MEMORY || is_asked || !is_wrong() {
-        return result;
-    }
-    match call() {
-        CUDA_SUCCESS => {
-            undo();
-            result
-        }
-        answer => answer,
-    }
-}
-
 /// Frees by `free` what the driver wrote to `place`, and clears `place`.
 ///
 /// # Safety
 /// The driver reported success, wrote a value that `free` takes, and all zeroes is a value of `T`.
-unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
+pub unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
     // SAFETY: the caller guarantees this.
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
         // SAFETY: the driver gave the value just now and wrote it there, and nobody else has it.
@@ -107,13 +77,33 @@ unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T)
     }
 }
 
+/// Charges `bytes` to the GPU of the current context around `call`. `call` writes the allocation's
+/// name to `place`, and returns the driver's result, the name, and the bytes that it counts for in
+/// the end.
+fn on_current_gpu<T: Copy>(
+    (api, kind, bytes): (ApiId, MemoryKind, u64),
+    place: *mut T,
+    mut call: impl FnMut(Way) -> Answer,
+) -> CUresult {
+    record::memory(api, bytes);
+    let _blocked = blocked_calls::begin();
+    let Some((process, context)) = current() else { return call(Way::Device).0 };
+    let mut was_given = false;
+    let result = process.memory.allocate(process, request_on(context, api, kind, bytes), &mut |way| {
+        let answer = call(way);
+        was_given |= answer.0 == CUDA_SUCCESS;
+        answer
+    });
+    // SAFETY: the value is an address or a handle, which the driver wrote if it reported success.
+    unsafe { answered(result, was_given, place) }
+}
+
 /// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
 /// between. If deepres freed that object for lack of room, `place` is cleared, so that no dead
 /// address stays there.
 ///
 /// # Safety
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
-#[inline(always)]
 unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) -> CUresult {
     if result == CUDA_ERROR_OUT_OF_MEMORY && was_given {
         // SAFETY: the caller guarantees this.
@@ -122,44 +112,14 @@ unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) ->
     result
 }
 
-/// Charges `bytes` to the GPU of the current context around `call`. `call` returns the driver's
-/// result, the name of the allocation, and the bytes that it counts for in the end. If the call
-/// `takes_nothing`, nothing is charged or refused.
-fn on_current_gpu(
-    api: ApiId,
-    kind: MemoryKind,
-    bytes: u64,
-    takes_nothing: bool,
-    mut call: impl FnMut() -> (CUresult, Option<(Name, u64)>),
-) -> CUresult {
-    record::memory(api, bytes);
-    let _blocked = blocked_calls::begin();
-    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call().0 };
-    process.memory.allocate(process, request_on(context, api, kind, bytes), call)
-}
-
-/// The same for linear memory. `call` writes the address to `place`, and returns the address and
-/// the number of bytes.
-#[inline(always)]
-fn linear_on_current_gpu<T: Into<u64> + Copy>(
-    api: ApiId,
-    kind: MemoryKind,
-    bytes: u64,
-    place: *mut T,
-    takes_nothing: bool,
-    mut call: impl FnMut(Way) -> (CUresult, Option<(u64, u64)>),
-) -> CUresult {
-    record::memory(api, bytes);
-    let _blocked = blocked_calls::begin();
-    let Some((process, context)) = current().filter(|_| !takes_nothing) else { return call(Way::Device).0 };
-    let mut was_given = false;
-    let result = process.memory.allocate_linear(process, request_on(context, api, kind, bytes), |way| {
-        let answer = call(way);
-        was_given |= answer.0 == CUDA_SUCCESS;
-        answer
-    });
-    // SAFETY: the value is an address, which the driver wrote if it reported success.
-    unsafe { answered(result, was_given, place) }
+/// Returns the answer of a call that wrote the name of an allocation to `place`.
+///
+/// # Safety
+/// If `result` is a success, the driver wrote to `place`, or `place` is null.
+unsafe fn answer<T: Copy>(result: CUresult, place: *const T, named: impl FnOnce(T) -> (Name, u64)) -> Answer {
+    // SAFETY: the caller guarantees this.
+    let given = if result == CUDA_SUCCESS { unsafe { written(place) } } else { None };
+    (result, given.map(named))
 }
 
 /// The same for an allocation from a pool, or from the pool of the stream's device. A captured
@@ -220,12 +180,14 @@ unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
     unsafe { pointer.as_ref() }.copied()
 }
 
-/// Allocates managed memory in place of device memory, and writes its address to `pointer`. Returns
-/// the driver's result, the address and the number of bytes.
+/// Allocates managed memory in place of device memory, and writes its address to `pointer`.
 ///
 /// # Safety
-/// `pointer` may be written through.
-unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> (CUresult, Option<(u64, u64)>) {
+/// `pointer` is null or may be written through.
+unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
+    if pointer.is_null() {
+        return (CUDA_ERROR_INVALID_VALUE, None);
+    }
     let Some((result, address)) = managed::allocate(bytes) else { return (MISSING, None) };
     // A caller whose type is too narrow for the address cannot use it (programs of CUDA 3.1 and
     // before).
@@ -233,7 +195,7 @@ unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> (CUresult, Opt
         Some((address, narrow)) => {
             // SAFETY: the caller guarantees this.
             unsafe { pointer.write(narrow) };
-            (result, Some((address, bytes)))
+            (result, Some((Name::Address(address), bytes)))
         }
         None => {
             if let (Some(address), Some(free)) = (address, real!(cuMemFree_v2)) {
@@ -250,19 +212,16 @@ macro_rules! linear {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name($pointer: *mut $written, $bytes: $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
-            let is_wrong = is_plainly_wrong($pointer, $bytes as u64);
-            let answer = |way| {
+            let bytes = $bytes as u64;
+            on_current_gpu((ApiId::$symbol, MemoryKind::Linear, bytes), $pointer, |way| {
                 if way == Way::Managed {
-                    // SAFETY: the caller wants the address at `pointer`, which is not null.
-                    return unsafe { beyond($bytes as u64, $pointer) };
+                    // SAFETY: the caller wants the address at `pointer`.
+                    return unsafe { beyond(bytes, $pointer) };
                 }
-                // SAFETY: the arguments are the caller's, unchanged.
-                let result = unsafe { real($pointer, $bytes) };
-                // SAFETY: the driver wrote the address if it reports success.
-                let at = if result == CUDA_SUCCESS { unsafe { written($pointer) } } else { None };
-                (result, at.map(|at| (u64::from(at), $bytes as u64)))
-            };
-            linear_on_current_gpu(ApiId::$symbol, MemoryKind::Linear, $bytes as u64, $pointer, is_wrong, answer)
+                // SAFETY: the arguments are the caller's, unchanged. The driver wrote the address
+                // if it reports success.
+                unsafe { answer(real($pointer, $bytes), $pointer, |at| (Name::Address(at.into()), bytes)) }
+            })
         }
     )+};
 }
@@ -276,24 +235,11 @@ linear! {
 pub unsafe extern "C" fn alloc_managed(pointer: *mut CUdeviceptr, bytes: usize, flags: u32) -> CUresult {
     let Some(real) = real!(cuMemAllocManaged) else { return MISSING };
     let charged = charge::managed(bytes as u64);
-    let is_attached = matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST);
-    let is_wrong = is_plainly_wrong(pointer, bytes as u64);
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(pointer, bytes, flags) };
-    let mut is_asked = false;
-    let result = on_current_gpu(ApiId::cuMemAllocManaged, MemoryKind::Managed, charged, is_wrong, || {
-        is_asked = true;
-        let result = call();
-        // SAFETY: the driver wrote the address if it reports success.
-        let at = if result == CUDA_SUCCESS { unsafe { written(pointer) } } else { None };
-        (result, at.map(|at| (Name::Address(at), charged)))
-    });
-    let undo = || {
-        let free = real!(cuMemFree_v2);
-        // SAFETY: the driver wrote the address.
-        unsafe { give_back(pointer, free) };
-    };
-    corrected(result, is_asked, || !is_attached, call, undo)
+    on_current_gpu((ApiId::cuMemAllocManaged, MemoryKind::Managed, charged), pointer, |_| {
+        // SAFETY: the arguments are the caller's, unchanged. The driver wrote the address if it
+        // reports success.
+        unsafe { answer(real(pointer, bytes, flags), pointer, |at| (Name::Address(at), charged)) }
+    })
 }
 
 macro_rules! pooled {
@@ -307,30 +253,13 @@ macro_rules! pooled {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let pool = [$($pool)?].into_iter().next();
-            let mut is_asked = false;
             let on = Stream::new(stream, $per_thread);
-            // SAFETY: the arguments are the caller's, unchanged.
-            let call = || unsafe { real(pointer, bytes $(, $pool)?, stream) };
-            let result = from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
-                is_asked = true;
-                call()
-            });
-            let undo = || {
-                let free = real!(cuMemFree_v2);
-                // SAFETY: the driver wrote the address.
-                unsafe { give_back(pointer, free) };
-            };
-            let is_wrong = || !is_known(on) || pool.is_some_and(|pool| !PoolHandle(pool as usize).is_known());
-            corrected(result, is_asked, is_wrong, call, undo)
+            from_pool(ApiId::$symbol, pool, on, bytes as u64, pointer, || {
+                // SAFETY: the arguments are the caller's, unchanged.
+                unsafe { real(pointer, bytes $(, $pool)?, stream) }
+            })
         }
     )+};
-}
-
-/// Whether the driver names the context of the stream. For an invalid stream, the driver names
-/// none.
-fn is_known(stream: Stream) -> bool {
-    stream.is_default()
-        || process::current().is_some_and(|process| process.calls.context_of(stream).is_some())
 }
 
 pooled! {
@@ -467,7 +396,7 @@ pub fn refresh() {
 }
 
 macro_rules! pitch {
-    ($name:ident, $symbol:ident, $address:ty, $size:ty, $free:ident) => {
+    ($($name:ident: $symbol:ident, $address:ty, $size:ty;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(
             pointer: *mut $address,
@@ -478,57 +407,37 @@ macro_rules! pitch {
         ) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let expected = charge::pitched(width as u64, height as u64);
-            let is_element = matches!(element, 4 | 8 | 16);
-            let is_wrong = is_plainly_wrong(pointer, expected) || pitch.is_null();
-            // SAFETY: the arguments are the caller's, unchanged.
-            let call = || unsafe { real(pointer, pitch, width, height, element) };
-            let mut is_asked = false;
-            let result = linear_on_current_gpu(
-                ApiId::$symbol,
-                MemoryKind::Pitch,
-                expected,
-                pointer,
-                is_wrong,
-                |way| {
-                    is_asked = true;
-                    if way == Way::Managed {
-                        let row = <$size>::try_from(charge::pitch(width as u64)).ok();
-                        // SAFETY: the caller wants the address and the pitch there, and neither
-                        // pointer is null.
-                        return match (row, unsafe { pitch.as_mut() }) {
-                            (Some(row), Some(pitch)) if is_element => {
-                                // SAFETY: the caller wants the address at `pointer`, which is not
-                                // null.
-                                let answer = unsafe { beyond(expected, pointer) };
-                                if answer.0 == CUDA_SUCCESS {
-                                    *pitch = row;
-                                }
-                                answer
-                            }
-                            _ => (CUDA_ERROR_INVALID_VALUE, None),
-                        };
+            on_current_gpu((ApiId::$symbol, MemoryKind::Pitch, expected), pointer, |way| {
+                if way == Way::Managed {
+                    let row = <$size>::try_from(charge::pitch(width as u64)).ok();
+                    // SAFETY: the pointer is null, or the caller wants the pitch there.
+                    let (Some(row), Some(pitch)) = (row, unsafe { pitch.as_mut() }) else {
+                        return (CUDA_ERROR_INVALID_VALUE, None);
+                    };
+                    // SAFETY: the caller wants the address at `pointer`.
+                    let answer = unsafe { beyond(expected, pointer) };
+                    if answer.0 == CUDA_SUCCESS {
+                        *pitch = row;
                     }
-                    let result = call();
-                    if result != CUDA_SUCCESS {
-                        return (result, None);
-                    }
-                    // SAFETY: the driver wrote both if it reports success.
-                    let (at, pitch) = unsafe { (written(pointer), written(pitch)) };
-                    let bytes = pitch.map_or(expected, |pitch| (pitch as u64).saturating_mul(height as u64));
-                    (result, at.map(|at| (u64::from(at), bytes)))
-                },
-            );
-            let undo = || {
-                let free = real!($free);
-                // SAFETY: the driver wrote the address.
-                unsafe { give_back(pointer, free) };
-            };
-            corrected(result, is_asked, || !is_element, call, undo)
+                    return answer;
+                }
+                // SAFETY: the arguments are the caller's, unchanged. The driver wrote both if it
+                // reports success.
+                unsafe {
+                    answer(real(pointer, pitch, width, height, element), pointer, |at| {
+                        let bytes = written(pitch).map(|pitch| (pitch as u64).saturating_mul(height as u64));
+                        (Name::Address(at.into()), bytes.unwrap_or(expected))
+                    })
+                }
+            })
         }
-    };
+    )+};
 }
-pitch!(alloc_pitch_v1, cuMemAllocPitch, CUdeviceptr_v1, u32, cuMemFree);
-pitch!(alloc_pitch, cuMemAllocPitch_v2, CUdeviceptr, usize, cuMemFree_v2);
+
+pitch! {
+    alloc_pitch_v1: cuMemAllocPitch, CUdeviceptr_v1, u32;
+    alloc_pitch: cuMemAllocPitch_v2, CUdeviceptr, usize;
+}
 
 /// Hook of `cuMemCreate`. The properties name the device, so no context need be current.
 pub unsafe extern "C" fn create(
@@ -546,40 +455,13 @@ pub unsafe extern "C" fn create(
     let Some((process, ordinal)) = process::current().zip(location.and_then(ordinal_at)) else {
         return call();
     };
-    if is_plainly_wrong(handle, bytes as u64) {
-        return call();
-    }
     let charged = charge::blocks(bytes as u64);
     let request =
         Request { api: ApiId::cuMemCreate, kind: MemoryKind::Physical, ordinal, context: 0, bytes: charged };
-    let mut is_asked = false;
-    let result = process.memory.allocate(process, request, || {
-        is_asked = true;
-        let result = call();
+    process.memory.allocate(process, request, &mut |_| {
         // SAFETY: the driver wrote the handle if it reports success.
-        let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
-        (result, handle.map(|handle| (Name::Handle(handle), charged)))
-    });
-    // SAFETY: `properties` is not null, because its location was read above.
-    let is_wrong = || flags != 0 || !unsafe { comes_in(properties, bytes) };
-    let undo = || {
-        let free = real!(cuMemRelease);
-        // SAFETY: the driver wrote the handle.
-        unsafe { give_back(handle, free) };
-    };
-    corrected(result, is_asked, is_wrong, call, undo)
-}
-
-/// Whether the driver makes physical memory with these properties in pieces of `bytes`.
-///
-/// # Safety
-/// The caller of `cuMemCreate` passes `properties` for the driver to read.
-unsafe fn comes_in(properties: *const CUmemAllocationProp, bytes: usize) -> bool {
-    let Some(granularity_of) = real!(cuMemGetAllocationGranularity) else { return true };
-    let mut piece_bytes = 0;
-    // SAFETY: the caller guarantees this for `properties`, and the result has room.
-    let result = unsafe { granularity_of(&mut piece_bytes, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
-    result == CUDA_SUCCESS && (piece_bytes == 0 || bytes.is_multiple_of(piece_bytes))
+        unsafe { answer(call(), handle, |handle| (Name::Handle(handle), charged)) }
+    })
 }
 
 /// Hook of `cuMemRelease`.
@@ -650,38 +532,32 @@ pub unsafe extern "C" fn export(
     let Some(real) = real!(cuMemExportToShareableHandle) else { return MISSING };
     // SAFETY: the arguments are the caller's, unchanged.
     let result = unsafe { real(place, handle, kind, flags) };
-    if result == CUDA_SUCCESS
-        && !place.is_null()
-        && let Some(process) = process::current()
-    {
-        // SAFETY: the driver wrote a handle of that kind if it reports success.
-        unsafe { process.memory.exported(handle, kind, place) };
+    if let Some(process) = process::current().filter(|_| result == CUDA_SUCCESS) {
+        process.memory.exported(handle);
     }
     result
 }
 
-/// Hook of `cuMemImportFromShareableHandle`. Memory of another process is charged to that process,
-/// and memory that this process exported itself is charged here.
+/// Hook of `cuMemImportFromShareableHandle`. Memory of another process is charged to that process.
+/// Memory that this process exported itself is charged here.
 pub unsafe extern "C" fn import(
     handle: *mut CUmemGenericAllocationHandle,
     from: *mut c_void,
     kind: CUmemAllocationHandleType,
 ) -> CUresult {
     let Some(real) = real!(cuMemImportFromShareableHandle) else { return MISSING };
-    let call = || {
-        // SAFETY: the arguments are the caller's, unchanged.
-        let result = unsafe { real(handle, from, kind) };
-        // SAFETY: the driver wrote the handle if it reports success.
-        (result, if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None })
+    // SAFETY: the arguments are the caller's, unchanged.
+    let call = || unsafe { real(handle, from, kind) };
+    let Some(process) = process::current().filter(|process| process.memory.has_exported()) else {
+        coverage::OWN.note_call(ApiId::cuMemImportFromShareableHandle);
+        return call();
     };
-    // SAFETY: the caller passes this for the driver to read.
-    let origin = unsafe { Identity::of_shared(kind, from) };
-    let own = process::current().zip(origin);
-    if let Some((process, origin)) = own.filter(|(process, origin)| process.memory.has_exported(origin)) {
-        return process.memory.import(process, &origin, call);
-    }
-    coverage::OWN.note_call(ApiId::cuMemImportFromShareableHandle);
-    call().0
+    let release = || {
+        let release = real!(cuMemRelease);
+        // SAFETY: the driver wrote the handle, because it reported success.
+        unsafe { give_back(handle, release) }
+    };
+    process.memory.import(process, call, release)
 }
 
 macro_rules! frees {
@@ -739,35 +615,13 @@ struct MapInfo {
 }
 
 impl MapInfo {
-    fn part(&self) -> Part {
-        let [low, high] = [|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS];
-        // A length of 0 counts as 1.
-        let reach = |from: u64, length: u64| (from, from.saturating_add(length.max(1)));
-        let [first, second, third, fourth] = self.part;
-        if self.part_kind == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL {
-            // The words are a layer, an offset in bytes and a size in bytes.
-            return Part {
-                place: [self.part_kind, 0, first as u32],
-                ranges: [reach(second, third), reach(0, 1), reach(0, 1)],
-            };
-        }
-        // The words are a level and a layer, then three offsets, then three extents.
-        let place = [self.part_kind, low(first) as u32, high(first) as u32];
-        let ranges = [
-            reach(low(second), high(third)),
-            reach(high(second), low(fourth)),
-            reach(low(third), high(fourth)),
-        ];
-        Part { place, ranges }
-    }
-
     fn operation(&self) -> Option<Operation> {
         let handle = match self.operation {
             CU_MEM_OPERATION_TYPE_MAP => Some(self.handle),
             CU_MEM_OPERATION_TYPE_UNMAP => None,
             _ => return None,
         };
-        Some(Operation { array: self.resource, part: self.part(), handle })
+        Some(Operation { array: self.resource, part: (self.part_kind, self.part), handle })
     }
 }
 
@@ -829,10 +683,6 @@ frees_on_streams! {
 
 /// Most bits of one element of an array.
 const MOST_TEXEL_BITS: u64 = 128;
-
-/// Longest extent of an array in any dimension. Drivers report their greatest extents as numbers of
-/// this type, so none accepts a longer one.
-const MOST_EXTENT: u64 = i32::MAX as u64;
 
 /// Bits of one element of an array, all channels together. 0 means that the driver makes no such
 /// arrays.
@@ -896,7 +746,7 @@ describe! {
 }
 
 macro_rules! arrays {
-    ($($name:ident: $symbol:ident($descriptor:ty) -> $handle:ty, $destroy:ident $(, $levels:ident: $type:ty)?;)+) => {$(
+    ($($name:ident: $symbol:ident($descriptor:ty) -> $handle:ty $(, $levels:ident: $type:ty)?;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
         pub unsafe extern "C" fn $name(
             handle: *mut $handle,
@@ -909,37 +759,28 @@ macro_rules! arrays {
             // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
             // to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
-            let is_wrong = shape.texel_bits == 0 || shape.exceeds(MOST_EXTENT);
+            // An array without memory of its own is not charged here. Memory that is mapped into
+            // the array is charged by itself.
+            if shape.is_unbacked {
+                return call();
+            }
             let texel_bits = if shape.texel_bits == 0 { MOST_TEXEL_BITS } else { shape.texel_bits };
             let shape = Shape { texel_bits, ..shape };
             let charged = charge::array(shape, [1 $(, $levels)?].into_iter().max().unwrap_or(1));
-            // An array without memory of its own is not charged here. Memory that is mapped into
-            // the array is charged by itself.
-            let takes_nothing = handle.is_null() || shape.width == 0 || shape.is_unbacked;
-            let mut is_asked = false;
-            let result = on_current_gpu(ApiId::$symbol, MemoryKind::Array, charged, takes_nothing, || {
-                is_asked = true;
-                let result = call();
+            on_current_gpu((ApiId::$symbol, MemoryKind::Array, charged), handle, |_| {
                 // SAFETY: the driver wrote the handle if it reports success.
-                let handle = if result == CUDA_SUCCESS { unsafe { written(handle) } } else { None };
-                (result, handle.map(|handle| (Name::Array(handle as u64), charged)))
-            });
-            let undo = || {
-                let free = real!($destroy);
-                // SAFETY: the driver wrote the handle.
-                unsafe { give_back(handle, free) };
-            };
-            corrected(result, is_asked, || is_wrong, call, undo)
+                unsafe { answer(call(), handle, |handle| (Name::Array(handle as u64), charged)) }
+            })
         }
     )+};
 }
 
 arrays! {
-    create_array_v1: cuArrayCreate(CUDA_ARRAY_DESCRIPTOR_v1) -> CUarray, cuArrayDestroy;
-    create_array: cuArrayCreate_v2(CUDA_ARRAY_DESCRIPTOR) -> CUarray, cuArrayDestroy;
-    create_array_3d_v1: cuArray3DCreate(CUDA_ARRAY3D_DESCRIPTOR_v1) -> CUarray, cuArrayDestroy;
-    create_array_3d: cuArray3DCreate_v2(CUDA_ARRAY3D_DESCRIPTOR) -> CUarray, cuArrayDestroy;
-    create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, cuMipmappedArrayDestroy, levels: u32;
+    create_array_v1: cuArrayCreate(CUDA_ARRAY_DESCRIPTOR_v1) -> CUarray;
+    create_array: cuArrayCreate_v2(CUDA_ARRAY_DESCRIPTOR) -> CUarray;
+    create_array_3d_v1: cuArray3DCreate(CUDA_ARRAY3D_DESCRIPTOR_v1) -> CUarray;
+    create_array_3d: cuArray3DCreate_v2(CUDA_ARRAY3D_DESCRIPTOR) -> CUarray;
+    create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, levels: u32;
 }
 
 /// The tenant's limit on a GPU of this process, and the bytes that the tenant holds there. `None`
@@ -1004,31 +845,6 @@ total!(total_v2, cuDeviceTotalMem_v2, usize);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_given_back_is_no_longer_where_the_driver_wrote_it() {
-        unsafe extern "C" fn free(address: CUdeviceptr) -> CUresult {
-            assert_eq!(address, 7);
-            CUDA_SUCCESS
-        }
-        let mut place: CUdeviceptr = 0;
-        let take = |code: CUresult| corrected(CUDA_ERROR_OUT_OF_MEMORY, false, || true, || code, || {});
-        assert_eq!(take(CUDA_ERROR_INVALID_VALUE), CUDA_ERROR_INVALID_VALUE);
-        let written = &raw mut place;
-        let result = corrected(
-            CUDA_ERROR_OUT_OF_MEMORY,
-            false,
-            || true,
-            || {
-                // SAFETY: the pointer names a variable of this function.
-                unsafe { written.write(7) };
-                CUDA_SUCCESS
-            },
-            // SAFETY: the value was written just now.
-            || unsafe { give_back(written, Some(free)) },
-        );
-        assert_eq!((result, place), (CUDA_ERROR_OUT_OF_MEMORY, 0));
-    }
 
     #[test]
     fn an_array_that_memory_is_mapped_into_later_takes_none_and_a_cube_has_six_faces_on_every_level() {

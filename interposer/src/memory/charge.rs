@@ -36,12 +36,6 @@ pub fn pitch(width: u64) -> u64 {
     round_up(width, PITCH_BYTES)
 }
 
-/// Returns the charge of code with its variables. Small modules share blocks with other small
-/// allocations.
-pub fn code(bytes: u64) -> u64 {
-    managed(bytes)
-}
-
 /// Returns the amount to reserve for rows of `width` bytes, before the driver has said how far
 /// apart they will be.
 pub fn pitched(width: u64, rows: u64) -> u64 {
@@ -82,13 +76,6 @@ pub struct Shape {
     pub is_unbacked: bool,
     /// Bits of an element, all channels together.
     pub texel_bits: u64,
-}
-
-impl Shape {
-    /// Whether any extent is larger than `extent`.
-    pub fn exceeds(&self, extent: u64) -> bool {
-        [self.width, self.height, self.depth].into_iter().any(|own| own > extent)
-    }
 }
 
 fn round_up(bytes: u64, unit: u64) -> u64 {

@@ -9,8 +9,8 @@
 //! A launch that relies on spare memory holds a [`Claim`] meanwhile, and then no other launch
 //! relies on it. Memory that is freed or trimmed counts as held until the claim ends.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUgraph;
@@ -18,11 +18,10 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::ledger::Reservation;
 use deepres_abi::meter::MemoryKind;
 
-use super::Why;
 use super::held::Held;
 use super::needs::Needs;
 use super::site::{Promise, Site};
-use super::table::Plain;
+use super::{Plain, Why, lock};
 use crate::driver::memory::{self, ExecHandle, Stock};
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
@@ -105,10 +104,6 @@ pub struct Graphs {
     /// Addresses at which launches left memory allocated that is not freed since. The value is
     /// false while the launch is in progress.
     live: Mutex<Plain<u64, bool>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn needs_of(graph: CUgraph, frees_first: bool) -> Needs {

@@ -56,35 +56,12 @@ impl Held {
     /// new ledger therefore finds this one, or it is in the new ledger already.
     pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {
         site.settle(promise, bytes);
-        let mut held = Self::in_account(kind, ordinal, site, bytes);
+        let (generation, account) = (site.ledger.generation, Some(site.account));
+        let mut held = Self { bytes, kind, ordinal, generation, account };
         // If the daemon was restarted meanwhile, the amount was settled in a former ledger.
         held.follow(site.session, site.gpu);
         held.count(site.gpu, bytes, 0);
         held
-    }
-
-    /// Does what [`Self::new`] does, if `promise` covers exactly `bytes` and the ledger is still
-    /// current. Otherwise returns the promise.
-    #[inline(always)]
-    pub fn promised(
-        kind: MemoryKind,
-        ordinal: usize,
-        site: &Site<'_>,
-        bytes: u64,
-        promise: Promise,
-    ) -> Result<Self, Promise> {
-        match promise {
-            Some(promise) if promise.bytes() == bytes && !kind.is_counted() && site.is_present() => {
-                promise.commit();
-                Ok(Self::in_account(kind, ordinal, site, bytes))
-            }
-            promise => Err(promise),
-        }
-    }
-
-    #[inline(always)]
-    fn in_account(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64) -> Self {
-        Self { bytes, kind, ordinal, generation: site.ledger.generation, account: Some(site.account) }
     }
 
     /// Changes the amount to `bytes`. `promise` was reserved for the growth.
@@ -117,7 +94,6 @@ impl Held {
     }
 
     /// Marks the charge as leaving, before the driver is told to free the memory.
-    #[inline(always)]
     pub fn leave(&self, process: &Process) -> Option<Exit> {
         let account = self.account_in(process.session()?)?;
         Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
@@ -143,24 +119,8 @@ impl Held {
     }
 
     /// Gives the charge back after the driver freed the memory.
-    #[inline(always)]
     pub fn give_back(self, process: &Process, exit: Option<Exit>) {
-        match (process.session(), exit) {
-            // The ledger did not change meanwhile.
-            (Some(session), Some(exit))
-                if exit.generation == self.generation
-                    && session.has_ledger(exit.generation)
-                    && !self.kind.is_counted() =>
-            {
-                exit.leaving.finish();
-            }
-            (session, exit) => self.give_back_late(process, session, exit),
-        }
-    }
-
-    #[inline(never)]
-    fn give_back_late(self, process: &Process, session: Option<&Session>, exit: Option<Exit>) {
-        let Some(session) = session else { return };
+        let Some(session) = process.session() else { return };
         match exit {
             // A charge in an unmapped ledger went with that ledger.
             Some(exit) if session.has_ledger(exit.generation) => {
@@ -182,7 +142,6 @@ impl Held {
     }
 
     /// Returns the account that contains the charge, if it is in the current ledger.
-    #[inline(always)]
     fn account_in(&self, session: &Session) -> Option<Account<'static>> {
         self.account.filter(|_| self.generation == session.ledger_generation())
     }

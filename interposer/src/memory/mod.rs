@@ -5,29 +5,28 @@
 //! gives back exactly that amount. A free of an unknown allocation gives back nothing.
 //!
 //! Memory that several allocations share is charged as a whole: blocks of small allocations
-//! ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]).
+//! ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]). Memory that the driver
+//! takes by itself is charged afterwards ([`overhead`]).
 
 pub mod charge;
-mod code;
-mod contexts;
-pub mod exports;
 pub mod graphs;
 mod held;
 pub mod ledgers;
 mod needs;
+pub mod overhead;
 pub mod oversubscription;
 pub mod pools;
 pub mod pressure;
 mod room;
+mod shared;
 pub mod site;
 mod slabs;
-mod table;
 pub mod tiles;
-pub mod unreported_contexts;
 
-use std::collections::{BTreeMap, btree_map};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -39,28 +38,24 @@ use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
-use crate::os;
 use crate::process::Process;
 use crate::session::Session;
-use crate::spin_lock::{Guard, SpinLock};
-use charge::BLOCK_BYTES;
-use code::Libraries;
-use contexts::Contexts;
-use exports::Exports;
+use charge::{BLOCK_BYTES, SHARED_MAX_BYTES};
 use graphs::{Full, Graphs, Taker};
 use held::Held;
+use overhead::Overhead;
 use oversubscription::{Oversubscription, Way};
 use pools::Pools;
 use site::{Promise, Site};
 use slabs::Slabs;
-use table::Table;
-pub use table::mixed;
-use tiles::Tiles;
+use tiles::Tile;
 
-/// Number of tables that the allocations are spread over. Each table has its own lock.
-const SHARDS: usize = 64;
 /// Number of refusals by the limit for each line on stderr, counted in each process.
 const REFUSALS_PER_LINE: u64 = 1000;
+
+/// A hash table with fixed hash keys. The standard library's default asks the kernel for random
+/// numbers, and aborts the process if the job's system call filter refuses them.
+pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
 /// Key of an allocation. Addresses and the kinds of handles are separate number spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,25 +66,6 @@ pub enum Name {
     Handle(u64),
     /// An array or a mipmapped array.
     Array(u64),
-    /// A context: the memory that the driver takes for it.
-    Context(u64),
-    /// A module.
-    Module(u64),
-}
-
-impl Name {
-    /// Maps the name to a table key. The mapping is a bijection within each class of names. Names
-    /// of two classes can only clash if a number has 61 bits.
-    const fn mixed(self) -> u64 {
-        let (number, class) = match self {
-            Self::Address(number) => (number, 0),
-            Self::Handle(number) => (number, 1),
-            Self::Array(number) => (number, 2),
-            Self::Context(number) => (number, 3),
-            Self::Module(number) => (number, 4),
-        };
-        mixed(number ^ (class << 61))
-    }
 }
 
 #[derive(Debug)]
@@ -99,14 +75,14 @@ struct Entry {
     context: usize,
     /// For physical memory: the number of handles and mappings that keep it alive.
     uses: u32,
-    /// The number under which `exports` knows this allocation as exported, or 0.
-    exported: u32,
+    /// Whether the process exported the memory, so that more than these uses may keep it alive.
+    is_exported: bool,
 }
 
 /// All allocations of the process with their charges. See the module.
+#[derive(Default)]
 pub struct Accounts {
-    /// Allocations by [`Name::mixed`].
-    shards: [SpinLock<Table<Entry>>; SHARDS],
+    entries: Mutex<Plain<Name, Entry>>,
     /// Mappings of physical memory: length and handle of each mapping, by address.
     mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
@@ -116,33 +92,13 @@ pub struct Accounts {
     pub pools: Pools,
     /// Memory that the process's graphs allocate.
     pub graphs: Graphs,
-    /// Memory that the driver takes for contexts.
-    contexts: Contexts,
-    /// Loaded libraries.
-    libraries: Libraries,
+    /// Contexts, and memory that the driver takes by itself.
+    overhead: Overhead,
     /// Memory that is mapped into arrays.
-    tiles: Tiles,
-    /// Memory that the process exported, and memory that it imported again.
-    exports: Exports,
+    tiles: Mutex<Vec<Tile>>,
+    /// Whether the process ever exported physical memory.
+    has_exported: AtomicBool,
     refusals: AtomicU64,
-}
-
-impl Default for Accounts {
-    fn default() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| SpinLock::default()),
-            mappings: Mutex::default(),
-            slabs: Slabs::default(),
-            oversubscription: Oversubscription::default(),
-            pools: Pools::default(),
-            graphs: Graphs::default(),
-            contexts: Contexts::default(),
-            libraries: Libraries::default(),
-            tiles: Tiles::default(),
-            exports: Exports::default(),
-            refusals: AtomicU64::new(0),
-        }
-    }
 }
 
 /// A request for memory.
@@ -169,253 +125,125 @@ enum Why {
     Driver,
 }
 
+/// The driver's answer to a request: the result, and the name and the bytes of the allocation.
+pub type Answer = (u32, Option<(Name, u64)>);
+
+/// Locks a mutex. No thread of this library panics while it holds one.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks a mutex, unless another thread holds it.
+pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Request {
+    fn is_linear(&self) -> bool {
+        matches!(self.kind, MemoryKind::Linear | MemoryKind::Pitch)
+    }
+
+    /// Whether the driver serves the request from a block that it shares with others.
+    fn is_small(&self) -> bool {
+        self.is_linear() && self.bytes <= SHARED_MAX_BYTES
+    }
+
+    /// Returns the amount to reserve, bytes.
+    fn reserved_bytes(&self) -> u64 {
+        match self.is_linear() {
+            _ if self.is_small() => BLOCK_BYTES,
+            true => charge::blocks(self.bytes),
+            false => self.bytes,
+        }
+    }
+}
+
 impl Accounts {
-    fn shard(&self, name: Name) -> Guard<'_, Table<Entry>> {
-        let mixed = name.mixed();
-        // The table uses the other bits for itself.
-        let shard = &self.shards[(mixed >> 48) as usize % SHARDS];
-        shard.lock()
+    fn entries(&self) -> MutexGuard<'_, Plain<Name, Entry>> {
+        lock(&self.entries)
     }
 
-    /// Charges `request`, runs `allocate`, and records the allocation under the name that
-    /// `allocate` returned. If the limit leaves no room, refuses the request and does not run
-    /// `allocate`.
+    /// Reserves memory for `request`, asks the driver by `call`, and records the allocation under
+    /// the name that `call` returned. If the limit leaves no room, refuses the request and does not
+    /// ask the driver.
     ///
-    /// `allocate` returns the driver's result, and the allocation's name with the amount to charge.
-    pub fn allocate(
-        &self,
-        process: &Process,
-        request: Request,
-        mut allocate: impl FnMut() -> (u32, Option<(Name, u64)>),
-    ) -> u32 {
-        let Some(site) = Site::of(process, request.ordinal) else { return allocate().0 };
-        let promise = match self.promise(process, &site, &request) {
+    /// Small linear allocations share blocks. If the job may oversubscribe, linear and managed
+    /// memory is served beyond the limit.
+    pub fn allocate(&self, process: &Process, request: Request, call: &mut dyn FnMut(Way) -> Answer) -> u32 {
+        let Some(site) = Site::of(process, request.ordinal) else { return call(Way::Device).0 };
+        let reserved_bytes = request.reserved_bytes();
+        let mut promise = self.slabs.reserve(&site, &request);
+        if promise.is_err() {
+            if request.is_small()
+                && let Some(result) = self.allocate_in_a_hole(process, &site, &request, call)
+            {
+                return result;
+            }
+            self.give_back(process, request.ordinal);
+            promise = self.slabs.reserve(&site, &request);
+        }
+        let promise = match promise {
             Ok(promise) => promise,
-            Err(refused) => return self.managed_or_refuse(process, &site, &request, refused, &mut allocate),
+            Err(refused) => {
+                let beyond = self.allocate_oversubscribed(process, &site, &request, call);
+                return beyond.unwrap_or_else(|| self.refuse(&site, &request, Why::Limit(refused)));
+            }
         };
-        let ((result, named), promise) = site.ask(request.bytes, promise, allocate);
+        let ((result, named), promise) = site.ask(reserved_bytes, promise, || call(Way::Device));
         match named.filter(|_| result == CUDA_SUCCESS) {
-            Some((name, bytes)) => self.enter(process, &site, &request, (name, bytes), promise),
-            None => {
-                site.withdraw(promise);
-                return self.answered(&site, &request, result);
+            Some((Name::Address(address), bytes)) if request.is_linear() && bytes <= SHARED_MAX_BYTES => {
+                self.slabs.insert(process, &site, address, bytes, &request, promise);
             }
-        }
-        result
-    }
-
-    /// Handles a request that exceeds the limit. If the job itself asked for managed memory and may
-    /// oversubscribe, the request is served beyond the limit. Otherwise it is refused.
-    #[cold]
-    fn managed_or_refuse(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        request: &Request,
-        refused: Refused,
-        allocate: &mut dyn FnMut() -> (u32, Option<(Name, u64)>),
-    ) -> u32 {
-        let managed = (request.kind == MemoryKind::Managed).then(|| {
-            self.allocate_oversubscribed(process, site, request, false, || {
-                let (result, named) = allocate();
-                let address = named.and_then(|(name, bytes)| match name {
-                    Name::Address(address) => Some((address, bytes)),
-                    _ => None,
-                });
-                (result, address)
-            })
-        });
-        managed.flatten().unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
-    }
-
-    /// Handles a request for linear memory that exceeds the limit: serves it beyond the limit if
-    /// the job may oversubscribe, or refuses it.
-    #[cold]
-    fn linear_beyond_or_refuse(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        request: &Request,
-        refused: Refused,
-        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        self.allocate_oversubscribed(process, site, request, true, || allocate(Way::Managed))
-            .unwrap_or_else(|| self.refuse(site, request, Why::Limit(refused)))
-    }
-
-    /// Does what [`Self::allocate`] does, for linear memory. `allocate` returns an address and the
-    /// size of the allocation there. Small allocations share blocks.
-    #[inline(always)]
-    pub fn allocate_linear(
-        &self,
-        process: &Process,
-        request: Request,
-        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        let Some(site) = Site::of(process, request.ordinal) else { return allocate(Way::Device).0 };
-        // The fast path of a small allocation is written out here, so that it takes no further
-        // calls.
-        let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
-        let Some(promise) = is_small.then(|| site.reserve_at_once(BLOCK_BYTES)).flatten() else {
-            return self.allocate_linear_anyway(process, site, request, allocate);
-        };
-        if self.slabs.is_anyone_alone() {
-            site.withdraw(Some(promise));
-            self.slabs.give_way();
-            return self.allocate_linear_anyway(process, site, request, allocate);
-        }
-        match allocate(Way::Device) {
-            (CUDA_SUCCESS, Some((address, bytes))) if bytes <= charge::SHARED_MAX_BYTES => {
-                let of = (request.ordinal, request.context);
-                self.slabs.insert(&site, address, bytes, of, Some(promise));
-                CUDA_SUCCESS
-            }
-            answered => {
-                self.end_linear(process, site, request, (BLOCK_BYTES, Some(promise)), answered, allocate)
-            }
-        }
-    }
-
-    /// Continues [`Self::allocate_linear`] for a large request, for a tenant without a limit, or if
-    /// the fast path found an obstacle.
-    #[inline(never)]
-    fn allocate_linear_anyway(
-        &self,
-        process: &Process,
-        site: Site<'_>,
-        request: Request,
-        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        let block_bytes = charge::blocks(request.bytes);
-        let is_small = request.bytes <= charge::SHARED_MAX_BYTES;
-        let promise = loop {
-            match site.reserve(block_bytes) {
-                Ok(promise) if is_small && self.slabs.is_anyone_alone() => {
-                    site.withdraw(promise);
-                    self.slabs.give_way();
-                }
-                Ok(promise) => break promise,
-                Err(_) if is_small => {
-                    return self.allocate_tightly(process, &site, &request, &mut allocate);
-                }
-                Err(_) => match self.promise_after_trimming(process, &site, request.ordinal, block_bytes) {
-                    Ok(promise) => break promise,
-                    Err(refused) => {
-                        return self.linear_beyond_or_refuse(
-                            process,
-                            &site,
-                            &request,
-                            refused,
-                            &mut allocate,
-                        );
-                    }
-                },
-            }
-        };
-        let answered = allocate(Way::Device);
-        self.end_linear(process, site, request, (block_bytes, promise), answered, allocate)
-    }
-
-    /// Completes a linear allocation after the driver has `answered`. `promise` reserves
-    /// `promised_bytes` for the request.
-    #[inline(never)]
-    fn end_linear(
-        &self,
-        process: &Process,
-        site: Site<'_>,
-        request: Request,
-        (promised_bytes, promise): (u64, Promise),
-        answered: (u32, Option<(u64, u64)>),
-        mut allocate: impl FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        let ((result, named), promise) =
-            site.ask_again(promised_bytes, promise, answered, &mut || allocate(Way::Device));
-        match named.filter(|_| result == CUDA_SUCCESS) {
-            Some((address, bytes)) if bytes <= charge::SHARED_MAX_BYTES => {
-                self.slabs.insert(&site, address, bytes, (request.ordinal, request.context), promise);
-            }
-            Some((address, bytes)) => {
-                let named = (Name::Address(address), charge::blocks(bytes));
-                self.enter(process, &site, &request, named, promise);
+            Some((name, bytes)) => {
+                let bytes = if request.is_linear() { charge::blocks(bytes) } else { bytes };
+                self.enter(process, &site, &request, (name, bytes), promise);
             }
             None => {
                 site.withdraw(promise);
-                return self.after_refusal(process, &site, &request, result, &mut allocate);
+                let is_full = result == CUDA_ERROR_OUT_OF_MEMORY && request.is_linear();
+                let beyond =
+                    is_full.then(|| self.allocate_oversubscribed(process, &site, &request, call)).flatten();
+                return beyond.unwrap_or_else(|| self.answered(&site, &request, result));
             }
         }
         result
-    }
-
-    /// Handles linear memory that the driver refused with `result`. If the GPU is full and the job
-    /// asked for oversubscription, the request is served beyond the limit.
-    #[cold]
-    fn after_refusal(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        request: &Request,
-        result: u32,
-        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        let is_full = result == CUDA_ERROR_OUT_OF_MEMORY;
-        is_full
-            .then(|| self.allocate_oversubscribed(process, site, request, true, || allocate(Way::Managed)))
-            .flatten()
-            .unwrap_or_else(|| self.answered(site, request, result))
     }
 
     /// Allocates a small request although the limit leaves no room for another block. The request
-    /// is placed beside others in a block that is already charged, if it fits there.
+    /// is placed beside others in a block that is already charged. Returns `None` if no block has
+    /// room for it.
     #[cold]
-    fn allocate_tightly(
+    fn allocate_in_a_hole(
         &self,
         process: &Process,
         site: &Site<'_>,
         request: &Request,
-        allocate: &mut dyn FnMut(Way) -> (u32, Option<(u64, u64)>),
-    ) -> u32 {
-        let alone = self.slabs.alone(site);
-        let of = (request.ordinal, request.context);
-        if alone.is_some() && self.slabs.has_hole(request.context, request.bytes) {
-            let (result, named) = allocate(Way::Device);
-            let Some((address, bytes)) = named.filter(|_| result == CUDA_SUCCESS) else {
-                return self.answered(site, request, result);
-            };
-            if self.slabs.knows(address) {
-                self.slabs.insert(site, address, bytes, of, None);
-                return result;
-            }
-            // The driver used a new block although an existing block had room.
-            match site.reserve(BLOCK_BYTES) {
-                Ok(promise) => {
-                    self.slabs.insert(site, address, bytes, of, promise);
-                    return result;
-                }
-                Err(_) => memory::take_back(&process.calls, Context(request.context), address),
-            }
+        call: &mut dyn FnMut(Way) -> Answer,
+    ) -> Option<u32> {
+        let _alone = self.slabs.alone(site)?;
+        if !self.slabs.has_hole(request.context, request.bytes) {
+            return None;
         }
-        drop(alone);
-        let promise = loop {
-            match self.promise_after_trimming(process, site, request.ordinal, BLOCK_BYTES) {
-                Ok(promise) if self.slabs.is_anyone_alone() => {
-                    site.withdraw(promise);
-                    self.slabs.give_way();
-                }
-                Ok(promise) => break promise,
-                Err(refused) => {
-                    return self.linear_beyond_or_refuse(process, site, request, refused, allocate);
-                }
-            }
+        let (result, named) = call(Way::Device);
+        let Some((Name::Address(address), bytes)) = named.filter(|_| result == CUDA_SUCCESS) else {
+            return Some(self.answered(site, request, result));
         };
-        let ((result, named), promise) = site.ask(BLOCK_BYTES, promise, || allocate(Way::Device));
-        match named.filter(|_| result == CUDA_SUCCESS) {
-            Some((address, bytes)) => self.slabs.insert(site, address, bytes, of, promise),
-            None => {
-                site.withdraw(promise);
-                return self.after_refusal(process, site, request, result, allocate);
+        // The driver may use a new block although an existing block has room.
+        let promise = if self.slabs.knows(address) { Ok(None) } else { site.reserve(BLOCK_BYTES) };
+        match promise {
+            Ok(promise) => {
+                self.slabs.insert(process, site, address, bytes, request, promise);
+                Some(result)
+            }
+            Err(_) => {
+                memory::take_back(&process.calls, Context(request.context), address);
+                None
             }
         }
-        result
     }
 
     /// Allocates by `call` from `pool`. Without a pool, `call` allocates from the current pool of
@@ -453,11 +281,19 @@ impl Accounts {
         }
     }
 
-    /// Reserves the amount of `request`. If there is no room, first frees unused memory of pools
-    /// and graphs and tries once more.
-    fn promise(&self, process: &Process, site: &Site<'_>, request: &Request) -> Result<Promise, Refused> {
-        let again = |_| self.promise_after_trimming(process, site, request.ordinal, request.bytes);
-        site.reserve(request.bytes).or_else(again)
+    /// Reserves `bytes`. If there is no room, first frees unused memory of pools and graphs and tries
+    /// once more.
+    fn promise(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        ordinal: usize,
+        bytes: u64,
+    ) -> Result<Promise, Refused> {
+        site.reserve(bytes).or_else(|_| {
+            self.give_back(process, ordinal);
+            site.reserve(bytes)
+        })
     }
 
     /// Makes the pools and graphs of the process return unused memory of a device to the driver.
@@ -466,18 +302,6 @@ impl Accounts {
         let Some(_relaxed) = process.calls.beside_captures() else { return };
         self.pools.trim(process, ordinal);
         self.graphs.trim(process, ordinal);
-    }
-
-    #[cold]
-    fn promise_after_trimming(
-        &self,
-        process: &Process,
-        site: &Site<'_>,
-        ordinal: usize,
-        bytes: u64,
-    ) -> Result<Promise, Refused> {
-        self.give_back(process, ordinal);
-        site.reserve(bytes)
     }
 
     /// Records an allocation with its charge.
@@ -490,11 +314,11 @@ impl Accounts {
         promise: Promise,
     ) {
         let (name, bytes) = named;
-        let mut shard = self.shard(name);
+        let mut entries = self.entries();
         let held = Held::new(request.kind, request.ordinal, site, bytes, promise);
-        let entry = Entry { held, context: request.context, uses: 1, exported: 0 };
-        let replaced = shard.insert(name.mixed(), entry);
-        drop(shard);
+        let entry = Entry { held, context: request.context, uses: 1, is_exported: false };
+        let replaced = entries.insert(name, entry);
+        drop(entries);
         // The driver gives a name out again only once it is free. A replaced entry means that its
         // free bypassed the interposer.
         if let Some(freed) = replaced {
@@ -576,7 +400,7 @@ impl Accounts {
     /// Runs `free`, and gives back the charge of `name` if `free` succeeds. The entry is removed
     /// before `free` runs, because the driver may afterwards give the same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
-        let entry = self.shard(name).remove(name.mixed());
+        let entry = self.entries().remove(&name);
         let Some(mut entry) = entry else { return free() };
         let exit = entry.held.leave(process);
         let result = free();
@@ -586,7 +410,7 @@ impl Accounts {
             if let Some(exit) = exit {
                 exit.cancel(process);
             }
-            let mut shard = self.shard(name);
+            let mut entries = self.entries();
             // The check is made under the lock, because the thread that ends the context afterwards
             // removes the entries that it finds here.
             if process.is_gone(entry.context) {
@@ -596,7 +420,7 @@ impl Accounts {
             if let Some(session) = process.session() {
                 entry.held.follow_on(session, &process.gpus);
             }
-            shard.insert(name.mixed(), entry);
+            entries.insert(name, entry);
         }
         result
     }
@@ -609,151 +433,11 @@ impl Accounts {
         self.graphs.refresh(process);
     }
 
-    /// Takes one use of physical memory away while `free` runs. Physical memory lives until its
-    /// last handle is released and its last mapping is gone.
-    pub fn release_handle(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
-        if self.exports.is_used() {
-            let _uncancelled = os::uncancelled();
-            let _turn = self.exports.turn();
-            let last = |free| self.release_shared(process, handle, free);
-            return self.release_use(handle, free, last);
-        }
-        self.release_use(handle, free, |free| self.free(process, Name::Handle(handle), free))
-    }
-
-    /// Takes one use away while `free` runs. If it is the last use, runs `last` with `free`
-    /// instead.
-    #[inline(always)]
-    fn release_use<F: FnOnce() -> u32>(&self, handle: u64, free: F, last: impl FnOnce(F) -> u32) -> u32 {
-        let name = Name::Handle(handle);
-        let is_last = {
-            let mut shard = self.shard(name);
-            match shard.get_mut(name.mixed()) {
-                Some(entry) if entry.uses > 1 => {
-                    entry.uses -= 1;
-                    false
-                }
-                Some(_) => true,
-                None => return free(),
-            }
-        };
-        if is_last {
-            return last(free);
-        }
-        let result = free();
-        if result != CUDA_SUCCESS {
-            self.retain_handle(handle);
-        }
-        result
-    }
-
-    /// Adds a handle or mapping that keeps the memory of `handle`. Returns false if the handle is
-    /// unknown.
-    pub fn retain_handle(&self, handle: u64) -> bool {
-        let name = Name::Handle(handle);
-        let mut shard = self.shard(name);
-        let Some(entry) = shard.get_mut(name.mixed()) else { return false };
-        entry.uses = entry.uses.saturating_add(1);
-        true
-    }
-
-    fn mappings(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, u64)>> {
-        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Maps `handle` at `address` by `map`. The use is counted before `map` runs, because another
-    /// thread may release the handle as soon as the driver has mapped it.
-    pub fn map(
-        &self,
-        process: &Process,
-        address: u64,
-        bytes: u64,
-        handle: u64,
-        map: impl FnOnce() -> u32,
-    ) -> u32 {
-        let is_kept = self.retain_handle(handle);
-        // An existing mapping stays recorded, because the driver refuses to map over it.
-        let is_noted = is_kept
-            && match self.mappings().entry(address) {
-                btree_map::Entry::Vacant(place) => {
-                    place.insert((bytes, handle));
-                    true
-                }
-                btree_map::Entry::Occupied(_) => false,
-            };
-        let result = map();
-        if result != CUDA_SUCCESS {
-            if is_noted {
-                self.mappings().remove(&address);
-            }
-            if is_kept {
-                self.release_handle(process, handle, || CUDA_SUCCESS);
-            }
-        } else if is_kept && !is_noted {
-            // The driver accepted the mapping, so the unmap of the old mapping bypassed the
-            // interposer.
-            let gone = self.mappings().insert(address, (bytes, handle));
-            if let Some((_, gone)) = gone {
-                self.release_handle(process, gone, || CUDA_SUCCESS);
-            }
-        }
-        result
-    }
-
-    /// Obtains a further handle of the memory at `address` by `retain`, which also returns the
-    /// handle. The use is counted before `retain` runs, because another thread may unmap the memory
-    /// as soon as the driver has returned the handle.
-    pub fn retain(
-        &self,
-        process: &Process,
-        address: u64,
-        retain: impl FnOnce() -> (u32, Option<u64>),
-    ) -> u32 {
-        let mapped = {
-            let mappings = self.mappings();
-            let last = mappings.range(..=address).next_back();
-            last.filter(|(at, (bytes, _))| address - **at < *bytes).map(|(_, (_, handle))| *handle)
-        };
-        let kept = mapped.filter(|handle| self.retain_handle(*handle));
-        let (result, handle) = retain();
-        let handle = handle.filter(|_| result == CUDA_SUCCESS);
-        if let Some(handle) = handle.filter(|handle| Some(*handle) != kept) {
-            self.retain_handle(handle);
-        }
-        if let Some(kept) = kept.filter(|kept| Some(*kept) != handle) {
-            self.release_handle(process, kept, || CUDA_SUCCESS);
-        }
-        result
-    }
-
-    /// Runs `unmap`, which unmaps all mappings within `bytes` bytes at `address`.
-    pub fn unmap(&self, process: &Process, address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
-        let end = address.saturating_add(bytes);
-        let gone: Vec<(u64, (u64, u64))> = self
-            .mappings()
-            .extract_if(address..end, |at, (size, _)| at.saturating_add(*size) <= end)
-            .collect();
-        let result = unmap();
-        if result == CUDA_SUCCESS {
-            for (_, (_, handle)) in gone {
-                self.release_handle(process, handle, || CUDA_SUCCESS);
-            }
-        } else {
-            self.mappings().extend(gone);
-        }
-        result
-    }
-
     /// Removes all allocations that ended with a context.
     pub fn forget_context(&self, context: usize, process: &Process) {
-        self.contexts.forget(context);
-        self.libraries.forget_context(process, context);
         self.forget_tiles_of(process, context);
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            for entry in shard.extract(|entry| entry.context == context) {
-                entry.held.give_back(process, None);
-            }
+        for (_, entry) in self.entries().extract_if(|_, entry| entry.context == context) {
+            entry.held.give_back(process, None);
         }
         self.slabs.forget_context(process, context);
         self.oversubscription.forget_context(context);
@@ -762,18 +446,15 @@ impl Accounts {
         }
         self.graphs.forget_live();
         self.refresh(process);
+        self.end_overhead_of(process, context);
     }
 
     /// Moves all charges to a new ledger of the session. New allocations are charged there already.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            shard.values_mut().for_each(|entry| entry.held.follow_on(session, gpus));
-        }
+        self.entries().values_mut().for_each(|entry| entry.held.follow_on(session, gpus));
         self.slabs.move_to(session, gpus);
         self.pools.move_to(session, gpus);
-        self.libraries.move_to(session, gpus);
         self.graphs.move_to(session, gpus);
-        self.exports.move_to(session, gpus);
+        self.overhead.move_to(session, gpus);
     }
 }

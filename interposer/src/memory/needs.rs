@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
+use super::Plain;
 use super::charge::BLOCK_BYTES;
-use super::table::Plain;
 use crate::driver::memory::{MemoryNode, Stock};
 
 /// The need on one device.

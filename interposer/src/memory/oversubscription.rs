@@ -8,6 +8,7 @@
 //! part of an allocation that is on the GPU is always its beginning.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
@@ -16,14 +17,13 @@ use deepres_abi::meter::MemoryKind;
 
 use super::charge;
 use super::site::{Promise, Site};
-use super::{Accounts, Request};
+use super::{Accounts, Answer, Name, Request, lock};
 use crate::driver::managed;
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Patience};
 use crate::process::Process;
 use crate::session::Session;
-use crate::spin_lock::SpinLock;
 
 /// Source of the memory for a request for linear memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,11 +100,11 @@ pub struct Oversubscription {
     /// field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
-    pieces: SpinLock<BTreeMap<u64, Piece>>,
+    pieces: Mutex<BTreeMap<u64, Piece>>,
     /// Host memory that is reserved for these allocations and not used yet, bytes.
     promised_bytes: AtomicU64,
     /// Held while `promised_bytes` is copied to the tenant's ledger.
-    telling: SpinLock<()>,
+    telling: Mutex<()>,
 }
 
 /// Bytes that are already counted for an allocation in progress. Dropping the value takes them off
@@ -146,7 +146,7 @@ impl Oversubscription {
 
     /// Whether `address` is the beginning of an allocation beyond the limit.
     pub fn has(&self, address: u64) -> bool {
-        self.is_used() && self.pieces.lock().contains_key(&address)
+        self.is_used() && lock(&self.pieces).contains_key(&address)
     }
 
     /// Whether a GPU supports memory beyond the limit. Warns once if it does not.
@@ -202,7 +202,7 @@ impl Oversubscription {
     /// Writes the amount of reserved host memory of this process into the tenant's ledger.
     fn tell_of_host(&self, session: &Session) {
         let Some(account) = session.ledger().host() else { return };
-        let _one_at_a_time = self.telling.lock();
+        let _one_at_a_time = lock(&self.telling);
         let (told_bytes, now_bytes) = (account.held_bytes(), self.promised_bytes.load(Ordering::Relaxed));
         if told_bytes < now_bytes {
             account.charge(now_bytes - told_bytes);
@@ -216,7 +216,7 @@ impl Oversubscription {
         std::mem::forget(counted);
         self.is_used.store(true, Ordering::Relaxed);
         self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
-        let replaced = self.pieces.lock().insert(address, piece);
+        let replaced = lock(&self.pieces).insert(address, piece);
         // The driver gives an address out again only once it is free. A replaced entry means that
         // its free bypassed the interposer.
         if let Some(gone) = replaced {
@@ -235,11 +235,11 @@ impl Oversubscription {
     /// The entry is removed before `free` runs, because the driver may afterwards give the same
     /// address to another thread.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
-        let Some(piece) = self.pieces.lock().remove(&address) else { return Err(free) };
+        let Some(piece) = lock(&self.pieces).remove(&address) else { return Err(free) };
         let result = free();
         // `is_gone` is asked under the lock. Otherwise the context could end, and its entries be
         // removed, before this entry is in the table again.
-        let mut pieces = self.pieces.lock();
+        let mut pieces = lock(&self.pieces);
         if result == CUDA_SUCCESS || process.is_gone(piece.context) {
             self.uncount(&piece);
         } else {
@@ -257,7 +257,7 @@ impl Oversubscription {
         if !self.is_used() {
             return;
         }
-        let mut pieces = self.pieces.lock();
+        let mut pieces = lock(&self.pieces);
         for (_, piece) in pieces.extract_if(.., |_, piece| piece.context == context) {
             self.uncount(&piece);
         }
@@ -265,7 +265,7 @@ impl Oversubscription {
 
     /// Returns the next part to move to a GPU, of at most `most_bytes`.
     pub fn next_to_bring(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
-        let pieces = self.pieces.lock();
+        let pieces = lock(&self.pieces);
         let mut waiting = pieces.iter().filter(|(_, piece)| {
             piece.moves && piece.ordinal == ordinal && piece.brought_bytes < piece.bytes
         });
@@ -276,7 +276,7 @@ impl Oversubscription {
 
     /// Returns the next part to move off a GPU, of at most `most_bytes`.
     pub fn next_to_let_go(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
-        let pieces = self.pieces.lock();
+        let pieces = lock(&self.pieces);
         let mut there =
             pieces.iter().filter(|(_, piece)| piece.ordinal == ordinal && piece.brought_bytes > 0);
         let (base, piece) = there.next_back()?;
@@ -288,7 +288,7 @@ impl Oversubscription {
     /// caller tells the driver about them. Allocations with no part on the GPU are only ever set to
     /// false.
     pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
-        let mut pieces = self.pieces.lock();
+        let mut pieces = lock(&self.pieces);
         let others = pieces.iter_mut().filter(|(_, piece)| {
             let is_there = piece.brought_bytes > 0 || !is_preferred;
             piece.ordinal == ordinal && piece.is_preferred != is_preferred && is_there
@@ -334,7 +334,7 @@ impl Oversubscription {
     /// Changes the allocation that `part` belongs to, if it is still the same allocation. It is the
     /// same if its length and context agree and its `brought_bytes` is among the given values.
     fn change(&self, part: &Move, brought_bytes: &[u64], change: impl FnOnce(&mut Piece, &OnGpu)) {
-        let mut pieces = self.pieces.lock();
+        let mut pieces = lock(&self.pieces);
         let Some(piece) = pieces.get_mut(&part.base) else { return };
         let is_same = piece.bytes == part.whole_bytes
             && piece.context == part.context
@@ -383,30 +383,30 @@ impl Piece {
 }
 
 impl Accounts {
-    /// Allocates memory beyond the limit by `allocate`, for a request that exceeds the limit or the
-    /// GPU. `allocate` returns the driver's result, the address and the length.
+    /// Allocates memory beyond the limit by `call`, for a request that exceeds the limit or the GPU.
+    /// Returns `None` if this request may not be served beyond the limit.
     ///
-    /// Returns `None` if this request may not be served beyond the limit. `moves`: whether the
-    /// meter thread moves the memory, because the job takes it for device memory.
+    /// If the job itself asked for managed memory, it places the memory. Otherwise it takes the
+    /// memory for device memory, and the meter thread moves it.
     #[cold]
     pub(super) fn allocate_oversubscribed(
         &self,
         process: &Process,
         site: &Site<'_>,
         request: &Request,
-        moves: bool,
-        allocate: impl FnOnce() -> (u32, Option<(u64, u64)>),
+        call: &mut dyn FnMut(Way) -> Answer,
     ) -> Option<u32> {
         let beyond = &self.oversubscription;
-        let is_kind = matches!(request.kind, MemoryKind::Linear | MemoryKind::Pitch | MemoryKind::Managed);
+        let moves = request.is_linear();
+        let is_kind = moves || request.kind == MemoryKind::Managed;
         if !beyond.is_wanted() || !is_kind || !beyond.is_able(request.ordinal) {
             return None;
         }
         let bytes = charge::managed(request.bytes);
         let counted = beyond.count(request.ordinal, site.account.tenant_held_bytes(), bytes)?;
         let promise = beyond.promise_by_host(site, bytes)?;
-        let (result, named) = allocate();
-        let Some((address, _)) = named.filter(|_| result == CUDA_SUCCESS) else {
+        let (result, named) = call(if moves { Way::Managed } else { Way::Device });
+        let Some((Name::Address(address), _)) = named.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
             // If the driver has no managed memory either, the caller's ordinary refusal tells the
             // job the same.

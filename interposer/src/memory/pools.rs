@@ -9,7 +9,7 @@
 //! an allocation is still allowed if it fits into the pool without growth.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -19,7 +19,7 @@ use deepres_abi::meter::MemoryKind;
 use super::charge;
 use super::held::Held;
 use super::site::{Promise, Site};
-use super::table::Plain;
+use super::{Plain, lock, try_lock};
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle, Stock};
 use crate::meter::gpu::Gpu;
@@ -75,19 +75,11 @@ fn growth(bytes: u64) -> u64 {
     charge::blocks(bytes).max(GROWTH_BYTES)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Pool {
     /// Returns the pool's charge. Returns `None` while another thread allocates from the pool,
     /// because that thread will settle the charge.
     fn try_state(&self) -> Option<MutexGuard<'_, Held>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_lock(&self.state)
     }
 
     fn is_destroyed(&self) -> bool {

@@ -37,7 +37,6 @@ pub type Promise = Option<Reservation<'static>>;
 
 impl<'p> Site<'p> {
     /// Returns the site for the GPU `ordinal`, if there is a session and the GPU is managed.
-    #[inline(always)]
     pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
         let ledger = session.ledger();
@@ -46,7 +45,6 @@ impl<'p> Site<'p> {
     }
 
     /// Returns the current limit of the tenant on the GPU.
-    #[inline]
     pub fn limit_bytes(&self) -> u64 {
         self.grant.memory_limit()
     }
@@ -57,37 +55,14 @@ impl<'p> Site<'p> {
     }
 
     /// Whether the site's ledger is still the current one.
-    #[inline]
     pub fn is_present(&self) -> bool {
         self.ledger.generation == self.session.ledger_generation()
-    }
-
-    /// Reserves `bytes` for the request if there is a limit and nothing is in the way.
-    #[inline(always)]
-    pub fn reserve_at_once(&self, bytes: u64) -> Option<Reservation<'static>> {
-        let limit_bytes = self.limit_bytes();
-        if limit_bytes == NO_LIMIT {
-            return None;
-        }
-        self.under(limit_bytes, self.account.reserve_at_once(bytes, limit_bytes)?)
-    }
-
-    /// Returns the reservation if the limit is still the one that it was made under. Otherwise
-    /// withdraws it.
-    #[inline(always)]
-    fn under(&self, limit_bytes: u64, reservation: Reservation<'static>) -> Option<Reservation<'static>> {
-        if self.grant.memory_limit_is(limit_bytes) {
-            return Some(reservation);
-        }
-        self.withdraw(Some(reservation));
-        None
     }
 
     /// Reserves `bytes` for the request.
     ///
     /// # Errors
     /// [`Refused`] if the held memory leaves no room.
-    #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Promise, Refused> {
         let limit_bytes = self.limit_bytes();
         if limit_bytes == NO_LIMIT {
@@ -97,13 +72,16 @@ impl<'p> Site<'p> {
         reserved.map(Some).or_else(|refused| self.reserve_anew(bytes, limit_bytes, refused))
     }
 
-    #[inline(always)]
     fn reserve_within(&self, bytes: u64, limit_bytes: u64) -> Result<Reservation<'static>, Refused> {
         let mut patience = Patience::default();
         let goes_on = || self.limit_bytes() == limit_bytes && patience.goes_on(PATIENCE_NS);
         let reservation = self.account.reserve(bytes, limit_bytes, goes_on)?;
-        self.under(limit_bytes, reservation)
-            .ok_or_else(|| Refused { held_bytes: self.account.tenant_held_bytes() })
+        if self.grant.memory_limit_is(limit_bytes) {
+            return Ok(reservation);
+        }
+        // The reservation was made under another limit.
+        self.withdraw(Some(reservation));
+        Err(Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
     /// Tries to reserve again if the limit has changed meanwhile, or if slots of dead sessions
@@ -138,25 +116,13 @@ impl<'p> Site<'p> {
     /// Runs `call`, and runs it again each time that other tenants made room for `bytes` that the
     /// GPU lacked. The request has no promise while it waits, so that the rest of the tenant goes
     /// on. Returns the result with the promise that is left.
-    #[inline]
     pub fn ask<T>(
         &self,
         bytes: u64,
-        promise: Promise,
+        mut promise: Promise,
         mut call: impl FnMut() -> (u32, T),
     ) -> ((u32, T), Promise) {
-        let answered = call();
-        self.ask_again(bytes, promise, answered, &mut call)
-    }
-
-    /// Continues [`Self::ask`] after `call` was run for the first time and returned `answered`.
-    pub fn ask_again<T>(
-        &self,
-        bytes: u64,
-        mut promise: Promise,
-        mut answered: (u32, T),
-        call: &mut dyn FnMut() -> (u32, T),
-    ) -> ((u32, T), Promise) {
+        let mut answered = call();
         while answered.0 == CUDA_ERROR_OUT_OF_MEMORY {
             self.withdraw(promise.take());
             if !self.await_room(bytes) {
@@ -187,7 +153,6 @@ impl<'p> Site<'p> {
     }
 
     /// Records that the driver gave `bytes`, which may be more or less than the promise.
-    #[inline]
     pub fn settle(&self, promise: Promise, bytes: u64) {
         if !self.session.has_ledger(self.ledger.generation) {
             return mem::forget(promise);

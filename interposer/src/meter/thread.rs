@@ -18,8 +18,8 @@ use super::segment::{Contents, Segment};
 use crate::capture;
 use crate::coverage;
 use crate::log::say;
+use crate::memory::overhead::LateLooks;
 use crate::memory::pressure::Pressure;
-use crate::memory::unreported_contexts::UnreportedContexts;
 use crate::os;
 use crate::process::{self, Process};
 use crate::record;
@@ -110,7 +110,7 @@ struct Meter {
     moves: Moves,
     /// When the next turn is due without a daemon.
     turn_at_ns: Option<u64>,
-    late: UnreportedContexts,
+    late: LateLooks,
 }
 
 impl Meter {
@@ -129,7 +129,7 @@ impl Meter {
             movers: process.gpus.iter().map(|_| Mover::default()).collect(),
             moves: Moves::None,
             turn_at_ns: None,
-            late: UnreportedContexts::default(),
+            late: LateLooks::default(),
         }
     }
 

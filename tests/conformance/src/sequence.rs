@@ -98,7 +98,7 @@ struct World {
 }
 
 /// Number of kinds of memory in the simulated driver's account.
-const KINDS: usize = 8;
+const KINDS: usize = 7;
 
 /// Returns what this process's memory counts for, by kind, as the driver reports it. Only the
 /// simulated driver does.

@@ -6,7 +6,7 @@
 
 mod targets;
 
-// The interposer's code that handles a daemon's messages and a job's device code. This crate
+// The interposer's code that handles a daemon's messages. This crate
 // includes the files, because linking the interposer as a library would define `dlsym` here.
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
@@ -17,9 +17,6 @@ mod descriptor;
 #[path = "../../../interposer/src/handshake.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod handshake;
-#[path = "../../../interposer/src/image/mod.rs"]
-#[cfg_attr(not(test), expect(dead_code, reason = "the interposer uses the rest of it"))]
-mod image;
 #[path = "../../../interposer/src/log.rs"]
 mod log;
 #[path = "../../../interposer/src/os.rs"]
@@ -33,7 +30,7 @@ mod pages;
 mod unshared;
 
 use targets::{
-    admin, cgroup, code, config as configuration, conversation, directory, frames, images, meters,
+    admin, cgroup, config as configuration, conversation, directory, frames, images, meters,
     pages as shared_pages, quantities, state, symbols, trace, welcome,
 };
 
@@ -50,7 +47,6 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "admin", run: admin::run },
     Target { name: "cgroup", run: cgroup::run },
-    Target { name: "code", run: code::run },
     Target { name: "config", run: configuration::run },
     Target { name: "conversation", run: conversation::run },
     Target { name: "directory", run: directory::run },

@@ -179,7 +179,7 @@ enum {
       (CUlibrary * library, const void *code, void *jit_options, void *jit_values, unsigned jit_count, void *options,    \
        void *values, unsigned count))                                                                                    \
     X(cuLibraryUnload, "cuLibraryUnload", 12000, LEGACY, (CUlibrary library))                                            \
-    X(cuModuleLoad, "cuModuleLoad", 2000, LEGACY, (CUmodule * module, const char *file))                                 \
+    X(cuLibraryGetModule, "cuLibraryGetModule", 12000, LEGACY, (CUmodule * module, CUlibrary library))                   \
     X(cuModuleUnload, "cuModuleUnload", 2000, LEGACY, (CUmodule module))                                                 \
     X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \

@@ -49,8 +49,8 @@ static CUresult answer(const char *what, int which, unsigned long long bytes) {
         return cu(cuModuleLoadData)(&modules[which], wrong_image(bytes));
     if (!strcmp(what, "open-wrong"))
         return cu(cuLibraryLoadData)(&libraries[which], wrong_image(bytes), NULL, NULL, 0, NULL, NULL, 0);
-    if (!strcmp(what, "file"))
-        return cu(cuModuleLoad)(&modules[which], getenv("IMAGE"));
+    if (!strcmp(what, "use"))
+        return cu(cuLibraryGetModule)(&modules[which], libraries[which]);
     if (!strcmp(what, "unload"))
         return cu(cuModuleUnload)(modules[which]);
     if (!strcmp(what, "open"))

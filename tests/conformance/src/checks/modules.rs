@@ -13,7 +13,6 @@ checks! { "modules":
     Documented names_that_are_not_there;
     Documented variables_begin_with_their_first_values;
     Guess images_that_are_none;
-    Documented the_linker_refuses_ptx_with_errors_and_takes_no_memory;
     Guess a_kernel_of_an_unloaded_module;
     Documented a_librarys_kernel_runs_in_any_context;
     Documented parameters_are_described;
@@ -48,33 +47,6 @@ fn images_that_are_none(facts: &mut Facts) -> Result<(), Stop> {
     };
     facts.code("text that is no code", load(c"no code", &mut module)?, CUDA_ERROR_INVALID_IMAGE);
     facts.code("nothing", load(c"", &mut module)?, CUDA_ERROR_INVALID_IMAGE);
-    Ok(())
-}
-
-fn the_linker_refuses_ptx_with_errors_and_takes_no_memory(facts: &mut Facts) -> Result<(), Stop> {
-    let _gpu = Gpu::new()?;
-    let free_bytes = || {
-        let (mut free, mut total) = (0, 0);
-        must!(cuMemGetInfo_v2(&mut free, &mut total));
-        Ok::<_, Stop>(free)
-    };
-    let mut state = null_mut();
-    must!(cuLinkCreate_v2(0, null_mut(), null_mut(), &mut state));
-    let add = |text: &std::ffi::CStr| {
-        let (data, length) = (text.as_ptr().cast_mut().cast(), text.count_bytes() + 1);
-        let (name, options, values) = (c"text".as_ptr(), null_mut(), null_mut());
-        Ok::<_, Stop>(cu!(cuLinkAddData_v2(state, CU_JIT_INPUT_PTX, data, length, name, 0, options, values)))
-    };
-    let before = free_bytes()?;
-    facts.code("PTX", add(PTX)?, CUDA_SUCCESS);
-    facts.code(
-        "of another version",
-        add(c".version 42.0\n.target sm_70")?,
-        CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-    );
-    facts.code("without a target", add(c".version 7.0\n.global .u32 a;")?, CUDA_ERROR_INVALID_PTX);
-    facts.is("memory taken", before - free_bytes()?, 0);
-    facts.code("ending it", cu!(cuLinkDestroy(state)), CUDA_SUCCESS);
     Ok(())
 }
 

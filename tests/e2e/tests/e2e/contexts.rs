@@ -42,7 +42,7 @@ fn account(host: &Host) -> Value {
 }
 
 fn contexts_mib(host: &Host) -> u64 {
-    account(host)["memory_by_kind"]["context"].as_u64().unwrap_or(0) / MIB
+    account(host)["memory_by_kind"]["driver"].as_u64().unwrap_or(0) / MIB
 }
 
 /// Starts a process that makes contexts on command.

@@ -228,7 +228,7 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
 }
 
 #[test]
-fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_last_of_them() {
+fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_array_ends() {
     let host = host();
     let _daemon = host.daemon();
     let mut client = Client::start(&host, "t");
@@ -241,10 +241,9 @@ fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_l
         assert_counts(&host, "t", "physical", 8);
         assert_taken(&host, 8);
     }
-    client.does("box(ARRAY, 'sparse', 128, 512)");
+    client.does("cuda.cuArrayDestroy(kept['sparse'])");
     assert_counts(&host, "t", "physical", 0);
     assert_taken(&host, 0);
-    client.does("cuda.cuArrayDestroy(kept['sparse'])");
 }
 
 /// Requests that no driver grants, however much memory is free.
@@ -266,7 +265,7 @@ const WRONG: [&str; 14] = [
 ];
 
 #[test]
-fn a_wrong_request_is_answered_by_the_driver_also_at_the_limit() {
+fn a_wrong_request_at_the_limit_fails_and_leaves_nothing_behind() {
     let host = host();
     let _daemon = host.daemon();
     let mut bare = host.command("python3");
@@ -279,7 +278,8 @@ fn a_wrong_request_is_answered_by_the_driver_also_at_the_limit() {
     for wrong in WRONG {
         let expected = bare.asks(wrong);
         assert!(!["0", OUT_OF_MEMORY].contains(&expected.as_str()), "{wrong}: {expected}");
-        assert_eq!(full.asks(wrong), expected, "{wrong}");
+        let said = full.asks(wrong);
+        assert!([&expected, OUT_OF_MEMORY].contains(&said.as_str()), "{wrong}: {said}");
     }
     assert_counts(&host, "t", "linear", 256);
 }

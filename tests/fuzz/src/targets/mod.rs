@@ -2,7 +2,6 @@
 
 pub mod admin;
 pub mod cgroup;
-pub mod code;
 pub mod config;
 pub mod conversation;
 pub mod directory;

@@ -14,17 +14,15 @@ use crate::module::MODULES;
 use crate::{graph_memory, pool, process, vmm};
 
 /// Number of kinds of memory in the account.
-const KINDS: usize = 8;
+const KINDS: usize = 7;
 const LINEAR: usize = 0;
 const MANAGED: usize = 1;
 const POOL: usize = 2;
 const PHYSICAL_MEMORY: usize = 3;
 const ARRAY: usize = 4;
 const GRAPH: usize = 5;
-const CODE: usize = 6;
-/// GPU memory given out in addition to all these kinds, modulo 2⁶⁴. Small modules count in units,
-/// but take whole pieces.
-const BEYOND: usize = 7;
+/// Memory of modules, without pieces that they share with linear memory.
+const DRIVER: usize = 6;
 
 const NS_PER_S: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
@@ -51,15 +49,15 @@ fn by_kind() -> [u64; KINDS] {
         }
     }
     sums[LINEAR] += shared.len() as u64 * PIECE_BYTES;
-    let mut small_bytes = 0;
     for module in MODULES.all() {
-        sums[CODE] += module.counts_for();
-        if let Some(piece) = module.shared_piece() {
-            modules.insert(piece);
-            small_bytes += module.counts_for();
+        match module.shared_piece() {
+            Some(piece) => {
+                modules.insert(piece);
+            }
+            None => sums[DRIVER] += module.bytes().next_multiple_of(PIECE_BYTES),
         }
     }
-    sums[BEYOND] = (modules.difference(&shared).count() as u64 * PIECE_BYTES).wrapping_sub(small_bytes);
+    sums[DRIVER] += modules.difference(&shared).count() as u64 * PIECE_BYTES;
     sums[POOL] = pool::reserved();
     sums[PHYSICAL_MEMORY] = vmm::charged_bytes();
     // The handle of an array outlives its context; its memory does not.
@@ -95,10 +93,10 @@ pub extern "C" fn simgpu_told_ns() -> u64 {
 }
 
 /// Writes the memory that this process's allocations count for: linear and pitched, managed, pools,
-/// physical, arrays, graphs, code. The last number is GPU memory given out in addition, modulo 2⁶⁴.
+/// physical, arrays, graphs, modules.
 ///
 /// # Safety
-/// `sums` has room for eight numbers.
+/// `sums` has room for seven numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simgpu_account(sums: *mut u64) {
     // SAFETY: the caller passes room for the numbers.

@@ -262,16 +262,6 @@ pub fn piece_at(address: u64) -> u64 {
     address / Config::ALLOCATION_GRANULARITY_BYTES * Config::ALLOCATION_GRANULARITY_BYTES
 }
 
-/// Returns the charge for memory that counts in units if it is small, and in pieces otherwise.
-pub fn counts_for(bytes: u64) -> u64 {
-    let unit = if is_small(bytes) {
-        Config::SUBALLOCATION_GRANULARITY_BYTES
-    } else {
-        Config::ALLOCATION_GRANULARITY_BYTES
-    };
-    bytes.next_multiple_of(unit)
-}
-
 /// Takes zeroed memory in a context for the driver itself. The caller enters the contents into the
 /// ledger.
 pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {

@@ -243,10 +243,9 @@ impl Module {
         }
     }
 
-    /// Returns the charge for the module's memory, bytes: above half a piece in pieces, else in
-    /// units.
-    pub fn counts_for(&self) -> u64 {
-        self.memory.map_or(0, |(_, bytes)| memory::counts_for(bytes))
+    /// Returns the length of the module's memory, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.memory.map_or(0, |(_, bytes)| bytes)
     }
 
     /// Returns the piece that the module's memory shares with other memory, if it does.

@@ -1,0 +1,488 @@
+//! Memory that the driver takes by itself, for contexts and code. No driver call tells the amount.
+//! NVML shows it: it is the memory of the process beyond all other charges. On each GPU it is one
+//! charge.
+//!
+//! A look asks NVML by the daemon. The interposer looks when a context was made or has ended, and
+//! when free memory of the GPU changed while the driver loaded or unloaded code. If the limit has no
+//! room for the growth, the new context or the new code is ended again, and the call is refused.
+//!
+//! If NVML does not answer in time, the meter thread looks again later, and waits for no answer.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use deepres_abi::MAX_GPUS;
+use deepres_abi::driver::ApiId;
+use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::ledger::Refused;
+use deepres_abi::meter::MemoryKind;
+
+use super::charge::BLOCK_BYTES;
+use super::held::Held;
+use super::site::Site;
+use super::{Accounts, Request, Why, lock, try_lock};
+use crate::driver::calls::Context;
+use crate::driver::managed;
+use crate::handshake::Question;
+use crate::log::say;
+use crate::meter::context::ContextState;
+use crate::meter::gpu::Gpu;
+use crate::os;
+use crate::process::Process;
+use crate::session::Session;
+
+/// How often NVML is asked until the account is equal before and after the question. After so many
+/// tries the last figure is taken.
+const LOOKS: u32 = 4;
+/// First and longest pause between two looks of the meter thread, ns.
+const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
+/// How long an answer to the meter thread may take, ns. The daemon gives up sooner.
+const ANSWER_NS: u64 = 3_000_000_000;
+/// Interval at which the meter thread checks for an answer, ns.
+const LOOK_NS: u64 = 2_000_000;
+/// Number of unanswered looks of the meter thread after which the job is warned.
+const TOLD_AFTER: u32 = 4;
+
+/// The state of one GPU.
+struct OnGpu {
+    /// Held by the thread that looks, so that no older figure replaces a newer one.
+    turn: Mutex<()>,
+    /// Held for a few instructions at a time.
+    held: Mutex<Held>,
+    /// Growth by the context that was measured last, bytes.
+    context_bytes: AtomicU64,
+    /// Whether the last look had no result.
+    is_due: AtomicBool,
+}
+
+/// An existing context.
+struct Known {
+    handle: usize,
+    /// The ordinal of the context's GPU.
+    ordinal: usize,
+    /// Measured growth by the context and by the code in it, bytes.
+    grown_bytes: i64,
+}
+
+/// The contexts of the process, and the memory that the driver takes by itself. See the module.
+pub struct Overhead {
+    contexts: Mutex<Vec<Known>>,
+    gpus: [OnGpu; MAX_GPUS],
+}
+
+impl Default for Overhead {
+    fn default() -> Self {
+        let gpu = |ordinal| OnGpu {
+            turn: Mutex::default(),
+            held: Mutex::new(Held::nothing(MemoryKind::Driver, ordinal)),
+            context_bytes: AtomicU64::new(0),
+            is_due: AtomicBool::new(false),
+        };
+        Self { contexts: Mutex::default(), gpus: std::array::from_fn(gpu) }
+    }
+}
+
+impl Overhead {
+    /// Removes a context that has ended.
+    fn forget(&self, handle: usize) -> Option<Known> {
+        let mut contexts = lock(&self.contexts);
+        let place = contexts.iter().position(|known| known.handle == handle)?;
+        Some(contexts.remove(place))
+    }
+
+    /// Notes that a context or the code in it has grown.
+    fn note_growth(&self, handle: usize, bytes: i64) {
+        if let Some(known) = lock(&self.contexts).iter_mut().find(|known| known.handle == handle) {
+            known.grown_bytes = known.grown_bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Returns the ordinals of the GPUs with contexts.
+    fn ordinals(&self) -> BTreeSet<usize> {
+        lock(&self.contexts).iter().map(|known| known.ordinal).collect()
+    }
+
+    fn held_bytes(&self, ordinal: usize) -> u64 {
+        self.gpus.get(ordinal).map_or(0, |gpu| lock(&gpu.held).bytes)
+    }
+
+    fn due(&self) -> Vec<usize> {
+        let is_due = |ordinal: &usize| self.gpus[*ordinal].is_due.load(Ordering::Acquire);
+        (0..MAX_GPUS).filter(is_due).collect()
+    }
+
+    /// Moves the charges to a new ledger of the session.
+    pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
+        self.gpus.iter().for_each(|gpu| lock(&gpu.held).follow_on(session, gpus));
+    }
+}
+
+/// A growth without room.
+struct Excess {
+    bytes: u64,
+    refused: Refused,
+}
+
+/// Returns the size of a GPU's account, bytes, and whether no request is under way. The driver may
+/// have given the memory of such a request already, so it counts.
+fn account(site: &Site<'_>) -> (u64, bool) {
+    let (held_bytes, pending_bytes) = (site.account.held_bytes(), site.account.pending_bytes());
+    (held_bytes.saturating_add(pending_bytes), pending_bytes == 0)
+}
+
+impl Accounts {
+    /// Makes a context on the GPU `ordinal` by `make`, and charges the memory that the driver takes
+    /// for it. If the context `is_there` already, only runs `make`.
+    ///
+    /// `make` returns the result and the handle. `end` destroys a context that is refused
+    /// afterwards.
+    pub fn make_context(
+        &self,
+        process: &Process,
+        (api, ordinal): (ApiId, usize),
+        is_there: impl FnOnce() -> bool,
+        make: impl FnOnce() -> (u32, Option<Context>),
+        end: impl FnOnce(Context),
+    ) -> u32 {
+        let site = Site::of(process, ordinal).filter(|_| !is_there());
+        let Some((site, gpu)) = site.zip(self.overhead.gpus.get(ordinal)) else { return make().0 };
+        let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
+        let (result, made) = make();
+        let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
+            return self.answered(&site, &request, result);
+        };
+        // An old entry with the same handle means that the end of that context bypassed the
+        // interposer.
+        self.overhead.forget(made.0);
+        lock(&self.overhead.contexts).push(Known { handle: made.0, ordinal, grown_bytes: 0 });
+        let likely_bytes = gpu.context_bytes.load(Ordering::Relaxed);
+        match self.look(process, &site, request, likely_bytes.cast_signed(), true) {
+            Ok(Some(grown_bytes)) => {
+                gpu.context_bytes.store(grown_bytes, Ordering::Relaxed);
+                self.overhead.note_growth(made.0, grown_bytes.cast_signed());
+            }
+            Ok(None) => {}
+            Err(Excess { bytes, refused }) => {
+                self.overhead.forget(made.0);
+                end(made);
+                return self.refuse(&site, &Request { bytes, ..request }, Why::Limit(refused));
+            }
+        }
+        result
+    }
+
+    /// Loads code into the current `context` by `load`. If the limit has no room for the memory that
+    /// the driver took for the code, runs `unload` and refuses the call.
+    pub fn load_code(
+        &self,
+        process: &Process,
+        (api, context): (ApiId, &ContextState),
+        load: impl FnOnce() -> u32,
+        unload: impl FnOnce(),
+    ) -> u32 {
+        let ordinal = context.ordinal;
+        let Some(site) = self.asked_site(process, ordinal) else { return load() };
+        let before = free_bytes(process);
+        let result = load();
+        let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
+        if result != CUDA_SUCCESS {
+            return self.answered(&site, &request, result);
+        }
+        let taken_bytes =
+            before.zip(free_bytes(process)).map_or(0, |(before, now)| before.saturating_sub(now));
+        if taken_bytes < BLOCK_BYTES {
+            return result;
+        }
+        match self.look(process, &site, request, taken_bytes.cast_signed(), true) {
+            Ok(grown) => {
+                self.overhead.note_growth(context.handle().0, grown.unwrap_or(0).cast_signed());
+                result
+            }
+            Err(Excess { bytes, refused }) => {
+                unload();
+                self.refuse(&site, &Request { bytes, ..request }, Why::Limit(refused))
+            }
+        }
+    }
+
+    /// Unloads code from the current `context` by `unload`.
+    pub fn unload_code(
+        &self,
+        process: &Process,
+        context: &ContextState,
+        unload: impl FnOnce() -> u32,
+    ) -> u32 {
+        let before = free_bytes(process).filter(|_| self.overhead.held_bytes(context.ordinal) != 0);
+        let result = unload();
+        let given_bytes = before.and_then(|before| Some(free_bytes(process)?.saturating_sub(before)));
+        if let Some(given_bytes) = given_bytes.filter(|bytes| *bytes >= BLOCK_BYTES) {
+            self.overhead.note_growth(context.handle().0, -given_bytes.cast_signed());
+            self.look_again(process, context.ordinal, -given_bytes.cast_signed());
+        }
+        result
+    }
+
+    /// Takes in the end of a context.
+    pub(super) fn end_overhead_of(&self, process: &Process, context: usize) {
+        let Some(Known { ordinal, grown_bytes, .. }) = self.overhead.forget(context) else { return };
+        if self.overhead.ordinals().contains(&ordinal) {
+            return self.look_again(process, ordinal, -grown_bytes);
+        }
+        // NVML reports nothing for a process without contexts.
+        let Some((site, gpu)) = Site::of(process, ordinal).zip(self.overhead.gpus.get(ordinal)) else {
+            return;
+        };
+        let _uncancelled = os::uncancelled();
+        let _turn = lock(&gpu.turn);
+        gpu.is_due.store(false, Ordering::Release);
+        lock(&gpu.held).set(&site, 0, None);
+    }
+
+    /// Looks at a GPU where memory may have been given back, or was taken by a call that is not
+    /// refused. `change_bytes` is the likely change.
+    pub(super) fn look_again(&self, process: &Process, ordinal: usize, change_bytes: i64) {
+        let Some(site) = self.asked_site(process, ordinal) else { return };
+        if self.overhead.gpus[ordinal].is_due.load(Ordering::Acquire) {
+            return process.wake_meter();
+        }
+        let api = ApiId::cuCtxDestroy_v2;
+        let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
+        // Nothing is refused here, so there is no error.
+        let _ = self.look(process, &site, request, change_bytes, false);
+    }
+
+    /// Looks at all GPUs on which the process has contexts.
+    pub(super) fn look_everywhere(&self, process: &Process) {
+        self.overhead.ordinals().into_iter().for_each(|ordinal| self.look_again(process, ordinal, 0));
+    }
+
+    /// Looks at all GPUs on which the process has contexts, after the call `api` succeeded. If a
+    /// limit has no room for what the process got, runs `undo` and refuses the call.
+    pub(super) fn admit_everywhere(&self, process: &Process, api: ApiId, undo: impl FnOnce()) -> u32 {
+        for ordinal in self.overhead.ordinals() {
+            let Some(site) = self.asked_site(process, ordinal) else { continue };
+            let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
+            if let Err(Excess { bytes, refused }) = self.look(process, &site, request, 0, true) {
+                undo();
+                return self.refuse(&site, &Request { bytes, ..request }, Why::Limit(refused));
+            }
+        }
+        CUDA_SUCCESS
+    }
+
+    /// Returns the site of a GPU about which a daemon can be asked.
+    fn asked_site<'p>(&self, process: &'p Process, ordinal: usize) -> Option<Site<'p>> {
+        let site = Site::of(process, ordinal).filter(|_| ordinal < MAX_GPUS)?;
+        site.session.standalone().is_none().then_some(site)
+    }
+
+    /// Charges the memory that NVML reports beyond the other charges. `change_bytes` is the likely
+    /// change. Returns the growth, or `None` if NVML did not answer.
+    ///
+    /// # Errors
+    /// If the limit has no room for the growth, and the call behind it `may_be_refused`.
+    fn look(
+        &self,
+        process: &Process,
+        site: &Site<'_>,
+        request: Request,
+        change_bytes: i64,
+        may_be_refused: bool,
+    ) -> Result<Option<u64>, Excess> {
+        let ordinal = request.ordinal;
+        let gpu = &self.overhead.gpus[ordinal];
+        let _uncancelled = os::uncancelled();
+        let _turn = lock(&gpu.turn);
+        let Some(found) = self.ask_nvml(process, site, ordinal) else {
+            if site.session.standalone().is_none() {
+                gpu.is_due.store(true, Ordering::Release);
+                process.wake_meter();
+            }
+            return Ok(None);
+        };
+        gpu.is_due.store(false, Ordering::Release);
+        let held_bytes = self.overhead.held_bytes(ordinal);
+        let bytes = self.beyond(site, ordinal, found, change_bytes);
+        let grown_bytes = bytes.saturating_sub(held_bytes);
+        let promise = if may_be_refused && grown_bytes != 0 {
+            let promise = self.promise(process, site, ordinal, grown_bytes);
+            promise.map_err(|refused| Excess { bytes: grown_bytes, refused })?
+        } else {
+            None
+        };
+        lock(&gpu.held).set(site, bytes, promise);
+        Ok(Some(grown_bytes))
+    }
+
+    /// Returns the memory that NVML reports for the process, and the size of the account at that
+    /// moment.
+    fn ask_nvml(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> Option<(u64, u64)> {
+        self.refresh(process);
+        let mut looks = LOOKS;
+        loop {
+            let (before_bytes, _) = account(site);
+            let seen_bytes = process.appraise(ordinal)?;
+            let (after_bytes, is_at_rest) = account(site);
+            looks -= 1;
+            if (is_at_rest && before_bytes == after_bytes) || looks == 0 {
+                return is_usable(site).then_some((seen_bytes, before_bytes.max(after_bytes)));
+            }
+        }
+    }
+
+    /// Returns the memory beyond the other charges, if NVML reports `seen_bytes` while the account
+    /// has `account_bytes`.
+    ///
+    /// Managed memory may be on the GPU or not, so NVML leaves a range. The result is the former
+    /// charge with its likely change, or the end of the range next to that.
+    fn beyond(
+        &self,
+        site: &Site<'_>,
+        ordinal: usize,
+        (seen_bytes, account_bytes): (u64, u64),
+        change_bytes: i64,
+    ) -> u64 {
+        let held_bytes = self.overhead.held_bytes(ordinal);
+        let (beside_bytes, _) = self.oversubscription.amounts(ordinal);
+        let place = MemoryKind::Managed.place();
+        let managed = site.gpu.meter().zip(place).map(|(meter, place)| &meter.held_bytes[place]);
+        let managed_bytes = managed.map_or(0, |bytes| bytes.load(Ordering::Relaxed));
+        let others_bytes = account_bytes.saturating_sub(held_bytes);
+        let least_bytes = seen_bytes.saturating_sub(others_bytes.saturating_add(beside_bytes));
+        let most_bytes = seen_bytes.saturating_sub(others_bytes.saturating_sub(managed_bytes));
+        held_bytes.saturating_add_signed(change_bytes).clamp(least_bytes, most_bytes)
+    }
+
+    /// Whether a context exists that the interposer saw being made.
+    pub fn has_context(&self, context: Context) -> bool {
+        self.device_of_context(context).is_some()
+    }
+
+    /// Returns the ordinal of the context's GPU, if the interposer saw the context being made.
+    pub fn device_of_context(&self, context: Context) -> Option<usize> {
+        let contexts = lock(&self.overhead.contexts);
+        contexts.iter().find(|known| known.handle == context.0).map(|known| known.ordinal)
+    }
+
+    /// Returns the existing context that was made last.
+    pub fn last_context(&self) -> Option<Context> {
+        lock(&self.overhead.contexts).last().map(|known| Context(known.handle))
+    }
+}
+
+/// Returns the free memory of the current context's GPU. It also works during a stream capture.
+fn free_bytes(process: &Process) -> Option<u64> {
+    let _relaxed = process.calls.beside_captures()?;
+    managed::free_bytes()
+}
+
+/// Whether a figure belongs to the site's account: the account was not moved to a new ledger, and
+/// the tenant's memory is not on the host.
+fn is_usable(site: &Site<'_>) -> bool {
+    site.is_present() && !site.gpu.is_paused()
+}
+
+/// A question that was sent to the daemon.
+#[derive(Debug)]
+struct Asked {
+    question: Question,
+    ordinal: usize,
+    /// The account before the question, bytes.
+    before_bytes: u64,
+    until_ns: u64,
+}
+
+/// The looks of the meter thread. See the module.
+#[derive(Debug)]
+pub struct LateLooks {
+    due_ns: u64,
+    pause_ns: u64,
+    asked: Option<Asked>,
+    /// Number of looks, which chooses the GPU of the next one.
+    looks: usize,
+    in_vain: u32,
+}
+
+impl Default for LateLooks {
+    fn default() -> Self {
+        Self { due_ns: 0, pause_ns: PAUSE_NS.0, asked: None, looks: 0, in_vain: 0 }
+    }
+}
+
+impl LateLooks {
+    /// Sends the next question or looks for an answer. Returns the time until the next call is due,
+    /// ns. `None` if no look is due.
+    pub fn step(&mut self, process: &Process, now_ns: u64) -> Option<u64> {
+        let due = process.memory.overhead.due();
+        if due.is_empty() {
+            *self = Self::default();
+            return None;
+        }
+        if let Some(asked) = self.asked.take() {
+            self.receive(process, asked, now_ns);
+        } else if now_ns >= self.due_ns {
+            let ordinal = due[self.looks % due.len()];
+            self.looks = self.looks.wrapping_add(1);
+            self.ask(process, ordinal, now_ns);
+        }
+        Some(if self.asked.is_some() { LOOK_NS } else { self.due_ns.saturating_sub(now_ns) })
+    }
+
+    fn ask(&mut self, process: &Process, ordinal: usize, now_ns: u64) {
+        process.memory.refresh(process);
+        match Site::of(process, ordinal).zip(process.question(ordinal)) {
+            Some((site, question)) => {
+                let until_ns = now_ns.saturating_add(ANSWER_NS);
+                let (before_bytes, _) = account(&site);
+                self.asked = Some(Asked { question, ordinal, before_bytes, until_ns });
+            }
+            None => self.pause(ordinal, now_ns, true),
+        }
+    }
+
+    fn receive(&mut self, process: &Process, asked: Asked, now_ns: u64) {
+        match asked.question.answer() {
+            Err(question) if now_ns < asked.until_ns => self.asked = Some(Asked { question, ..asked }),
+            Ok(Some(seen_bytes)) => {
+                process.believe_appraisals();
+                if process.memory.settle_late(process, asked.ordinal, seen_bytes, asked.before_bytes) {
+                    *self = Self { looks: self.looks, ..Self::default() };
+                } else {
+                    self.pause(asked.ordinal, now_ns, false);
+                }
+            }
+            _ => self.pause(asked.ordinal, now_ns, true),
+        }
+    }
+
+    fn pause(&mut self, ordinal: usize, now_ns: u64, is_in_vain: bool) {
+        self.in_vain = self.in_vain.saturating_add(u32::from(is_in_vain));
+        if is_in_vain && self.in_vain == TOLD_AFTER {
+            say!(
+                Warn,
+                "what the driver takes for this process's contexts and code on GPU {ordinal} counts for nothing until NVML tells the daemon of it"
+            );
+        }
+        self.due_ns = now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS.1);
+    }
+}
+
+impl Accounts {
+    /// Charges what NVML told the meter thread. Returns false if the account was not at rest
+    /// meanwhile, or another thread is looking.
+    fn settle_late(&self, process: &Process, ordinal: usize, seen_bytes: u64, before_bytes: u64) -> bool {
+        let gpu = &self.overhead.gpus[ordinal];
+        let Some(_turn) = try_lock(&gpu.turn) else { return false };
+        let Some(site) = Site::of(process, ordinal).filter(is_usable) else { return false };
+        let (account_bytes, is_at_rest) = account(&site);
+        if !is_at_rest || account_bytes != before_bytes {
+            return false;
+        }
+        gpu.is_due.store(false, Ordering::Release);
+        let bytes = self.beyond(&site, ordinal, (seen_bytes, account_bytes), 0);
+        lock(&gpu.held).set(&site, bytes, None);
+        true
+    }
+}
