@@ -6,7 +6,7 @@
 //! for it.
 
 use deepres_abi::PPM;
-use std::time::Duration;
+use core::time::Duration;
 
 /// The span after which the past counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;

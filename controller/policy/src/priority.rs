@@ -5,7 +5,7 @@
 //! tenants that asked for no share, and best-effort tenants among themselves.
 
 use deepres_abi::PPM;
-use std::time::Duration;
+use core::time::Duration;
 
 pub use deepres_abi::criticality::{Criticality, CriticalityError};
 
@@ -108,7 +108,8 @@ impl Terms {
             let weight = sound(*weight) / largest;
             (value + weight * sound(*term).min(1.0), whole + weight)
         });
-        ((value / whole * f64::from(PPM)).round() as u32).clamp(MIN_VALUE_PPM, PPM)
+        // Adds a half instead of rounding, because `core` cannot round.
+        ((value / whole * f64::from(PPM) + 0.5) as u32).clamp(MIN_VALUE_PPM, PPM)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::class::Class;
 use crate::entitlement::IDLE_NS;
 use crate::tuning::Tuning;
 use deepres_abi::PPM;
-use std::time::Duration;
+use core::time::Duration;
 
 /// A tenant that wants nothing for longer than this is idle, and owed nothing when it is back; for less, it is between two pieces of work (a Python
 /// program's step has gaps of some milliseconds) and keeps what it is owed …

@@ -2,8 +2,8 @@
 //! at the gate as the interposer does.
 
 use deepres_abi::meter::Reading;
-use deepres_daemon::arbiter::account::Account;
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::account::Account;
 use deepres_policy::class::Class;
 use deepres_policy::lease::{Grant, Scheduler};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
