@@ -91,7 +91,9 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     // Most of these tests wait. Meanwhile the checks that compile use the processors, at the lowest
     // priority.
     let beside = thread::scope(|scope| {
-        let beside = scope.spawn(|| if is_whole { beside() } else { Ok(Tally::default()) });
+        let beside = thread::Builder::new()
+            .spawn_scoped(scope, || if is_whole { beside() } else { Ok(Tally::default()) })
+            .context("cannot start a thread")?;
         end_to_end.together(tally, &filter)?;
         beside.join().expect("a check that fails gives an error")
     })?;
