@@ -170,8 +170,7 @@ impl Encoder {
         }
         self.shapes.insert(identity, number);
         let (grid, block) = ([low(first), high(first), low(second)], [high(second), low(third), high(third)]);
-        let key =
-            estimates::launch_key(function, grid.map(u64::from), block.map(u64::from), shared_bytes);
+        let key = estimates::launch_key(function, grid.map(u64::from), block.map(u64::from), shared_bytes);
         let shape = Shape { key, api, function, grid, block, shared_bytes: shared_bytes as u32 };
         self.record(&Record::Shape(number, shape));
         number

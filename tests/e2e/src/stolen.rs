@@ -133,8 +133,8 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
         thread::scope(|scope| {
             for _ in awake::cpus() {
                 // Without the thread, the CPU's figure is that of a CPU with less work.
-                let _ = thread::Builder::new()
-                    .spawn_scoped(scope, || while stolen.began.elapsed() < TRIED {});
+                let _ =
+                    thread::Builder::new().spawn_scoped(scope, || while stolen.began.elapsed() < TRIED {});
             }
         });
         if stolen.taken().percent < percent {
