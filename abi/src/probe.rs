@@ -613,26 +613,12 @@ pub struct Offsets {
     pub inode_mode: u32,
     /// `task_struct.thread_info.status`
     pub task_status: u32,
-    /// `task_struct.mm`
-    pub task_memory: u32,
-    /// `mm_struct.pgd`
-    pub memory_table: u32,
 }
 
 /// The programs call a helper of this number in place of the kernel's function `bpf_rdonly_cast`.
 /// No kernel has such a helper. The daemon replaces it by the function's number. On a kernel
 /// without that function, the programs never reach the call.
 pub const CAST_CALL: u32 = 1_234_567;
-
-/// Constants of the search for the beginning of the kernel's mapping of all memory.
-pub mod mapping {
-    /// The mapping begins at a multiple of this, bytes.
-    pub const STEP: u64 = 1 << 30;
-    /// The mapping does not begin there.
-    pub const NOT_THERE: i32 = 0;
-    /// The mapping begins there.
-    pub const FOUND: i32 = 1;
-}
 
 /// A hash of this file. The kernel programs carry it, so that programs of another build are
 /// recognised.

@@ -4,10 +4,11 @@ use crate::probe::{
     COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
     StatKey, StatValue, Totals, bucket, facts, heap, object,
 };
+use crate::rows;
 use crate::walk::Task;
-use crate::{rows, user};
 use aya_ebpf::Global;
 use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 use core::mem::MaybeUninit;
@@ -78,7 +79,7 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     if value.facts == 0 {
         value.facts = command(ioctl.family, ioctl.command).map_or(facts::NONE, |known| known.facts);
     }
-    if result < 0 || !succeeded(task, value, ioctl.argument) {
+    if result < 0 || !succeeded(value, ioctl.argument) {
         value.errors += 1;
     }
 }
@@ -87,22 +88,22 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
 /// so.
 ///
 /// The driver mostly refuses by a status of its own in the argument. The function reads the
-/// argument at most twice, because each read by a helper is slow (see `user`).
+/// argument at most twice, because each read takes 30 to 80 ns.
 #[inline(always)]
-fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
+fn succeeded(value: &mut StatValue, argument: u64) -> bool {
     let kind = facts::kind(value.facts);
     if kind == facts::OBJECT {
-        let Some(words) = read::<[u64; object::WORDS]>(task, argument, 0) else { return true };
+        let Some(words) = read::<[u64; object::WORDS]>(argument, 0) else { return true };
         if words[object::STATUS_WORD] as u32 != 0 {
             return false;
         }
         if let object::MEMORY_SYSTEM | object::MEMORY_LOCAL_USER = (words[object::CLASS_WORD] >> 32) as u32 {
-            allocated(value, read_bytes(task, words[object::PARAMETERS_WORD], object::SIZE_AT, 0));
+            allocated(value, read_bytes(words[object::PARAMETERS_WORD], object::SIZE_AT, 0));
         }
         return true;
     }
     if kind == facts::HEAP {
-        let Some(words) = read::<[u64; heap::WORDS]>(task, argument, 0) else { return true };
+        let Some(words) = read::<[u64; heap::WORDS]>(argument, 0) else { return true };
         if (words[heap::STATUS_WORD] >> 32) as u32 != 0 {
             return false;
         }
@@ -115,10 +116,10 @@ fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
     }
     let (status_at, amount_at) = (facts::status_at(value.facts), facts::amount_at(value.facts));
     if kind == facts::NO_MEMORY {
-        return status_at.is_none_or(|at| read::<u32>(task, argument, at).unwrap_or(0) == 0);
+        return status_at.is_none_or(|at| read::<u32>(argument, at).unwrap_or(0) == 0);
     }
     let above = if kind == facts::ALLOCATES_UP_TO { 1 } else { 0 };
-    let (status, bytes) = status_and_bytes(task, argument, status_at, amount_at, above);
+    let (status, bytes) = status_and_bytes(argument, status_at, amount_at, above);
     if status != 0 {
         return false;
     }
@@ -134,17 +135,11 @@ fn succeeded(task: Task, value: &mut StatValue, argument: u64) -> bool {
 /// Reads the driver's status (0 if the command has none) and an amount of bytes. `above` is added
 /// to the amount. One read is enough if both lie close to each other.
 #[inline(always)]
-fn status_and_bytes(
-    task: Task,
-    argument: u64,
-    status_at: Option<u64>,
-    amount_at: u64,
-    above: u64,
-) -> (u32, u64) {
+fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above: u64) -> (u32, u64) {
     /// Words of 4 bytes that one read covers.
     const WINDOW: usize = 8;
     const WORD: u64 = 4;
-    let Some(status_at) = status_at else { return (0, read_bytes(task, argument, amount_at, above)) };
+    let Some(status_at) = status_at else { return (0, read_bytes(argument, amount_at, above)) };
     let from = if status_at < amount_at { status_at } else { amount_at };
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
     if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
@@ -153,20 +148,20 @@ fn status_and_bytes(
         // SAFETY: `words` has room for the read. The read fails for memory that cannot be read, and
         // else writes all of `words`. Both words lie inside the window.
         unsafe {
-            if user::read(task, argument.wrapping_add(from), words.as_mut_ptr()) {
+            if load(argument.wrapping_add(from), words.as_mut_ptr()) {
                 let first = words.as_ptr().cast::<u32>();
                 let amount = first.add(amount_word as usize).cast::<u64>().read_unaligned();
                 return (first.add(status_word as usize).read(), amount.wrapping_add(above));
             }
         }
     }
-    (read(task, argument, status_at).unwrap_or(0), read_bytes(task, argument, amount_at, above))
+    (read(argument, status_at).unwrap_or(0), read_bytes(argument, amount_at, above))
 }
 
 /// Reads an amount of bytes and adds `above`. Returns 0 if the amount cannot be read.
 #[inline(always)]
-fn read_bytes(task: Task, argument: u64, at: u64, above: u64) -> u64 {
-    match read::<u64>(task, argument, at) {
+fn read_bytes(argument: u64, at: u64, above: u64) -> u64 {
+    match read::<u64>(argument, at) {
         Some(amount) => amount.wrapping_add(above),
         None => 0,
     }
@@ -180,11 +175,22 @@ fn allocated(value: &mut StatValue, bytes: u64) {
 
 /// Reads a `T` at an offset of a program's argument.
 #[inline(always)]
-fn read<T>(task: Task, argument: u64, at: u64) -> Option<T> {
+fn read<T>(argument: u64, at: u64) -> Option<T> {
     let mut there = MaybeUninit::<T>::uninit();
     // SAFETY: `there` has room for a `T`. A successful read writes all of it, and only plain data
     // is read here.
-    unsafe { user::read(task, argument.wrapping_add(at), there.as_mut_ptr()).then(|| there.assume_init()) }
+    unsafe { load(argument.wrapping_add(at), there.as_mut_ptr()).then(|| there.assume_init()) }
+}
+
+/// Reads the value at an address of the program. Returns `false` if the memory cannot be read.
+///
+/// # Safety
+/// `to` has room for a `T`.
+#[inline(always)]
+unsafe fn load<T>(address: u64, to: *mut T) -> bool {
+    // SAFETY: by the contract there is room; the helper returns an error for memory that cannot be
+    // read.
+    unsafe { bpf_probe_read_user(to.cast(), size_of::<T>() as u32, address as *const _) == 0 }
 }
 
 #[inline(always)]

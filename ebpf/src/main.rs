@@ -10,7 +10,6 @@
 //! | `count` | counters for each process and command |
 //! | `trace` | single events, and the processes that are followed |
 //! | `rows` | finds the row of counters of a process and command |
-//! | `user` | reads a program's memory |
 //! | `launch` | calls into the driver's library, of processes that are metered from outside |
 //! | `empty` | programs that do nothing, as the baseline of measurements |
 
@@ -30,7 +29,6 @@ mod launch;
 mod probe;
 mod rows;
 mod trace;
-mod user;
 mod walk;
 
 /// The kernel allows the helpers that read its memory only to programs under the GPL. The GPL is

@@ -75,7 +75,7 @@ pub struct Watched {
 
 /// The current task. One call gets the task; further facts are loads from it, without a call each.
 #[derive(Clone, Copy)]
-pub struct Task(pub(crate) *const u8);
+pub struct Task(*const u8);
 
 impl Task {
     /// Asks the kernel for the current task.
@@ -194,7 +194,7 @@ unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
 /// # Safety
 /// The kernel has the function that the controller patches into this call.
 #[inline(always)]
-pub(crate) unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
+unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
     let typed;
     // SAFETY: by the contract the function exists; it changes nothing.
     unsafe {
@@ -247,7 +247,7 @@ pub fn process_of(task: *const u8) -> Option<u32> {
 /// # Safety
 /// `base` points to a struct that has a `T` at `offset`.
 #[inline(always)]
-pub(crate) unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
+unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
     // SAFETY: by the contract the field exists. The load is volatile so that it stays after the
     // checks before it.
     unsafe { base.wrapping_add(offset as usize).cast::<T>().read_volatile() }

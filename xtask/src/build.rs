@@ -132,9 +132,24 @@ pub fn install(from: &Path, to: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::Read as _;
 
     use super::*;
+
+    #[test]
+    fn the_workspace_takes_over_what_the_build_of_xtask_made() {
+        let features = |packages: &[&str]| -> BTreeSet<String> {
+            let mut tree = cargo();
+            tree.args(["tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p} with {f}"]);
+            let lines = command::output(tree.args(packages)).unwrap();
+            lines.lines().map(|line| line.replace(" (proc-macro)", "")).collect()
+        };
+        let alone = features(&["--package", "xtask", "--edges", "normal,build"]);
+        let together = features(&["--workspace"]);
+        let others: Vec<_> = alone.difference(&together).collect();
+        assert!(others.is_empty(), "the workspace has other features: see xtask/Cargo.toml: {others:#?}");
+    }
 
     #[test]
     fn installing_leaves_the_old_file_to_those_who_hold_it() {

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::build::Artefacts;
 use crate::command;
@@ -119,7 +122,7 @@ impl Host {
     }
 
     /// Returns the path of the admin socket.
-    pub fn admin_socket(&self) -> PathBuf {
+    fn admin_socket(&self) -> PathBuf {
         self.directory.path().join("admin.sock")
     }
 
@@ -180,6 +183,33 @@ fn environment(command: &mut Command, directory: &Path, device: &Device, simgpu:
     }
     // The folders contain no colon.
     command.env("LD_LIBRARY_PATH", env::join_paths(&library_path).unwrap_or_else(|_| OsString::new()));
+}
+
+/// A connection to the daemon's admin socket. It spares a query the start of a program.
+pub struct Admin(BufReader<UnixStream>);
+
+impl Admin {
+    /// Connects to the daemon of a host.
+    pub fn connect(host: &Host) -> Result<Self> {
+        let path = host.admin_socket();
+        let stream =
+            UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Sends a request, and returns the line of the reply.
+    pub fn ask(&mut self, request: &Value) -> Result<String> {
+        writeln!(self.0.get_mut(), "{request}")?;
+        let mut reply = String::new();
+        self.0.read_line(&mut reply)?;
+        Ok(reply)
+    }
+
+    /// Returns what `deepres ps` shows.
+    pub fn status(&mut self) -> Result<Ps> {
+        let reply = self.ask(&json!({ "op": "status" }))?;
+        serde_json::from_str(&reply).with_context(|| format!("not understood: {reply}"))
+    }
 }
 
 /// The parts of `deepres ps --json` that the tasks read.

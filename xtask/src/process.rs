@@ -15,7 +15,7 @@ use crate::command;
 
 /// Time that a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
-/// Time between two looks meanwhile.
+/// Time between two looks for an end, or for a signal.
 const POLL: Duration = Duration::from_millis(10);
 
 /// A running process and its process group. Drop ends all of them.
@@ -117,6 +117,16 @@ impl Interrupt {
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted; everything that was started has been ended");
+        }
+        Ok(())
+    }
+
+    /// Sleeps. Fails soon after a signal has come.
+    pub fn sleep(&self, duration: Duration) -> Result<()> {
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            self.check()?;
+            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
         }
         Ok(())
     }

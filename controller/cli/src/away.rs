@@ -29,12 +29,12 @@ use deepres_abi::driver::result::{
 };
 use deepres_abi::driver::types::{CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_RUNNING, CUprocessState};
 use deepres_abi::driver::{pfn, result};
-use std::ffi::{CStr, c_void};
+use libloading::os::unix::{Library, RTLD_NOW};
 use std::io::{BufRead, Write};
 use std::ptr::null_mut;
 use std::time::Duration;
 
-const DRIVER_LIBRARY: &CStr = c"libcuda.so.1";
+const DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Time in which a process must reach a point at which it can be moved off the GPU.
 const LOCK_LIMIT_MS: u32 = 10_000;
 /// Pause between two attempts to bring processes back once the daemon is gone.
@@ -110,22 +110,18 @@ impl Driver {
     fn load() -> Result<Self> {
         // SAFETY: loading the driver's library runs only its initialisers, as in every CUDA
         // program.
-        let library = unsafe { libc::dlopen(DRIVER_LIBRARY.as_ptr(), libc::RTLD_NOW) };
-        if library.is_null() {
-            bail!(
-                "cannot load libcuda.so.1: is the NVIDIA driver installed where the daemon looks for libraries?"
-            );
-        }
+        let library = unsafe { Library::open(Some(DRIVER_LIBRARY), RTLD_NOW) }.context(
+            "cannot load libcuda.so.1: is the NVIDIA driver installed where the daemon looks for libraries?",
+        )?;
         macro_rules! function {
             ($name:ident) => {{
-                let name = concat!(stringify!($name), "\0");
-                // SAFETY: the library is open and the name ends with a NUL.
-                let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-                if address.is_null() {
-                    bail!("{NO_CHECKPOINTS}: tenants cannot be suspended here");
+                // SAFETY: the symbol of this name has this type in every driver. A null pointer
+                // becomes `None`.
+                let found = unsafe { library.get::<Option<pfn::$name>>(stringify!($name).as_bytes()) };
+                match found.as_deref() {
+                    Ok(Some(function)) => *function,
+                    _ => bail!("{NO_CHECKPOINTS}: tenants cannot be suspended here"),
                 }
-                // SAFETY: the symbol of this name has this type in every driver.
-                unsafe { std::mem::transmute::<*mut c_void, pfn::$name>(address) }
             }};
         }
         let initialise = function!(cuInit);
@@ -136,6 +132,8 @@ impl Driver {
             unlock: function!(cuCheckpointProcessUnlock),
             state: function!(cuCheckpointProcessGetState),
         };
+        // The functions stay loaded until the process ends.
+        std::mem::forget(library);
         // SAFETY: `cuInit` takes no pointer.
         match unsafe { initialise(0) } {
             CUDA_SUCCESS => Ok(driver),

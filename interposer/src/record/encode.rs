@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::recording::{CHUNK_MAGIC, ChunkHead, MAX_CHUNK_BYTES, MAX_RECORD_BYTES, Tag, checksum, put};
+use deepres_abi::recording::{
+    CHUNK_MAGIC, ChunkHead, MAX_CHUNK_BYTES, MAX_NAME_BYTES, MAX_RECORD_BYTES, Record, Shape, checksum,
+};
 use zerocopy::IntoBytes as _;
 
 use super::ring::Event;
@@ -120,72 +122,61 @@ impl Encoder {
     /// Notes that so many records were lost, if any.
     pub fn lost(&mut self, count: u64) {
         if count > 0 {
-            self.record(Tag::Lost, &[count], &[]);
+            self.record(&Record::Lost(count));
         }
     }
 
     /// The process ends in order.
     pub fn end(&mut self) {
-        self.record(Tag::End, &[], &[]);
+        self.record(&Record::End);
     }
 
     /// Adds an event of a thread.
     pub fn event(&mut self, thread: u32, event: &Event) {
-        let [at_ns, head, what, more, ..] = *event;
-        let (kind, api) = (head & KIND_MASK, head >> API_SHIFT & API_MASK);
+        let [call_ns, head, what, more, ..] = *event;
+        let (kind, api) = (head & KIND_MASK, (head >> API_SHIFT & API_MASK) as u16);
         if kind == TOOK {
-            return self.record(Tag::Took, &[what, more], &[]);
+            return self.record(&Record::Took(what, more));
         }
         if kind == NAME {
             // SAFETY: `name` put address and length of bytes there that are never freed.
             let name = unsafe { std::slice::from_raw_parts(more as *const u8, event[4] as usize) };
-            let longest = MAX_RECORD_BYTES / 2;
-            return self.record(Tag::Name, &[what], &name[..name.len().min(longest)]);
+            return self.record(&Record::Name(what, &name[..name.len().min(MAX_NAME_BYTES)]));
         }
         // A thread's call may be a little earlier than another's that came first into the chunk.
-        let base_ns = *self.base_ns.get_or_insert(at_ns.saturating_sub(BEFORE_NS));
-        let (at, thread) = (at_ns.saturating_sub(base_ns), u64::from(thread));
+        let base_ns = *self.base_ns.get_or_insert(call_ns.saturating_sub(BEFORE_NS));
+        let at_ns = call_ns.saturating_sub(base_ns);
         match kind {
             LAUNCH => {
-                let shape = self.shape(api, event);
-                self.record(Tag::Launch, &[at, thread, shape, more, head >> CAPTURED_SHIFT & 1], &[]);
+                let (shape, is_captured) = (self.shape(api, event), head >> CAPTURED_SHIFT & 1 != 0);
+                self.record(&Record::Launch { at_ns, thread, shape, stream: more, is_captured });
             }
-            COPY => self.record(Tag::Copy, &[at, thread, api, more, what], &[]),
-            MEMORY => self.record(Tag::Memory, &[at, thread, api, what], &[]),
-            WAIT => self.record(Tag::Wait, &[at, thread, api, what], &[]),
+            COPY => self.record(&Record::Copy { at_ns, thread, api, stream: more, bytes: what }),
+            MEMORY => self.record(&Record::Memory { at_ns, thread, api, bytes: what }),
+            WAIT => self.record(&Record::Wait { at_ns, thread, api, lasted_ns: what }),
             _ => {}
         }
     }
 
     /// The number of a launch's kernel and geometry, which is told first if it is new.
-    fn shape(&mut self, api: u64, launch: &Event) -> u64 {
+    fn shape(&mut self, api: u16, launch: &Event) -> u64 {
         let [_, head, function, _, first, second, third] = *launch;
         let shared_bytes = head >> SHARED_SHIFT;
-        let (low, high) = (|word: u64| word & u64::from(u32::MAX), |word: u64| word >> u32::BITS);
+        let (low, high) = (|word: u64| word as u32, |word: u64| (word >> u32::BITS) as u32);
         let number = self.shapes.len() as u64;
-        let identity = [function, first, second, third, shared_bytes << u16::BITS | api];
+        let identity = [function, first, second, third, shared_bytes << u16::BITS | u64::from(api)];
         if let Some(known) = self.shapes.get(&identity) {
             return *known;
         }
         self.shapes.insert(identity, number);
         let (grid, block) = ([low(first), high(first), low(second)], [high(second), low(third), high(third)]);
-        let key = estimates::launch_key(function, grid, block, shared_bytes);
-        let [grid_x, grid_y, grid_z] = grid;
-        let [block_x, block_y, block_z] = block;
-        let numbers =
-            [number, key, api, function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes];
-        self.record(Tag::Shape, &numbers, &[]);
+        let key = estimates::launch_key(function, grid.map(u64::from), block.map(u64::from), shared_bytes);
+        let shape = Shape { key, api, function, grid, block, shared_bytes: shared_bytes as u32 };
+        self.record(&Record::Shape(number, shape));
         number
     }
 
-    fn record(&mut self, tag: Tag, numbers: &[u64], text: &[u8]) {
-        let mut body = Vec::with_capacity(MAX_RECORD_BYTES);
-        for number in numbers {
-            put(*number, |byte| body.push(byte));
-        }
-        body.extend_from_slice(text);
-        self.records.push(tag as u8);
-        put(body.len() as u64, |byte| self.records.push(byte));
-        self.records.extend_from_slice(&body);
+    fn record(&mut self, record: &Record<'_>) {
+        record.encode(|part| self.records.extend_from_slice(part));
     }
 }

@@ -1,7 +1,9 @@
 //! The driver of this machine, simulated or real: its functions by their exported names.
 
-use std::ffi::{CStr, CString, c_void};
-use std::sync::OnceLock;
+use std::ffi::{CStr, c_void};
+
+use libloading::os::unix::{Library, RTLD_NOW};
+use once_cell::sync::OnceCell;
 
 use crate::check::Stop;
 
@@ -28,33 +30,26 @@ macro_rules! must {
     }};
 }
 
-struct Library(*mut c_void);
-// SAFETY: the handle is one of the dynamic linker's, which any thread may use.
-unsafe impl Send for Library {}
-// SAFETY: the dynamic linker synchronises all uses of the handle.
-unsafe impl Sync for Library {}
-
-fn library() -> Option<*mut c_void> {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    // SAFETY: loading the driver runs its initialisers, as every client does.
-    let library =
-        LIBRARY.get_or_init(|| Library(unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) }));
-    (!library.0.is_null()).then_some(library.0)
+fn library() -> Result<&'static Library, Stop> {
+    static LIBRARY: OnceCell<Library> = OnceCell::new();
+    LIBRARY.get_or_try_init(|| {
+        // SAFETY: loading the driver runs its initialisers, as every client does.
+        unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) }
+            .map_err(|error| Stop::Absent(format!("no libcuda.so.1 is found: {error}")))
+    })
 }
 
 /// Returns the address of the driver's export `symbol`.
 pub fn find(symbol: &str) -> Option<usize> {
-    let name = CString::new(symbol).ok()?;
-    // SAFETY: the library is open, and the name ends with a NUL.
-    let found = unsafe { libc::dlsym(library()?, name.as_ptr()) } as usize;
-    (found != 0).then_some(found)
+    // SAFETY: only the symbol's address is used.
+    let found = unsafe { library().ok()?.get::<*mut c_void>(symbol.as_bytes()) }.ok()?;
+    let address = *found as usize;
+    (address != 0).then_some(address)
 }
 
 /// Returns the address of a function that a check needs. If the driver lacks it, the check ends.
 pub fn require(symbol: &str) -> Result<*mut c_void, Stop> {
-    if library().is_none() {
-        return Err(Stop::Absent("no libcuda.so.1 is found".to_owned()));
-    }
+    library()?;
     match find(symbol) {
         Some(address) => Ok(address as *mut c_void),
         None => Err(Stop::Absent(format!("this driver has no {symbol}"))),

@@ -17,7 +17,7 @@ pub fn keep() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
         for cpu in cpus() {
-            thread::spawn(move || {
+            spawn(move || {
                 if bind_to(cpu) && set_scheduling(libc::SCHED_IDLE, 0) {
                     loop {
                         // The pause instruction leaves most of a shared core to the sibling CPU.
@@ -29,6 +29,14 @@ pub fn keep() {
             });
         }
     });
+}
+
+/// Starts a thread that makes measurements better and that they can do without. A machine that
+/// limits the number of threads may have no thread left.
+pub(crate) fn spawn(run: impl FnOnce() + Send + 'static) {
+    if let Err(error) = thread::Builder::new().spawn(run) {
+        eprintln!("measuring with one helping thread less: {error}");
+    }
 }
 
 /// The CPUs that this process may run on.

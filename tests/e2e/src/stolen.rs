@@ -132,7 +132,9 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
         let stolen = Stolen::start();
         thread::scope(|scope| {
             for _ in awake::cpus() {
-                scope.spawn(|| while stolen.began.elapsed() < TRIED {});
+                // Without the thread, the CPU's figure is that of a CPU with less work.
+                let _ =
+                    thread::Builder::new().spawn_scoped(scope, || while stolen.began.elapsed() < TRIED {});
             }
         });
         if stolen.taken().percent < percent {
@@ -146,12 +148,12 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
 }
 
 /// Starts a watcher on each CPU that this process may use, once. Without the rights for the
-/// watchers, only the kernel's figure counts.
+/// watchers, or without threads, only the kernel's figure counts.
 fn watch() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
         for cpu in awake::cpus() {
-            thread::spawn(move || watch_cpu(cpu));
+            awake::spawn(move || watch_cpu(cpu));
         }
     });
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_abi::recording::{
-    CHUNK_MAGIC, ChunkHead, FILE_MAGIC, Head, MAJOR, MAX_CHUNK_BYTES, Tag, checksum, take,
+    CHUNK_MAGIC, ChunkHead, FILE_MAGIC, Head, MAJOR, MAX_CHUNK_BYTES, Record, Shape, checksum, take,
 };
 use zerocopy::FromBytes as _;
 
@@ -27,28 +27,11 @@ pub struct Launched {
     /// Time of the launch, ns of the recorded host's clock.
     pub at_ns: u64,
     /// Thread that launched.
-    pub thread: u64,
+    pub thread: u32,
     /// Kernel and geometry, as the place in [`Process::shapes`].
     pub shape: usize,
     /// Stream of the launch.
     pub stream: u64,
-}
-
-/// A kernel with its geometry.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
-    /// Key of the shape's measured times.
-    pub key: u64,
-    /// Driver function that launched the kernel.
-    pub api: u64,
-    /// Handle of the function.
-    pub function: u64,
-    /// Blocks.
-    pub grid: [u64; 3],
-    /// Threads of a block.
-    pub block: [u64; 3],
-    /// Dynamic shared memory, bytes.
-    pub shared_bytes: u64,
 }
 
 /// The record of one process.
@@ -184,73 +167,42 @@ impl Trace {
 
 impl Process {
     fn take_in(&mut self, base_ns: u64, mut records: &[u8]) -> Result<()> {
-        while let Some((tag, after)) = records.split_first() {
-            records = after;
-            let length = take(&mut records).and_then(|length| usize::try_from(length).ok());
-            let Some(mut body) = length.and_then(|length| records.get(..length)) else {
-                bail!("a record is longer than its chunk");
-            };
-            records = &records[body.len()..];
-            if let Some(tag) = Tag::from_number(*tag) {
-                self.record(tag, base_ns, &mut body)
-                    .with_context(|| format!("a {tag:?} record is cut off"))?;
+        while !records.is_empty() {
+            if let Some(record) = take(&mut records)? {
+                self.record(base_ns, record)?;
             }
         }
         Ok(())
     }
 
-    fn record(&mut self, tag: Tag, base_ns: u64, body: &mut &[u8]) -> Option<()> {
-        let mut next = || take(body);
-        match tag {
-            Tag::Shape => {
-                let number = next()?;
-                let shape = Shape {
-                    key: next()?,
-                    api: next()?,
-                    function: next()?,
-                    grid: [next()?, next()?, next()?],
-                    block: [next()?, next()?, next()?],
-                    shared_bytes: next()?,
-                };
-                (number == self.shapes.len() as u64).then(|| self.shapes.push(shape))?;
+    fn record(&mut self, base_ns: u64, record: Record<'_>) -> Result<()> {
+        let at = |at_ns: u64| base_ns.saturating_add(at_ns);
+        match record {
+            Record::Shape(number, shape) => {
+                ensure!(number == self.shapes.len() as u64, "a shape has the number {number}");
+                self.shapes.push(shape);
             }
-            Tag::Name => {
-                let function = next()?;
-                self.names.insert(function, String::from_utf8_lossy(body).into_owned());
+            Record::Name(function, name) => {
+                self.names.insert(function, String::from_utf8_lossy(name).into_owned());
             }
-            Tag::Launch => {
-                let (at, thread) = (next()?, next()?);
-                let shape = usize::try_from(next()?).ok().filter(|shape| *shape < self.shapes.len())?;
-                let (stream, is_captured) = (next()?, next()?);
-                if is_captured == 0 {
-                    let at_ns = base_ns.saturating_add(at);
-                    self.launches.push(Launched { at_ns, thread, shape, stream });
-                } else {
-                    self.captured += 1;
-                }
+            Record::Launch { is_captured: true, .. } => self.captured += 1,
+            Record::Launch { at_ns, thread, shape, stream, .. } => {
+                let number = usize::try_from(shape).ok().filter(|number| *number < self.shapes.len());
+                let shape = number.with_context(|| format!("a launch has the unknown shape {shape}"))?;
+                self.launches.push(Launched { at_ns: at(at_ns), thread, shape, stream });
             }
-            Tag::Copy => {
-                let [at, _, _, _, bytes] = [next()?, next()?, next()?, next()?, next()?];
-                self.copies.push((base_ns.saturating_add(at), bytes));
-            }
-            Tag::Memory => {
-                let [at, _, _, bytes] = [next()?, next()?, next()?, next()?];
-                self.allocations.push((base_ns.saturating_add(at), bytes));
-            }
-            Tag::Wait => {
-                let [at, _, _, lasted_ns] = [next()?, next()?, next()?, next()?];
-                self.waits.push((base_ns.saturating_add(at), lasted_ns));
-            }
-            Tag::Took => {
-                let (key, ns) = (next()?, next()?);
+            Record::Copy { at_ns, bytes, .. } => self.copies.push((at(at_ns), bytes)),
+            Record::Memory { at_ns, bytes, .. } => self.allocations.push((at(at_ns), bytes)),
+            Record::Wait { at_ns, lasted_ns, .. } => self.waits.push((at(at_ns), lasted_ns)),
+            Record::Took(key, ns) => {
                 let (count, sum_ns) = self.took.entry(key).or_default();
                 *count += 1;
                 *sum_ns = sum_ns.saturating_add(ns);
             }
-            Tag::Lost => self.lost = self.lost.saturating_add(next()?),
-            Tag::End => self.is_whole = true,
+            Record::Lost(count) => self.lost = self.lost.saturating_add(count),
+            Record::End => self.is_whole = true,
         }
-        Some(())
+        Ok(())
     }
 
     /// Returns the time of a launch of this shape: the mean of the shape's measured times, or else
@@ -306,16 +258,13 @@ fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepres_abi::recording::put;
     use proptest::prelude::*;
     use zerocopy::IntoBytes as _;
 
-    fn record(tag: u8, numbers: &[u64]) -> Vec<u8> {
-        let mut body = Vec::new();
-        numbers.iter().for_each(|number| put(*number, |byte| body.push(byte)));
-        let mut record = vec![tag];
-        put(body.len() as u64, |byte| record.push(byte));
-        [record, body].concat()
+    fn bytes_of(record: &Record<'_>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        record.encode(|part| bytes.extend_from_slice(part));
+        bytes
     }
 
     fn chunk(records: &[Vec<u8>]) -> Vec<u8> {
@@ -331,21 +280,26 @@ mod tests {
         [head.as_bytes(), &records].concat()
     }
 
-    const LAUNCH: u8 = Tag::Launch as u8;
+    fn launch(at_ns: u64, is_captured: bool) -> Vec<u8> {
+        bytes_of(&Record::Launch { at_ns, thread: 1, shape: 0, stream: 0, is_captured })
+    }
 
     fn example() -> (Vec<u8>, Vec<u8>) {
+        let shape =
+            Shape { key: 99, api: 1, function: 2, grid: [3, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
         let first = chunk(&[
-            record(Tag::Shape as u8, &[0, 99, 1, 2, 3, 1, 1, 64, 1, 1, 0]),
-            record(LAUNCH, &[0, 1, 0, 0, 0]),
-            record(LAUNCH, &[10, 1, 0, 0, 0]),
-            record(200, &[1, 2, 3]),
-            record(Tag::Took as u8, &[99, 100_000]),
+            bytes_of(&Record::Shape(0, shape)),
+            launch(0, false),
+            launch(10, false),
+            // A record of a later minor version.
+            vec![4, 200, 1, 2, 3],
+            bytes_of(&Record::Took(99, 100_000)),
         ]);
         let second = chunk(&[
-            record(LAUNCH, &[5_000_000, 1, 0, 0, 0]),
-            record(LAUNCH, &[5_000_000, 1, 0, 0, 1]),
-            record(Tag::Lost as u8, &[4]),
-            record(Tag::End as u8, &[]),
+            launch(5_000_000, false),
+            launch(5_000_000, true),
+            bytes_of(&Record::Lost(4)),
+            bytes_of(&Record::End),
         ]);
         (first, second)
     }
@@ -415,7 +369,7 @@ mod tests {
         assert!(Trace::parse(b"").is_err() && Trace::parse(&[7; 64]).is_err());
         let mut newer = Head::CURRENT;
         newer.major += 1;
-        assert!(Trace::parse(newer.as_bytes()).unwrap_err().to_string().contains("version 2"));
+        assert!(Trace::parse(newer.as_bytes()).unwrap_err().to_string().contains("version 3"));
         let (first, second) = example();
         let whole = file(&[&first, &second]);
         for at in 0..whole.len() {
@@ -427,8 +381,30 @@ mod tests {
     }
 
     fn any_record() -> impl Strategy<Value = Vec<u8>> {
-        (0..12u8, prop::collection::vec(prop_oneof![0..4u64, any::<u64>()], 0..13))
-            .prop_map(|(tag, numbers)| record(tag, &numbers))
+        let number = || prop_oneof![0..4u64, any::<u64>()];
+        let numbers = || (number(), number(), number(), any::<u32>(), any::<bool>());
+        prop_oneof![
+            numbers().prop_map(|(shape, key, function, api, _)| {
+                let shared_bytes = api;
+                let (grid, block) = ([api; 3], [1; 3]);
+                let of = Shape { key, api: api as u16, function, grid, block, shared_bytes };
+                bytes_of(&Record::Shape(shape, of))
+            }),
+            numbers().prop_map(|(at_ns, shape, stream, thread, is_captured)| {
+                bytes_of(&Record::Launch { at_ns, thread, shape, stream, is_captured })
+            }),
+            numbers().prop_map(|(at_ns, lasted_ns, _, thread, _)| {
+                bytes_of(&Record::Wait { at_ns, thread, api: thread as u16, lasted_ns })
+            }),
+            (number(), number()).prop_map(|(key, ns)| bytes_of(&Record::Took(key, ns))),
+            number().prop_map(|count| bytes_of(&Record::Lost(count))),
+            // Bytes that may be any record, or none.
+            prop::collection::vec(0..12u8, 1..20).prop_map(|body| {
+                let mut record = vec![body.len() as u8];
+                record.extend(body);
+                record
+            }),
+        ]
     }
 
     proptest! {

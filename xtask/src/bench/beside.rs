@@ -1,18 +1,12 @@
 //! `cargo xtask bench beside`: a best-effort trainer beside a trainer with pauses, and beside a
 //! server of requests.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::pieces::{As, Kit, LONG_KERNEL_MS, Served, Times, kernels_ns, record};
-
-/// Time from the last client's first launch to the first observation.
-const SETTLED: Duration = Duration::from_millis(700);
-/// Time between two checks for an interruption.
-const POLL: Duration = Duration::from_millis(20);
+use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Served, Times, kernels_ns, record};
 
 /// Tenant that should run as if it were alone.
 const FIRST: &str = "first";
@@ -124,11 +118,7 @@ pub fn run(options: &Options) -> Result<()> {
             .collect::<Result<_>>()?,
         guest_longest_kernel_ms: LONG_KERNEL_MS,
     };
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        report.print();
-    }
+    super::print(options.json, &report, || report.print())?;
     if options.check { report.check() } else { Ok(()) }
 }
 
@@ -241,11 +231,11 @@ impl Bench {
         let first = self.kit.serve(&host, how, &arguments)?;
         let mut harvested_of_gaps = 0.0;
         if let Some((mut guest, guest_is)) = guest {
-            self.sleep(SETTLED)?;
+            self.kit.interrupt.sleep(SETTLED)?;
             let pids = [first.pid(&host, how, FIRST)?, guest.pid(&host, guest_is, GUEST)?];
             let before = record(&host)?;
             // The second observation comes while the first tenant still runs.
-            self.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
+            self.kit.interrupt.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
             let after = record(&host)?;
             guest.still_runs()?;
             let [used_ns, harvested_ns] =
@@ -256,14 +246,5 @@ impl Bench {
         let served = first.served()?;
         let handoff_ns = host.ps()?.gpus.first().context("the daemon knows no GPU")?.handoff_p50_ns;
         Ok(Run { served, harvested_of_gaps, handoff_ms: handoff_ns as f64 / NS_PER_MS })
-    }
-
-    fn sleep(&self, duration: Duration) -> Result<()> {
-        let end = Instant::now() + duration;
-        while Instant::now() < end {
-            self.kit.interrupt.check()?;
-            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
-        }
-        Ok(())
     }
 }

@@ -2,12 +2,11 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 
+use super::now_ns;
 use crate::build::{self, Artefacts};
 use crate::command;
 use crate::host::Host;
@@ -83,10 +82,4 @@ fn served(program: &mut Running) -> Result<Served> {
         bail!("said nothing: {}", program.shown());
     }
     serde_json::from_str(&line).with_context(|| format!("not understood: {line} from {}", program.shown()))
-}
-
-/// Returns the time of the clock that the programs read too, ns.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }

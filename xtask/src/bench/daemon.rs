@@ -1,7 +1,6 @@
 //! `cargo xtask bench daemon`: the daemon's cost while many idle programs are connected.
 
 use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -66,12 +65,9 @@ pub fn run(options: &Options) -> Result<()> {
     let crowd = Crowd::start(&host, &artefacts, options.sessions, tenant, &interrupt)?;
     let all_served_s = began.elapsed().as_secs_f64();
 
-    thread::sleep(SETTLE);
+    interrupt.sleep(SETTLE)?;
     let (before, begin) = (cpu_s(host.daemon_pid())?, Instant::now());
-    while begin.elapsed() < Duration::from_secs(u64::from(options.seconds)) {
-        interrupt.check()?;
-        thread::sleep(Duration::from_millis(100));
-    }
+    interrupt.sleep(Duration::from_secs(u64::from(options.seconds)))?;
     let seconds = begin.elapsed().as_secs_f64();
     let cpu_percent = (cpu_s(host.daemon_pid())? - before) * 100.0 / seconds;
     let resident_mib = resident_mib(host.daemon_pid())?;
@@ -87,14 +83,12 @@ pub fn run(options: &Options) -> Result<()> {
         resident_mib,
         all_served_s,
     };
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "{} idle programs of {} tenants: {cpu_percent:.2} % of a core (at most {LIMIT_CPU_PERCENT} %), {resident_mib:.1} MiB resident (at most {LIMIT_RESIDENT_MIB} MiB)",
             report.sessions, report.tenants
         );
-    }
+    })?;
     ensure!(cpu_percent <= LIMIT_CPU_PERCENT, "the daemon took {cpu_percent:.2} % of a core");
     ensure!(resident_mib <= LIMIT_RESIDENT_MIB, "the daemon had {resident_mib:.1} MiB resident");
     Ok(())

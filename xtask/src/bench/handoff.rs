@@ -2,25 +2,18 @@
 //! the GPU gets it.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+use serde_json::json;
 
-use super::pieces::{As, Kit, LONG_KERNEL_MS, Times, record};
-use crate::host::{Gpu, Host};
-use crate::process::Interrupt;
+use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
+use super::{now_ns, quantile};
+use crate::host::{Admin, Gpu, Host};
 
-/// Time from the last client's first launch to the first observation.
-const SETTLED: Duration = Duration::from_millis(700);
-/// Time between two checks for an interruption.
-const POLL: Duration = Duration::from_millis(20);
 /// Number of quotas that are set one after the other, and how long each holds. Each tenant has some
 /// turns in that time.
 const SETTINGS: usize = 100;
@@ -90,11 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut report = hand_offs(&kit, options.seconds)?;
     report.set_reaction_ms = settings(&kit)?;
     (report.waiting_reaction_ms, report.guest_longest_kernel_ms) = waiting(&kit, options.seconds)?;
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        report.print();
-    }
+    super::print(options.json, &report, || report.print())?;
     if options.check { report.check() } else { Ok(()) }
 }
 
@@ -141,9 +130,9 @@ fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
     for name in ["one", "two"] {
         clients.push(kit.pace(&host, As::Tenant(&["--name", name, "--share", "50%"]), &steps)?);
     }
-    sleep(&kit.interrupt, SETTLED)?;
+    kit.interrupt.sleep(SETTLED)?;
     let (before, first) = (gpu(&host)?, record(&host)?);
-    sleep(&kit.interrupt, Duration::from_secs_f64(seconds))?;
+    kit.interrupt.sleep(Duration::from_secs_f64(seconds))?;
     let (after, last) = (gpu(&host)?, record(&host)?);
     clients.iter_mut().try_for_each(|client| client.still_runs())?;
     let handoffs = after.handoffs.saturating_sub(before.handoffs);
@@ -186,16 +175,16 @@ fn settings(kit: &Kit) -> Result<Quantiles> {
         clients.push(kit.serve(&host, As::Tenant(&["--name", name, "--share", "50%"]), &arguments)?);
         logs.push(log);
     }
-    let mut administrator = Administrator::connect(&host)?;
-    sleep(&kit.interrupt, SETTLED)?;
+    let mut administrator = Admin::connect(&host)?;
+    kit.interrupt.sleep(SETTLED)?;
     let mut reactions_ms = Vec::new();
     for setting in 0..SETTINGS {
         let (major, minor) = (setting % 2, (setting + 1) % 2);
-        administrator.set_share(names[minor], 100 - MAJOR_PERCENT)?;
+        set_share(&mut administrator, names[minor], 100 - MAJOR_PERCENT)?;
         let asked_ns = now_ns();
-        administrator.set_share(names[major], MAJOR_PERCENT)?;
+        set_share(&mut administrator, names[major], MAJOR_PERCENT)?;
         let in_force_ns = now_ns();
-        sleep(&kit.interrupt, SETTING_HOLDS)?;
+        kit.interrupt.sleep(SETTING_HOLDS)?;
         let first_ns = logs[major]
             .first_after(in_force_ns)?
             .with_context(|| format!("{} launched nothing under its new quota", names[major]))?;
@@ -258,56 +247,23 @@ impl Log {
     }
 }
 
-/// A connection to the daemon's admin socket.
-struct Administrator(BufReader<UnixStream>);
-
-impl Administrator {
-    fn connect(host: &Host) -> Result<Self> {
-        let path = host.admin_socket();
-        let stream =
-            UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
-        Ok(Self(BufReader::new(stream)))
-    }
-
-    /// Sets a tenant's share. Returns when the share is in force.
-    fn set_share(&mut self, tenant: &str, percent: u32) -> Result<()> {
-        let share_ppm = percent * PPM_PER_PERCENT;
-        let request = serde_json::json!({ "op": "set", "tenant": tenant, "share_ppm": share_ppm, "memory_bytes": null });
-        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
-        let mut reply = String::new();
-        self.0.read_line(&mut reply)?;
-        ensure!(reply.contains("\"reply\":\"set\""), "the daemon did not set the share: {reply}");
-        Ok(())
-    }
+/// Sets a tenant's share. Returns when the share is in force.
+fn set_share(admin: &mut Admin, tenant: &str, percent: u32) -> Result<()> {
+    let share_ppm = percent * PPM_PER_PERCENT;
+    let reply =
+        admin.ask(&json!({ "op": "set", "tenant": tenant, "share_ppm": share_ppm, "memory_bytes": null }))?;
+    ensure!(reply.contains("\"reply\":\"set\""), "the daemon did not set the share: {reply}");
+    Ok(())
 }
 
 fn gpu(host: &Host) -> Result<Gpu> {
     host.ps()?.gpus.first().cloned().context("the daemon knows no GPU")
 }
 
-fn sleep(interrupt: &Interrupt, duration: Duration) -> Result<()> {
-    let end = Instant::now() + duration;
-    while Instant::now() < end {
-        interrupt.check()?;
-        thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
-    }
-    Ok(())
-}
-
 fn quantiles(mut values: Vec<f64>) -> Quantiles {
     values.sort_by(f64::total_cmp);
-    let at = |percent: usize| {
-        let rank = (values.len() * percent).div_ceil(100).saturating_sub(1);
-        values.get(rank).copied().unwrap_or(0.0)
-    };
+    let at = |percent| quantile(&values, percent).unwrap_or(0.0);
     Quantiles { p50: at(50), p99: at(99) }
-}
-
-/// Returns the time of the clock that clients log, ns.
-fn now_ns() -> u64 {
-    const NS_PER_S: i64 = 1_000_000_000;
-    let now = clock_gettime(ClockId::Monotonic);
-    u64::try_from(now.tv_sec * NS_PER_S + now.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(test)]

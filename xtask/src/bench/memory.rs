@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
 use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,12 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use deepres_e2e::contention::{Kill, Log};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use super::hook;
+use super::{hook, now_ns, quantile};
 use crate::build::{self, Artefacts};
-use crate::host::{Device, Host, Ps};
+use crate::host::{Admin, Device, Host};
 use crate::process::{Interrupt, Running};
 
 /// The racing tenant.
@@ -26,8 +24,6 @@ const TENANT: &str = "race";
 const LIMIT_BYTES: u64 = 1 << 30;
 /// Contexts take no memory, so the simulated GPU's record contains allocations alone.
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
-/// Percentile of the reported time after a kill.
-const QUANTILE_PERCENT: usize = 99;
 /// Time between two looks at a race that should reach a certain point.
 const POLL: Duration = Duration::from_millis(1);
 /// Time without progress after which a race counts as hanging.
@@ -102,9 +98,7 @@ pub fn run(options: &Options) -> Result<()> {
             account_ns as f64 / NS_PER_MS
         );
     }
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "{} operations by {} processes with {} threads each, {} killed: {} breaches, {} false refusals",
             report.operations,
@@ -119,7 +113,7 @@ pub fn run(options: &Options) -> Result<()> {
             None => println!("nobody was killed: how soon such memory is free was not measured"),
         }
         println!("cuMemAlloc + cuMemFree: {alloc_ns_bare:.1} ns bare, {alloc_ns_hooked:.1} ns under a limit");
-    }
+    })?;
     ensure!(report.breaches == 0, "the limit was broken {} times", report.breaches);
     ensure!(report.false_refusals == 0, "{} requests were refused that fitted", report.false_refusals);
     if let Some(ms) = report.reclaim_ms_after_kill_p99 {
@@ -161,8 +155,7 @@ impl Raced {
     fn reclaim_p99(&self) -> Option<Reclaim> {
         let mut sorted = self.reclaims.clone();
         sorted.sort_unstable_by_key(|reclaim| reclaim.ns());
-        let at = (sorted.len() * QUANTILE_PERCENT).div_ceil(100).saturating_sub(1);
-        sorted.get(at).copied()
+        quantile(&sorted, 99)
     }
 }
 
@@ -309,26 +302,7 @@ impl<'a> Race<'a> {
     }
 }
 
-/// A connection to the daemon, so that a query does not start a program each time.
-struct Admin {
-    stream: BufReader<UnixStream>,
-}
-
 impl Admin {
-    fn connect(host: &Host) -> Result<Self> {
-        let path = host.admin_socket();
-        let stream =
-            UnixStream::connect(&path).with_context(|| format!("cannot connect to {}", path.display()))?;
-        Ok(Self { stream: BufReader::new(stream) })
-    }
-
-    fn status(&mut self) -> Result<Ps> {
-        self.stream.get_mut().write_all(b"{\"op\":\"status\"}\n")?;
-        let mut line = String::new();
-        self.stream.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("not understood: {line}"))
-    }
-
     fn held_bytes(&mut self) -> Result<u64> {
         let status = self.status()?;
         Ok(status.on_first_gpu(TENANT).map_or(0, |(_, gpu)| gpu.memory_bytes))
@@ -355,10 +329,4 @@ impl Admin {
             );
         }
     }
-}
-
-/// Returns the time of the clock that the clients read too, ns.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }

@@ -14,9 +14,13 @@ mod storm;
 mod suspend;
 mod trace;
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use clap::Subcommand;
 use deepres_e2e::stolen::Stolen;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
 
 /// The cost to measure.
 #[derive(Subcommand)]
@@ -129,6 +133,27 @@ pub fn seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
         _ => Err(format!("a number of seconds from {LEAST} to {MOST}")),
     }
+}
+
+/// Prints a report as one JSON object, or as text.
+fn print(as_json: bool, report: &impl Serialize, text: impl FnOnce()) -> Result<()> {
+    if as_json {
+        println!("{}", serde_json::to_string(report)?)
+    } else {
+        text()
+    }
+    Ok(())
+}
+
+/// Returns the time of the clock that the clients read too, ns.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
+}
+
+/// Returns this percentile of sorted values, which is one of them. `None` if there are no values.
+fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }
 
 /// Returns the middle value. For an even number of values, returns the mean of the two in the

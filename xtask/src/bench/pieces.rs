@@ -4,6 +4,7 @@
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ const SIMGPU_TOML: &str = "kernel = [
 ";
 /// Time of the longest of these kernels with the cost of its launch, ms.
 pub const LONG_KERNEL_MS: f64 = 1.001;
+/// Time from the last client's first launch to the first observation.
+pub const SETTLED: Duration = Duration::from_millis(700);
 /// Line that a client prints when it begins to launch.
 const READY: &str = "ready";
 

@@ -55,13 +55,10 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let (bare_ms, preloaded_ms) = (median(&mut bare_ms), median(&mut preloaded_ms));
     let report = Report { runs: options.runs, bare_ms, preloaded_ms, added_ms: preloaded_ms - bare_ms };
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "{NOTHING}: bare {bare_ms:.3} ms, preloaded {preloaded_ms:.3} ms, added {:.3} ms (at most {LIMIT_MS} ms)",
             report.added_ms
         );
-    }
-    Ok(())
+    })
 }

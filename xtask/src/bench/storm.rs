@@ -8,6 +8,7 @@ use deepres_abi::ledger::MAX_SESSIONS;
 use serde::Serialize;
 
 use super::crowd::Crowd;
+use super::quantile;
 use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
@@ -16,8 +17,6 @@ use crate::process::Interrupt;
 const STARTED_LIMIT_S: f64 = 1.0;
 /// Time within which all must be served, s.
 const LIMIT_S: f64 = 3.0;
-/// Percentile of the reported wait.
-const QUANTILE_PERCENT: usize = 99;
 const NS_PER_MS: f64 = 1e6;
 
 /// Options of `cargo xtask bench storm`.
@@ -63,22 +62,19 @@ pub fn run(options: &Options) -> Result<()> {
     let last_ns = served.iter().map(|served| served.at_ns).max().unwrap_or(begin_ns);
     let mut waits_ns: Vec<u64> = served.iter().map(|served| served.init_ns).collect();
     waits_ns.sort_unstable();
-    let at = (waits_ns.len() * QUANTILE_PERCENT).div_ceil(100).saturating_sub(1);
     let report = Report {
         processes: served.len(),
         started_s: seconds(started_ns - begin_ns),
         all_served_s: seconds(last_ns.saturating_sub(begin_ns)),
-        p99_ms: waits_ns[at] as f64 / NS_PER_MS,
+        p99_ms: quantile(&waits_ns, 99).unwrap_or(0) as f64 / NS_PER_MS,
     };
     crowd.end()?;
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "{} processes, started in {:.2} s: all served after {:.2} s (at most {LIMIT_S} s); cuInit took {:.1} ms (99 %)",
             report.processes, report.started_s, report.all_served_s, report.p99_ms
         );
-    }
+    })?;
     ensure!(
         report.started_s <= STARTED_LIMIT_S,
         "they started within {:.2} s: this machine is too slow, or too busy, for a storm",

@@ -78,9 +78,7 @@ pub fn run(options: &Options) -> Result<()> {
         folder: tempfile::tempdir().context("cannot create a temporary directory")?,
     };
     let report = bench.measure()?;
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "two trainers of {} bytes, {} at most, on a GPU of {}, {} steps each, in turns of {} ms, {} bytes/µs to the host and back",
             report.usual_bytes,
@@ -98,7 +96,7 @@ pub fn run(options: &Options) -> Result<()> {
             report.speed,
             report.least_speed
         );
-    }
+    })?;
     // Without suspensions nothing was measured.
     ensure!(report.suspensions >= TENANTS.len(), "the two had room enough together: train for more steps");
     if options.check {
@@ -152,7 +150,9 @@ impl Bench<'_> {
             let mut taken = Vec::new();
             self.finish(self.start(&host, name)?, || {
                 taken.extend(
-                    truth::snapshot(&host.simgpu_state()).map(|truth| truth.gpus[0].memory_used_bytes),
+                    truth::snapshot(&host.simgpu_state())
+                        .iter()
+                        .filter_map(|truth| Some(truth.gpus.first()?.memory_used_bytes)),
                 );
             })?;
             taken.retain(|bytes| *bytes > 0);

@@ -38,8 +38,8 @@ impl Client {
         let mut running = Running::start(command)?;
         let heard = Arc::new(Mutex::new(Heard::default()));
         let (output, errors) = (running.child().stdout.take(), running.child().stderr.take());
-        listen(output.context("the output was piped")?, Arc::clone(&heard));
-        listen(errors.context("the errors were piped")?, Arc::clone(&heard));
+        listen(output.context("the output was piped")?, Arc::clone(&heard))?;
+        listen(errors.context("the errors were piped")?, Arc::clone(&heard))?;
         Ok(Self { name, running, heard })
     }
 
@@ -63,8 +63,8 @@ impl Client {
 }
 
 /// Reads the stream to its end in a thread of its own, because a full pipe would stop the program.
-fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) {
-    thread::spawn(move || {
+fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) -> Result<()> {
+    let listen = move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             let Ok(mut heard) = heard.lock() else { return };
             heard.trains |= line.starts_with(TRAINS);
@@ -73,5 +73,7 @@ fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) {
             }
             heard.last.push_back(line);
         }
-    });
+    };
+    thread::Builder::new().spawn(listen).context("cannot start a thread")?;
+    Ok(())
 }

@@ -38,8 +38,8 @@ pub struct Options {
 
 /// The program of the end-to-end tests.
 const END_TO_END: &str = "deepres-e2e e2e";
-/// The number of end-to-end tests that run at once. It is high, because most of them wait most of
-/// the time.
+/// The number of end-to-end tests that run at once. A test waits for much of its time, and so many
+/// tests together use two processors.
 const TOGETHER: &str = "--test-threads=8";
 /// The module name of end-to-end tests that measure. Each of them runs alone on the machine.
 const MEASURED: &str = "::measured::";
@@ -88,10 +88,11 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     let artefacts = build::check_artefacts()?;
     let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
-    // Most of these tests wait. Meanwhile the checks that compile use the processors, at the lowest
-    // priority.
+    // The checks that compile use what these tests leave of the processors, at the lowest priority.
     let beside = thread::scope(|scope| {
-        let beside = scope.spawn(|| if is_whole { beside() } else { Ok(Tally::default()) });
+        let beside = thread::Builder::new()
+            .spawn_scoped(scope, || if is_whole { beside() } else { Ok(Tally::default()) })
+            .context("cannot start a thread")?;
         end_to_end.together(tally, &filter)?;
         beside.join().expect("a check that fails gives an error")
     })?;

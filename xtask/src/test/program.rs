@@ -128,7 +128,9 @@ pub fn run(command: &mut Command) -> Result<Outcome> {
         .spawn()
         .with_context(|| format!("cannot start: {}", command::shown(command)))?;
     let errors = child.stderr.take().context("standard error was piped")?;
-    let reader = thread::spawn(move || teed(errors, |line| eprint!("{line}")));
+    let reader = thread::Builder::new()
+        .spawn(move || teed(errors, |line| eprint!("{line}")))
+        .context("cannot start a thread")?;
     let output = child.stdout.take().context("the output was piped")?;
     let output = teed(output, |line| print!("{line}"));
     let status = child.wait()?;

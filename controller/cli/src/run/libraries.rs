@@ -2,7 +2,9 @@
 
 use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
-use std::ffi::{CString, OsStr, OsString, c_void};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use std::ffi::{OsStr, OsString, c_void};
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -149,40 +151,32 @@ pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
         return ExitCode::FAILURE;
     }
-    let Ok(name) = CString::new(args.name.as_bytes()) else { return ExitCode::FAILURE };
-    // SAFETY: the string is terminated. The library's initialisers affect only this process, which
-    // then ends.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    if !handle.is_null() {
-        if args.with.as_ref().is_some_and(|function| !has_function(handle, function)) {
+    // SAFETY: the library's initialisers affect only this process, which then ends.
+    let library = match unsafe { Library::open(Some(&args.name), RTLD_LAZY | RTLD_LOCAL) } {
+        // The library stays open, because its finalisers may block.
+        Ok(library) => ManuallyDrop::new(library),
+        Err(error) => {
+            println!("{error}");
             return ExitCode::FAILURE;
         }
-        if let Some(path) = mapped_at(&args.name) {
-            println!("{}", path.display());
-        }
-        return ExitCode::SUCCESS;
-    }
-    // SAFETY: after a failed dlopen the result is null or a terminated string, valid until the next
-    // call.
-    let reason = unsafe {
-        let reason = libc::dlerror();
-        if reason.is_null() { None } else { Some(std::ffi::CStr::from_ptr(reason).to_string_lossy()) }
     };
-    println!("{}", reason.unwrap_or_default());
-    ExitCode::FAILURE
+    if args.with.as_ref().is_some_and(|function| !has_function(&library, function)) {
+        return ExitCode::FAILURE;
+    }
+    if let Some(path) = mapped_at(&args.name) {
+        println!("{}", path.display());
+    }
+    ExitCode::SUCCESS
 }
 
-fn has_function(library: *mut c_void, name: &str) -> bool {
-    // SAFETY: the library is open, and the string is terminated.
-    CString::new(name).is_ok_and(|name| unsafe { !libc::dlsym(library, name.as_ptr()).is_null() })
+fn has_function(library: &Library, name: &str) -> bool {
+    // SAFETY: only the symbol's address is used.
+    unsafe { library.get::<*mut c_void>(name.as_bytes()) }.is_ok_and(|address| !address.is_null())
 }
 
 fn is_loaded(library: &Path) -> bool {
-    CString::new(library.as_os_str().as_bytes()).is_ok_and(|name| {
-        // SAFETY: the string is terminated, and RTLD_NOLOAD loads nothing.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        !handle.is_null()
-    })
+    // SAFETY: RTLD_NOLOAD loads nothing.
+    unsafe { Library::open(Some(library), RTLD_LAZY | libc::RTLD_NOLOAD) }.is_ok()
 }
 
 #[cfg(test)]

@@ -76,8 +76,6 @@ pub struct Cast {
     pub file: u32,
     /// Offset in `files_struct` of its own table of files, bytes.
     pub files_array: u32,
-    /// `rb_node`, which begins with a number of 64 bits
-    pub word: u32,
 }
 
 /// Reads the running kernel's types.
@@ -104,8 +102,6 @@ fn offsets(types: &Types<'_>) -> Result<Offsets, BtfError> {
         inode_rdev: types.offset("inode", "i_rdev")?,
         inode_mode: types.offset("inode", "i_mode")?,
         task_status: types.offset("task_struct", "thread_info")? + types.offset("thread_info", "status")?,
-        task_memory: types.offset("task_struct", "mm")?,
-        memory_table: types.offset("mm_struct", "pgd")?,
     })
 }
 
@@ -142,12 +138,11 @@ impl<'a> Types<'a> {
     }
 
     fn cast(&self) -> Result<Option<Cast>, BtfError> {
-        let structs = ["files_struct", "file", "rb_node"].map(|name| self.number(kind::STRUCT, name));
-        let [files, file, word] = structs;
-        let found = (self.number(kind::FUNC, CAST)?, files?, file?, word?);
-        let (Some(function), Some(files), Some(file), Some(word)) = found else { return Ok(None) };
+        let [files, file] = ["files_struct", "file"].map(|name| self.number(kind::STRUCT, name));
+        let found = (self.number(kind::FUNC, CAST)?, files?, file?);
+        let (Some(function), Some(files), Some(file)) = found else { return Ok(None) };
         let array = self.offset("files_struct", "fd_array");
-        Ok(array.ok().map(|files_array| Cast { function, files, file, files_array, word }))
+        Ok(array.ok().map(|files_array| Cast { function, files, file, files_array }))
     }
 
     /// Returns the number of a type, from 1.

@@ -3,7 +3,6 @@
 
 use super::btf::{self, BtfError, Cast, Layout};
 use super::devices::Devices;
-use super::memory;
 use super::room::Room;
 use super::rows::{self, Rows};
 pub use super::way::Way;
@@ -101,7 +100,6 @@ pub struct Kernel {
     rows: Rows,
     choice: Choice,
     room: Room,
-    sees_memory: bool,
     /// [`Self::skipped`] of detached programs.
     skipped: u64,
 }
@@ -166,7 +164,6 @@ impl Kernel {
             let cast = layout.cast.filter(|_| walk == Walk::Typed);
             // Programs that an unsuccessful try attached are detached when `ebpf` is dropped.
             let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
-            let sees_memory = cast.is_some() && memory::find(&mut ebpf)?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
@@ -175,7 +172,7 @@ impl Kernel {
             };
             let why = obstacles.iter().fold(why, |why, obstacle| format!("{why}; {obstacle}"));
             let rows = Rows::take(&mut ebpf, room)?;
-            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, sees_memory, skipped: 0 };
+            let kernel = Self { ebpf, rows, choice: Choice { way, why }, room, skipped: 0 };
             match attached.and_then(|()| kernel.prove()) {
                 Ok(()) => return Ok(kernel),
                 Err(error) => {
@@ -234,14 +231,8 @@ impl Kernel {
             }
         }
         let rows = Rows::take(&mut ebpf, room)?;
-        Ok(Self {
-            ebpf,
-            rows,
-            choice: Choice { way, why: "to measure".to_owned() },
-            room,
-            sees_memory: false,
-            skipped: 0,
-        })
+        let choice = Choice { way, why: "to measure".to_owned() };
+        Ok(Self { ebpf, rows, choice, room, skipped: 0 })
     }
 
     /// Detaches the programs and keeps their counters and events. Nothing is added after this
@@ -282,12 +273,6 @@ impl Kernel {
     /// Returns how many counters there is room for: processes times devices times commands.
     pub fn room(&self) -> usize {
         self.room.rows
-    }
-
-    /// Whether the programs read arguments through the kernel's own mapping of memory. Otherwise
-    /// they use a helper, which is slower.
-    pub fn sees_memory(&self) -> bool {
-        self.sees_memory
     }
 
     /// Returns the way in which the kernel reports ioctls.
@@ -513,12 +498,9 @@ pub(super) fn load(
         inode_rdev,
         inode_mode,
         task_status,
-        task_memory,
-        memory_table,
     } = layout.offsets;
-    let (files_type, file_type, files_array, word_type) =
-        layout.cast.map_or((0, 0, 0, 0), |cast| (cast.files, cast.file, cast.files_array, cast.word));
-    let has_fifth_level = u32::from(memory::has_fifth_level());
+    let (files_type, file_type, files_array) =
+        layout.cast.map_or((0, 0, 0), |cast| (cast.files, cast.file, cast.files_array));
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
@@ -543,10 +525,6 @@ pub(super) fn load(
         ("FILES_TYPE", &files_type),
         ("FILE_TYPE", &file_type),
         ("FILES_ARRAY", &files_array),
-        ("TASK_MEMORY", &task_memory),
-        ("MEMORY_TABLE", &memory_table),
-        ("WORD_TYPE", &word_type),
-        ("HAS_FIFTH_LEVEL", &has_fifth_level),
         ("HAS_TWINS", &has_twins),
         ("COMMANDS_APART", &room.commands_apart),
         ("TRACING", &mode),
@@ -619,16 +597,6 @@ fn attach_driver(ebpf: &mut Ebpf, facts: &Facts) -> Result<(), KernelError> {
         }
     }
     Ok(())
-}
-
-/// Loads a program that runs only on request.
-pub(super) fn attached_to_nothing<'e>(
-    ebpf: &'e mut Ebpf,
-    name: &str,
-) -> Result<&'e RawTracePoint, KernelError> {
-    let program: &mut RawTracePoint = program_of(ebpf, name)?;
-    program.load().map_err(refused)?;
-    Ok(program)
 }
 
 pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Result<(), KernelError> {

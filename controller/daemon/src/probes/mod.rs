@@ -14,7 +14,6 @@
 //! | [`inside`] | which threads are inside the driver now |
 //! | [`room`] | how many counters there is room for |
 //! | `rows` | the counters in the kernel: their owners and values |
-//! | `memory` | finds the kernel's mapping of all memory |
 //! | [`scan`] | reads /proc about processes |
 //! | [`reader`] | the threads for reads that a process can block |
 //! | `large` | pure: processes with more descriptors than one look covers |
@@ -29,7 +28,6 @@ pub mod hold;
 pub mod inside;
 pub mod kernel;
 mod large;
-mod memory;
 pub mod metering;
 pub mod reader;
 pub mod room;

@@ -9,7 +9,7 @@
 //! errors` calls each function as often and prints the answers.
 
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, c_void};
 use std::io::Read as _;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -17,6 +17,7 @@ use deepres_abi::driver::result::{CUDA_SUCCESS, CUresult};
 use deepres_abi::driver::types::*;
 use deepres_abi::driver::{ApiId, pfn};
 use deepres_abi::forwarded;
+use libloading::os::unix::{Library, RTLD_NOW};
 
 #[path = "../record.rs"]
 mod record;
@@ -131,22 +132,21 @@ macro_rules! expand {
 deepres_abi::for_each_driver_function!(expand);
 
 /// The driver library of this process.
-struct Driver(*mut c_void);
+struct Driver(Library);
 
 impl Driver {
     fn open() -> Result<Self> {
         // SAFETY: loading the driver runs its initialisers, as every client does.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        ensure!(!library.is_null(), "no libcuda.so.1");
-        Ok(Self(library))
+        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) };
+        Ok(Self(library.context("no libcuda.so.1")?))
     }
 
     fn find(&self, symbol: &str) -> Result<*mut c_void> {
-        let name = CString::new(symbol)?;
-        // SAFETY: the library is open, and the name ends with a NUL.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        ensure!(!found.is_null(), "the driver has no {symbol}");
-        Ok(found)
+        // SAFETY: only the symbol's address is used.
+        let found = unsafe { self.0.get::<*mut c_void>(symbol.as_bytes()) };
+        let address = *found.with_context(|| format!("the driver has no {symbol}"))?;
+        ensure!(!address.is_null(), "the driver has no {symbol}");
+        Ok(address)
     }
 
     fn begin(&self) -> Result<()> {

@@ -18,6 +18,7 @@ use deepres_abi::driver::pfn;
 use deepres_abi::driver::types::{
     CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig, CUstream,
 };
+use libloading::os::unix::{Library, RTLD_NOW};
 use serde_json::{Map, Value, json};
 
 /// Number of timed calls.
@@ -46,7 +47,7 @@ fn main() -> Result<()> {
         _ => bail!("usage: stub-client [--calls NAME COUNT]"),
     }
     let mut line = Map::new();
-    line.insert("hooked_by".into(), json!(driver.object_of(c"cuLaunchKernel")?));
+    line.insert("hooked_by".into(), json!(driver.object_of("cuLaunchKernel")?));
     driver.visit(&mut Time { line: &mut line })?;
     line.insert("scale".into(), json!(driver.scale()?));
     println!("{}", Value::Object(line));
@@ -92,38 +93,38 @@ impl Visitor for Repeat<'_> {
 /// Returns a function of the driver with its type.
 macro_rules! function {
     ($driver:expr, $name:ident) => {{
-        let name = std::ffi::CString::new(stringify!($name))?;
         // SAFETY: the symbol of this name has this type in every driver.
-        unsafe { std::mem::transmute::<*mut c_void, pfn::$name>($driver.address(&name)?) }
+        unsafe { std::mem::transmute::<*mut c_void, pfn::$name>($driver.address(stringify!($name))?) }
     }};
 }
 
 struct Driver {
-    library: *mut c_void,
+    library: Library,
 }
 
 impl Driver {
     fn load() -> Result<Self> {
         // SAFETY: loading a driver library runs its initialisers, which every client does.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        ensure!(!library.is_null(), "no libcuda.so.1: LD_LIBRARY_PATH has to name its folder");
+        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) };
+        let library = library.context("no libcuda.so.1: LD_LIBRARY_PATH has to name its folder")?;
         Ok(Self { library })
     }
 
-    fn address(&self, name: &CStr) -> Result<*mut c_void> {
-        // SAFETY: `library` is open and `name` ends with a NUL.
-        let address = unsafe { libc::dlsym(self.library, name.as_ptr()) };
-        ensure!(!address.is_null(), "the driver does not export {name:?}");
+    fn address(&self, name: &str) -> Result<*mut c_void> {
+        // SAFETY: only the symbol's address is used.
+        let found = unsafe { self.library.get::<*mut c_void>(name.as_bytes()) };
+        let address = *found.with_context(|| format!("the driver does not export {name}"))?;
+        ensure!(!address.is_null(), "the driver does not export {name}");
         Ok(address)
     }
 
     /// Returns the shared object to which a look-up of `name` leads.
-    fn object_of(&self, name: &CStr) -> Result<String> {
+    fn object_of(&self, name: &str) -> Result<String> {
         let address = self.address(name)?;
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: `dladdr` accepts any address, and `info` is valid for a write.
         let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        ensure!(found != 0, "nobody knows whose {name:?} is");
+        ensure!(found != 0, "nobody knows whose {name} is");
         // SAFETY: `dladdr` succeeded, so it filled in `info`. The name is that of a loaded object.
         let object = unsafe { CStr::from_ptr(info.assume_init().dli_fname) };
         Ok(object.to_string_lossy().into_owned())

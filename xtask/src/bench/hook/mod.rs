@@ -144,11 +144,7 @@ pub fn run(options: &Options) -> Result<()> {
     let apis = apis.collect::<Result<_>>()?;
     let instructions_by = if can_count { "callgrind" } else { "skipped: valgrind is not installed" };
     let report = Report { apis, scale: times.map(|(_, scale)| scale), instructions_by };
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print(&report);
-    }
+    super::print(options.json, &report, || print(&report))?;
     if options.check { report.check() } else { Ok(()) }
 }
 

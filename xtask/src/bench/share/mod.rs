@@ -175,14 +175,12 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     let report = Report::of(cells, alone);
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
+    super::print(options.json, &report, || {
         println!(
             "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one alone",
             report.mean_error_points, report.worst_error_points, report.worst_throughput_ratio
         );
-    }
+    })?;
     if options.check { report.check() } else { Ok(()) }
 }
 

@@ -3,14 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use simgpu_engine::truth;
 
 use super::cell::{Cell, Had, Measured, Tenant};
-use crate::bench::pieces::{self, As};
+use crate::bench::pieces::{self, As, SETTLED};
 use crate::build::{self, Artefacts};
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
@@ -24,10 +23,6 @@ const SIMGPU_TOML: &str = "kernel = [
 ";
 /// Further configuration for a GPU that is hard to meter.
 const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
-/// Time from the last client's first launch to the first observation.
-const SETTLED: Duration = Duration::from_millis(700);
-/// Time between two checks for an interruption.
-const POLL: Duration = Duration::from_millis(20);
 /// Number of rounds in which a tenant alone and the bare driver take turns, and the time of each.
 /// The turns make a machine that grows busy affect both.
 const ALONE_ROUNDS: u32 = 3;
@@ -53,9 +48,9 @@ impl Bench {
                 clients.push(pieces::start(&host, As::Tenant(&how), &self.client, tenant.steps)?);
             }
         }
-        self.sleep(SETTLED)?;
+        self.interrupt.sleep(SETTLED)?;
         let first = Look::at(&host)?;
-        self.sleep(Duration::from_secs_f64(self.seconds))?;
+        self.interrupt.sleep(Duration::from_secs_f64(self.seconds))?;
         let last = Look::at(&host)?;
         for client in &mut clients {
             client.still_runs()?;
@@ -82,10 +77,10 @@ impl Bench {
     fn used_fraction(&self, tenant: &Tenant, how: As<'_>) -> Result<f64> {
         let host = self.host()?;
         let mut client = pieces::start(&host, how, &self.client, tenant.steps)?;
-        self.sleep(SETTLED)?;
+        self.interrupt.sleep(SETTLED)?;
         let pid = client.pid(&host, how, &tenant.name)?;
         let before = pieces::record(&host)?;
-        self.sleep(ALONE_LASTS)?;
+        self.interrupt.sleep(ALONE_LASTS)?;
         let after = pieces::record(&host)?;
         client.still_runs()?;
         let used_ns = pieces::kernels_ns(&after, pid).saturating_sub(pieces::kernels_ns(&before, pid));
@@ -99,15 +94,6 @@ impl Bench {
         std::fs::write(&config, toml).with_context(|| format!("cannot write {}", config.display()))?;
         Host::start(&self.artefacts, Device::Simulated { config: Some(config) }, &self.interrupt)
     }
-
-    fn sleep(&self, duration: Duration) -> Result<()> {
-        let end = Instant::now() + duration;
-        while Instant::now() < end {
-            self.interrupt.check()?;
-            thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
-        }
-        Ok(())
-    }
 }
 
 /// All figures of one moment.
@@ -118,7 +104,7 @@ struct Look {
 
 impl Look {
     fn at(host: &Host) -> Result<Self> {
-        let truth = truth::snapshot(&host.simgpu_state()).context("the simulated GPU's record")?;
+        let truth = pieces::record(host)?;
         Ok(Self { ps: host.ps()?, truth })
     }
 
