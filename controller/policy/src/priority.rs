@@ -4,8 +4,8 @@
 //! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. The value weighs
 //! tenants that asked for no share, and best-effort tenants among themselves.
 
-use deepres_abi::PPM;
 use core::time::Duration;
+use deepres_abi::PPM;
 
 pub use deepres_abi::criticality::{Criticality, CriticalityError};
 

@@ -53,8 +53,7 @@ impl Worker {
             Phase::Held(tenant) => Some(tenant),
             Phase::Free | Phase::Draining(_) => None,
         };
-        let tenants =
-            || core.tenants().filter_map(|(id, tenant)| Some((id, tenant, self.tenants.get(&id)?)));
+        let tenants = || core.tenants().filter_map(|(id, tenant)| Some((id, tenant, self.tenants.get(&id)?)));
         let accounts: BTreeMap<_, _> =
             tenants().map(|(id, tenant, seat)| (id, self.account_status(id, tenant, seat))).collect();
         let mut sessions = Vec::new();

@@ -4,5 +4,4 @@ mod build;
 mod daemon;
 mod hostile;
 mod identities;
-mod liars;
 mod restarts;

@@ -143,9 +143,10 @@ impl Core {
             let at_ns = session.awaited.is_some().then_some(baseline.at_ns);
             Some((id, session.seat.process?, baseline.meter, at_ns))
         };
-        let here = self.tenants.iter().flat_map(|(id, tenant)| {
-            tenant.sessions.values().filter_map(|session| of_session(*id, session))
-        });
+        let here = self
+            .tenants
+            .iter()
+            .flat_map(|(id, tenant)| tenant.sessions.values().filter_map(|session| of_session(*id, session)));
         let away = self.baselines.iter();
         let away = away.map(|((tenant, process), from)| (*tenant, *process, from.meter, Some(from.at_ns)));
         Snapshot {

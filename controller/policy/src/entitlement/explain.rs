@@ -4,11 +4,11 @@ use super::present::{Claim, shares};
 use super::{Request, Rule, awake, entitlements};
 use crate::TenantId;
 use crate::class::Class;
-use deepres_abi::PPM;
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
+use deepres_abi::PPM;
 
 /// One term of a sum.
 #[derive(Debug, Clone, PartialEq, Eq)]

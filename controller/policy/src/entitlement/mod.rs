@@ -30,10 +30,10 @@ pub mod waterfill;
 use crate::TenantId;
 use crate::class::Class;
 use crate::priority::MIN_VALUE_PPM;
-use deepres_abi::PPM;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::time::Duration;
+use deepres_abi::PPM;
 use waterfill::{Vessel, pour_into};
 
 /// The entitlement of a fair tenant without a wish, beside tenants that asked for everything.
@@ -193,8 +193,7 @@ fn while_all_want(
     let for_asked = if unasked == 0 { room } else { room - for_unasked };
 
     let Work { vessels, order, rest, gaps } = work;
-    let is_unasked =
-        |request: &&Request| request.class != Class::BestEffort && request.asked_ppm.is_none();
+    let is_unasked = |request: &&Request| request.class != Class::BestEffort && request.asked_ppm.is_none();
     parts(for_unasked, counted().filter(is_unasked), vessels, order, rest);
     let is_guest = |request: &&Request| request.class == Class::BestEffort;
     parts(WHOLE, counted().filter(is_guest), vessels, order, gaps);

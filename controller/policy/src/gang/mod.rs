@@ -18,10 +18,10 @@
 mod line;
 
 use crate::TenantId;
-use line::Line;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::time::Duration;
+use line::Line;
 
 const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64

@@ -10,10 +10,10 @@
 //! again. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that grows faster ([`TOLERATED_PPM`]), for whoever answers requests that come by
 //! themselves catches up.
 
-use deepres_abi::PPM;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
+use deepres_abi::PPM;
 
 /// The part of the time that guests may cost owners unless an operator says otherwise: 1 %.
 pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;

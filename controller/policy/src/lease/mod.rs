@@ -29,16 +29,16 @@ use crate::TenantId;
 use crate::class::Class;
 use crate::gang::{Gangs, Order};
 use crate::tuning::Tuning;
-use guard::{Guard, Owners};
-use state::{
-    Contended, Forfeited, Hold, Lenience, NewQuota, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns,
-    credit_ns, mean, patience,
-};
 use alloc::collections::BTreeMap;
 use alloc::vec::{Drain, Vec};
 use core::cmp::Reverse;
 use core::mem;
 use core::time::Duration;
+use guard::{Guard, Owners};
+use state::{
+    Contended, Forfeited, Hold, Lenience, NewQuota, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns,
+    credit_ns, mean, patience,
+};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -294,9 +294,8 @@ impl Scheduler {
             self.divide_lenience(user, now_ns);
         }
         self.free(id);
-        let is_here = |user: UserId| {
-            self.tenants.values().any(|tenant| tenant.present && tenant.user == Some(user))
-        };
+        let is_here =
+            |user: UserId| self.tenants.values().any(|tenant| tenant.present && tenant.user == Some(user));
         self.trusts.retain(|user, trust| !trust.is_as_new(now_ns) || is_here(*user));
     }
 
@@ -458,6 +457,10 @@ impl Scheduler {
 
     /// Takes in what a tenant's meters say at `now_ns`.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
+        let is_holder = self.hold.is_some_and(|hold| hold.tenant == id);
+        if !is_holder && self.tenants.get(id).is_some_and(|tenant| tenant.still_rests(&seen)) {
+            return;
+        }
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
@@ -1158,10 +1161,10 @@ impl Scheduler {
         if in_flight {
             holder.charge_in_advance(holder.overrun_ns(hold, tuning.window_ns, now_ns));
         }
-        if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
-            if let Some(trust) = self.trusts.get_mut(&user) {
-                trust.had_unshown(unshown_ns, now_ns);
-            }
+        if let Some(user) = holder.user.filter(|_| unshown_ns > 0)
+            && let Some(trust) = self.trusts.get_mut(&user)
+        {
+            trust.had_unshown(unshown_ns, now_ns);
         }
         let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0;
         let unused_ns = held_ns.saturating_sub(hold.used_ns);

@@ -3,4 +3,5 @@
 
 mod allocations;
 mod lease_policy;
+mod liars;
 mod model;

@@ -238,7 +238,8 @@ impl Model {
             self.scheduler.observe(*id, now_ns, seen);
         }
         let wake_ns = self.scheduler.decide(now_ns, &self.tuning);
-        for change in self.scheduler.take_changes() {
+        let changes: Vec<_> = self.scheduler.take_changes().collect();
+        for change in changes {
             if self.tenants[&change.tenant].waiting {
                 self.at(now_ns + WAKE_NS, Event::Try(change.tenant));
             }

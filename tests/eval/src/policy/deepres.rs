@@ -197,7 +197,8 @@ impl Gate for Deepres {
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
         let process = &mut self.processes[launch.tenant];
         let Gated { grant, terms } = &process.gate;
-        let is_full = process.in_flight > 0 && process.meter.in_flight_ns + launch.length_ns > terms.window_ns;
+        let is_full =
+            process.in_flight > 0 && process.meter.in_flight_ns + launch.length_ns > terms.window_ns;
         let (may_go, rings) = match grant {
             // The tenant waits for its work in flight, and not at the gate.
             Grant::Open if is_full => return false,
