@@ -1,9 +1,8 @@
 //! The admin socket: answers requests of the daemon's user, of root, and of the group that the
 //! configuration names.
 
-use super::state::Saved;
-use super::{Shared, residency};
-use crate::arbiter::Report;
+use super::state::{Saved, saver};
+use super::{Shared, residency, status};
 use crate::probes::metering::{self, Purpose};
 use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request};
 use deepres_model::peer::Peer;
@@ -117,31 +116,15 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
     }
 }
 
-/// Returns the reports of all arbiters, or `None` if one does not answer.
-pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
-    let pending = shared.registry.borrow().reports();
-    let mut reports = Vec::new();
-    for report in pending {
-        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
-    }
-    Some(reports)
-}
-
 async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     match request {
-        Request::Status => match reports(shared).await {
-            Some(reports) => {
-                let mut status = shared.registry.borrow().status(&reports);
-                let board = shared.watcher.board();
-                status.unmanaged = board.unmanaged;
-                status.probes = board.probes;
-                status.driver_activity = board.activity;
-                status.metering = shared.metering.board();
-                Reply::Status(Box::new(status))
-            }
+        Request::Status => match status::now(shared).await {
+            Some(status) => Reply::Status(Box::new(status)),
             None => no_answer(),
         },
-        Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
+        Request::Coverage => {
+            Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenants()) }
+        }
         Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
             Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
         }
@@ -151,7 +134,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
                 Ok(Ok(Ok(()))) => {
-                    super::saving::save(shared).await;
+                    saver::save(shared).await;
                     Reply::Adopted { unmetered }
                 }
                 Ok(Ok(Err(message))) => Reply::Error { message },
@@ -171,7 +154,9 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                         };
                         gpus.extend(share);
                     }
-                    shared.registry.borrow().tell_gates(&tenant, &mut gpus);
+                    if let Some(tenant) = shared.registry.borrow().tenants().get(&tenant) {
+                        gpus.iter_mut().for_each(|share| share.gate = status::gate(tenant, &share.gate));
+                    }
                     Reply::Explained { gpus }
                 }
                 Err(message) => Reply::Error { message },
@@ -212,7 +197,7 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
             return no_answer();
         }
     }
-    match super::saving::save(shared).await {
+    match saver::save(shared).await {
         Saved::Failed(error) => Reply::Error {
             message: format!(
                 "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",

@@ -6,7 +6,7 @@
 //! of a GPU. So a question that comes while NVML is being asked gets the answer of the next query.
 //! That makes two queries, however many processes ask.
 
-use super::reconcile::NVML_LIBRARY;
+use crate::memory::reconcile::NVML_LIBRARY;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use std::collections::BTreeMap;

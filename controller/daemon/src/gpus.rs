@@ -1,10 +1,15 @@
-//! The GPUs of this host, as NVML lists them.
+//! The GPUs of this host, as NVML lists them, and those of them that the daemon manages.
 
+use crate::arbiter::{Arbiter, Report, Snapshot};
+use crate::registry::Order;
+use crate::tenant::Tenant;
 use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::Uuid;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::ffi::OsStr;
+use std::ops::Range;
+use tokio::sync::oneshot;
 
 /// The name of the NVML library at run time. The name without a version is for compilers, and
 /// missing on most machines.
@@ -85,6 +90,83 @@ impl Gpu {
                 Self::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)
             })
             .collect()
+    }
+}
+
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter.
+#[derive(Debug, Default)]
+pub struct Gpus(Vec<(Gpu, Arbiter)>);
+
+impl Gpus {
+    /// Adds a GPU with its arbiter.
+    pub fn add(&mut self, gpu: Gpu, arbiter: Arbiter) {
+        self.0.push((gpu, arbiter));
+    }
+
+    /// Returns the number of GPUs.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the numbers of all GPUs.
+    pub fn numbers(&self) -> Range<usize> {
+        0..self.count()
+    }
+
+    /// Returns the GPUs in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Gpu> {
+        self.0.iter().map(|(gpu, _)| gpu)
+    }
+
+    /// Returns the number of the GPU with this UUID.
+    pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
+        self.iter().position(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Returns the number of the GPU with this UUID, `GPU-…`.
+    pub fn number_named(&self, uuid: &str) -> Option<usize> {
+        self.iter().position(|gpu| gpu.uuid_text == uuid)
+    }
+
+    /// Returns the UUIDs, `GPU-…`, in the order of the GPUs' numbers.
+    pub fn uuids(&self) -> Vec<String> {
+        self.iter().map(|gpu| gpu.uuid_text.clone()).collect()
+    }
+
+    /// Returns a GPU's memory, bytes; 0 if there is no such GPU.
+    pub fn memory_bytes(&self, gpu: usize) -> u64 {
+        self.0.get(gpu).map_or(0, |(gpu, _)| gpu.memory_bytes)
+    }
+
+    /// Returns a GPU's arbiter.
+    pub fn arbiter(&self, gpu: usize) -> Option<&Arbiter> {
+        self.0.get(gpu).map(|(_, arbiter)| arbiter)
+    }
+
+    /// Returns all arbiters in the order of the GPUs' numbers.
+    pub fn arbiters(&self) -> impl Iterator<Item = &Arbiter> {
+        self.0.iter().map(|(_, arbiter)| arbiter)
+    }
+
+    /// Tells a GPU's arbiter a tenant's present wishes, limits and pauses.
+    pub fn tell(&self, gpu: usize, tenant: &Tenant) -> Option<Order> {
+        Some(self.arbiter(gpu)?.set_tenant(tenant.seat_on(gpu)))
+    }
+
+    /// Asks every arbiter for its report.
+    pub fn reports(&self) -> Vec<oneshot::Receiver<Report>> {
+        self.arbiters().map(Arbiter::report).collect()
+    }
+
+    /// Asks every arbiter for its part of the state to save.
+    pub fn snapshots(&self) -> Vec<oneshot::Receiver<Snapshot>> {
+        self.arbiters().map(Arbiter::snapshot).collect()
+    }
+
+    /// Returns whether a tenant wanted a GPU since the last call.
+    pub fn have_stirred(&self) -> bool {
+        // Every arbiter is asked, because each resets its own mark.
+        self.arbiters().fold(false, |stirred, arbiter| stirred | arbiter.has_stirred())
     }
 }
 

@@ -1,8 +1,9 @@
 //! Reconciliation: compares every second what NVML reports for a tenant's processes with the
 //! tenant's account. Logs large differences and refused memory.
 
-use super::Shared;
-use super::administrators::reports;
+use super::held;
+use crate::Shared;
+use crate::status;
 use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, TenantStatus};
 use deepres_model::quantity::Bytes;
 use nvml_wrapper::Nvml;
@@ -63,28 +64,27 @@ pub async fn serve(shared: Rc<Shared>) {
     let mut told = Told::new();
     loop {
         sleep(PERIOD).await;
-        if !shared.registry.borrow().has_tenants() {
-            shared.registry.borrow_mut().forget_strangers();
+        if shared.registry.borrow().tenants().is_empty() {
+            shared.registry.borrow_mut().forget_unmanaged_memory();
             told.clear();
             continue;
         }
         if nvml.is_none() {
             nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
         }
-        let before = shared.registry.borrow().held();
-        if let Some(nvml) = nvml.clone() {
-            let uuids = shared.registry.borrow().gpu_uuids();
-            // A driver may take its time, and tenants come and go meanwhile.
-            let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
-            shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
-        }
-        // Other processes' use of memory has changed, and with it what caps and guarantees leave.
-        // The arbiters take up the change in their own time.
-        shared.registry.borrow_mut().renew_parts();
-        drop(shared.registry.borrow_mut().renew_ceilings());
-        if let Some(reports) = reports(&shared).await {
-            let tenants = shared.registry.borrow().status(&reports).tenants;
-            tell(&tenants, &mut told);
+        let before = held(shared.registry.borrow().tenants());
+        let found = match nvml.clone() {
+            Some(nvml) => {
+                let uuids = shared.registry.borrow().gpus().uuids();
+                // A driver may take its time, and tenants come and go meanwhile.
+                let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
+                Some(found.unwrap_or_default())
+            }
+            None => None,
+        };
+        shared.registry.borrow_mut().reconcile(found.as_ref(), &before);
+        if let Some(status) = status::now(&shared).await {
+            tell(&status.tenants, &mut told);
         }
     }
 }

@@ -1,18 +1,24 @@
 //! Computes the status that administrators see.
 
-use super::Registry;
-use super::tenant::Tenant;
+use crate::Shared;
 use crate::arbiter::{Report, SessionId};
 use crate::gpus::Gpu;
+use crate::registry::Tenants;
+use crate::tenant::{Session, Tenant};
 use deepres_model::admin::{
-    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, MeteringStatus, ProbesStatus, ProcessCoverage,
-    SessionGpuStatus, SessionStatus, ShareStatus, Status, TenantStatus,
+    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
+    Status, TenantStatus,
 };
-use deepres_model::clock::monotonic_ns;
+use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 use deepres_policy::TenantId;
 use deepres_policy::lease::Phase;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+use tokio::time::timeout;
 
+/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
+/// gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The word for the gate of a suspended tenant.
 const SUSPENDED: &str = "suspended";
 
@@ -37,68 +43,62 @@ impl<'a> ByWhom<'a> {
     }
 }
 
-impl Registry {
-    /// Returns the status, from the arbiters' reports and the registry.
-    pub fn status(&self, reports: &[Report]) -> Status {
-        let names: HashMap<TenantId, &str> =
-            self.tenants.iter().map(|(name, tenant)| (tenant.id, name.as_str())).collect();
-        let gpus = self.gpus.iter().zip(reports).enumerate();
-        let by_whom = ByWhom::of(reports);
-        Status {
-            now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
-            daemon: DaemonStatus {
-                pid: std::process::id(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                directory: self.directory.to_string(),
-                started_ns: self.started_ns,
-                heartbeat_limit_ns: self.config.heartbeat_limit_ms * deepres_model::clock::NS_PER_MS,
-                fail_mode: self.config.fail_mode.name().to_owned(),
-            },
-            gpus: gpus
-                .map(|(index, (managed, report))| gpu_status(index, &managed.gpu, report, &names))
-                .collect(),
-            tenants: self
-                .tenants
-                .iter()
-                .map(|(name, tenant)| {
-                    let gpu_bytes = |gpu: usize| self.gpus.get(gpu).map(|managed| managed.gpu.memory_bytes);
-                    tenant_status(name, tenant, &by_whom, gpu_bytes)
-                })
-                .collect(),
-            unmanaged: Vec::new(),
-            probes: ProbesStatus::default(),
-            driver_activity: Vec::new(),
-            metering: MeteringStatus::default(),
-        }
+/// Returns the reports of all arbiters, or `None` if one does not answer.
+pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
+    let pending = shared.registry.borrow().gpus().reports();
+    let mut reports = Vec::new();
+    for report in pending {
+        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
     }
-
-    /// Sets the gate of each of a tenant's shares to the word that [`Self::status`] shows.
-    pub fn tell_gates(&self, name: &str, shares: &mut [ShareStatus]) {
-        let Some(tenant) = self.tenants.get(name) else { return };
-        shares.iter_mut().for_each(|share| share.gate = tenant.gate_word(&share.gate));
-    }
-
-    /// Returns how each session's process reaches the driver.
-    pub fn coverage(&self) -> Vec<ProcessCoverage> {
-        let processes = self
-            .tenants
-            .iter()
-            .flat_map(|(name, tenant)| tenant.sessions.values().map(move |session| (name.as_str(), session)));
-        processes
-            .map(|(tenant, session)| {
-                let page = session.meter.page().coverage();
-                ProcessCoverage::read(tenant, session.pid, &session.client, page)
-            })
-            .collect()
-    }
+    Some(reports)
 }
 
-impl Tenant {
-    /// Returns the word for the tenant's gate: the arbiter's word `gate`, unless the tenant is
-    /// suspended.
-    fn gate_word(&self, gate: &str) -> String {
-        if self.is_suspended { SUSPENDED.to_owned() } else { gate.to_owned() }
-    }
+/// Returns the status, or `None` if an arbiter does not answer.
+pub async fn now(shared: &Shared) -> Option<Status> {
+    let reports = reports(shared).await?;
+    let (registry, board) = (shared.registry.borrow(), shared.watcher.board());
+    let (config, tenants) = (registry.config(), registry.tenants());
+    let names = tenants.names();
+    let gpus = registry.gpus().iter().zip(&reports).enumerate();
+    let by_whom = ByWhom::of(&reports);
+    let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
+    Some(Status {
+        now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
+        daemon: DaemonStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            directory: shared.directory.to_string(),
+            started_ns: shared.started_ns,
+            heartbeat_limit_ns: config.heartbeat_limit_ms * NS_PER_MS,
+            fail_mode: config.fail_mode.name().to_owned(),
+        },
+        gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
+        tenants: tenants
+            .iter()
+            .map(|(name, tenant)| tenant_status(name, tenant, &by_whom, gpu_bytes))
+            .collect(),
+        unmanaged: board.unmanaged,
+        probes: board.probes,
+        driver_activity: board.activity,
+        metering: shared.metering.board(),
+    })
+}
+
+/// Returns how each session's process reaches the driver.
+pub fn coverage(tenants: &Tenants) -> Vec<ProcessCoverage> {
+    let of_tenant = |(name, tenant): (&str, &Tenant)| -> Vec<ProcessCoverage> {
+        let sessions = tenant.members.sessions().values();
+        let read = |session: &Session| {
+            ProcessCoverage::read(name, session.pid, &session.client, session.meter.page().coverage())
+        };
+        sessions.map(read).collect()
+    };
+    tenants.iter().flat_map(of_tenant).collect()
+}
+
+/// Returns the word for a tenant's gate: the arbiter's word `gate`, unless the tenant is suspended.
+pub fn gate(tenant: &Tenant, gate: &str) -> String {
+    if tenant.residence.is_suspended() { SUSPENDED.to_owned() } else { gate.to_owned() }
 }
 
 /// Returns a tenant's status. `gpu_bytes` returns the memory of a GPU.
@@ -111,8 +111,8 @@ fn tenant_status(
     let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // For a deserted tenant the arbiter reports its last figures, which do not hold any more.
         let is_here = !tenant.is_deserted();
-        let seen = tenant.by_nvml.get(&account.gpu).filter(|_| is_here);
-        let ceiling_bytes = tenant.ceilings.get(&account.gpu).copied();
+        let seen = tenant.memory.by_nvml(account.gpu).filter(|_| is_here);
+        let ceiling_bytes = tenant.memory.ceiling_bytes(account.gpu);
         // A tenant that has just come keeps all the memory that it may hold.
         let most_bytes = ceiling_bytes.or_else(|| gpu_bytes(account.gpu)).unwrap_or(u64::MAX);
         AccountStatus {
@@ -120,7 +120,11 @@ fn tenant_status(
             is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
             // An awaited tenant keeps its entitlement, but has no process at a gate.
-            gate: account.gate.as_ref().filter(|_| tenant.is_present()).map(|gate| tenant.gate_word(gate)),
+            gate: account
+                .gate
+                .as_ref()
+                .filter(|_| tenant.members.is_present())
+                .map(|word| gate(tenant, word)),
             nvml_bytes: seen.map(|seen| seen.bytes),
             drift_bytes: seen.map(|seen| seen.drift_bytes),
             ceiling_bytes,
@@ -131,25 +135,26 @@ fn tenant_status(
     let on_gpus = |session: &SessionId| -> Vec<SessionGpuStatus> {
         by_whom.sessions.get(session).into_iter().flatten().map(|status| (*status).clone()).collect()
     };
-    let granted = tenant.granted();
+    let granted = tenant.terms.granted();
     TenantStatus {
         name: name.to_owned(),
-        uid: tenant.user,
+        uid: tenant.owner.user,
         user: None,
-        found: Some(tenant.found.clone()),
-        container: tenant.container.clone(),
-        asked: tenant.asked,
+        found: Some(tenant.owner.found.clone()),
+        container: tenant.owner.container.clone(),
+        asked: tenant.terms.asked(),
         granted: Some(granted),
         asked_share_ppm: granted.share_ppm.value,
         memory_limit_bytes: granted.memory_bytes.value,
         class: granted.class.value.name().to_owned(),
-        paused: tenant.is_paused,
-        suspended: tenant.is_suspended,
-        oversubscribe: tenant.oversubscribe.map(|way| way.name().to_owned()),
-        keepers: tenant.keepers.len(),
+        paused: tenant.terms.is_paused(),
+        suspended: tenant.residence.is_suspended(),
+        oversubscribe: tenant.residence.oversubscribe().map(|way| way.name().to_owned()),
+        keepers: tenant.members.keepers(),
         gpus: accounts.collect::<Vec<AccountStatus>>(),
         sessions: tenant
-            .sessions
+            .members
+            .sessions()
             .iter()
             .map(|(id, session)| SessionStatus {
                 id: *id,
@@ -163,7 +168,7 @@ fn tenant_status(
     }
 }
 
-fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &HashMap<TenantId, &str>) -> GpuStatus {
+fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantId, &str>) -> GpuStatus {
     let (phase, holder) = match report.phase {
         Phase::Free => ("free", None),
         Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),

@@ -1,7 +1,7 @@
 //! Keeps the state file up to date.
 
-use super::Shared;
-use super::state::Saved;
+use super::{Saved, gather};
+use crate::Shared;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ pub async fn stop_waiting(shared: Rc<Shared>) {
 pub async fn save(shared: &Shared) -> Saved {
     // Locked before the state is gathered, so that the file written last has the newest state.
     let mut file = Arc::clone(&shared.state).lock_owned().await;
-    let pending = shared.registry.borrow().snapshots();
+    let pending = shared.registry.borrow().gpus().snapshots();
     let mut snapshots = Vec::new();
     for snapshot in pending {
         match timeout(ANSWER_LIMIT, snapshot).await {
@@ -80,7 +80,10 @@ pub async fn save(shared: &Shared) -> Saved {
             }
         }
     }
-    let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
+    let mut state = {
+        let registry = shared.registry.borrow();
+        gather::state(file.boot(), registry.gpus(), registry.tenants(), &snapshots)
+    };
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();
