@@ -1,19 +1,16 @@
 //! The GPUs of this host, as NVML lists them, and those of them that the daemon manages.
 
 use crate::arbiter::{Arbiter, Report, Snapshot};
+use crate::nvml;
 use crate::registry::Order;
 use crate::tenant::Tenant;
-use deepres_abi::MAX_GPUS;
 use deepres_abi::wire::Uuid;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use std::ffi::OsStr;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// The name of the NVML library at run time. The name without a version is for compilers, and
-/// missing on most machines.
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 /// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
 /// A word in the name of every simulated GPU.
@@ -35,20 +32,29 @@ pub struct Gpu {
 }
 
 /// The reason why there are no GPUs to manage.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
     /// NVML is missing.
-    #[error("cannot load {NVML_LIBRARY}, so no GPU can be found ({0}); is the NVIDIA driver installed?")]
-    NoLibrary(NvmlError),
+    #[error("cannot load {library}, so no GPU can be found ({0}); is the NVIDIA driver installed?", library = nvml::LIBRARY)]
+    NoLibrary(Arc<NvmlError>),
     /// NVML fails.
     #[error("NVML fails: {0}; does `nvidia-smi` work?")]
-    Nvml(#[from] NvmlError),
+    Nvml(#[source] Arc<NvmlError>),
+    /// NVML does not answer for this long.
+    #[error("NVML does not answer within {0:?}; does `nvidia-smi` work?")]
+    Silent(Duration),
     /// NVML lists no GPU.
     #[error("this machine has no GPU")]
     None,
     /// NVML lists a GPU with a malformed UUID.
     #[error("NVML gives a GPU the UUID `{0}`, which is none")]
     Uuid(String),
+}
+
+impl From<NvmlError> for GpuError {
+    fn from(error: NvmlError) -> Self {
+        Self::Nvml(Arc::new(error))
+    }
 }
 
 impl Gpu {
@@ -67,29 +73,13 @@ impl Gpu {
         })
     }
 
-    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots.
+    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots. Waits for
+    /// NVML, but not for ever.
     ///
     /// # Errors
     /// [`GpuError`], with what is missing.
     pub fn all() -> Result<Vec<Self>, GpuError> {
-        let nvml =
-            Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().map_err(|error| match error {
-                NvmlError::LibloadingError(_) => GpuError::NoLibrary(error),
-                other => GpuError::Nvml(other),
-            })?;
-        let count = nvml.device_count()?;
-        if count == 0 {
-            return Err(GpuError::None);
-        }
-        if count as usize > MAX_GPUS {
-            tracing::warn!("this machine has {count} GPUs; the first {MAX_GPUS} are managed");
-        }
-        (0..count.min(MAX_GPUS as u32))
-            .map(|index| {
-                let device = nvml.device_by_index(index)?;
-                Self::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)
-            })
-            .collect()
+        nvml::gpus()
     }
 }
 

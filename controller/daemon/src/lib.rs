@@ -6,6 +6,7 @@
 //! | `registry` | composes the GPUs, the tenants and their memory |
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
+//! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
 //! | `sessions` | the tenant socket: lets processes in, and answers those that only ask |
 //! | `status` | the status that administrators and the log see |
@@ -15,7 +16,6 @@
 //! | [`trace`] | ioctls of the GPU's devices, by name |
 
 mod administrators;
-mod appraisal;
 pub mod arbiter;
 mod driver_use;
 mod files;
@@ -24,6 +24,7 @@ mod gpus;
 pub mod identity;
 mod lines;
 mod memory;
+mod nvml;
 pub mod probes;
 mod registry;
 mod residency;
@@ -44,7 +45,6 @@ use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::probes::metering::{Metering, Purpose};
 use crate::probes::{Before, Watcher};
 use crate::shm::{SharedPage, Writer};
-use appraisal::Appraiser;
 use deepres_abi::beat::BeatPage;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
@@ -120,7 +120,6 @@ struct Shared {
     lines: Rc<Lines>,
     /// The tenants that are off the GPUs, and the moves under way.
     residency: RefCell<Residency>,
-    appraiser: Appraiser,
     /// The group that may administer.
     admin_group: Option<u32>,
     /// Whether the daemon is ending and lets no session in any more.
@@ -240,7 +239,6 @@ pub fn run(
         connections: Connections::new(room),
         lines,
         residency: RefCell::default(),
-        appraiser: Appraiser::default(),
         admin_group,
         changed: Notify::new(),
         stirred: Cell::new(false),

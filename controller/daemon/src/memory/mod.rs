@@ -16,6 +16,7 @@ pub use tenant::{ByNvml, TenantMemory};
 
 use crate::gpus::Gpus;
 use crate::identity::{Key, read};
+use crate::nvml::OnGpu;
 use crate::registry::{Refused, Tenants};
 use crate::tenant::Tenant;
 use deepres_abi::wire::RefusalKind;
@@ -24,7 +25,6 @@ use deepres_model::quantity::Bytes;
 use deepres_policy::TenantId;
 use deepres_policy::class::Class;
 use deepres_policy::memory::{Holding, ceilings};
-use reconcile::OnGpu;
 use std::collections::BTreeMap;
 use std::iter::successors;
 

@@ -21,8 +21,8 @@ use crate::gpus::Gpus;
 use crate::identity::cgroup::Place;
 use crate::identity::{self, Facts, Identity, Names};
 use crate::lines::Lines;
-use crate::memory::reconcile::OnGpu;
 use crate::memory::{Held, Memory, caps};
+use crate::nvml::OnGpu;
 use crate::probes::Connected;
 use crate::shm::SharedPage;
 use crate::state::{SavedTenant, State, gather};
@@ -186,13 +186,10 @@ impl Registry {
         changed.into_iter().filter_map(tell).collect()
     }
 
-    /// Takes in what NVML `found` after the ledgers said `before`, if NVML answered. Then shares
-    /// out memory again, because its use has changed. The arbiters carry out the orders in their
-    /// own time.
-    pub fn reconcile(&mut self, found: Option<&BTreeMap<usize, OnGpu>>, before: &Held) {
-        if let Some(found) = found {
-            self.memory.reconcile(&mut self.tenants, found, before);
-        }
+    /// Takes in what NVML `found` after the ledgers said `before`. Then shares out memory again,
+    /// because its use has changed. The arbiters carry out the orders in their own time.
+    pub fn reconcile(&mut self, found: &BTreeMap<usize, OnGpu>, before: &Held) {
+        self.memory.reconcile(&mut self.tenants, found, before);
         for user in caps::users_with_memory_caps(&self.tenants) {
             drop(self.share_out(user));
         }

@@ -9,23 +9,20 @@ mod stay;
 
 pub use stay::{Residence, is_any_oversubscribed, let_wait};
 
-use super::Shared;
 use super::registry::Order;
 use super::state::{AwayProcess, saver};
 use super::status::reports;
 use super::tenant::Tenant;
+use super::{Shared, nvml};
 use deepres_model::admin::Resumption;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
 use deepres_policy::residency::{Bytes, GpuIndex, Move, Place, Seen, Times, decide};
 use mover::{Back, Failure, Mover};
-use nvml_wrapper::Nvml;
 use stay::Stay;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -48,7 +45,6 @@ const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
 /// How often a tenant is told that there is room before the policy assumes that the driver cannot
 /// give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The state of residency beyond the registry's.
 #[derive(Debug, Default)]
@@ -66,7 +62,6 @@ pub struct Residency {
     waiting: BTreeSet<(TenantId, GpuIndex)>,
     /// Tenants that were told that there is room without any other tenant having to leave.
     told: BTreeMap<TenantId, Told>,
-    nvml: Option<Arc<Nvml>>,
 }
 
 /// The state of a tenant when it was told that there is room, and how often in a row it was told
@@ -709,24 +704,10 @@ impl Told {
     }
 }
 
-/// Returns the free memory of each GPU by NVML, without GPUs that NVML does not answer for. The
-/// call runs on a thread for blocking work, because a driver may take its time.
+/// Returns the free memory of each GPU by NVML, without GPUs for which it is unknown.
 async fn free(shared: &Shared) -> Bytes {
-    let nvml = shared.residency.borrow().nvml.clone();
     let uuids = shared.registry.borrow().gpus().uuids();
-    let look = move || {
-        let init = || Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
-        let nvml = nvml.or_else(init);
-        let free = |uuid: &str| {
-            let device = nvml.as_ref()?.device_by_uuid(uuid);
-            device.and_then(|device| device.memory_info()).ok().map(|info| info.free)
-        };
-        let bytes = uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, free(uuid)?))).collect();
-        (nvml, bytes)
-    };
-    let Ok((nvml, bytes)) = tokio::task::spawn_blocking(look).await else { return Bytes::new() };
-    shared.residency.borrow_mut().nvml = nvml;
-    bytes
+    nvml::free_bytes(uuids).await
 }
 
 /// Returns a tenant as it is now.

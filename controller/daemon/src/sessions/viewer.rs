@@ -2,10 +2,10 @@
 //! answers NVML calls inside a tenant from this.
 
 use super::refuse;
-use crate::Shared;
 use crate::arbiter::Report;
 use crate::registry::{Guest, Refused, Registry};
 use crate::status::reports;
+use crate::{Shared, nvml};
 use deepres_abi::wire::{Hello, RefusalKind, Role, View};
 use deepres_model::packet;
 use deepres_model::process::ProcessKey;
@@ -32,7 +32,7 @@ pub async fn answer(
     let is_asked = viewed.is_ok() && hello.role() == Some(Role::Appraised);
     let uuid = if is_asked { managed_uuid(&shared.registry.borrow(), hello) } else { None };
     if let (Ok(view), Some(uuid)) = (&mut viewed, uuid)
-        && let Some(bytes) = shared.appraiser.held_bytes(guest.peer.pid, uuid).await
+        && let Some(bytes) = nvml::held_bytes(guest.peer.pid, uuid).await
     {
         view.set_asker_bytes(bytes);
     }
