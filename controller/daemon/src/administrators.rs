@@ -1,10 +1,12 @@
 //! The admin socket: answers requests of the daemon's user, of root, and of the group that the
 //! configuration names.
 
+use super::gpus::answers;
+use super::registry::Order;
 use super::state::{Saved, saver};
 use super::{Shared, residency, status};
 use crate::probes::metering::{self, Purpose};
-use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request};
+use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request, Status};
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
 use std::io;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// The most administrators connected at a time.
@@ -26,8 +28,7 @@ const REFUSED_AT_A_TIME: usize = 64;
 const ASK_LIMIT: Duration = Duration::from_secs(2);
 /// How long an administrator may neither ask nor read before the daemon drops the connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
-/// gone.
+/// How long to wait for the watching thread, which answers within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -118,8 +119,8 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
 
 async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     match request {
-        Request::Status => match status::now(shared).await {
-            Some(status) => Reply::Status(Box::new(status)),
+        Request::Status => match status::publish(shared).await {
+            Some(status) => Reply::Status(Box::new(Status::clone(&status))),
             None => no_answer(),
         },
         Request::Coverage => {
@@ -147,13 +148,8 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let pending = shared.registry.borrow().explain(&tenant);
             match pending {
                 Ok(pending) => {
-                    let mut gpus = Vec::new();
-                    for share in pending {
-                        let Ok(Ok(share)) = timeout(ANSWER_LIMIT, share).await else {
-                            return no_answer();
-                        };
-                        gpus.extend(share);
-                    }
+                    let Some(shares) = answers(pending).await else { return no_answer() };
+                    let mut gpus: Vec<_> = shares.into_iter().flatten().collect();
                     if let Some(tenant) = shared.registry.borrow().tenants().get(&tenant) {
                         gpus.iter_mut().for_each(|share| share.gate = status::gate(tenant, &share.gate));
                     }
@@ -187,15 +183,13 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
 
 /// Answers once the change is in force and saved. Says so if the change cannot be saved and so will
 /// not outlive the daemon.
-async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
-    let (reply, answers) = match changed {
+async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared) -> Reply {
+    let (reply, orders) = match changed {
         Ok(changed) => changed,
         Err(message) => return Reply::Error { message },
     };
-    for answer in answers {
-        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
-            return no_answer();
-        }
+    if answers(orders).await.is_none() {
+        return no_answer();
     }
     match saver::save(shared).await {
         Saved::Failed(error) => Reply::Error {
@@ -205,7 +199,10 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
             ),
         },
         Saved::Nothing => no_answer(),
-        Saved::Already | Saved::Anew => reply,
+        Saved::Already | Saved::Anew => {
+            status::publish(shared).await;
+            reply
+        }
     }
 }
 

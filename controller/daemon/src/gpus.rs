@@ -10,7 +10,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 
+/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
+/// gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
 /// A word in the name of every simulated GPU.
@@ -158,6 +162,16 @@ impl Gpus {
         // Every arbiter is asked, because each resets its own mark.
         self.arbiters().fold(false, |stirred, arbiter| stirred | arbiter.has_stirred())
     }
+}
+
+/// Waits for the answers of arbiters. Returns `None` if one does not answer, because it is gone.
+pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
+    let until = Instant::now() + ANSWER_LIMIT;
+    let mut answers = Vec::new();
+    for answer in pending {
+        answers.push(timeout_at(until, answer).await.ok().and_then(Result::ok));
+    }
+    answers.into_iter().collect()
 }
 
 /// Returns the bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, in the order of its digits.

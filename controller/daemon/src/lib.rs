@@ -59,6 +59,7 @@ use residency::Residency;
 use service::Service;
 use sessions::connections::{self, Connections};
 use state::{StateFile, saver};
+use status::Published;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
@@ -110,6 +111,7 @@ struct Shared {
     /// When the daemon started, ns of `CLOCK_MONOTONIC`.
     started_ns: u64,
     registry: RefCell<Registry>,
+    status: Published,
     /// A task that writes the file holds this lock until it is done.
     state: Arc<Mutex<StateFile>>,
     service: Service,
@@ -233,6 +235,7 @@ pub fn run(
         watcher,
         metering,
         registry: RefCell::new(registry),
+        status: Published::default(),
         state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
@@ -254,6 +257,7 @@ pub fn run(
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         // Saved first: a process that comes from now on is known to have come after this.
         saver::save(&shared).await;

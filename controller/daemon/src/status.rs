@@ -2,7 +2,7 @@
 
 use crate::Shared;
 use crate::arbiter::{Report, SessionId};
-use crate::gpus::Gpu;
+use crate::gpus::{Gpu, answers};
 use crate::registry::Tenants;
 use crate::tenant::{Session, Tenant};
 use deepres_model::admin::{
@@ -13,54 +13,49 @@ use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 use deepres_policy::TenantId;
 use deepres_policy::lease::Phase;
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
-use tokio::time::timeout;
+use std::hash::Hash;
+use std::sync::Arc;
+use tokio::sync::watch;
 
-/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
-/// gone.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The word for the gate of a suspended tenant.
 const SUSPENDED: &str = "suspended";
 
-/// The accounts and sessions that the arbiters of all GPUs report, by tenant and by session.
-struct ByWhom<'a> {
-    accounts: HashMap<TenantId, Vec<&'a AccountStatus>>,
-    sessions: HashMap<SessionId, Vec<&'a SessionGpuStatus>>,
-}
+/// The accounts that the arbiters of all GPUs report, by tenant.
+type Accounts<'a> = HashMap<TenantId, Vec<&'a AccountStatus>>;
+/// The states of the sessions that they report, by session.
+type Sessions<'a> = HashMap<SessionId, Vec<&'a SessionGpuStatus>>;
 
-impl<'a> ByWhom<'a> {
-    fn of(reports: &'a [Report]) -> Self {
-        let mut by_whom = Self { accounts: HashMap::new(), sessions: HashMap::new() };
-        for report in reports {
-            for (tenant, account) in &report.tenants {
-                by_whom.accounts.entry(*tenant).or_default().push(account);
-            }
-            for (session, status) in &report.sessions {
-                by_whom.sessions.entry(*session).or_default().push(status);
-            }
-        }
-        by_whom
-    }
+/// Returns what arbiters report by what it is about.
+fn grouped<'a, K: Copy + Eq + Hash + 'a, V>(all: impl Iterator<Item = &'a (K, V)>) -> HashMap<K, Vec<&'a V>> {
+    let mut grouped = HashMap::<K, Vec<&V>>::new();
+    all.for_each(|(about, said)| grouped.entry(*about).or_default().push(said));
+    grouped
 }
 
 /// Returns the reports of all arbiters, or `None` if one does not answer.
 pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
     let pending = shared.registry.borrow().gpus().reports();
-    let mut reports = Vec::new();
-    for report in pending {
-        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
-    }
-    Some(reports)
+    answers(pending).await
 }
 
-/// Returns the status, or `None` if an arbiter does not answer.
-pub async fn now(shared: &Shared) -> Option<Status> {
+/// The latest status, for everything in the daemon that reads it.
+pub type Published = watch::Sender<Arc<Status>>;
+
+/// Publishes the status as it is now, and returns it. Returns `None` if an arbiter does not answer.
+pub async fn publish(shared: &Shared) -> Option<Arc<Status>> {
+    let status = Arc::new(now(shared).await?);
+    shared.status.send_replace(Arc::clone(&status));
+    Some(status)
+}
+
+async fn now(shared: &Shared) -> Option<Status> {
     let reports = reports(shared).await?;
     let (registry, board) = (shared.registry.borrow(), shared.watcher.board());
     let (config, tenants) = (registry.config(), registry.tenants());
     let names = tenants.names();
     let gpus = registry.gpus().iter().zip(&reports).enumerate();
-    let by_whom = ByWhom::of(&reports);
+    let accounts: Accounts<'_> = grouped(reports.iter().flat_map(|report| &report.tenants));
+    let sessions: Sessions<'_> = grouped(reports.iter().flat_map(|report| &report.sessions));
     let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
     Some(Status {
         now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
@@ -75,7 +70,7 @@ pub async fn now(shared: &Shared) -> Option<Status> {
         gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
         tenants: tenants
             .iter()
-            .map(|(name, tenant)| tenant_status(name, tenant, &by_whom, gpu_bytes))
+            .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
             .collect(),
         unmanaged: board.unmanaged,
         probes: board.probes,
@@ -105,10 +100,10 @@ pub fn gate(tenant: &Tenant, gate: &str) -> String {
 fn tenant_status(
     name: &str,
     tenant: &Tenant,
-    by_whom: &ByWhom<'_>,
+    (accounts, sessions): (&Accounts<'_>, &Sessions<'_>),
     gpu_bytes: impl Fn(usize) -> Option<u64>,
 ) -> TenantStatus {
-    let accounts = by_whom.accounts.get(&tenant.id).into_iter().flatten().map(|account| {
+    let accounts = accounts.get(&tenant.id).into_iter().flatten().map(|account| {
         // For a deserted tenant the arbiter reports its last figures, which do not hold any more.
         let is_here = !tenant.is_deserted();
         let seen = tenant.memory.by_nvml(account.gpu).filter(|_| is_here);
@@ -133,7 +128,7 @@ fn tenant_status(
         }
     });
     let on_gpus = |session: &SessionId| -> Vec<SessionGpuStatus> {
-        by_whom.sessions.get(session).into_iter().flatten().map(|status| (*status).clone()).collect()
+        sessions.get(session).into_iter().flatten().map(|status| (*status).clone()).collect()
     };
     let granted = tenant.terms.granted();
     TenantStatus {

@@ -5,10 +5,12 @@
 //! | `tenant` | the memory of one tenant: ledger, bounds, ceilings, NVML's figures |
 //! | [`caps`] | each user's caps, shared out among the user's tenants |
 //! | [`reconcile`] | compares the ledgers with NVML every second |
+//! | [`log`] | logs refusals and differences |
 //!
 //! The rules are in [`deepres_policy::memory`] and in [`deepres_model::authority`].
 
 pub mod caps;
+pub mod log;
 pub mod reconcile;
 mod tenant;
 
@@ -48,11 +50,6 @@ pub fn held(tenants: &Tenants) -> Held {
 }
 
 impl Memory {
-    /// Forgets the memory of unmanaged processes, because it is not known any more.
-    pub fn forget_unmanaged(&mut self) {
-        self.unmanaged_bytes.clear();
-    }
-
     /// Takes in what NVML `found` after the ledgers said `before`.
     pub fn reconcile(&mut self, tenants: &mut Tenants, found: &BTreeMap<usize, OnGpu>, before: &Held) {
         let after = held(tenants);

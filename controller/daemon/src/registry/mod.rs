@@ -34,7 +34,6 @@ use deepres_model::probes::MeteringStatus;
 use deepres_model::process::ProcessKey;
 use deepres_policy::signals::DriverSums;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,21 +59,6 @@ pub struct Registry {
     connected: Arc<Connected>,
     /// The log lines that each source has caused lately.
     lines: Rc<Lines>,
-}
-
-/// The numbers of GPUs, tenants and sessions. Displayed on one line.
-#[derive(Debug)]
-pub struct Summary {
-    gpus: usize,
-    tenants: usize,
-    sessions: usize,
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpus, tenants, sessions } = self;
-        write!(f, "{sessions} processes of {tenants} tenants on {gpus} GPUs")
-    }
 }
 
 impl Registry {
@@ -124,13 +108,11 @@ impl Registry {
         self.gpus = Gpus::default();
     }
 
-    /// Returns the numbers of GPUs, tenants and sessions. Deserted tenants do not count.
-    pub fn summary(&self) -> Summary {
-        Summary {
-            gpus: self.gpus.count(),
-            tenants: self.tenants.living().count(),
-            sessions: self.tenants.living().map(|(_, tenant)| tenant.members.sessions().len()).sum(),
-        }
+    /// Returns the numbers of GPUs, tenants and sessions on one line. Deserted tenants do not count.
+    pub fn summary(&self) -> String {
+        let living = || self.tenants.living().map(|(_, tenant)| tenant.members.sessions().len());
+        let (sessions, tenants): (usize, usize) = (living().sum(), living().count());
+        format!("{sessions} processes of {tenants} tenants on {} GPUs", self.gpus.count())
     }
 
     /// Changes a tenant, and tells every arbiter that knows it.
@@ -194,11 +176,6 @@ impl Registry {
             drop(self.share_out(user));
         }
         drop(self.renew_ceilings());
-    }
-
-    /// Forgets the memory of unmanaged processes, because it is not known any more.
-    pub fn forget_unmanaged_memory(&mut self) {
-        self.memory.forget_unmanaged();
     }
 
     /// Takes in what processes have done in the driver since they began. A tenant counts the

@@ -9,6 +9,7 @@ mod stay;
 
 pub use stay::{Residence, is_any_oversubscribed, let_wait};
 
+use super::gpus::answers;
 use super::registry::Order;
 use super::state::{AwayProcess, saver};
 use super::status::reports;
@@ -35,8 +36,6 @@ const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// How long the work in flight of a tenant may take before the tenant is taken off anyway. The
 /// driver then waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
-/// How long to wait for an arbiter, which answers within milliseconds.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a tenant that the driver cannot move is not taken off again. Each attempt stops the
@@ -731,11 +730,9 @@ fn close_gates(shared: &Shared, name: &str, is_suspended: bool) -> Vec<Order> {
 
 /// Closes a tenant's gates, or opens them again. The gates are set when this returns.
 async fn set_suspended(shared: &Shared, name: &str, is_suspended: bool) {
-    let answers = close_gates(shared, name, is_suspended);
-    for answer in answers {
-        // An arbiter that ended has opened or closed its gates itself.
-        let _ = timeout(ANSWER_LIMIT, answer).await;
-    }
+    let orders = close_gates(shared, name, is_suspended);
+    // An arbiter that ended has opened or closed its gates itself.
+    let _ = answers(orders).await;
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub mod connections;
 mod viewer;
 
 use crate::Shared;
+use crate::gpus::answers;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::probes::Announced;
@@ -28,9 +29,6 @@ use zerocopy::IntoBytes;
 
 /// How long a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long to wait for an arbiter, which answers within microseconds; longer means that it is
-/// gone.
-const READY_LIMIT: Duration = Duration::from_secs(1);
 /// How long the driver may take to start in a process that announced a session. After that the
 /// process counts as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
@@ -283,15 +281,11 @@ async fn converse(
     };
     let Admitted { tenant, membership, welcome, pages, ready } = admitted;
     shared.note_change();
-    for answer in ready {
-        // Without an answer the session begins with a closed gate, and goes by the heartbeat.
-        let _ = timeout(READY_LIMIT, answer).await;
-    }
+    // Without an answer the session begins with a closed gate, and goes by the heartbeat.
+    let _ = answers(ready).await;
     // Waits until the user's other tenants know what they may hold beside the new one.
     let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
-    for answer in ready {
-        let _ = timeout(READY_LIMIT, answer).await;
-    }
+    let _ = answers(ready).await;
     if let Some(pid) = wants_metering(&packet)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {

@@ -1,0 +1,126 @@
+//! The log of memory: refusals, and large differences between accounts and NVML. It reads the
+//! published status.
+
+use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, Status, TenantStatus};
+use deepres_model::quantity::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// The least time between two lines about the same memory of a tenant.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The difference between an account and NVML from which on the log tells of it, for each process
+/// of the tenant. The driver takes some hundreds of MiB for code that is loaded lazily, which is no
+/// error.
+const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
+
+/// The state of each tenant on each GPU when the log was last written.
+type Told = BTreeMap<(String, usize), Seen>;
+
+/// The state that was last logged.
+#[derive(Debug, Default)]
+struct Seen {
+    refusals: u64,
+    was_off: bool,
+    bound: Option<Bound>,
+}
+
+/// The lowest bound on a tenant's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bound {
+    bytes: u64,
+    is_its_limit: bool,
+}
+
+impl Bound {
+    fn of(tenant: &TenantStatus, account: &AccountStatus) -> Option<Self> {
+        let limit = tenant.memory_limit_bytes.map(|bytes| Self { bytes, is_its_limit: true });
+        let ceiling = account.ceiling_bytes.map(|bytes| Self { bytes, is_its_limit: false });
+        limit.into_iter().chain(ceiling).min_by_key(|bound| bound.bytes)
+    }
+}
+
+/// Logs what is new in each status, until the daemon ends.
+pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
+    let mut told = Told::new();
+    while published.changed().await.is_ok() {
+        let status = Arc::clone(&published.borrow_and_update());
+        tell(&status.tenants, &mut told);
+        sleep(PERIOD).await;
+    }
+}
+
+/// Logs what is new.
+fn tell(tenants: &[TenantStatus], told: &mut Told) {
+    let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
+    told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));
+    for (tenant, account) in accounts() {
+        let seen = told.entry((tenant.name.clone(), account.gpu)).or_default();
+        let bound = Bound::of(tenant, account);
+        if account.refusals > seen.refusals {
+            // The bound may have changed since the refusal. A request that passed one of the two
+            // bounds also passed the lower one.
+            let least = seen.bound.into_iter().chain(bound).min_by_key(|bound| bound.bytes);
+            tracing::info!(
+                tenant = tenant.name,
+                gpu = account.gpu,
+                refusals = account.refusals - seen.refusals,
+                "{}",
+                refusal(account, least)
+            );
+        }
+        let is_off = is_far_off(tenant.sessions.len(), account);
+        if is_off && !seen.was_off {
+            tracing::warn!(
+                tenant = tenant.name,
+                gpu = account.gpu,
+                drift_bytes = account.drift_bytes,
+                "NVML says that a tenant holds far more than its account: some of it may go past deepres (`deepres ps --coverage`)"
+            );
+        }
+        *seen = Seen { refusals: account.refusals, was_off: is_off, bound };
+    }
+}
+
+/// Returns the reason of a refusal as one line. The line does not name the memory held, because
+/// that has changed since.
+fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
+    let last = account.last_refusal.as_ref();
+    let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);
+    let is_by_driver = last.is_some_and(|last| last.by == RefusedBy::Driver);
+    match bound {
+        _ if is_by_driver => format!("refused {what}: the driver had not so much left of the GPU's memory"),
+        Some(Bound { bytes, is_its_limit: true }) => {
+            format!("refused {what}: with what it held that passes its limit of {}", Bytes(bytes))
+        }
+        Some(Bound { bytes, .. }) => {
+            format!("refused {what}: with what it held that passes the {} that others leave it", Bytes(bytes))
+        }
+        None => format!("refused {what}: it had a limit then"),
+    }
+}
+
+/// Returns whether NVML reports so much more memory than a tenant of `processes` processes accounts
+/// for that something seems to bypass the account. Less is no reason: managed memory that was not
+/// touched is not on the GPU.
+fn is_far_off(processes: usize, account: &AccountStatus) -> bool {
+    let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(processes.max(1) as u64);
+    account.drift_bytes.and_then(|drift| u64::try_from(drift).ok()).is_some_and(|more| more > allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_far_off_if_nvml_says_more_by_a_gigabyte_for_each_process() {
+        let of = |processes: usize, gib: i64| {
+            let drift_bytes = Some((gib << 30) + gib.signum());
+            is_far_off(processes, &AccountStatus { drift_bytes, ..AccountStatus::default() })
+        };
+        assert!(of(0, 1) && of(1, 1) && of(2, 2));
+        assert!(!of(1, 0) && !of(2, 1) && !of(1, -3), "less is not on the GPU");
+    }
+}
