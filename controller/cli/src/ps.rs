@@ -9,13 +9,33 @@ mod why;
 
 use anyhow::Result;
 use deepres_model::admin::client::Client;
-use deepres_model::admin::{AccountStatus, GpuStatus, Status, TenantStatus};
+use deepres_model::admin::{
+    AccountStatus, Declared, GpuStatus, SessionGpuStatus, SessionStatus, Status, TenantStatus, Unit,
+};
 use deepres_model::quantity::{Bytes, Percent};
+use serde_json::Value;
 use std::io::{self, Write};
 use std::time::Duration;
 
 /// Parts per million in a tenth of a percent. Shares are rounded to this.
 const SHOWN_PPM: u32 = 1_000;
+/// The fields of a tenant's account whose columns come before the tenant's memory limit.
+const USE: [&str; 10] = [
+    "gpu",
+    "entitled_ppm",
+    "recent_share_ppm",
+    "total_share_ppm",
+    "gpu_ns",
+    "wait_ns",
+    "contended_ns",
+    "kernel_launches",
+    "graph_launches",
+    "memory_bytes",
+];
+/// The place of the share that a tenant is owed in [`USE`].
+const OWED: usize = 1;
+/// The fields whose columns come after the limit.
+const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -39,12 +59,17 @@ pub struct Args {
     /// Show how each process reaches the driver, and which launches or allocations bypassed deepres
     #[arg(long)]
     coverage: bool,
+    /// Explain every field of --json, and of `deepres explain --json`
+    #[arg(long)]
+    fields: bool,
 }
 
 /// Prints the daemon's state.
 pub fn run(args: &Args) -> Result<()> {
     let mut out = io::stdout().lock();
-    let printed = if args.coverage {
+    let printed = if args.fields {
+        write!(out, "{}", deepres_model::admin::fields())
+    } else if args.coverage {
         show(&coverage::ask()?, args.json, |processes, out| coverage::print(processes, out), &mut out)
     } else {
         let mut status = Client::connect()?.status()?;
@@ -91,27 +116,13 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
         writeln!(out, "no tenants; start one with `deepres run -- COMMAND`")?;
         return print_others(status, verbose, out);
     }
-    let mut rows = vec![
-        [
-            "TENANT",
-            "GPU",
-            "OWED",
-            "LATELY",
-            "TOTAL",
-            "GPU TIME",
-            "WAITED",
-            "CONTENDED",
-            "KERNELS",
-            "GRAPHS",
-            "MEMORY",
-            "LIMIT",
-            "PEAK",
-            "REFUSED",
-            "GATE",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+    let heads = [
+        heads::<TenantStatus>(&["name"]),
+        heads::<AccountStatus>(&USE),
+        heads::<TenantStatus>(&["memory_limit_bytes"]),
+        heads::<AccountStatus>(&MEMORY),
     ];
+    let mut rows = vec![heads.concat()];
     for tenant in &status.tenants {
         if tenant.gpus.is_empty() {
             rows.push(vec![tenant.name.clone(), "-".to_owned()]);
@@ -166,51 +177,59 @@ fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result
     if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
-/// The text of an empty cell.
-fn nothing() -> String {
-    "-".to_owned()
+/// Returns the heads of the columns of these fields.
+fn heads<T: Declared>(fields: &[&str]) -> Vec<String> {
+    fields.iter().map(|field| T::head(field).to_owned()).collect()
+}
+
+/// Returns the cells of these fields.
+fn cells<T: Declared>(of: &T, fields: &[&str]) -> Vec<String> {
+    let values = serde_json::to_value(of).unwrap_or_default();
+    fields.iter().map(|field| cell(&values[field], Unit::of(field))).collect()
+}
+
+/// Returns the text of a value in a column.
+fn cell(value: &Value, unit: Unit) -> String {
+    match (value, value.as_u64(), unit) {
+        (Value::Null, ..) => "-".to_owned(),
+        (Value::String(text), ..) => text.clone(),
+        (Value::Array(all), ..) => all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),
+        (_, Some(ns), Unit::Ns) => time(ns),
+        (_, Some(bytes), Unit::Bytes) => Bytes(bytes).to_string(),
+        (_, Some(ppm), Unit::Ppm) => {
+            let ppm = u32::try_from(ppm).unwrap_or(u32::MAX).saturating_add(SHOWN_PPM / 2);
+            Percent(ppm / SHOWN_PPM * SHOWN_PPM).to_string()
+        }
+        _ => value.to_string(),
+    }
 }
 
 fn row(tenant: &TenantStatus, account: &AccountStatus) -> Vec<String> {
-    let shown = |ppm: u32| Percent((ppm + SHOWN_PPM / 2) / SHOWN_PPM * SHOWN_PPM).to_string();
-    let owed = |ppm: u32| if account.is_lent { format!("({})", shown(ppm)) } else { shown(ppm) };
-    vec![
-        tenant.name.clone(),
-        account.gpu.to_string(),
-        account.entitled_ppm.map_or_else(nothing, owed),
-        shown(account.recent_share_ppm),
-        shown(account.total_share_ppm),
-        time(account.gpu_ns),
-        time(account.wait_ns),
-        time(account.contended_ns),
-        account.kernel_launches.to_string(),
-        account.graph_launches.to_string(),
-        Bytes(account.memory_bytes).to_string(),
-        tenant.memory_limit_bytes.map_or_else(nothing, |bytes| Bytes(bytes).to_string()),
-        Bytes(account.memory_peak_bytes).to_string(),
-        account.refusals.to_string(),
-        account.gate.clone().unwrap_or_else(nothing),
-    ]
+    let mut used = cells(account, &USE);
+    if account.is_lent && account.entitled_ppm.is_some() {
+        used[OWED] = format!("({})", used[OWED]);
+    }
+    let limit = cells(tenant, &["memory_limit_bytes"]);
+    [cells(tenant, &["name"]), used, limit, cells(account, &MEMORY)].concat()
 }
 
 fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
-    let mut rows = vec![
-        ["TENANT", "PID", "GPU TIME", "KERNELS", "GRAPHS", "MEMORY", "COMMAND"].map(str::to_owned).to_vec(),
+    const SUMS: [&str; 4] = ["gpu_ns", "kernel_launches", "graph_launches", "memory_bytes"];
+    let heads = [
+        heads::<TenantStatus>(&["name"]),
+        heads::<SessionStatus>(&["pid"]),
+        heads::<SessionGpuStatus>(&SUMS),
+        heads::<SessionStatus>(&["client"]),
     ];
+    let mut rows = vec![heads.concat()];
     for tenant in &status.tenants {
         for session in &tenant.sessions {
-            let sum = |of: fn(&deepres_model::admin::SessionGpuStatus) -> u64| {
-                session.gpus.iter().map(of).fold(0, u64::saturating_add)
-            };
-            rows.push(vec![
-                tenant.name.clone(),
-                session.pid.to_string(),
-                time(sum(|gpu| gpu.gpu_ns)),
-                sum(|gpu| gpu.kernel_launches).to_string(),
-                sum(|gpu| gpu.graph_launches).to_string(),
-                Bytes(sum(|gpu| gpu.memory_bytes)).to_string(),
-                session.client.clone(),
-            ]);
+            let sum = SessionGpuStatus::sum(&session.gpus);
+            let sums = cells(&sum, &SUMS);
+            rows.push(
+                [cells(tenant, &["name"]), cells(session, &["pid"]), sums, cells(session, &["client"])]
+                    .concat(),
+            );
         }
     }
     if rows.len() == 1 {

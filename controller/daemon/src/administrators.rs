@@ -1,11 +1,12 @@
 //! The admin socket: answers requests of the daemon's user, of root, and of the group that the
 //! configuration names.
 
-use super::state::Saved;
-use super::{Shared, residency};
-use crate::arbiter::Report;
+use super::gpus::answers;
+use super::registry::Order;
+use super::state::{Saved, saver};
+use super::{Shared, residency, status};
 use crate::probes::metering::{self, Purpose};
-use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request};
+use deepres_model::admin::{MAX_REQUEST_BYTES, Reply, Request, Status};
 use deepres_model::peer::Peer;
 use deepres_model::text::{harmless, is_name};
 use std::io;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// The most administrators connected at a time.
@@ -27,8 +28,7 @@ const REFUSED_AT_A_TIME: usize = 64;
 const ASK_LIMIT: Duration = Duration::from_secs(2);
 /// How long an administrator may neither ask nor read before the daemon drops the connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
-/// gone.
+/// How long to wait for the watching thread, which answers within milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -117,31 +117,15 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
     }
 }
 
-/// Returns the reports of all arbiters, or `None` if one does not answer.
-pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
-    let pending = shared.registry.borrow().reports();
-    let mut reports = Vec::new();
-    for report in pending {
-        reports.push(timeout(ANSWER_LIMIT, report).await.ok()?.ok()?);
-    }
-    Some(reports)
-}
-
 async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     match request {
-        Request::Status => match reports(shared).await {
-            Some(reports) => {
-                let mut status = shared.registry.borrow().status(&reports);
-                let board = shared.watcher.board();
-                status.unmanaged = board.unmanaged;
-                status.probes = board.probes;
-                status.driver_activity = board.activity;
-                status.metering = shared.metering.board();
-                Reply::Status(Box::new(status))
-            }
+        Request::Status => match status::publish(shared).await {
+            Some(status) => Reply::Status(Box::new(Status::clone(&status))),
             None => no_answer(),
         },
-        Request::Coverage => Reply::Coverage { processes: shared.registry.borrow().coverage() },
+        Request::Coverage => {
+            Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenants()) }
+        }
         Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
             Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
         }
@@ -151,7 +135,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
                 Ok(Ok(Ok(()))) => {
-                    super::saving::save(shared).await;
+                    saver::save(shared).await;
                     Reply::Adopted { unmetered }
                 }
                 Ok(Ok(Err(message))) => Reply::Error { message },
@@ -164,14 +148,11 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             let pending = shared.registry.borrow().explain(&tenant);
             match pending {
                 Ok(pending) => {
-                    let mut gpus = Vec::new();
-                    for share in pending {
-                        let Ok(Ok(share)) = timeout(ANSWER_LIMIT, share).await else {
-                            return no_answer();
-                        };
-                        gpus.extend(share);
+                    let Some(shares) = answers(pending).await else { return no_answer() };
+                    let mut gpus: Vec<_> = shares.into_iter().flatten().collect();
+                    if let Some(tenant) = shared.registry.borrow().tenants().get(&tenant) {
+                        gpus.iter_mut().for_each(|share| share.gate = status::gate(tenant, &share.gate));
                     }
-                    shared.registry.borrow().tell_gates(&tenant, &mut gpus);
                     Reply::Explained { gpus }
                 }
                 Err(message) => Reply::Error { message },
@@ -202,17 +183,15 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
 
 /// Answers once the change is in force and saved. Says so if the change cannot be saved and so will
 /// not outlive the daemon.
-async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, shared: &Shared) -> Reply {
-    let (reply, answers) = match changed {
+async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared) -> Reply {
+    let (reply, orders) = match changed {
         Ok(changed) => changed,
         Err(message) => return Reply::Error { message },
     };
-    for answer in answers {
-        if !matches!(timeout(ANSWER_LIMIT, answer).await, Ok(Ok(()))) {
-            return no_answer();
-        }
+    if answers(orders).await.is_none() {
+        return no_answer();
     }
-    match super::saving::save(shared).await {
+    match saver::save(shared).await {
         Saved::Failed(error) => Reply::Error {
             message: format!(
                 "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",
@@ -220,7 +199,10 @@ async fn in_force(changed: Result<(Reply, Vec<oneshot::Receiver<()>>), String>, 
             ),
         },
         Saved::Nothing => no_answer(),
-        Saved::Already | Saved::Anew => reply,
+        Saved::Already | Saved::Anew => {
+            status::publish(shared).await;
+            reply
+        }
     }
 }
 

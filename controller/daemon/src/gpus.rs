@@ -1,14 +1,20 @@
-//! The GPUs of this host, as NVML lists them.
+//! The GPUs of this host, as NVML lists them, and those of them that the daemon manages.
 
-use deepres_abi::MAX_GPUS;
+use crate::arbiter::{Arbiter, Report, Snapshot};
+use crate::nvml;
+use crate::registry::Order;
+use crate::tenant::Tenant;
 use deepres_abi::wire::Uuid;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use std::ffi::OsStr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 
-/// The name of the NVML library at run time. The name without a version is for compilers, and
-/// missing on most machines.
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
+/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
+/// gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
 /// A word in the name of every simulated GPU.
@@ -30,20 +36,29 @@ pub struct Gpu {
 }
 
 /// The reason why there are no GPUs to manage.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
     /// NVML is missing.
-    #[error("cannot load {NVML_LIBRARY}, so no GPU can be found ({0}); is the NVIDIA driver installed?")]
-    NoLibrary(NvmlError),
+    #[error("cannot load {library}, so no GPU can be found ({0}); is the NVIDIA driver installed?", library = nvml::LIBRARY)]
+    NoLibrary(Arc<NvmlError>),
     /// NVML fails.
     #[error("NVML fails: {0}; does `nvidia-smi` work?")]
-    Nvml(#[from] NvmlError),
+    Nvml(#[source] Arc<NvmlError>),
+    /// NVML does not answer for this long.
+    #[error("NVML does not answer within {0:?}; does `nvidia-smi` work?")]
+    Silent(Duration),
     /// NVML lists no GPU.
     #[error("this machine has no GPU")]
     None,
     /// NVML lists a GPU with a malformed UUID.
     #[error("NVML gives a GPU the UUID `{0}`, which is none")]
     Uuid(String),
+}
+
+impl From<NvmlError> for GpuError {
+    fn from(error: NvmlError) -> Self {
+        Self::Nvml(Arc::new(error))
+    }
 }
 
 impl Gpu {
@@ -62,30 +77,101 @@ impl Gpu {
         })
     }
 
-    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots.
+    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots. Waits for
+    /// NVML, but not for ever.
     ///
     /// # Errors
     /// [`GpuError`], with what is missing.
     pub fn all() -> Result<Vec<Self>, GpuError> {
-        let nvml =
-            Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().map_err(|error| match error {
-                NvmlError::LibloadingError(_) => GpuError::NoLibrary(error),
-                other => GpuError::Nvml(other),
-            })?;
-        let count = nvml.device_count()?;
-        if count == 0 {
-            return Err(GpuError::None);
-        }
-        if count as usize > MAX_GPUS {
-            tracing::warn!("this machine has {count} GPUs; the first {MAX_GPUS} are managed");
-        }
-        (0..count.min(MAX_GPUS as u32))
-            .map(|index| {
-                let device = nvml.device_by_index(index)?;
-                Self::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)
-            })
-            .collect()
+        nvml::gpus()
     }
+}
+
+/// The GPUs that the daemon manages, by their numbers, each with its arbiter.
+#[derive(Debug, Default)]
+pub struct Gpus(Vec<(Gpu, Arbiter)>);
+
+impl Gpus {
+    /// Adds a GPU with its arbiter.
+    pub fn add(&mut self, gpu: Gpu, arbiter: Arbiter) {
+        self.0.push((gpu, arbiter));
+    }
+
+    /// Returns the number of GPUs.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the numbers of all GPUs.
+    pub fn numbers(&self) -> Range<usize> {
+        0..self.count()
+    }
+
+    /// Returns the GPUs in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Gpu> {
+        self.0.iter().map(|(gpu, _)| gpu)
+    }
+
+    /// Returns the number of the GPU with this UUID.
+    pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
+        self.iter().position(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Returns the number of the GPU with this UUID, `GPU-…`.
+    pub fn number_named(&self, uuid: &str) -> Option<usize> {
+        self.iter().position(|gpu| gpu.uuid_text == uuid)
+    }
+
+    /// Returns the UUIDs, `GPU-…`, in the order of the GPUs' numbers.
+    pub fn uuids(&self) -> Vec<String> {
+        self.iter().map(|gpu| gpu.uuid_text.clone()).collect()
+    }
+
+    /// Returns a GPU's memory, bytes; 0 if there is no such GPU.
+    pub fn memory_bytes(&self, gpu: usize) -> u64 {
+        self.0.get(gpu).map_or(0, |(gpu, _)| gpu.memory_bytes)
+    }
+
+    /// Returns a GPU's arbiter.
+    pub fn arbiter(&self, gpu: usize) -> Option<&Arbiter> {
+        self.0.get(gpu).map(|(_, arbiter)| arbiter)
+    }
+
+    /// Returns all arbiters in the order of the GPUs' numbers.
+    pub fn arbiters(&self) -> impl Iterator<Item = &Arbiter> {
+        self.0.iter().map(|(_, arbiter)| arbiter)
+    }
+
+    /// Tells a GPU's arbiter a tenant's present wishes, limits and pauses.
+    pub fn tell(&self, gpu: usize, tenant: &Tenant) -> Option<Order> {
+        Some(self.arbiter(gpu)?.set_tenant(tenant.seat_on(gpu)))
+    }
+
+    /// Asks every arbiter for its report.
+    pub fn reports(&self) -> Vec<oneshot::Receiver<Report>> {
+        self.arbiters().map(Arbiter::report).collect()
+    }
+
+    /// Asks every arbiter for its part of the state to save.
+    pub fn snapshots(&self) -> Vec<oneshot::Receiver<Snapshot>> {
+        self.arbiters().map(Arbiter::snapshot).collect()
+    }
+
+    /// Returns whether a tenant wanted a GPU since the last call.
+    pub fn have_stirred(&self) -> bool {
+        // Every arbiter is asked, because each resets its own mark.
+        self.arbiters().fold(false, |stirred, arbiter| stirred | arbiter.has_stirred())
+    }
+}
+
+/// Waits for the answers of arbiters. Returns `None` if one does not answer, because it is gone.
+pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
+    let until = Instant::now() + ANSWER_LIMIT;
+    let mut answers = Vec::new();
+    for answer in pending {
+        answers.push(timeout_at(until, answer).await.ok().and_then(Result::ok));
+    }
+    answers.into_iter().collect()
 }
 
 /// Returns the bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, in the order of its digits.

@@ -3,34 +3,38 @@
 //! | module | job |
 //! |---|---|
 //! | [`arbiter`] | one thread for each GPU that carries out what the policy decides |
-//! | `registry` | tenants, sessions and their accounts |
+//! | `registry` | composes the GPUs, the tenants and their memory |
+//! | `tenant` | one tenant: its terms, its members, its residence |
+//! | `memory` | promises and limits of memory, and reconciliation with NVML |
+//! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
+//! | `sessions` | the tenant socket: lets processes in, and answers those that only ask |
+//! | `status` | the status that administrators and the log see |
 //! | [`state`] | the state that outlives the daemon |
 //! | [`identity`] | which tenant a process belongs to |
 //! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
 
 mod administrators;
-mod appraisal;
 pub mod arbiter;
-mod connections;
+mod driver_use;
 mod files;
 mod gpu_lock;
 mod gpus;
 pub mod identity;
 mod lines;
+mod memory;
+mod nvml;
 pub mod probes;
-mod reconcile;
 mod registry;
 mod residency;
-mod saving;
 mod service;
+mod sessions;
 pub mod shm;
-mod signals;
 pub mod state;
-mod tenants;
+mod status;
+mod tenant;
 pub mod trace;
-mod view;
 
 pub use files::{FilesError, Inherited, make_own_directory};
 pub use gpu_lock::{GpuLockError, lock_directory};
@@ -41,19 +45,21 @@ use crate::arbiter::{Arbiter, GangBoard, Setup};
 use crate::probes::metering::{Metering, Purpose};
 use crate::probes::{Before, Watcher};
 use crate::shm::{SharedPage, Writer};
-use appraisal::Appraiser;
-use connections::Connections;
 use deepres_abi::beat::BeatPage;
+use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;
 use deepres_model::directory::Directory;
 use deepres_model::probes::Adopted;
 use files::Files;
 use gpu_lock::{GpuLock, LOOK_EVERY};
+use gpus::Gpus;
 use lines::Lines;
-use registry::{Managed, Registry};
+use registry::Registry;
 use residency::Residency;
 use service::Service;
-use state::StateFile;
+use sessions::connections::{self, Connections};
+use state::{StateFile, saver};
+use status::Published;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
@@ -100,7 +106,12 @@ const SWEEP: Duration = Duration::from_millis(500);
 
 /// The state that the connections' tasks share.
 struct Shared {
+    /// The directory of the daemon's sockets.
+    directory: Directory,
+    /// When the daemon started, ns of `CLOCK_MONOTONIC`.
+    started_ns: u64,
     registry: RefCell<Registry>,
+    status: Published,
     /// A task that writes the file holds this lock until it is done.
     state: Arc<Mutex<StateFile>>,
     service: Service,
@@ -111,7 +122,6 @@ struct Shared {
     lines: Rc<Lines>,
     /// The tenants that are off the GPUs, and the moves under way.
     residency: RefCell<Residency>,
-    appraiser: Appraiser,
     /// The group that may administer.
     admin_group: Option<u32>,
     /// Whether the daemon is ending and lets no session in any more.
@@ -132,7 +142,7 @@ impl Shared {
     /// Returns whether a session came or went, or a tenant wanted a GPU, since the last call.
     fn has_stirred(&self) -> bool {
         // Both are evaluated, because each resets its own mark.
-        self.stirred.take() | self.registry.borrow().has_stirred()
+        self.stirred.take() | self.registry.borrow().gpus().have_stirred()
     }
 
     /// Forgets tenants some time after their last session has gone, for ever.
@@ -148,7 +158,7 @@ impl Shared {
     /// Returns once there was no tenant for `idle`.
     async fn idle_for(&self, idle: Duration) {
         loop {
-            let deserted = self.registry.borrow().is_deserted();
+            let deserted = self.registry.borrow().tenants().living().next().is_none();
             let changed = self.changed.notified();
             if !deserted {
                 changed.await;
@@ -178,9 +188,10 @@ pub fn run(
     // Anything that ends the daemon without service comes before this, so that its error is the
     // only message.
     let room = make_room(options.config.max_connections, options.gpus.len());
+    let started_ns = monotonic_ns();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let beat = Arc::new(SharedPage::<BeatPage>::create("deepres-beat", Writer::Controller)?);
-    let mut managed = Vec::new();
+    let mut gpus = Gpus::default();
     let has_gangs = options.config.gangs && options.gpus.len() > 1;
     let board = has_gangs.then(|| Arc::new(GangBoard::new(options.gpus.len())));
     for (index, gpu) in options.gpus.into_iter().enumerate() {
@@ -197,17 +208,17 @@ pub fn run(
             max_harm_ppm: options.config.max_harm_ppm,
             fail_mode: options.config.fail_mode.mode(),
         })?;
-        managed.push(Managed { gpu, arbiter });
+        gpus.add(gpu, arbiter);
     }
     let idle_exit = options.exits_idle.then(|| options.config.idle_exit());
-    let mut registry = Registry::new(options.config, options.directory.clone(), managed, beat);
+    let mut registry = Registry::new(options.config, gpus, beat);
     let mut state = StateFile::at(options.directory.state_file());
     let (mut before, mut away) = (Before::default(), Vec::new());
     if let Some(mut state) = state.load() {
         before.adopted = std::mem::take(&mut state.adopted);
         before.held = std::mem::take(&mut state.held);
         away = std::mem::take(&mut state.away);
-        registry.restore(state)?;
+        registry.restore(&state)?;
     }
     before.adopted.retain(|adopted| adopted.process.is_alive());
     before.returning = registry.returning();
@@ -219,16 +230,18 @@ pub fn run(
     let watcher = Watcher::start(registry.config().probes.clone(), registry.connected(), before)?;
     let lines = registry.lines();
     let shared = Rc::new(Shared {
+        directory: options.directory,
+        started_ns,
         watcher,
         metering,
         registry: RefCell::new(registry),
+        status: Published::default(),
         state: Arc::new(Mutex::new(state)),
         service: Service::of_environment(),
         is_stopping: Cell::new(false),
         connections: Connections::new(room),
         lines,
         residency: RefCell::default(),
-        appraiser: Appraiser::default(),
         admin_group,
         changed: Notify::new(),
         stirred: Cell::new(false),
@@ -239,14 +252,15 @@ pub fn run(
     let tasks = LocalSet::new();
     let outcome = runtime.block_on(tasks.run_until(async {
         tokio::task::spawn_local(Rc::clone(&shared).forget_deserted());
-        tokio::task::spawn_local(saving::stop_waiting(Rc::clone(&shared)));
+        tokio::task::spawn_local(saver::stop_waiting(Rc::clone(&shared)));
         tokio::task::spawn_local(lines::serve(Rc::clone(&shared.lines)));
         tokio::task::spawn_local(residency::serve(Rc::clone(&shared)));
         residency::bring_back_left(away, &shared);
-        tokio::task::spawn_local(reconcile::serve(Rc::clone(&shared)));
-        tokio::task::spawn_local(signals::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
+        tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
+        tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
         // Saved first: a process that comes from now on is known to have come after this.
-        saving::save(&shared).await;
+        saver::save(&shared).await;
         ready();
         shared.service.ready();
         let idle = async {
@@ -267,10 +281,10 @@ pub fn run(
                 ),
                 () = stop => tracing::info!("told to stop"),
                 () = idle => tracing::info!("nobody was here for long enough: stopping"),
-                () = saving::serve(Rc::clone(&shared)) => {}
+                () = saver::serve(Rc::clone(&shared)) => {}
             }
         };
-        let serve = tenants::serve(tenants_listener, Rc::clone(&shared));
+        let serve = sessions::serve(tenants_listener, Rc::clone(&shared));
         tokio::pin!(serve);
         tokio::select! {
             () = told => {}
@@ -279,7 +293,7 @@ pub fn run(
         }
         shared.service.stopping();
         shared.is_stopping.set(true);
-        let saved = saving::save(&shared);
+        let saved = saver::save(&shared);
         if inherits_tenants {
             // The socket outlives this daemon: the next daemon lets in the processes that wait at
             // it.

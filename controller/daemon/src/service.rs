@@ -1,7 +1,6 @@
 //! The service manager: notifications of the daemon's state (sd_notify), and the sockets that the
 //! service manager may pass.
 
-use super::registry::Summary;
 use crate::Inherited;
 use rustix::net::{SocketType, sockopt::socket_type};
 use sd_notify::NotifyState;
@@ -45,14 +44,13 @@ impl Service {
     }
 
     /// Reports the daemon's status, and, with `is_alive`, a sign of life.
-    pub fn report(&self, summary: &Summary, is_alive: bool) {
+    pub fn report(&self, status: &str, is_alive: bool) {
         if is_alive && self.watchdog.is_some() {
             notify(&[NotifyState::Watchdog]);
         }
-        let status = summary.to_string();
         if *self.told.borrow() != status {
-            notify(&[NotifyState::Status(&status)]);
-            self.told.replace(status);
+            notify(&[NotifyState::Status(status)]);
+            self.told.replace(status.to_owned());
         }
     }
 }

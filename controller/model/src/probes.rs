@@ -1,122 +1,117 @@
 //! The findings of the probes, as the admin socket and `deepres ps --json` show them.
 
+use crate::admin::status;
 use crate::process::ProcessKey;
 use deepres_abi::probe::FIRST_BUCKET_LOG2;
 use deepres_policy::signals::DriverSums;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The state of the probes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbesStatus {
-    /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
-    pub state: String,
-    /// The way in which the probes are attached, or the reason why they are not.
-    pub detail: String,
-    /// Ioctls on the GPU's devices since the probes were attached.
-    pub calls: u64,
-    /// Ioctls in `calls` that are in no process's counters, because there was no room.
-    pub unattributed: u64,
-    /// Ioctls that were not counted at all, because too many threads were in an ioctl at once.
-    pub untimed: u64,
-    /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
+status! {
+    /// The state of the probes.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub missed: u64,
-    /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
-    /// processes and other devices, so at most this many ioctls are uncounted.
-    #[serde(default)]
-    pub skipped: u64,
-    /// Rows of counters that left the kernel, because others needed the room. Their counts stay in
-    /// the sums.
-    #[serde(default)]
-    pub evicted: u64,
-    /// First ioctls of processes that the probes did not report at once, because there was no room.
-    #[serde(default)]
-    pub news_lost: u64,
-}
+    pub struct ProbesStatus {
+        /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
+        pub state: String,
+        /// The way in which the probes are attached, or the reason why they are not.
+        pub detail: String,
+        /// Ioctls on the GPU's devices since the probes were attached.
+        pub calls: u64,
+        /// Ioctls in `calls` that are in no process's counters, because there was no room.
+        pub unattributed: u64,
+        /// Ioctls that were not counted at all, because too many threads were in an ioctl at once.
+        pub untimed: u64,
+        /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
+        pub missed: u64,
+        /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
+        /// processes and other devices, so at most this many ioctls are uncounted.
+        pub skipped: u64,
+        /// Rows of counters that left the kernel, because others needed the room. Their counts stay in
+        /// the sums.
+        pub evicted: u64,
+        /// First ioctls of processes that the probes did not report at once, because there was no room.
+        pub news_lost: u64,
+    }
 
-/// An unmanaged process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnmanagedStatus {
-    /// The process's id on the host.
-    pub pid: u32,
-    /// The process's id in its own namespace, if that is another namespace.
-    pub container_pid: Option<u32>,
-    /// The process's user.
-    pub uid: u32,
-    /// The container's id, shortened.
-    pub container: Option<String>,
-    /// The process's command line, shortened.
-    pub command: String,
-    /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
-    pub kind: String,
-    /// The ways by which the process was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
-    pub seen_by: Vec<String>,
-    /// The time at which the process was found, ns of `CLOCK_MONOTONIC`.
-    pub since_ns: u64,
-    /// The time since which the process is reported, ns of `CLOCK_MONOTONIC`.
-    pub reported_ns: u64,
-    /// `reported`, `held` or `adopted`.
-    pub state: String,
-    /// The tenant for which the process was adopted.
-    pub tenant: Option<String>,
-}
+    /// An unmanaged process.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct UnmanagedStatus {
+        /// The process's id on the host.
+        pub pid: u32 => "PID",
+        /// The process's id in its own namespace, if that is another namespace.
+        pub container_pid: Option<u32>,
+        /// The process's user.
+        pub uid: u32 => "UID",
+        /// The container's id, shortened.
+        pub container: Option<String> => "CONTAINER",
+        /// The process's command line, shortened.
+        pub command: String => "COMMAND",
+        /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
+        pub kind: String => "KIND",
+        /// The ways by which the process was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
+        pub seen_by: Vec<String> => "SEEN BY",
+        /// The time at which the process was found, ns of `CLOCK_MONOTONIC`.
+        pub since_ns: u64,
+        /// The time since which the process is reported, ns of `CLOCK_MONOTONIC`.
+        pub reported_ns: u64,
+        /// `reported`, `held` or `adopted`.
+        pub state: String => "UNMANAGED",
+        /// The tenant for which the process was adopted.
+        pub tenant: Option<String>,
+    }
 
-/// The calls of a process to the driver.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ActivityStatus {
-    /// The process's id.
-    pub pid: u32,
-    /// The process's id in its own namespace, if that is another id.
+    /// The calls of a process to the driver.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub container_pid: Option<u32>,
-    /// The process's ioctls on the GPU's devices.
-    pub calls: u64,
-    /// Failed ioctls, by the kernel's or the driver's answer.
-    pub errors: u64,
-    /// Time that threads were blocked in ioctls, ns.
-    pub time_ns: u64,
-    /// The longest ioctl, ns.
-    #[serde(default)]
-    pub longest_ns: u64,
-    /// Ioctls that allocated, mapped or moved memory.
-    #[serde(default)]
-    pub memory_calls: u64,
-    /// Memory that ioctls asked for, bytes, as far as the arguments tell.
-    #[serde(default)]
-    pub allocated_bytes: u64,
-    /// Memory that ioctls mapped or moved, bytes, as far as the arguments tell.
-    #[serde(default)]
-    pub mapped_bytes: u64,
-    /// The end of the last ioctl, ns of `CLOCK_MONOTONIC`.
-    pub last_ns: u64,
-    /// The same figures by command. The commands that took the most time come first.
-    #[serde(default)]
-    pub commands: Vec<CommandStatus>,
-}
+    pub struct ActivityStatus {
+        /// The process's id.
+        pub pid: u32 => "PID",
+        /// The process's id in its own namespace, if that is another id.
+        pub container_pid: Option<u32>,
+        /// The process's ioctls on the GPU's devices.
+        pub calls: u64 => "CALLS",
+        /// Failed ioctls, by the kernel's or the driver's answer.
+        pub errors: u64 => "ERRORS",
+        /// Time that threads were blocked in ioctls, ns.
+        pub time_ns: u64 => "BLOCKED",
+        /// The longest ioctl, ns.
+        pub longest_ns: u64 => "LONGEST",
+        /// Ioctls that allocated, mapped or moved memory.
+        pub memory_calls: u64 => "MEMORY CALLS",
+        /// Memory that ioctls asked for, bytes, as far as the arguments tell.
+        pub allocated_bytes: u64 => "ASKED FOR",
+        /// Memory that ioctls mapped or moved, bytes, as far as the arguments tell.
+        pub mapped_bytes: u64 => "MAPPED",
+        /// The end of the last ioctl, ns of `CLOCK_MONOTONIC`.
+        pub last_ns: u64 => "LAST",
+        /// The same figures by command. The commands that took the most time come first.
+        pub commands: Vec<CommandStatus>,
+    }
 
-/// The calls of a process with one command on one device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommandStatus {
-    /// The device's numbers, `MAJOR:MINOR`.
-    pub device: String,
-    /// The kind of the device's commands: `rm`, `uvm`, `modeset` or `other`.
-    pub family: String,
-    /// The command's name, its number if the name is unknown, or `others`.
-    pub name: String,
-    /// Number of calls.
-    pub calls: u64,
-    /// Failed calls, by the kernel's or the driver's answer.
-    pub errors: u64,
-    /// Time in calls, ns.
-    pub time_ns: u64,
-    /// The longest call, ns.
-    pub longest_ns: u64,
-    /// Memory that calls asked for, mapped or moved, bytes.
-    pub bytes: u64,
-    /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with each
-    /// bucket, and the last bucket has none.
-    pub buckets: Vec<u64>,
+    /// The calls of a process with one command on one device.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct CommandStatus {
+        /// The device's numbers, `MAJOR:MINOR`.
+        pub device: String => "DEVICE",
+        /// The kind of the device's commands: `rm`, `uvm`, `modeset` or `other`.
+        pub family: String,
+        /// The command's name, its number if the name is unknown, or `others`.
+        pub name: String => "CALL",
+        /// Number of calls.
+        pub calls: u64 => "CALLS",
+        /// Failed calls, by the kernel's or the driver's answer.
+        pub errors: u64 => "ERRORS",
+        /// Time in calls, ns.
+        pub time_ns: u64 => "BLOCKED",
+        /// The longest call, ns.
+        pub longest_ns: u64 => "LONGEST",
+        /// Memory that calls asked for, mapped or moved, bytes.
+        pub bytes: u64,
+        /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with each
+        /// bucket, and the last bucket has none.
+        pub buckets: Vec<u64>,
+    }
 }
 
 impl ActivityStatus {
@@ -163,54 +158,56 @@ pub struct Adopted {
 /// can already belong to another process.
 pub const ENDED: &str = "ended";
 
-/// A process that is metered from outside.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MeteredStatus {
-    /// The process's id on the host.
-    pub pid: u32,
-    /// The process's id in its own namespace, if that is another namespace.
-    pub container_pid: Option<u32>,
-    /// The process's user.
-    pub uid: u32,
-    /// The container's id, shortened.
-    pub container: Option<String>,
-    /// The process's command line at its start, shortened.
-    pub command: String,
-    /// The tenant for which the process is metered.
-    pub tenant: Option<String>,
-    /// `metered`, `waiting` (the process uses no library with probes yet) or [`ENDED`].
-    pub state: String,
-    /// The reason why the process is not metered.
-    pub problem: Option<String>,
-    /// The time at which metering began, ns of `CLOCK_MONOTONIC`.
-    pub since_ns: u64,
-    /// The beginning of the last counted call, ns of `CLOCK_MONOTONIC`.
-    pub last_ns: u64,
-    /// Kernels launched one by one.
-    pub launches: u64,
-    /// Graphs launched.
-    pub graph_launches: u64,
-    /// Requested allocations.
-    pub allocations: u64,
-    /// Memory that allocations asked for, bytes, as far as an argument tells.
-    pub allocated_bytes: u64,
-    /// Freed allocations.
-    pub frees: u64,
-    /// Calls of each function.
-    pub functions: BTreeMap<String, u64>,
-    /// The libraries with probes, by their paths in the process's file system.
-    pub libraries: Vec<String>,
-}
+status! {
+    /// A process that is metered from outside.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct MeteredStatus {
+        /// The process's id on the host.
+        pub pid: u32 => "PID",
+        /// The process's id in its own namespace, if that is another namespace.
+        pub container_pid: Option<u32>,
+        /// The process's user.
+        pub uid: u32,
+        /// The container's id, shortened.
+        pub container: Option<String>,
+        /// The process's command line at its start, shortened.
+        pub command: String => "COMMAND",
+        /// The tenant for which the process is metered.
+        pub tenant: Option<String> => "TENANT",
+        /// `metered`, `waiting` (the process uses no library with probes yet) or [`ENDED`].
+        pub state: String => "METERED",
+        /// The reason why the process is not metered.
+        pub problem: Option<String>,
+        /// The time at which metering began, ns of `CLOCK_MONOTONIC`.
+        pub since_ns: u64,
+        /// The beginning of the last counted call, ns of `CLOCK_MONOTONIC`.
+        pub last_ns: u64,
+        /// Kernels launched one by one.
+        pub launches: u64 => "LAUNCHES",
+        /// Graphs launched.
+        pub graph_launches: u64 => "GRAPHS",
+        /// Requested allocations.
+        pub allocations: u64 => "ALLOCATIONS",
+        /// Memory that allocations asked for, bytes, as far as an argument tells.
+        pub allocated_bytes: u64 => "ASKED FOR",
+        /// Freed allocations.
+        pub frees: u64 => "FREES",
+        /// Calls of each function.
+        pub functions: BTreeMap<String, u64>,
+        /// The libraries with probes, by their paths in the process's file system.
+        pub libraries: Vec<String>,
+    }
 
-/// The state of metering from outside.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MeteringStatus {
-    /// The processes that are metered, or were until a moment ago.
-    pub processes: Vec<MeteredStatus>,
-    /// Calls that were not counted, because there was no room.
-    pub uncounted_calls: u64,
-    /// Child processes that were not followed, because there was no room.
-    pub uncounted_processes: u64,
+    /// The state of metering from outside.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct MeteringStatus {
+        /// The processes that are metered, or were until a moment ago.
+        pub processes: Vec<MeteredStatus>,
+        /// Calls that were not counted, because there was no room.
+        pub uncounted_calls: u64,
+        /// Child processes that were not followed, because there was no room.
+        pub uncounted_processes: u64,
+    }
 }
 
 impl MeteringStatus {

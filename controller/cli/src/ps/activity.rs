@@ -1,7 +1,7 @@
 //! The part of `deepres ps -v` about the calls of processes to the driver.
 
-use super::{pid, print_table, time};
-use deepres_model::admin::{DriverStatus, Status};
+use super::{cells, heads, pid, print_table, time};
+use deepres_model::admin::{ActivityStatus, CommandStatus, DriverStatus, Status};
 use deepres_model::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -25,50 +25,39 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     let metered =
         status.metering.living().filter_map(|process| Some((process.pid, process.tenant.as_deref()?)));
     let tenants: BTreeMap<u32, &str> = sessions.chain(metered).collect();
+    const SUMS: [&str; 7] =
+        ["calls", "errors", "time_ns", "longest_ns", "memory_calls", "allocated_bytes", "mapped_bytes"];
     let head = [
-        "IN DRIVER",
-        "PID",
-        "CALLS",
-        "ERRORS",
-        "BLOCKED",
-        "LONGEST",
-        "MEMORY CALLS",
-        "ASKED FOR",
-        "MAPPED",
-        "LAST",
+        vec!["IN DRIVER".to_owned()],
+        heads::<ActivityStatus>(&["pid"]),
+        heads::<ActivityStatus>(&SUMS),
+        heads::<ActivityStatus>(&["last_ns"]),
     ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = vec![head.concat()];
     for activity in &status.driver_activity {
-        rows.push(vec![
-            tenants.get(&activity.pid).map_or("-", |tenant| tenant).to_owned(),
-            pid(activity.pid, activity.container_pid),
-            activity.calls.to_string(),
-            activity.errors.to_string(),
-            time(activity.time_ns),
-            time(activity.longest_ns),
-            activity.memory_calls.to_string(),
-            Bytes(activity.allocated_bytes).to_string(),
-            Bytes(activity.mapped_bytes).to_string(),
-            format!("{} ago", time(status.now_ns.saturating_sub(activity.last_ns))),
-        ]);
+        let tenant = tenants.get(&activity.pid).map_or("-", |tenant| tenant).to_owned();
+        let last = format!("{} ago", time(status.now_ns.saturating_sub(activity.last_ns)));
+        let process = vec![tenant, pid(activity.pid, activity.container_pid)];
+        rows.push([process, cells(activity, &SUMS), vec![last]].concat());
     }
     writeln!(out)?;
     print_table(&rows, out)?;
-    let head = ["CALL", "PID", "DEVICE", "CALLS", "ERRORS", "BLOCKED", "P50", "P99", "LONGEST"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    const CALLS: [&str; 4] = ["device", "calls", "errors", "time_ns"];
+    let latencies = ["P50", "P99"].map(str::to_owned).to_vec();
+    let head = [
+        heads::<CommandStatus>(&["name"]),
+        heads::<ActivityStatus>(&["pid"]),
+        heads::<CommandStatus>(&CALLS),
+        latencies,
+        heads::<CommandStatus>(&["longest_ns"]),
+    ];
+    let mut rows = vec![head.concat()];
     for activity in &status.driver_activity {
         for command in activity.commands.iter().take(COMMANDS_SHOWN) {
-            rows.push(vec![
-                command.name.clone(),
-                activity.pid.to_string(),
-                command.device.clone(),
-                command.calls.to_string(),
-                command.errors.to_string(),
-                time(command.time_ns),
-                latency(command.quantile_ns(MEDIAN_PERMILLE)),
-                latency(command.quantile_ns(TAIL_PERMILLE)),
-                latency(command.longest_ns),
-            ]);
+            let quantiles = [MEDIAN_PERMILLE, TAIL_PERMILLE].map(|permille| command.quantile_ns(permille));
+            let latencies = quantiles.into_iter().chain([command.longest_ns]).map(latency).collect();
+            let process = cells(activity, &["pid"]);
+            rows.push([cells(command, &["name"]), process, cells(command, &CALLS), latencies].concat());
         }
     }
     writeln!(out)?;

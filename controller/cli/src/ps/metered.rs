@@ -1,8 +1,7 @@
 //! The part of `deepres ps` about programs that are metered from outside.
 
-use super::{pid, print_table};
-use deepres_model::admin::Status;
-use deepres_model::quantity::Bytes;
+use super::{cells, heads, pid, print_table};
+use deepres_model::admin::{MeteredStatus, Status};
 use std::io::{self, Write};
 
 /// Prints the processes that are metered from outside, if there are any.
@@ -11,21 +10,23 @@ pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result
     if metering.processes.is_empty() {
         return Ok(());
     }
-    let head =
-        ["METERED", "TENANT", "PID", "LAUNCHES", "GRAPHS", "ALLOCATIONS", "ASKED FOR", "FREES", "COMMAND"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    const PID: usize = 2;
+    const FIELDS: [&str; 9] = [
+        "state",
+        "tenant",
+        "pid",
+        "launches",
+        "graph_launches",
+        "allocations",
+        "allocated_bytes",
+        "frees",
+        "command",
+    ];
+    let mut rows = vec![heads::<MeteredStatus>(&FIELDS)];
     for process in &metering.processes {
-        rows.push(vec![
-            process.state.clone(),
-            process.tenant.clone().unwrap_or_else(|| "-".to_owned()),
-            pid(process.pid, process.container_pid),
-            process.launches.to_string(),
-            process.graph_launches.to_string(),
-            process.allocations.to_string(),
-            Bytes(process.allocated_bytes).to_string(),
-            process.frees.to_string(),
-            process.command.clone(),
-        ]);
+        let mut row = cells(process, &FIELDS);
+        row[PID] = pid(process.pid, process.container_pid);
+        rows.push(row);
     }
     writeln!(out)?;
     print_table(&rows, out)?;

@@ -1,7 +1,7 @@
 //! The part of `deepres ps` about unmanaged processes.
 
-use super::{pid, print_table};
-use deepres_model::admin::Status;
+use super::{cells, heads, pid, print_table};
+use deepres_model::admin::{Status, UnmanagedStatus};
 use std::io::{self, Write};
 
 /// Prints the unmanaged processes, if there are any.
@@ -9,23 +9,15 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if status.unmanaged.is_empty() {
         return Ok(());
     }
-    let head =
-        ["UNMANAGED", "PID", "UID", "CONTAINER", "KIND", "SEEN BY", "COMMAND"].map(str::to_owned).to_vec();
-    let mut rows = vec![head];
+    const FIELDS: [&str; 7] = ["state", "pid", "uid", "container", "kind", "seen_by", "command"];
+    let mut rows = vec![heads::<UnmanagedStatus>(&FIELDS)];
     for user in &status.unmanaged {
-        let state = match &user.tenant {
-            Some(tenant) => format!("{} ({tenant})", user.state),
-            None => user.state.clone(),
-        };
-        rows.push(vec![
-            state,
-            pid(user.pid, user.container_pid),
-            user.uid.to_string(),
-            user.container.clone().unwrap_or_else(|| "-".to_owned()),
-            user.kind.clone(),
-            user.seen_by.join(","),
-            user.command.clone(),
-        ]);
+        let mut row = cells(user, &FIELDS);
+        if let Some(tenant) = &user.tenant {
+            row[0] = format!("{} ({tenant})", user.state);
+        }
+        row[1] = pid(user.pid, user.container_pid);
+        rows.push(row);
     }
     writeln!(out)?;
     print_table(&rows, out)

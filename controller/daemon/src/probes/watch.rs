@@ -14,24 +14,21 @@ use super::users::{Change, Evidence, Users};
 use super::way::{Modules, Way};
 use crate::identity::source::Source;
 use crate::lines::Lines;
+use crate::nvml;
 use deepres_abi::probe::{Family, News, StatKey, TICK_NS};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::{ProbesKeys, UnmanagedPolicy};
 use deepres_model::probes::{ActivityStatus, Adopted, Board, ProbesStatus, UnmanagedStatus};
 use deepres_model::process::ProcessKey;
 use deepres_policy::signals::DriverSums;
-use nvml_wrapper::Nvml;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Name of the NVML library at run time.
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 const MS: u64 = 1_000_000;
 /// How often the thread reads the counters. The kernel reports a process's first call alone; later
 /// calls show in the counters. With the grace of a new user, a process is listed within a second.
@@ -59,6 +56,8 @@ const ATTACH_NS: u64 = 30_000 * MS;
 const MISSED_NS: u64 = 10_000 * MS;
 /// Pause before the next look for an absent NVML library.
 const NVML_ABSENT_NS: u64 = 30_000 * MS;
+/// Pause before NVML is asked again that has not answered, because the driver hangs.
+const NVML_SILENT_NS: u64 = 30_000 * MS;
 /// How long a process without its session is expected to reconnect, after its session or its daemon
 /// ended. The process tries every quarter of a second.
 const RETURN_NS: u64 = 10_000 * MS;
@@ -177,6 +176,8 @@ enum Answer {
     Searched(Found, u64),
     /// The processes that NVML lists (`None`: no NVML), and the processor time of the question, ns.
     Listed(Option<BTreeSet<u32>>, u64),
+    /// Those of the processes that NVML lists which have a device open.
+    Confirmed(BTreeSet<u32>),
 }
 
 /// The next time of each periodic task.
@@ -203,9 +204,6 @@ struct Watch {
     state: ProbesStatus,
     /// The driver's modules to which the programs are attached.
     modules: Modules,
-    /// NVML, which only the thread that may wait for it uses.
-    nvml: Arc<Mutex<Option<Nvml>>>,
-    nvml_reader: Reader,
     searcher: Reader,
     listed: BTreeSet<u32>,
     users: Users,
@@ -267,8 +265,6 @@ impl Watch {
             kernel: None,
             state: ProbesStatus::default(),
             modules: Modules::default(),
-            nvml: Arc::default(),
-            nvml_reader: Reader::start("deepres-nvml")?,
             searcher: Reader::start("deepres-search")?,
             listed: BTreeSet::new(),
             users: Users::at_start(now_ns),
@@ -409,7 +405,7 @@ impl Watch {
         }
         // The answer sets the next time.
         if now_ns >= self.due.nvml_ns {
-            self.due.nvml_ns = u64::MAX;
+            self.due.nvml_ns = now_ns + NVML_SILENT_NS;
             self.ask_nvml();
         }
         if now_ns >= self.due.scan_ns && !self.devices.is_empty() {
@@ -481,12 +477,13 @@ impl Watch {
                     (Some(_), Some(_)) => NVML_NS,
                     (Some(_), None) => NVML_ALONE_NS,
                 };
-                if self.due.nvml_ns == u64::MAX {
+                // Otherwise new devices have come, and a new question is due at once.
+                if self.due.nvml_ns > now_ns {
                     self.due.nvml_ns = next(took_ns, pause_ns);
                 }
-                self.listed = listed.unwrap_or_default();
-                self.see_listed(now_ns);
+                self.confirm(listed.unwrap_or_default(), now_ns);
             }
+            Answer::Confirmed(listed) => self.see_listed(listed, now_ns),
         }
     }
 
@@ -626,12 +623,26 @@ impl Watch {
         self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
     }
 
-    /// Has the NVML thread ask which processes NVML lists. NVML may wait for the driver for ever.
+    /// Asks which processes NVML lists. NVML may wait for the driver for ever.
     fn ask_nvml(&self) {
-        let (nvml, devices) = (Arc::clone(&self.nvml), self.devices.clone());
-        self.answer_from(&self.nvml_reader, move |began_ns| {
-            let mut nvml = nvml.lock().unwrap_or_else(PoisonError::into_inner);
-            Answer::Listed(listed(&mut nvml, &devices), thread_ns() - began_ns)
+        let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
+        nvml::ask_who_computes(move |listed, took_ns| {
+            // The send fails if the watching thread has ended.
+            let _ = answers.send(Answer::Listed(listed, took_ns));
+            ring(&bell);
+        });
+    }
+
+    /// Takes in the processes that NVML lists. NVML's ids may belong to another pid namespace and
+    /// name other processes here, so /proc must agree.
+    fn confirm(&mut self, mut listed: BTreeSet<u32>, now_ns: u64) {
+        if is_in_host_pid_namespace() {
+            return self.see_listed(listed, now_ns);
+        }
+        let devices = self.devices.clone();
+        self.answer_from(&self.searcher, move |_| {
+            listed.retain(|pid| scan::open(*pid, &devices).is_some());
+            Answer::Confirmed(listed)
         });
     }
 
@@ -646,8 +657,9 @@ impl Watch {
         });
     }
 
-    /// Takes in the processes that NVML lists.
-    fn see_listed(&mut self, now_ns: u64) {
+    /// Takes in processes of this pid namespace that NVML lists.
+    fn see_listed(&mut self, listed: BTreeSet<u32>, now_ns: u64) {
+        self.listed = listed;
         let strangers: Vec<u32> =
             self.listed.iter().copied().filter(|pid| !self.connected.contains(*pid)).collect();
         for who in strangers.into_iter().filter_map(ProcessKey::of) {
@@ -961,23 +973,4 @@ fn kind(is_compute: bool) -> &'static str {
 /// Returns the next time of a task that took `spent_ns`.
 fn next(spent_ns: u64, pause_ns: u64) -> u64 {
     monotonic_ns() + pause_ns.max(spent_ns.saturating_mul(DUTY))
-}
-
-/// Returns the processes that NVML lists as computing. `None`: NVML is not there yet.
-fn listed(nvml: &mut Option<Nvml>, devices: &Devices) -> Option<BTreeSet<u32>> {
-    if nvml.is_none() {
-        // The driver may have been loaded since the last try.
-        *nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok();
-    }
-    let nvml = nvml.as_ref()?;
-    let count = nvml.device_count().unwrap_or(0);
-    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
-    let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
-    let mut listed: BTreeSet<u32> = processes.map(|process| process.pid).collect();
-    if !is_in_host_pid_namespace() {
-        // NVML's ids may belong to another pid namespace and name other processes here, so /proc
-        // must agree.
-        listed.retain(|pid| scan::open(*pid, devices).is_some());
-    }
-    Some(listed)
 }

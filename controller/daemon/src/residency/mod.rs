@@ -5,22 +5,25 @@
 //! the moves.
 
 mod mover;
+mod stay;
 
-use super::administrators::reports;
-use super::registry::Stay;
-use super::state::AwayProcess;
-use super::{Shared, saving};
+pub use stay::{Residence, is_any_oversubscribed, let_wait};
+
+use super::gpus::answers;
+use super::registry::Order;
+use super::state::{AwayProcess, saver};
+use super::status::reports;
+use super::tenant::Tenant;
+use super::{Shared, nvml};
 use deepres_model::admin::Resumption;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
 use deepres_policy::residency::{Bytes, GpuIndex, Move, Place, Seen, Times, decide};
 use mover::{Back, Failure, Mover};
-use nvml_wrapper::Nvml;
+use stay::Stay;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -33,8 +36,6 @@ const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 /// How long the work in flight of a tenant may take before the tenant is taken off anyway. The
 /// driver then waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
-/// How long to wait for an arbiter, which answers within milliseconds.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a tenant that the driver cannot move is not taken off again. Each attempt stops the
@@ -43,7 +44,6 @@ const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
 /// How often a tenant is told that there is room before the policy assumes that the driver cannot
 /// give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
-const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The state of residency beyond the registry's.
 #[derive(Debug, Default)]
@@ -61,7 +61,6 @@ pub struct Residency {
     waiting: BTreeSet<(TenantId, GpuIndex)>,
     /// Tenants that were told that there is room without any other tenant having to leave.
     told: BTreeMap<TenantId, Told>,
-    nvml: Option<Arc<Nvml>>,
 }
 
 /// The state of a tenant when it was told that there is room, and how often in a row it was told
@@ -123,7 +122,7 @@ struct Visits {
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {
-        let is_needed = shared.registry.borrow().is_anybody_to_make_room();
+        let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenants());
         // Looks once more after the last tenant that could make room is gone, so that tenants which
         // would wait for it are told.
         if is_needed || was_needed || !shared.residency.borrow().away.is_empty() {
@@ -140,7 +139,7 @@ pub async fn serve(shared: Rc<Shared>) {
 /// The message for the administrator.
 pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     settled(name, shared).await?;
-    let stay = shared.registry.borrow().stay(name)?;
+    let stay = stay_of(name, shared)?;
     if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
         away.is_by_hand = true;
         return Ok(());
@@ -187,7 +186,7 @@ async fn look(shared: &Rc<Shared>) {
     let Some(reports) = reports(shared).await else { return };
     // The needs of tenants are read before the free memory. So a tenant that is given memory
     // meanwhile may be told once too often, but no tenant is told too seldom.
-    let stays = shared.registry.borrow().stays(&reports);
+    let stays = stay::stays(shared.registry.borrow().tenants(), &reports);
     let free = free(shared).await;
     let now_ns = monotonic_ns();
     let dead = shared.residency.borrow_mut().forget_the_dead(&stays);
@@ -224,7 +223,9 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
         // `bring_back` reports its own failures.
         let _ = bring_back(&enters.name, shared).await;
     } else {
-        shared.registry.borrow().announce_room(&enters.name);
+        if let Some(tenant) = shared.registry.borrow().tenants().get(&enters.name) {
+            stay::announce_room(tenant);
+        }
     }
 }
 
@@ -256,14 +257,15 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     set_suspended(shared, name, true).await;
     // Work in flight is waited for here, where it is charged, instead of in the driver.
     let drained = async {
-        while shared.registry.borrow().has_work(name) {
+        let has_work = || shared.registry.borrow().tenants().get(name).is_some_and(stay::has_work);
+        while has_work() {
             sleep(TICK / 4).await;
         }
     };
     let _ = timeout(DRAIN_LIMIT, drained).await;
     // Saved before the move. If this daemon and the mover are both killed, the next daemon knows
     // which tenants to bring back.
-    saving::save(shared).await;
+    saver::save(shared).await;
     match Mover::take_off(pids, move_limit(shared)).await {
         Ok(mover) => {
             let after = free(shared).await;
@@ -286,7 +288,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             // Set before the tenant counts as resident again, so that no tenant counts on its
             // memory.
             let until_ns = monotonic_ns().saturating_add(CANNOT_LEAVE_NS);
-            shared.registry.borrow_mut().cannot_leave(name, until_ns);
+            let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);
+            drop(shared.registry.borrow_mut().change(name, stays));
             stays_here(name, shared).await;
             Err(reason)
         }
@@ -325,7 +328,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             }
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
                 // A tenant without processes does not have to be brought back.
-                let stay = shared.registry.borrow().stay(name).ok();
+                let stay = stay_of(name, shared).ok();
                 match stay.filter(|stay| !stay.pids.is_empty()) {
                     Some(stay) => recover_later(&stay, &reason, shared),
                     None => drop(shared.residency.borrow_mut().away.remove(name)),
@@ -352,7 +355,7 @@ struct Followers {
 async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     let Followers { stay, pids, mut movers } = followers;
     // Saved first, as in `take_off`: the next daemon has to know of these processes.
-    saving::save(&shared).await;
+    saver::save(&shared).await;
     let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
     let mut residency = shared.residency.borrow_mut();
     let Some(away) = residency.away.get_mut(&stay.name) else { return };
@@ -409,7 +412,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
         loop {
-            let stay = shared.registry.borrow().stay(&name).ok();
+            let stay = stay_of(&name, &shared).ok();
             let Some(stay) = stay.filter(|stay| stay.id == id && !stay.pids.is_empty()) else {
                 return stays_here(&name, &shared).await;
             };
@@ -444,7 +447,7 @@ pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
     }
     for name in residency.left.keys() {
         // Done before any session is let in, so that a returning session finds its gates closed.
-        shared.registry.borrow_mut().set_suspended(name, true);
+        drop(close_gates(shared, name, true));
         tokio::task::spawn_local(bring_back_one_left(name.clone(), Rc::clone(shared)));
     }
 }
@@ -491,8 +494,8 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
 /// and takes its turn. That works only if all of `pids` are processes of this daemon's sessions.
 /// Otherwise returns the mover.
 fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
-    let stay = shared.registry.borrow().stay(name);
-    let Some(stay) = stay.ok().filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
+    let stay = stay_of(name, shared).ok();
+    let Some(stay) = stay.filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
         return Some(mover);
     };
     let mut residency = shared.residency.borrow_mut();
@@ -607,11 +610,12 @@ impl Residency {
     ) -> Option<(Move, BTreeSet<GpuIndex>)> {
         let mut seen: Vec<Seen> = stays.iter().map(|stay| self.see(stay, now_ns)).collect();
         let registry = shared.registry.borrow();
-        registry.say_what_is_obtainable(&seen, free);
+        let tenants = registry.tenants();
+        stay::say_what_is_obtainable(tenants, &seen, free);
         let waiting: BTreeSet<(TenantId, GpuIndex)> =
             seen.iter().flat_map(|seen| seen.needs.keys().map(|gpu| (seen.id, *gpu))).collect();
         for (id, gpu) in waiting.difference(&self.waiting) {
-            registry.press_others(*id, *gpu);
+            stay::press_others(tenants, *id, *gpu);
         }
         self.waiting = waiting;
         for (seen, stay) in seen.iter_mut().zip(stays) {
@@ -699,33 +703,36 @@ impl Told {
     }
 }
 
-/// Returns the free memory of each GPU by NVML, without GPUs that NVML does not answer for. The
-/// call runs on a thread for blocking work, because a driver may take its time.
+/// Returns the free memory of each GPU by NVML, without GPUs for which it is unknown.
 async fn free(shared: &Shared) -> Bytes {
-    let nvml = shared.residency.borrow().nvml.clone();
-    let uuids = shared.registry.borrow().gpu_uuids();
-    let look = move || {
-        let init = || Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
-        let nvml = nvml.or_else(init);
-        let free = |uuid: &str| {
-            let device = nvml.as_ref()?.device_by_uuid(uuid);
-            device.and_then(|device| device.memory_info()).ok().map(|info| info.free)
-        };
-        let bytes = uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, free(uuid)?))).collect();
-        (nvml, bytes)
-    };
-    let Ok((nvml, bytes)) = tokio::task::spawn_blocking(look).await else { return Bytes::new() };
-    shared.residency.borrow_mut().nvml = nvml;
-    bytes
+    let uuids = shared.registry.borrow().gpus().uuids();
+    nvml::free_bytes(uuids).await
+}
+
+/// Returns a tenant as it is now.
+///
+/// # Errors
+/// The message for the administrator.
+fn stay_of(name: &str, shared: &Shared) -> Result<Stay, String> {
+    let registry = shared.registry.borrow();
+    registry.tenants().named(name).map(|tenant| Stay::of(name, tenant))
+}
+
+/// Closes a tenant's gates while it is off the GPUs, or opens them again.
+fn close_gates(shared: &Shared, name: &str, is_suspended: bool) -> Vec<Order> {
+    shared.registry.borrow_mut().change(name, |tenant| {
+        tenant.residence.set_suspended(is_suspended);
+        // NVML's figures belong to the state before. For a tenant whose memory is on the host NVML
+        // has none.
+        tenant.memory.set_by_nvml(BTreeMap::new());
+    })
 }
 
 /// Closes a tenant's gates, or opens them again. The gates are set when this returns.
 async fn set_suspended(shared: &Shared, name: &str, is_suspended: bool) {
-    let answers = shared.registry.borrow_mut().set_suspended(name, is_suspended);
-    for answer in answers {
-        // An arbiter that ended has opened or closed its gates itself.
-        let _ = timeout(ANSWER_LIMIT, answer).await;
-    }
+    let orders = close_gates(shared, name, is_suspended);
+    // An arbiter that ended has opened or closed its gates itself.
+    let _ = answers(orders).await;
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 //! that uses a number of the file bounds it.
 
 mod file;
+pub(crate) mod gather;
+pub(crate) mod saver;
 
 pub use file::{Saved, StateFile};
 

@@ -5,15 +5,20 @@
 
 pub mod client;
 mod coverage;
+mod declared;
 mod share;
 
-pub use crate::probes::{ActivityStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus};
+pub use crate::probes::{
+    ActivityStatus, CommandStatus, MeteredStatus, MeteringStatus, ProbesStatus, UnmanagedStatus,
+};
 pub use coverage::{BypassedCalls, ProcessCoverage, UnaccountedCalls};
+use declared::section;
+pub(crate) use declared::status;
+pub use declared::{Declared, Field, Unit};
 pub use share::{GuardStatus, PriorityStatus, ShareStatus, TermStatus};
 
 use crate::authority::{Granted, Wish};
 use crate::identity::{Container, Found};
-
 use crate::quantity::Bytes;
 use deepres_abi::meter::WAIT_BUCKETS;
 use deepres_policy::signals::{DriverRates, DriverSums};
@@ -127,279 +132,254 @@ pub enum Resumption {
     Needless,
 }
 
-/// The daemon, its GPUs and its tenants.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
-    /// The time of this status, ns of `CLOCK_MONOTONIC`.
-    pub now_ns: u64,
-    /// The daemon.
-    pub daemon: DaemonStatus,
-    /// The GPUs that the daemon manages.
-    pub gpus: Vec<GpuStatus>,
-    /// The tenants, by name.
-    pub tenants: Vec<TenantStatus>,
-    /// The unmanaged processes.
-    #[serde(default)]
-    pub unmanaged: Vec<UnmanagedStatus>,
-    /// The probes that find unmanaged processes.
-    #[serde(default)]
-    pub probes: ProbesStatus,
-    /// Programs that are metered from outside.
-    #[serde(default)]
-    pub metering: MeteringStatus,
-    /// The calls of all processes to the driver, where the probes report them.
-    #[serde(default)]
-    pub driver_activity: Vec<ActivityStatus>,
-}
+status! {
+    /// The daemon, its GPUs and its tenants.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    pub struct Status {
+        /// The time of this status, ns of `CLOCK_MONOTONIC`.
+        pub now_ns: u64,
+        /// The daemon.
+        pub daemon: DaemonStatus,
+        /// The GPUs that the daemon manages.
+        pub gpus: Vec<GpuStatus>,
+        /// The tenants, by name.
+        pub tenants: Vec<TenantStatus>,
+        /// The unmanaged processes.
+        #[serde(default)]
+        pub unmanaged: Vec<UnmanagedStatus>,
+        /// The probes that find unmanaged processes.
+        #[serde(default)]
+        pub probes: ProbesStatus,
+        /// Programs that are metered from outside.
+        #[serde(default)]
+        pub metering: MeteringStatus,
+        /// The calls of all processes to the driver, where the probes report them.
+        #[serde(default)]
+        pub driver_activity: Vec<ActivityStatus>,
+    }
 
-/// The daemon itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DaemonStatus {
-    /// The daemon's process id.
-    pub pid: u32,
-    /// The daemon's version.
-    pub version: String,
-    /// The directory of the daemon's sockets.
-    pub directory: String,
-    /// The time at which the daemon started, ns of `CLOCK_MONOTONIC`.
-    pub started_ns: u64,
-    /// Time without a heartbeat after which tenants take the daemon for gone, ns.
-    pub heartbeat_limit_ns: u64,
-    /// The tenants' behaviour without a daemon: `open` or `closed`.
-    pub fail_mode: String,
-}
+    /// The daemon itself.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct DaemonStatus {
+        /// The daemon's process id.
+        pub pid: u32,
+        /// The daemon's version.
+        pub version: String,
+        /// The directory of the daemon's sockets.
+        pub directory: String,
+        /// The time at which the daemon started, ns of `CLOCK_MONOTONIC`.
+        pub started_ns: u64,
+        /// Time without a heartbeat after which tenants take the daemon for gone, ns.
+        pub heartbeat_limit_ns: u64,
+        /// The tenants' behaviour without a daemon: `open` or `closed`.
+        pub fail_mode: String,
+    }
 
-/// The state of one GPU, as its arbiter reports it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuStatus {
-    /// The daemon's number for the GPU.
-    pub index: usize,
-    /// The GPU's UUID, `GPU-…`.
-    pub uuid: String,
-    /// The GPU's name.
-    pub name: String,
-    /// Whether the GPU is simulated.
-    pub simulated: bool,
-    /// The GPU's memory, bytes.
-    pub memory_bytes: u64,
-    /// `free`, `open`, `leased` or `draining`.
-    pub phase: String,
-    /// The holder's name.
-    pub holder: Option<String>,
-    /// Time in which two tenants or more had work running or waiting, ns.
-    pub contended_ns: u64,
-    /// Time in which no tenant had work running or waiting, ns. The time counts while any is
-    /// connected.
-    pub idle_ns: u64,
-    /// Hand-offs from one tenant to another.
-    pub handoffs: u64,
-    /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known count.
-    pub handoff_total_ns: u64,
-    /// Median idle time of the latest hand-offs, ns.
-    pub handoff_p50_ns: u64,
-    /// 99th percentile of the idle time of the latest hand-offs, ns.
-    pub handoff_p99_ns: u64,
-    /// The quantum, ns: the longest lease while others wait.
-    pub quantum_ns: u64,
-    /// The window, ns: GPU time that a holder may have in flight.
-    pub window_ns: u64,
-    /// Time for which a waiter spins before it sleeps, ns.
-    pub spin_ns: u64,
-    /// Mean cost of a hand-off, ns, with the part that meters do not see. Hand-offs that a busy
-    /// machine delayed are left out. The other times here follow from this one.
+    /// The state of one GPU, as its arbiter reports it.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub handoff_ns: u64,
-    /// Time before a lease's end at which the lease is renewed or given up, ns.
-    #[serde(default)]
-    pub lead_ns: u64,
-    /// Time without work after which a holder counts as idle, ns.
-    #[serde(default)]
-    pub grace_ns: u64,
-    /// Jain's fairness index of the last second, parts per million. The index compares the GPU time
-    /// of tenants with the time that they were owed; a million means equal treatment. `None` if
-    /// fewer than two tenants wanted the GPU.
-    #[serde(default)]
-    pub fairness_ppm: Option<u32>,
-}
+    pub struct GpuStatus {
+        /// The daemon's number for the GPU.
+        pub index: usize,
+        /// The GPU's UUID, `GPU-…`.
+        pub uuid: String,
+        /// The GPU's name.
+        pub name: String,
+        /// Whether the GPU is simulated.
+        pub simulated: bool,
+        /// The GPU's memory, bytes.
+        pub memory_bytes: u64,
+        /// `free`, `open`, `leased` or `draining`.
+        pub phase: String,
+        /// The holder's name.
+        pub holder: Option<String>,
+        /// Time in which two tenants or more had work running or waiting, ns.
+        pub contended_ns: u64,
+        /// Time in which no tenant had work running or waiting, ns. The time counts while any is
+        /// connected.
+        pub idle_ns: u64,
+        /// Hand-offs from one tenant to another.
+        pub handoffs: u64,
+        /// GPU time that was idle in hand-offs, ns. Only hand-offs for which the time is known count.
+        pub handoff_total_ns: u64,
+        /// Median idle time of the latest hand-offs, ns.
+        pub handoff_p50_ns: u64,
+        /// 99th percentile of the idle time of the latest hand-offs, ns.
+        pub handoff_p99_ns: u64,
+        /// The quantum, ns: the longest lease while others wait.
+        pub quantum_ns: u64,
+        /// The window, ns: GPU time that a holder may have in flight.
+        pub window_ns: u64,
+        /// Time for which a waiter spins before it sleeps, ns.
+        pub spin_ns: u64,
+        /// Mean cost of a hand-off, ns, with the part that meters do not see. Hand-offs that a busy
+        /// machine delayed are left out. The other times here follow from this one.
+        pub handoff_ns: u64,
+        /// Time before a lease's end at which the lease is renewed or given up, ns.
+        pub lead_ns: u64,
+        /// Time without work after which a holder counts as idle, ns.
+        pub grace_ns: u64,
+        /// Jain's fairness index of the last second, parts per million. The index compares the GPU time
+        /// of tenants with the time that they were owed; a million means equal treatment. `None` if
+        /// fewer than two tenants wanted the GPU.
+        pub fairness_ppm: Option<u32>,
+    }
 
-/// The state of a tenant.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TenantStatus {
-    /// The tenant's name.
-    pub name: String,
-    /// The tenant's user: the user of its processes. In a container with users of its own, the user
-    /// who runs the container.
-    pub uid: u32,
-    /// The user's name, if it is known.
+    /// The state of a tenant.
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
     #[serde(default)]
-    pub user: Option<String>,
-    /// How the daemon found the tenant.
-    #[serde(default)]
-    pub found: Option<Found>,
-    /// The tenant's container.
-    #[serde(default)]
-    pub container: Option<Container>,
-    /// The wishes of the job.
-    #[serde(default)]
-    pub asked: Wish,
-    /// The grants, each with its rule.
-    #[serde(default)]
-    pub granted: Option<Granted>,
-    /// The granted share, parts per million. `None` means a part of what others leave.
-    pub asked_share_ppm: Option<u32>,
-    /// The tenant's memory limit on each GPU, bytes.
-    pub memory_limit_bytes: Option<u64>,
-    /// The tenant's class.
-    #[serde(default)]
-    pub class: String,
-    /// Whether an administrator paused the tenant.
-    #[serde(default)]
-    pub paused: bool,
-    /// Whether the tenant is suspended: off the GPUs, with its memory on the host.
-    #[serde(default)]
-    pub suspended: bool,
-    /// The tenant's way of oversubscription, `suspend` or `managed`, if it has one.
-    #[serde(default)]
-    pub oversubscribe: Option<String>,
-    /// Number of `deepres run` processes that keep the tenant.
-    pub keepers: usize,
-    /// The tenant's account on each GPU on which it has or had a session.
-    pub gpus: Vec<AccountStatus>,
-    /// The tenant's processes that have sessions.
-    pub sessions: Vec<SessionStatus>,
-    /// The calls of the tenant's processes to the driver, where the probes report them.
-    #[serde(default)]
-    pub driver: DriverStatus,
-}
+    pub struct TenantStatus {
+        /// The tenant's name.
+        pub name: String => "TENANT",
+        /// The tenant's user: the user of its processes. In a container with users of its own, the user
+        /// who runs the container.
+        pub uid: u32,
+        /// The user's name, if it is known.
+        pub user: Option<String>,
+        /// How the daemon found the tenant.
+        pub found: Option<Found>,
+        /// The tenant's container.
+        pub container: Option<Container>,
+        /// The wishes of the job.
+        pub asked: Wish,
+        /// The grants, each with its rule.
+        pub granted: Option<Granted>,
+        /// The granted share, parts per million. `None` means a part of what others leave.
+        pub asked_share_ppm: Option<u32>,
+        /// The tenant's memory limit on each GPU, bytes.
+        pub memory_limit_bytes: Option<u64> => "LIMIT",
+        /// The tenant's class.
+        pub class: String,
+        /// Whether an administrator paused the tenant.
+        pub paused: bool,
+        /// Whether the tenant is suspended: off the GPUs, with its memory on the host.
+        pub suspended: bool,
+        /// The tenant's way of oversubscription, `suspend` or `managed`, if it has one.
+        pub oversubscribe: Option<String>,
+        /// Number of `deepres run` processes that keep the tenant.
+        pub keepers: usize,
+        /// The tenant's account on each GPU on which it has or had a session.
+        pub gpus: Vec<AccountStatus>,
+        /// The tenant's processes that have sessions.
+        pub sessions: Vec<SessionStatus>,
+        /// The calls of the tenant's processes to the driver, where the probes report them.
+        pub driver: DriverStatus,
+    }
 
-/// The calls of all processes of a tenant to the driver, together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DriverStatus {
-    /// Sums since the tenant appeared.
-    #[serde(flatten)]
-    pub sums: DriverSums,
-    /// Rates of the last seconds.
+    /// The calls of all processes of a tenant to the driver, together.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub lately: DriverRates,
-}
+    pub struct DriverStatus {
+        /// Sums since the tenant appeared.
+        #[serde(flatten)]
+        pub sums: DriverSums,
+        /// Rates of the last seconds.
+        pub lately: DriverRates,
+    }
 
-/// A tenant's account on one GPU, since the tenant first appeared there.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AccountStatus {
-    /// The GPU's number.
-    pub gpu: usize,
-    /// The tenant's entitlement, parts per million. `None` while the tenant has no session on the
-    /// GPU.
+    /// A tenant's account on one GPU, since the tenant first appeared there.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub entitled_ppm: Option<u32>,
-    /// Whether the tenant is idle or paused. Its entitlement is then lent to the others until the
-    /// tenant wants the GPU and may have it.
-    #[serde(default)]
-    pub is_lent: bool,
-    /// The reason of the entitlement; empty if there is none.
-    ///
-    /// | text | reason |
-    /// |---|---|
-    /// | `guaranteed` | the share is guaranteed |
-    /// | `asked` | the share is granted |
-    /// | `shrunk` | the granted shares are more than there is, and shrink in proportion |
-    /// | `rest` | the tenant has a part of the time that nobody asked for |
-    /// | `capped` | the cap of the tenant's user bounds it |
-    /// | `gaps` | the tenant has what others leave |
-    #[serde(default)]
-    pub entitled_by: String,
-    /// The tenant's share of the GPU's time in about the last second, parts per million.
-    pub recent_share_ppm: u32,
-    /// The tenant's share of the GPU's time since it first appeared, parts per million.
-    pub total_share_ppm: u32,
-    /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies are
-    /// charged.
-    pub gpu_ns: u64,
-    /// GPU time of copies, charged or not, ns.
-    pub copy_ns: u64,
-    /// Time that threads waited at the gate, added up over threads, ns.
-    pub wait_ns: u64,
-    /// Waits at the gate.
-    pub waits: u64,
-    /// Kernels launched one by one.
-    pub kernel_launches: u64,
-    /// Graphs launched.
-    pub graph_launches: u64,
-    /// Time in which the tenant had work running or waiting, ns.
-    pub wanted_ns: u64,
-    /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
-    pub contended_ns: u64,
-    /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that wanted
-    /// the GPU, ns.
-    #[serde(default)]
-    pub owed_ns: u64,
-    /// GPU time charged during `contended_ns`, ns.
-    #[serde(default)]
-    pub had_ns: u64,
-    /// Waits at the gate by length. Entry N counts waits from 2^N µs up to twice that. The first
-    /// entry also has all shorter waits, and the last entry all longer ones.
-    #[serde(default)]
-    pub waits_by_length: [u64; WAIT_BUCKETS],
-    /// Lag against the tenant that is furthest behind, ns; negative if this tenant had more.
-    pub lag_ns: i64,
-    /// Memory that the tenant holds, bytes.
-    pub memory_bytes: u64,
-    /// The most memory that the tenant held at once, bytes. Exact for a tenant with a limit, else
-    /// the most that was observed.
-    #[serde(default)]
-    pub memory_peak_bytes: u64,
-    /// Memory that the tenant holds by kind, bytes. Kinds of which it holds nothing are left out.
-    pub memory_by_kind: BTreeMap<String, u64>,
-    /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it. Not
-    /// part of `memory_bytes`.
-    #[serde(default)]
-    pub oversubscribed_bytes: u64,
-    /// The part of `oversubscribed_bytes` that was brought to the GPU, bytes.
-    #[serde(default)]
-    pub oversubscribed_brought_bytes: u64,
-    /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the tenant
-    /// waits until others make room; 0 if none waits.
-    #[serde(default)]
-    pub needed_bytes: u64,
-    /// `memory_bytes` less the sum of the kinds that the processes report, bytes.
-    #[serde(default)]
-    pub kinds_drift_bytes: i64,
-    /// Memory of the tenant's processes by NVML, bytes, at most a second old. `None` if NVML does
-    /// not report it or the tenant is suspended.
-    #[serde(default)]
-    pub nvml_bytes: Option<u64>,
-    /// `nvml_bytes` less the tenant's account, bytes.
-    #[serde(default)]
-    pub drift_bytes: Option<i64>,
-    /// The tenant's ceiling beside the guarantees of others, bytes, if a ceiling bounds it.
-    #[serde(default)]
-    pub ceiling_bytes: Option<u64>,
-    /// Memory that is kept for the tenant while its memory follows its use, bytes: the most that it
-    /// held lately, and a margin.
-    #[serde(default)]
-    pub kept_bytes: Option<u64>,
-    /// Allocations that were refused: by the limit, or by the driver for lack of memory.
-    pub refusals: u64,
-    /// The last refused allocation.
-    pub last_refusal: Option<RefusalStatus>,
-    /// The gate's state; `None` while the tenant has no session on the GPU.
-    ///
-    /// The states are `closed`, `leased`, `once` (for one launch), `open`, `paused`, and
-    /// `suspended` while the tenant's memory is off the GPU.
-    #[serde(default)]
-    pub gate: Option<String>,
-}
+    pub struct AccountStatus {
+        /// The GPU's number.
+        pub gpu: usize => "GPU",
+        /// The tenant's entitlement, parts per million. `None` while the tenant has no session on the
+        /// GPU.
+        pub entitled_ppm: Option<u32> => "OWED",
+        /// Whether the tenant is idle or paused. Its entitlement is then lent to the others until the
+        /// tenant wants the GPU and may have it.
+        pub is_lent: bool,
+        /// The reason of the entitlement; empty if there is none.
+        ///
+        /// | text | reason |
+        /// |---|---|
+        /// | `guaranteed` | the share is guaranteed |
+        /// | `asked` | the share is granted |
+        /// | `shrunk` | the granted shares are more than there is, and shrink in proportion |
+        /// | `rest` | the tenant has a part of the time that nobody asked for |
+        /// | `capped` | the cap of the tenant's user bounds it |
+        /// | `gaps` | the tenant has what others leave |
+        pub entitled_by: String,
+        /// The tenant's share of the GPU's time in about the last second, parts per million.
+        pub recent_share_ppm: u32 => "LATELY",
+        /// The tenant's share of the GPU's time since it first appeared, parts per million.
+        pub total_share_ppm: u32 => "TOTAL",
+        /// GPU time that is charged, ns: kernels and graphs, and copies for tenants whose copies are
+        /// charged.
+        pub gpu_ns: u64 => "GPU TIME",
+        /// GPU time of copies, charged or not, ns.
+        pub copy_ns: u64,
+        /// Time that threads waited at the gate, added up over threads, ns.
+        pub wait_ns: u64 => "WAITED",
+        /// Waits at the gate.
+        pub waits: u64,
+        /// Kernels launched one by one.
+        pub kernel_launches: u64 => "KERNELS",
+        /// Graphs launched.
+        pub graph_launches: u64 => "GRAPHS",
+        /// Time in which the tenant had work running or waiting, ns.
+        pub wanted_ns: u64,
+        /// The part of `wanted_ns` in which another tenant had work running or waiting too, ns.
+        pub contended_ns: u64 => "CONTENDED",
+        /// The tenant's part of `contended_ns`, by its entitlement beside the other tenants that wanted
+        /// the GPU, ns.
+        pub owed_ns: u64,
+        /// GPU time charged during `contended_ns`, ns.
+        pub had_ns: u64,
+        /// Waits at the gate by length. Entry N counts waits from 2^N µs up to twice that. The first
+        /// entry also has all shorter waits, and the last entry all longer ones.
+        pub waits_by_length: [u64; WAIT_BUCKETS],
+        /// Lag against the tenant that is furthest behind, ns; negative if this tenant had more.
+        pub lag_ns: i64,
+        /// Memory that the tenant holds, bytes.
+        pub memory_bytes: u64 => "MEMORY",
+        /// The most memory that the tenant held at once, bytes. Exact for a tenant with a limit, else
+        /// the most that was observed.
+        pub memory_peak_bytes: u64 => "PEAK",
+        /// Memory that the tenant holds by kind, bytes. Kinds of which it holds nothing are left out.
+        pub memory_by_kind: BTreeMap<String, u64>,
+        /// Managed memory that the tenant has beyond its limit, bytes, as its processes report it. Not
+        /// part of `memory_bytes`.
+        pub oversubscribed_bytes: u64,
+        /// The part of `oversubscribed_bytes` that was brought to the GPU, bytes.
+        pub oversubscribed_brought_bytes: u64,
+        /// Memory that the tenant asked for and the driver did not have, bytes. A thread of the tenant
+        /// waits until others make room; 0 if none waits.
+        pub needed_bytes: u64,
+        /// `memory_bytes` less the sum of the kinds that the processes report, bytes.
+        pub kinds_drift_bytes: i64,
+        /// Memory of the tenant's processes by NVML, bytes, at most a second old. `None` if NVML does
+        /// not report it or the tenant is suspended.
+        pub nvml_bytes: Option<u64>,
+        /// `nvml_bytes` less the tenant's account, bytes.
+        pub drift_bytes: Option<i64>,
+        /// The tenant's ceiling beside the guarantees of others, bytes, if a ceiling bounds it.
+        pub ceiling_bytes: Option<u64>,
+        /// Memory that is kept for the tenant while its memory follows its use, bytes: the most that it
+        /// held lately, and a margin.
+        pub kept_bytes: Option<u64>,
+        /// Allocations that were refused: by the limit, or by the driver for lack of memory.
+        pub refusals: u64 => "REFUSED",
+        /// The last refused allocation.
+        pub last_refusal: Option<RefusalStatus>,
+        /// The gate's state; `None` while the tenant has no session on the GPU.
+        ///
+        /// The states are `closed`, `leased`, `once` (for one launch), `open`, `paused`, and
+        /// `suspended` while the tenant's memory is off the GPU.
+        pub gate: Option<String> => "GATE",
+    }
 
-/// An allocation that was refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefusalStatus {
-    /// The name of the driver call, if deepres knows it.
-    pub api: Option<String>,
-    /// Requested memory, bytes; 0 if unknown.
-    pub bytes: u64,
-    /// The refusing side.
-    #[serde(default)]
-    pub by: RefusedBy,
+    /// An allocation that was refused.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct RefusalStatus {
+        /// The name of the driver call, if deepres knows it.
+        pub api: Option<String>,
+        /// Requested memory, bytes; 0 if unknown.
+        pub bytes: u64,
+        /// The refusing side.
+        #[serde(default)]
+        pub by: RefusedBy,
+    }
 }
 
 impl fmt::Display for RefusalStatus {
@@ -424,44 +404,112 @@ pub enum RefusedBy {
     Driver,
 }
 
-/// A session: one process of a tenant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionStatus {
-    /// The session's number.
-    pub id: u64,
-    /// The process's id, as the daemon sees it.
-    pub pid: u32,
-    /// The process's container.
+status! {
+    /// A session: one process of a tenant.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct SessionStatus {
+        /// The session's number.
+        pub id: u64,
+        /// The process's id, as the daemon sees it.
+        pub pid: u32 => "PID",
+        /// The process's container.
+        #[serde(default)]
+        pub container: Option<Container>,
+        /// The process's command line, shortened.
+        pub client: String => "COMMAND",
+        /// The session's state on each GPU.
+        pub gpus: Vec<SessionGpuStatus>,
+    }
+
+    /// The state of a session on one GPU, as the session reports it.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub container: Option<Container>,
-    /// The process's command line, shortened.
-    pub client: String,
-    /// The session's state on each GPU.
-    pub gpus: Vec<SessionGpuStatus>,
+    pub struct SessionGpuStatus {
+        /// The GPU's number.
+        pub gpu: usize,
+        /// Whether work is in flight.
+        pub in_flight: bool,
+        /// Number of threads at the gate, or in a call of the driver while the tenant is kept off the
+        /// GPU.
+        pub waiters: u32,
+        /// GPU time that is charged, ns.
+        pub gpu_ns: u64 => "GPU TIME",
+        /// Kernels launched one by one.
+        pub kernel_launches: u64 => "KERNELS",
+        /// Graphs launched.
+        pub graph_launches: u64 => "GRAPHS",
+        /// Time that threads waited at the gate, added up over threads, ns.
+        pub wait_ns: u64,
+        /// Memory that the process holds, bytes.
+        pub memory_bytes: u64 => "MEMORY",
+        /// Time for which work has run without an end, ns. `None` unless the time is so long that the
+        /// GPU cannot be shared in time. The cause is a kernel that spins or stays for good.
+        pub overdue_ns: Option<u64>,
+    }
 }
 
-/// The state of a session on one GPU, as the session reports it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionGpuStatus {
-    /// The GPU's number.
-    pub gpu: usize,
-    /// Whether work is in flight.
-    pub in_flight: bool,
-    /// Number of threads at the gate, or in a call of the driver while the tenant is kept off the
-    /// GPU.
-    pub waiters: u32,
-    /// GPU time that is charged, ns.
-    pub gpu_ns: u64,
-    /// Kernels launched one by one.
-    pub kernel_launches: u64,
-    /// Graphs launched.
-    pub graph_launches: u64,
-    /// Time that threads waited at the gate, added up over threads, ns.
-    pub wait_ns: u64,
-    /// Memory that the process holds, bytes.
-    pub memory_bytes: u64,
-    /// Time for which work has run without an end, ns. `None` unless the time is so long that the
-    /// GPU cannot be shared in time. The cause is a kernel that spins or stays for good.
-    #[serde(default)]
-    pub overdue_ns: Option<u64>,
+impl SessionGpuStatus {
+    /// Returns the counters of a session on all of its GPUs together: GPU time, launches and memory.
+    pub fn sum(gpus: &[Self]) -> Self {
+        gpus.iter().fold(Self::default(), |sum, gpu| Self {
+            gpu_ns: sum.gpu_ns.saturating_add(gpu.gpu_ns),
+            kernel_launches: sum.kernel_launches.saturating_add(gpu.kernel_launches),
+            graph_launches: sum.graph_launches.saturating_add(gpu.graph_launches),
+            memory_bytes: sum.memory_bytes.saturating_add(gpu.memory_bytes),
+            ..sum
+        })
+    }
+}
+
+/// Returns the list of all fields of `deepres ps --json` and `deepres explain --json`, in Markdown.
+pub fn fields() -> String {
+    let sections = [
+        section::<Status>(),
+        section::<DaemonStatus>(),
+        section::<GpuStatus>(),
+        section::<TenantStatus>(),
+        section::<AccountStatus>(),
+        section::<RefusalStatus>(),
+        section::<SessionStatus>(),
+        section::<SessionGpuStatus>(),
+        section::<DriverStatus>(),
+        section::<UnmanagedStatus>(),
+        section::<ProbesStatus>(),
+        section::<ActivityStatus>(),
+        section::<CommandStatus>(),
+        section::<MeteringStatus>(),
+        section::<MeteredStatus>(),
+        section::<ShareStatus>(),
+        section::<PriorityStatus>(),
+        section::<TermStatus>(),
+        section::<GuardStatus>(),
+    ];
+    format!(
+        "# Fields of the status\n\n`deepres ps --json` prints one `Status`. `deepres explain --json` prints a list of `ShareStatus`.\n\
+         A field with a column is in the tables of `deepres ps` too. `deepres ps --fields` prints this page.\n{}",
+        sections.concat()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_fields_is_the_declaration() {
+        let page = include_str!("../../../../docs/status.md");
+        assert_eq!(page, fields(), "deepres ps --fields > docs/status.md");
+    }
+
+    #[test]
+    fn every_field_of_the_json_is_declared_and_has_the_unit_of_its_name() {
+        let json = serde_json::to_value(AccountStatus::default()).unwrap();
+        let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        let mut declared: Vec<&str> = AccountStatus::FIELDS.iter().map(|field| field.name).collect();
+        declared.sort_unstable();
+        assert_eq!(names, declared);
+        assert_eq!((AccountStatus::head("gpu_ns"), AccountStatus::head("waits")), ("GPU TIME", ""));
+        let units = ["gpu_ns", "memory_bytes", "total_share_ppm", "waits"].map(Unit::of);
+        assert_eq!(units, [Unit::Ns, Unit::Bytes, Unit::Ppm, Unit::One]);
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use deepres_e2e::{
     Host,
-    clients::{Way, c_client},
+    clients::{Way, c_client, c_library},
     host::COMMAND_LIMIT,
 };
 use serde_json::Value;
@@ -57,6 +57,20 @@ fn a_tenant_that_deepres_is_inside_of_has_no_drift() {
     let _client = host.spawn(host.run(&["--name", "t"], client, &[&HELD_BYTES.to_string()]));
     let account = await_account(&host, |account| account["nvml_bytes"] == HELD_BYTES);
     assert_eq!((&account["drift_bytes"], &account["kinds_drift_bytes"]), (&0.into(), &0.into()), "{account}");
+}
+
+#[test]
+fn a_driver_that_hangs_in_nvml_leaves_its_figures_unknown_and_holds_up_neither_work_nor_end() {
+    let host = host();
+    let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("stuck_nvml"))]);
+    let client = c_client("yields", Way::Dlsym);
+    let _client = host.spawn(host.run(&["--name", "t"], client, &[&HELD_BYTES.to_string()]));
+    daemon.await_error_line(|line| line == "NVML is asked in vain", COMMAND_LIMIT);
+    let account = await_account(&host, |account| account["memory_bytes"] == HELD_BYTES);
+    assert_eq!(account["nvml_bytes"], Value::Null, "{account}");
+    host.finish(host.deepres(&["set", "t", "--memory", "512MiB"])).success();
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.await_end(COMMAND_LIMIT).success();
 }
 
 #[test]

@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;
-        if !shared.registry.borrow().has_tenants() {
+        if shared.registry.borrow().tenants().is_empty() {
             continue;
         }
         let (activity, metering) = (shared.watcher.activity(), shared.metering.board());

@@ -1,8 +1,8 @@
 //! The limits on the number of connections, in all and by source. A source is a user or a
 //! container. No user and no container of root's may keep the others out.
 
-use super::registry::{MAX_DESERTED, Refused};
 use crate::identity::source::Source;
+use crate::registry::{MAX_DESERTED, Refused};
 use deepres_abi::wire::RefusalKind;
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::Config;

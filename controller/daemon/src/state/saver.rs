@@ -1,11 +1,12 @@
 //! Keeps the state file up to date.
 
-use super::Shared;
-use super::state::Saved;
+use super::{Saved, gather};
+use crate::Shared;
+use crate::gpus::answers;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// How often the state is written if it changed. A file that a killed daemon leaves lacks at most
 /// this much of tenants that died together with the daemon.
@@ -18,9 +19,6 @@ const RESTING_PERIOD: Duration = Duration::from_secs(3);
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
 /// The time after the start in which [`EARLY_PERIOD`] applies.
 const EARLY: Duration = Duration::from_secs(2);
-/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
-/// gone.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// How long after the start the daemon waits for the return of earlier tenants. Their processes try
 /// to reconnect every quarter of a second.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
@@ -69,18 +67,15 @@ pub async fn stop_waiting(shared: Rc<Shared>) {
 pub async fn save(shared: &Shared) -> Saved {
     // Locked before the state is gathered, so that the file written last has the newest state.
     let mut file = Arc::clone(&shared.state).lock_owned().await;
-    let pending = shared.registry.borrow().snapshots();
-    let mut snapshots = Vec::new();
-    for snapshot in pending {
-        match timeout(ANSWER_LIMIT, snapshot).await {
-            Ok(Ok(snapshot)) => snapshots.push(snapshot),
-            _ => {
-                tracing::error!("a GPU's arbiter does not answer: the state is not written");
-                return Saved::Nothing;
-            }
-        }
-    }
-    let mut state = shared.registry.borrow().saved(file.boot(), &snapshots);
+    let pending = shared.registry.borrow().gpus().snapshots();
+    let Some(snapshots) = answers(pending).await else {
+        tracing::error!("a GPU's arbiter does not answer: the state is not written");
+        return Saved::Nothing;
+    };
+    let mut state = {
+        let registry = shared.registry.borrow();
+        gather::state(file.boot(), registry.gpus(), registry.tenants(), &snapshots)
+    };
     let board = shared.watcher.board();
     (state.adopted, state.held) = (board.adopted, board.held);
     state.away = shared.residency.borrow().away();

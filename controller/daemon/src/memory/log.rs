@@ -1,35 +1,20 @@
-//! Reconciliation: compares every second what NVML reports for a tenant's processes with the
-//! tenant's account. Logs large differences and refused memory.
+//! The log of memory: refusals, and large differences between accounts and NVML. It reads the
+//! published status.
 
-use super::Shared;
-use super::administrators::reports;
-use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, TenantStatus};
+use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, Status, TenantStatus};
 use deepres_model::quantity::Bytes;
-use nvml_wrapper::Nvml;
-use nvml_wrapper::enums::device::UsedGpuMemory;
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
+/// The least time between two lines about the same memory of a tenant.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The name of the NVML library.
-pub const NVML_LIBRARY: &str = "libnvidia-ml.so.1";
 /// The difference between an account and NVML from which on the log tells of it, for each process
 /// of the tenant. The driver takes some hundreds of MiB for code that is loaded lazily, which is no
 /// error.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
-
-/// The figures of NVML for a GPU.
-#[derive(Debug, Clone)]
-pub struct OnGpu {
-    /// The GPU's memory in use, bytes.
-    pub used_bytes: u64,
-    /// The processes, and the bytes that each holds.
-    pub processes: Vec<(u32, u64)>,
-}
 
 /// The state of each tenant on each GPU when the log was last written.
 type Told = BTreeMap<(String, usize), Seen>;
@@ -57,54 +42,14 @@ impl Bound {
     }
 }
 
-/// Reconciles for ever.
-pub async fn serve(shared: Rc<Shared>) {
-    let mut nvml: Option<Arc<Nvml>> = None;
+/// Logs what is new in each status, until the daemon ends.
+pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
     let mut told = Told::new();
-    loop {
+    while published.changed().await.is_ok() {
+        let status = Arc::clone(&published.borrow_and_update());
+        tell(&status.tenants, &mut told);
         sleep(PERIOD).await;
-        if !shared.registry.borrow().has_tenants() {
-            shared.registry.borrow_mut().forget_strangers();
-            told.clear();
-            continue;
-        }
-        if nvml.is_none() {
-            nvml = Nvml::builder().lib_path(OsStr::new(NVML_LIBRARY)).init().ok().map(Arc::new);
-        }
-        let before = shared.registry.borrow().held();
-        if let Some(nvml) = nvml.clone() {
-            let uuids = shared.registry.borrow().gpu_uuids();
-            // A driver may take its time, and tenants come and go meanwhile.
-            let found = tokio::task::spawn_blocking(move || read(&nvml, &uuids)).await;
-            shared.registry.borrow_mut().reconcile(&found.unwrap_or_default(), &before);
-        }
-        // Other processes' use of memory has changed, and with it what caps and guarantees leave.
-        // The arbiters take up the change in their own time.
-        shared.registry.borrow_mut().renew_parts();
-        drop(shared.registry.borrow_mut().renew_ceilings());
-        if let Some(reports) = reports(&shared).await {
-            let tenants = shared.registry.borrow().status(&reports).tenants;
-            tell(&tenants, &mut told);
-        }
     }
-}
-
-/// Returns NVML's figures by GPU, without GPUs for which NVML has none.
-fn read(nvml: &Nvml, uuids: &[String]) -> BTreeMap<usize, OnGpu> {
-    let one = |uuid: &str| {
-        let device = nvml.device_by_uuid(uuid).ok()?;
-        // The use is read before and after the list, and the lower value counts. Otherwise memory
-        // allocated meanwhile would look like an unmanaged process's.
-        let before_bytes = device.memory_info().ok()?.used;
-        let listed = device.running_compute_processes().ok()?;
-        let after_bytes = device.memory_info().ok()?.used;
-        let processes = listed.into_iter().filter_map(|process| match process.used_gpu_memory {
-            UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
-            UsedGpuMemory::Unavailable => None,
-        });
-        Some(OnGpu { processes: processes.collect(), used_bytes: before_bytes.min(after_bytes) })
-    };
-    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, one(uuid)?))).collect()
 }
 
 /// Logs what is new.

@@ -1,12 +1,16 @@
 //! The tenant socket: lets processes in, and notices when they are gone.
 
-use super::connections::{Turn, TurnedAway, Turns};
-use super::registry::{Admitted, Guest, Membership, Refused, Registry};
-use super::{Shared, view};
+pub mod connections;
+mod viewer;
+
+use crate::Shared;
+use crate::gpus::answers;
 use crate::identity::source::Source;
 use crate::identity::{self, Facts};
 use crate::probes::Announced;
 use crate::probes::metering::{self, Purpose};
+use crate::registry::{Admitted, Guest, Membership, Refused, Registry};
+use connections::{Turn, TurnedAway, Turns};
 use deepres_abi::wire::{self, FrameError, Hello, Refusal, RefusalKind, Role};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::packet::{self, Packet};
@@ -25,9 +29,6 @@ use zerocopy::IntoBytes;
 
 /// How long a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long to wait for an arbiter, which answers within microseconds; longer means that it is
-/// gone.
-const READY_LIMIT: Duration = Duration::from_secs(1);
 /// How long the driver may take to start in a process that announced a session. After that the
 /// process counts as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
@@ -39,7 +40,7 @@ const DYING_LIMIT: Duration = Duration::from_millis(30);
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
 /// The most connections accepted before accepted ones get a turn. Connections come in one queue for
 /// all users. So that no user waits behind a flood of another's, the daemon accepts them all soon,
-/// and then each user has its turn ([`super::connections::Connections::enter`]).
+/// and then each user has its turn ([`connections::Connections::enter`]).
 const ACCEPTS_AT_A_TIME: usize = 32;
 /// Pause after a failed accept, so that the failure does not become a busy loop. Mostly there are
 /// no descriptors left then.
@@ -260,7 +261,7 @@ async fn converse(
         && let Some(Role::Viewer | Role::Appraised) = hello.role()
     {
         drop(turn);
-        return view::answer(connection.as_fd(), &guest, &hello, shared).await;
+        return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
     }
     let introduced = if shared.is_stopping.get() {
         Err(Refused::new(RefusalKind::Stopping, "the daemon is going down: try again once it is back"))
@@ -280,15 +281,11 @@ async fn converse(
     };
     let Admitted { tenant, membership, welcome, pages, ready } = admitted;
     shared.note_change();
-    for answer in ready {
-        // Without an answer the session begins with a closed gate, and goes by the heartbeat.
-        let _ = timeout(READY_LIMIT, answer).await;
-    }
+    // Without an answer the session begins with a closed gate, and goes by the heartbeat.
+    let _ = answers(ready).await;
     // Waits until the user's other tenants know what they may hold beside the new one.
     let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
-    for answer in ready {
-        let _ = timeout(READY_LIMIT, answer).await;
-    }
+    let _ = answers(ready).await;
     if let Some(pid) = wants_metering(&packet)
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
@@ -374,7 +371,7 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
 }
 
 /// Sends a refusal. A peer that does not read it gets none.
-pub fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
+fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
     let refusal = Refusal::new(refused.kind, &refused.reason);
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
 }

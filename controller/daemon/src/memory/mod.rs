@@ -1,0 +1,235 @@
+//! The memory of the GPUs: what tenants are promised and may hold of it, and what NVML says of it.
+//!
+//! | module | job |
+//! |---|---|
+//! | `tenant` | the memory of one tenant: ledger, bounds, ceilings, NVML's figures |
+//! | [`caps`] | each user's caps, shared out among the user's tenants |
+//! | [`reconcile`] | compares the ledgers with NVML every second |
+//! | [`log`] | logs refusals and differences |
+//!
+//! The rules are in [`deepres_policy::memory`] and in [`deepres_model::authority`].
+
+pub mod caps;
+pub mod log;
+pub mod reconcile;
+mod tenant;
+
+pub use tenant::{ByNvml, TenantMemory};
+
+use crate::gpus::Gpus;
+use crate::identity::{Key, read};
+use crate::nvml::OnGpu;
+use crate::registry::{Refused, Tenants};
+use crate::tenant::Tenant;
+use deepres_abi::wire::RefusalKind;
+use deepres_model::authority::Wish;
+use deepres_model::quantity::Bytes;
+use deepres_policy::TenantId;
+use deepres_policy::class::Class;
+use deepres_policy::memory::{Holding, ceilings};
+use std::collections::BTreeMap;
+use std::iter::successors;
+
+/// The memory that tenants hold by their ledgers, by tenant and GPU, bytes.
+pub type Held = BTreeMap<(TenantId, usize), u64>;
+
+/// The memory of the GPUs beside the tenants': what processes of no tenant use, by NVML.
+#[derive(Debug, Default)]
+pub struct Memory {
+    unmanaged_bytes: BTreeMap<usize, u64>,
+}
+
+/// Returns the memory that each tenant holds by its ledger, without suspended tenants.
+pub fn held(tenants: &Tenants) -> Held {
+    let there = tenants.iter().filter(|(_, tenant)| !tenant.residence.is_suspended());
+    let on_gpus = |tenant: &Tenant| -> Vec<_> {
+        let held = |gpu: &usize| ((tenant.id, *gpu), tenant.memory.held_bytes(*gpu));
+        tenant.gpus().iter().map(held).collect()
+    };
+    there.flat_map(|(_, tenant)| on_gpus(tenant)).collect()
+}
+
+impl Memory {
+    /// Takes in what NVML `found` after the ledgers said `before`.
+    pub fn reconcile(&mut self, tenants: &mut Tenants, found: &BTreeMap<usize, OnGpu>, before: &Held) {
+        let after = held(tenants);
+        let mut by_tenant = Held::new();
+        self.unmanaged_bytes.clear();
+        for (gpu, on_gpu) in found {
+            let mut own_bytes = 0_u64;
+            for (pid, bytes) in &on_gpu.processes {
+                let Some(id) = owner_of(tenants, *pid) else { continue };
+                let sum = by_tenant.entry((id, *gpu)).or_default();
+                *sum = sum.saturating_add(*bytes);
+                own_bytes = own_bytes.saturating_add(*bytes);
+            }
+            self.unmanaged_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
+        }
+        for (_, tenant) in tenants.iter_mut() {
+            // NVML's figures may be of another moment than the accounts if the tenant came, went or
+            // came back meanwhile. Such a tenant gets no figures.
+            let said = tenant.gpus().iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
+                let place = (tenant.id, *gpu);
+                let accounts = [*before.get(&place)?, *after.get(&place)?];
+                let bytes = by_tenant.get(&place).copied().unwrap_or(0);
+                Some((*gpu, ByNvml { bytes, drift_bytes: drift(bytes, accounts) }))
+            });
+            let said = said.collect();
+            tenant.memory.set_by_nvml(said);
+        }
+    }
+
+    /// Returns why the memory that `wish` wants guaranteed cannot be promised, if so. One GPU must
+    /// have enough beside what others were promised or hold. If the tenant of key `own` holds
+    /// memory on GPUs, only these count. If it holds none, the GPUs that it uses count; if it uses
+    /// none, all GPUs count. If no such GPU is large enough, the refusal is final, because waiting
+    /// cannot help. Otherwise it is [`RefusalKind::NoRoom`].
+    pub fn lacks(&self, tenants: &Tenants, gpus: &Gpus, wish: &Wish, own: &Key) -> Option<Refused> {
+        let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
+        let used = tenants.living().map(|(_, tenant)| tenant).find(|tenant| tenant.owner.key == *own);
+        let holds = |gpu: usize| used.is_some_and(|own| own.memory.held_bytes(gpu) > 0);
+        let holds_any = gpus.numbers().any(holds);
+        let is_seen = |gpu: usize| used.is_none_or(|own| own.may_be_on(gpu));
+        let is_asked = |gpu: &usize| if holds_any { holds(*gpu) } else { is_seen(*gpu) };
+        let asked = || gpus.numbers().filter(is_asked);
+        let largest = asked().map(|gpu| gpus.memory_bytes(gpu)).max()?;
+        if largest < bytes {
+            let reason = format!(
+                "{} of memory cannot be guaranteed: the largest GPU has {}; ask for less",
+                Bytes(bytes),
+                Bytes(largest)
+            );
+            return Some(Refused::new(RefusalKind::Request, reason));
+        }
+        let most = asked().map(|gpu| self.promisable_bytes(tenants, gpus, own, gpu)).max()?;
+        (most < bytes).then(|| {
+            let reason = format!(
+                "{} of memory cannot be guaranteed now: guarantees to others and what they hold leave {} of a GPU's; ask for less, or for class fair",
+                Bytes(bytes),
+                Bytes(most)
+            );
+            Refused::new(RefusalKind::NoRoom, reason)
+        })
+    }
+
+    /// Returns the most memory of a GPU that can be promised to the tenant of this key, bytes. Not
+    /// available is the memory promised to other tenants, the memory of tenants that cannot be
+    /// taken off the GPU, and unmanaged memory.
+    fn promisable_bytes(&self, tenants: &Tenants, gpus: &Gpus, own: &Key, gpu: usize) -> u64 {
+        let others = tenants.living().map(|(_, tenant)| tenant).filter(|tenant| tenant.owner.key != *own);
+        let there = others.filter(|tenant| tenant.may_be_on(gpu)).map(|tenant| tenant.holding(gpu));
+        let claims = there.map(|holding| holding.promised_bytes.max(holding.firm_bytes));
+        let taken = claims.fold(0, u64::saturating_add);
+        self.for_tenants(gpus, gpu).saturating_sub(taken)
+    }
+
+    /// Returns the memory of a GPU that unmanaged processes leave, bytes.
+    fn for_tenants(&self, gpus: &Gpus, gpu: usize) -> u64 {
+        let unmanaged_bytes = self.unmanaged_bytes.get(&gpu).copied().unwrap_or(0);
+        gpus.memory_bytes(gpu).saturating_sub(unmanaged_bytes)
+    }
+
+    /// Promises a tenant its memory on those of `on` that have room for it. The tenant is new on
+    /// these GPUs. If no GPU has room, it is no guaranteed tenant.
+    pub fn promise_on(&self, tenants: &mut Tenants, gpus: &Gpus, name: &str, on: &[usize]) {
+        let Some(tenant) = tenants.get(name) else { return };
+        let new: Vec<usize> = on.iter().copied().filter(|gpu| !tenant.is_on(*gpu)).collect();
+        let lacking = self.lacking(tenants, gpus, tenant, &new);
+        let Some(tenant) = tenants.get_mut(name).filter(|_| !lacking.is_empty()) else { return };
+        withhold(name, tenant, lacking);
+        if !tenant.gpus().iter().chain(on).any(|gpu| tenant.memory.is_promised_on(*gpu)) {
+            tenant.terms.set_has_room(false);
+        }
+    }
+
+    /// Promises a tenant more memory than before, on those of its GPUs that have room for it.
+    pub fn promise_more(&self, tenants: &mut Tenants, gpus: &Gpus, name: &str) {
+        let Some(tenant) = tenants.get_mut(name) else { return };
+        tenant.memory.promise_everywhere();
+        let Some(tenant) = tenants.get(name) else { return };
+        let lacking = self.lacking(tenants, gpus, tenant, tenant.gpus());
+        if let Some(tenant) = tenants.get_mut(name).filter(|_| !lacking.is_empty()) {
+            withhold(name, tenant, lacking);
+        }
+    }
+
+    /// Returns those of `on` that have no room for a tenant's guarantee.
+    fn lacking(&self, tenants: &Tenants, gpus: &Gpus, tenant: &Tenant, on: &[usize]) -> Vec<usize> {
+        let promised_bytes = tenant.terms.promised_bytes();
+        let lacks_room =
+            |gpu: &usize| self.promisable_bytes(tenants, gpus, &tenant.owner.key, *gpu) < promised_bytes;
+        on.iter().copied().filter(lacks_room).collect()
+    }
+
+    /// Computes the ceiling of each tenant beside the guarantees of others. Memory that follows its
+    /// use is remembered for `window_ns`. Returns the tenants whose ceilings changed, each with the
+    /// GPU.
+    pub fn renew_ceilings(
+        &self,
+        tenants: &mut Tenants,
+        gpus: &Gpus,
+        now_ns: u64,
+        window_ns: u64,
+    ) -> Vec<(String, usize)> {
+        let mut changed = Vec::new();
+        for gpu in gpus.numbers() {
+            let there = |tenant: &Tenant| !tenant.is_deserted() && tenant.may_be_on(gpu);
+            let mut here: Vec<(&str, &mut Tenant)> =
+                tenants.iter_mut().filter(|(_, tenant)| there(tenant)).collect();
+            here.iter_mut().for_each(|(_, tenant)| tenant.note_use(gpu, now_ns, window_ns));
+            let holdings: Vec<Holding> = here.iter().map(|(_, tenant)| tenant.holding(gpu)).collect();
+            let ceilings = ceilings(self.for_tenants(gpus, gpu), &holdings);
+            for ((name, tenant), ceiling) in here.into_iter().zip(ceilings) {
+                if tenant.memory.set_ceiling(gpu, ceiling) && tenant.is_on(gpu) {
+                    changed.push((name.to_owned(), gpu));
+                }
+            }
+        }
+        changed
+    }
+}
+
+/// Withdraws a tenant's guarantee on GPUs without room for it. The log says so.
+fn withhold(name: &str, tenant: &mut Tenant, lacking: Vec<usize>) {
+    tracing::warn!(
+        tenant = name,
+        promised_bytes = tenant.terms.promised_bytes(),
+        gpus = ?lacking,
+        "a guaranteed tenant uses GPUs without room for the memory that it was promised: it is not promised there"
+    );
+    tenant.memory.withhold_on(lacking);
+}
+
+/// Returns the tenant of a process. The process is a session of the tenant, or a descendant of one
+/// of its processes that bypasses deepres.
+fn owner_of(tenants: &Tenants, pid: u32) -> Option<TenantId> {
+    let is_session = |tenant: &Tenant| tenant.members.sessions().values().any(|session| session.pid == pid);
+    let of_session = tenants.iter().find(|(_, tenant)| is_session(tenant)).map(|(_, tenant)| tenant.id);
+    of_session.or_else(|| {
+        let line = successors(read::process(pid), read::parent);
+        line.take(read::MAX_ANCESTORS).find_map(|process| {
+            tenants.iter().find(|(_, tenant)| tenant.members.has(&process)).map(|(_, tenant)| tenant.id)
+        })
+    })
+}
+
+/// Returns how far NVML's figure is from an account that was read before and after it. A figure
+/// between the two readings is no difference.
+fn drift(bytes: u64, accounts: [u64; 2]) -> i64 {
+    let [least, most] = [accounts[0].min(accounts[1]), accounts[0].max(accounts[1])];
+    let expected = bytes.clamp(least, most);
+    i64::try_from(i128::from(bytes) - i128::from(expected)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::drift;
+
+    #[test]
+    fn what_was_allocated_while_nvml_was_asked_is_no_drift() {
+        assert_eq!(drift(50, [40, 60]), 0);
+        assert_eq!(drift(50, [60, 40]), 0);
+        assert_eq!(drift(70, [40, 60]), 10);
+        assert_eq!(drift(30, [40, 60]), -10);
+    }
+}

@@ -1,0 +1,187 @@
+//! The memory of one tenant: its ledger, NVML's figures for it, and the bounds on it.
+
+use crate::shm::{SharedPage, Writer};
+use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::ledger::{LedgerGpu, LedgerPage};
+use deepres_policy::memory::Use;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The memory that a tenant holds on a GPU by NVML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByNvml {
+    /// The memory, bytes.
+    pub bytes: u64,
+    /// The difference from the tenant's account, bytes; positive if NVML reports more.
+    pub drift_bytes: i64,
+}
+
+/// The bound of a tenant on a GPU, within its user's cap on memory.
+#[derive(Debug, Default)]
+struct Bound {
+    /// The bound, bytes. The tenant's sessions have been told it, or will be.
+    bytes: u64,
+    /// The limit that the tenant's sessions have been told, bytes.
+    in_force: Arc<AtomicU64>,
+}
+
+/// The memory of a tenant; see the module.
+#[derive(Debug)]
+pub struct TenantMemory {
+    ledger: Arc<SharedPage<LedgerPage>>,
+    by_nvml: BTreeMap<usize, ByNvml>,
+    bounds: BTreeMap<usize, Bound>,
+    /// The ceiling on each GPU beside the guarantees of others, bytes. A GPU without an entry has
+    /// no ceiling for the tenant.
+    ceilings: BTreeMap<usize, u64>,
+    /// The memory that the tenant held lately, by GPU, if its memory follows its use.
+    used: BTreeMap<usize, Use>,
+    /// GPUs that the tenant came to use, but that have no room for its memory guarantee. The tenant
+    /// has no guarantee there.
+    unpromised: BTreeSet<usize>,
+}
+
+impl TenantMemory {
+    /// Returns the memory of a tenant that holds nothing.
+    ///
+    /// # Errors
+    /// The system's, for lack of memory or descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            ledger: Arc::new(SharedPage::create("deepres-ledger", Writer::Anyone)?),
+            by_nvml: BTreeMap::new(),
+            bounds: BTreeMap::new(),
+            ceilings: BTreeMap::new(),
+            used: BTreeMap::new(),
+            unpromised: BTreeSet::new(),
+        })
+    }
+
+    /// Returns the ledger.
+    pub fn ledger(&self) -> &Arc<SharedPage<LedgerPage>> {
+        &self.ledger
+    }
+
+    /// Returns the ledger of a GPU.
+    pub fn on(&self, gpu: usize) -> Option<&LedgerGpu> {
+        self.ledger.page().gpu(gpu)
+    }
+
+    /// Returns the memory of a GPU that the tenant holds by its ledger, bytes.
+    pub fn held_bytes(&self, gpu: usize) -> u64 {
+        self.on(gpu).map_or(0, LedgerGpu::held_bytes)
+    }
+
+    /// Opens a session's slot on the host and on `gpus`.
+    pub fn open_slot(&self, slot: usize, gpus: &[usize]) {
+        self.ledger.page().host().open(slot);
+        for ledger in gpus.iter().filter_map(|gpu| self.on(*gpu)) {
+            ledger.open(slot);
+        }
+    }
+
+    /// Empties a session's slot on the host and on the first `gpus` GPUs. Returns the memory that
+    /// it held on the GPUs, bytes.
+    pub fn clear_slot(&self, slot: usize, gpus: usize) -> u64 {
+        let freed = (0..gpus).filter_map(|gpu| self.on(gpu)?.clear(slot));
+        let freed_bytes = freed.fold(0, u64::saturating_add);
+        self.ledger.page().host().clear(slot);
+        freed_bytes
+    }
+
+    /// Excludes slots from `used` on from later reading, on the first `gpus` GPUs. No process can
+    /// still write these slots.
+    pub fn give_slots_back(&self, used: usize, gpus: usize) {
+        self.ledger.page().all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
+    }
+
+    /// Returns NVML's figure for a GPU.
+    pub fn by_nvml(&self, gpu: usize) -> Option<ByNvml> {
+        self.by_nvml.get(&gpu).copied()
+    }
+
+    /// Replaces NVML's figures.
+    pub fn set_by_nvml(&mut self, by_nvml: BTreeMap<usize, ByNvml>) {
+        self.by_nvml = by_nvml;
+    }
+
+    /// Begins on a GPU where the tenant has no session and so holds nothing. The tenant's bound
+    /// there is 0 until the user's cap is shared out again.
+    pub fn begin_on(&mut self, gpu: usize) {
+        self.bounds.insert(gpu, Bound::default());
+    }
+
+    /// Bounds the memory on a GPU within the user's cap. Returns whether it was another bound
+    /// before.
+    pub fn set_bound(&mut self, gpu: usize, bytes: u64) -> bool {
+        std::mem::replace(&mut self.bounds.entry(gpu).or_default().bytes, bytes) != bytes
+    }
+
+    /// Returns the bound on a GPU within the user's cap, bytes.
+    pub fn bound_bytes(&self, gpu: usize) -> u64 {
+        self.bounds.get(&gpu).map_or(0, |bound| bound.bytes)
+    }
+
+    /// Returns the place of the limit that the tenant's sessions on a GPU have been told, bytes.
+    pub fn limit_in_force(&self, gpu: usize) -> Arc<AtomicU64> {
+        self.bounds.get(&gpu).map(|bound| Arc::clone(&bound.in_force)).unwrap_or_default()
+    }
+
+    /// Returns the most memory of a GPU that a tenant holds, or can come to hold before it is told
+    /// a lower limit, bytes. Bounds within a user's cap count only for a tenant that `is_bound`.
+    pub fn reach_bytes(&self, gpu: usize, is_bound: bool) -> u64 {
+        // The limit must be read before the ledger. Then the ledger shows all memory that was
+        // reserved under an earlier limit.
+        let told = self.bounds.get(&gpu).filter(|_| is_bound);
+        let told_bytes = told.map_or(0, |bound| bound.bytes.max(bound.in_force.load(Ordering::SeqCst)));
+        told_bytes.max(self.on(gpu).map_or(0, LedgerGpu::held_and_pending_bytes))
+    }
+
+    /// Returns the ceiling on a GPU beside the guarantees of others, bytes.
+    pub fn ceiling_bytes(&self, gpu: usize) -> Option<u64> {
+        self.ceilings.get(&gpu).copied()
+    }
+
+    /// Changes the ceiling on a GPU. Returns whether it was another ceiling before.
+    pub fn set_ceiling(&mut self, gpu: usize, ceiling: Option<u64>) -> bool {
+        let before = match ceiling {
+            Some(bytes) => self.ceilings.insert(gpu, bytes),
+            None => self.ceilings.remove(&gpu),
+        };
+        before != ceiling
+    }
+
+    /// Takes in the memory of a GPU that the tenant holds now.
+    pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
+        let held_bytes = self.held_bytes(gpu);
+        self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
+    }
+
+    /// Forgets the memory that the tenant held lately, because its memory does not follow its use.
+    pub fn forget_use(&mut self) {
+        self.used.clear();
+    }
+
+    /// Returns the part of `granted_bytes` that is kept for the tenant on a GPU by what it held
+    /// lately, bytes.
+    pub fn kept_bytes(&self, gpu: usize, granted_bytes: Option<u64>) -> Option<u64> {
+        Some(self.used.get(&gpu)?.kept_bytes(granted_bytes.unwrap_or(NO_LIMIT)))
+    }
+
+    /// Returns whether the tenant's memory guarantee holds on a GPU.
+    pub fn is_promised_on(&self, gpu: usize) -> bool {
+        !self.unpromised.contains(&gpu)
+    }
+
+    /// Notes that GPUs have no room for the tenant's memory guarantee.
+    pub fn withhold_on(&mut self, gpus: impl IntoIterator<Item = usize>) {
+        self.unpromised.extend(gpus);
+    }
+
+    /// Forgets which GPUs have no room for the tenant's memory guarantee.
+    pub fn promise_everywhere(&mut self) {
+        self.unpromised.clear();
+    }
+}

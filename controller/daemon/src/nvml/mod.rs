@@ -1,0 +1,190 @@
+//! NVML. One thread of the process asks NVML everything ([`mailbox`]), because a driver that hangs
+//! answers no question of NVML's, the first (`nvmlInit`) included. Each question has a deadline, and
+//! its answer is unknown afterwards. So a driver that hangs holds up neither the daemon's work nor
+//! its end.
+
+mod mailbox;
+
+use crate::gpus::{Gpu, GpuError};
+use crate::probes::reader::thread_ns;
+use deepres_abi::MAX_GPUS;
+use mailbox::{Mailbox, STUCK};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// The name of the NVML library at run time. The name without a version is for compilers, and
+/// missing on most machines.
+pub const LIBRARY: &str = "libnvidia-ml.so.1";
+/// How long the daemon's tasks wait for an answer. NVML answers within milliseconds.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How long a process waits that asks for its own memory.
+const VIEWER_LIMIT: Duration = Duration::from_millis(500);
+/// How long the start waits for the list of GPUs. NVML may load the driver for it, which takes
+/// seconds for each GPU.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// The figures of NVML for a GPU.
+#[derive(Debug, Clone)]
+pub struct OnGpu {
+    /// The GPU's memory in use, bytes.
+    pub used_bytes: u64,
+    /// The bytes that each process holds, by pid.
+    pub processes: BTreeMap<u32, u64>,
+}
+
+/// A question. GPUs are named by UUID, `GPU-…`.
+#[derive(PartialEq)]
+enum Question {
+    Gpus,
+    Free(Vec<String>),
+    Usage(Vec<String>),
+    Computing,
+}
+
+/// The answer to the question of the same name. GPUs have their places in the question as keys.
+#[derive(Clone)]
+enum Answer {
+    Gpus(Result<Vec<Gpu>, GpuError>),
+    Free(BTreeMap<usize, u64>),
+    Usage(BTreeMap<usize, OnGpu>),
+    Computing(Option<BTreeSet<u32>>, u64),
+}
+
+/// NVML, once it could be opened. The driver may be loaded only later.
+type Kept = Option<Nvml>;
+
+static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
+    LazyLock::new(|| Mailbox::new("deepres-nvml", STUCK, answer));
+
+/// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots. Waits for
+/// NVML.
+///
+/// # Errors
+/// [`GpuError`], with what is missing.
+pub fn gpus() -> Result<Vec<Gpu>, GpuError> {
+    match MAILBOX.ask_and_wait(Question::Gpus, START_LIMIT) {
+        Some(Answer::Gpus(gpus)) => gpus,
+        _ => Err(GpuError::Silent(START_LIMIT)),
+    }
+}
+
+/// Returns the free memory of GPUs, bytes, by their places in `uuids`, without GPUs for which it is
+/// unknown.
+pub async fn free_bytes(uuids: Vec<String>) -> BTreeMap<usize, u64> {
+    match MAILBOX.ask(Question::Free(uuids), LIMIT).await {
+        Some(Answer::Free(free)) => free,
+        _ => BTreeMap::new(),
+    }
+}
+
+/// Returns the figures for GPUs, by their places in `uuids`, without GPUs for which they are
+/// unknown.
+pub async fn usage(uuids: Vec<String>) -> BTreeMap<usize, OnGpu> {
+    usage_within(uuids, LIMIT).await
+}
+
+/// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes, if it is known. A
+/// process asks for that after it created a context, because no call of the driver tells the memory
+/// of a context.
+pub async fn held_bytes(pid: u32, uuid: String) -> Option<u64> {
+    // A process in a pid namespace that the daemon cannot see has pid 0.
+    let on_gpus = if pid == 0 { return None } else { usage_within(vec![uuid], VIEWER_LIMIT).await };
+    on_gpus.get(&0)?.processes.get(&pid).copied()
+}
+
+async fn usage_within(uuids: Vec<String>, limit: Duration) -> BTreeMap<usize, OnGpu> {
+    match MAILBOX.ask(Question::Usage(uuids), limit).await {
+        Some(Answer::Usage(usage)) => usage,
+        _ => BTreeMap::new(),
+    }
+}
+
+/// Asks which processes compute on any GPU. `take` gets their pids on NVML's thread, if they are
+/// known soon; `None` without NVML. It also gets the processor time of the question, ns.
+pub fn ask_who_computes(take: impl FnOnce(Option<BTreeSet<u32>>, u64) + Send + 'static) {
+    MAILBOX.post(Question::Computing, LIMIT, |answer| {
+        if let Answer::Computing(pids, took_ns) = answer {
+            take(pids, took_ns);
+        }
+    });
+}
+
+fn answer(kept: &mut Kept, question: &Question) -> Answer {
+    match question {
+        Question::Gpus => Answer::Gpus(open(kept).and_then(list)),
+        Question::Free(uuids) => {
+            let free = |nvml: &Nvml, uuid: &str| nvml.device_by_uuid(uuid)?.memory_info();
+            Answer::Free(of_each(kept, uuids, |nvml, uuid| Some(free(nvml, uuid).ok()?.free)))
+        }
+        Question::Usage(uuids) => Answer::Usage(of_each(kept, uuids, |nvml, uuid| on_gpu(nvml, uuid).ok())),
+        Question::Computing => {
+            let began_ns = thread_ns();
+            let pids = open(kept).ok().map(computing);
+            Answer::Computing(pids, thread_ns() - began_ns)
+        }
+    }
+}
+
+/// Returns NVML, opened if it was not open before.
+fn open(kept: &mut Kept) -> Result<&Nvml, GpuError> {
+    let opened = match kept.take() {
+        Some(nvml) => nvml,
+        None => Nvml::builder().lib_path(OsStr::new(LIBRARY)).init().map_err(|error| match error {
+            NvmlError::LibloadingError(_) => GpuError::NoLibrary(Arc::new(error)),
+            other => other.into(),
+        })?,
+    };
+    Ok(kept.insert(opened))
+}
+
+/// Returns what `read` returns for each GPU, by its place.
+fn of_each<T>(
+    kept: &mut Kept,
+    uuids: &[String],
+    read: impl Fn(&Nvml, &str) -> Option<T>,
+) -> BTreeMap<usize, T> {
+    let Ok(nvml) = open(kept) else { return BTreeMap::new() };
+    uuids.iter().enumerate().filter_map(|(gpu, uuid)| Some((gpu, read(nvml, uuid)?))).collect()
+}
+
+fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
+    let count = nvml.device_count()?;
+    if count == 0 {
+        return Err(GpuError::None);
+    }
+    if count as usize > MAX_GPUS {
+        tracing::warn!("this machine has {count} GPUs; the first {MAX_GPUS} are managed");
+    }
+    (0..count.min(MAX_GPUS as u32))
+        .map(|index| {
+            let device = nvml.device_by_index(index)?;
+            Gpu::new(&device.uuid()?, &device.name()?, device.memory_info()?.total)
+        })
+        .collect()
+}
+
+fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
+    let device = nvml.device_by_uuid(uuid)?;
+    // The use is read before and after the list, and the lower value counts. Otherwise memory
+    // allocated meanwhile would look like an unmanaged process's.
+    let before_bytes = device.memory_info()?.used;
+    let listed = device.running_compute_processes()?;
+    let used_bytes = before_bytes.min(device.memory_info()?.used);
+    let processes = listed.into_iter().filter_map(|process| match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
+        UsedGpuMemory::Unavailable => None,
+    });
+    Ok(OnGpu { used_bytes, processes: processes.collect() })
+}
+
+fn computing(nvml: &Nvml) -> BTreeSet<u32> {
+    let count = nvml.device_count().unwrap_or(0);
+    let gpus = (0..count).filter_map(|index| nvml.device_by_index(index).ok());
+    let processes = gpus.filter_map(|gpu| gpu.running_compute_processes().ok()).flatten();
+    processes.map(|process| process.pid).collect()
+}

@@ -1,0 +1,432 @@
+//! Lets processes in and out: finds or makes the tenant of a process, settles the tenant's terms,
+//! and begins or ends the session.
+
+use super::{Order, Registry};
+use crate::arbiter::{Bell, SessionId, SessionSeat};
+use crate::identity::source::Source;
+use crate::identity::{Facts, Identity, Key, free_name};
+use crate::memory::{TenantMemory, caps};
+use crate::probes::Presence;
+use crate::residency::{is_any_oversubscribed, let_wait};
+use crate::shm::{SharedPage, Writer};
+use crate::tenant::{Ended, KeeperId, Owner, Session, Tenant, Terms};
+use deepres_abi::beat::BeatPage;
+use deepres_abi::grant::GrantPage;
+use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
+use deepres_abi::meter::MeterPage;
+use deepres_abi::oversubscribe::Oversubscribe;
+use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
+use deepres_model::authority::{self, Wish};
+use deepres_model::peer::Peer;
+use deepres_model::process::ProcessKey;
+use deepres_model::text::{harmless, is_harmful};
+use deepres_model::wish::Sentence;
+use std::io;
+use std::sync::Arc;
+
+/// A process that connected and asks to be admitted.
+#[derive(Debug)]
+pub struct Guest {
+    /// The process at the other end of the connection.
+    pub peer: Peer,
+    /// The process's groups, as far as the configuration has caps for them.
+    pub groups: Vec<u32>,
+    /// Facts of the kernel about the process.
+    pub facts: Facts,
+    /// The source that is charged for the process.
+    pub source: Source,
+}
+
+/// The relation of an admitted process to its tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Membership {
+    /// A session: a process that uses GPUs.
+    Session(SessionId),
+    /// A keeper: a `deepres run` that keeps the tenant.
+    Keeper(KeeperId),
+}
+
+/// A refusal to admit a process.
+#[derive(Debug)]
+pub struct Refused {
+    /// The kind of refusal.
+    pub kind: RefusalKind,
+    /// The reason, as a sentence.
+    pub reason: String,
+}
+
+impl Guest {
+    /// Returns the key of the process, if the process could be looked at.
+    fn process(&self) -> Option<ProcessKey> {
+        self.facts.process.as_ref().map(|process| process.key())
+    }
+}
+
+impl Refused {
+    /// Returns a refusal of this kind, for this reason.
+    pub fn new(kind: RefusalKind, reason: impl Into<String>) -> Self {
+        Self { kind, reason: reason.into() }
+    }
+}
+
+/// A process that was admitted.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The tenant's name.
+    pub tenant: String,
+    /// The process's relation to the tenant.
+    pub membership: Membership,
+    /// The answer to the hello.
+    pub welcome: Welcome,
+    /// The pages and bells of a session; `None` for a keeper.
+    pub pages: Option<Pages>,
+    /// Orders to the arbiters. Each is fulfilled once the arbiter has set its gates and limits.
+    pub ready: Vec<Order>,
+}
+
+/// The pages and bells that the daemon shares with a session.
+#[derive(Debug)]
+pub struct Pages {
+    /// The grant page: what the session may do.
+    pub grant: Arc<SharedPage<GrantPage>>,
+    /// The meter page: what the session did.
+    pub meter: Arc<SharedPage<MeterPage>>,
+    /// The ledger of the session's tenant.
+    pub ledger: Arc<SharedPage<LedgerPage>>,
+    /// The host's heartbeat.
+    pub beat: Arc<SharedPage<BeatPage>>,
+    /// One bell for each managed GPU, in the order of the hello.
+    pub bells: Vec<Bell>,
+}
+
+impl Registry {
+    /// Admits a process to its tenant.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refused`] if the process is not admitted.
+    pub fn admit(&mut self, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
+        let role = hello
+            .role()
+            .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
+        if let Role::Viewer | Role::Arriving | Role::Appraised = role {
+            return Err(Refused::new(RefusalKind::Malformed, "only sessions and keepers are admitted"));
+        }
+        let name = self.tenant_of(guest, hello, role)?;
+        let admitted = match role {
+            Role::Keeper => self.admit_keeper(&name, guest),
+            _ => self.admit_session(&name, guest, hello),
+        };
+        if admitted.is_err()
+            && self.tenants.get(&name).is_some_and(|tenant| tenant.members.deserted_ns() == Some(0))
+        {
+            // The tenant was made for this process.
+            self.tenants.remove(&name);
+        }
+        let mut admitted = admitted?;
+        admitted.ready.extend(self.share_out_anew(&name));
+        Ok(admitted)
+    }
+
+    fn admit_keeper(&mut self, name: &str, guest: &Guest) -> Result<Admitted, Refused> {
+        let keeper = self.next_id();
+        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
+        tenant.members.keep(keeper, guest.process());
+        let mut welcome = Welcome::new(0, 0);
+        wire::set_text(&mut welcome.tenant, name);
+        let membership = Membership::Keeper(keeper);
+        Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
+    }
+
+    fn admit_session(&mut self, name: &str, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
+        let session_id = self.next_id();
+        let tenant = self.tenants.get(name).ok_or_else(gone)?;
+        let slot = tenant.members.free_slot().ok_or_else(|| {
+            let reason =
+                format!("the tenant `{name}` has {MAX_SESSIONS} processes already, the most there can be");
+            Refused::new(RefusalKind::Full, reason)
+        })?;
+        let mut welcome = Welcome::new(session_id, slot as u32);
+        wire::set_text(&mut welcome.tenant, name);
+        let mut gpus = Vec::new();
+        for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
+            // A GPU that is listed twice counts once.
+            if let Some(gpu) = self.gpus.number_of(uuid).filter(|gpu| !gpus.contains(gpu)) {
+                *index = u8::try_from(gpu).unwrap_or(UNMANAGED);
+                gpus.push(gpu);
+            }
+        }
+        let pages = self.pages(session_id, tenant, gpus.len()).map_err(no_room)?;
+        let process = guest.process();
+        self.memory.promise_on(&mut self.tenants, &self.gpus, name, &gpus);
+        let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
+        tenant.memory.open_slot(slot, &gpus);
+        // The wishes of this process are in force on the tenant's other GPUs too.
+        let others = tenant.gpus().iter().filter(|gpu| !gpus.contains(gpu));
+        let mut ready: Vec<Order> = others.filter_map(|gpu| self.gpus.tell(*gpu, tenant)).collect();
+        for (gpu, bell) in gpus.iter().zip(&pages.bells) {
+            tenant.come_to(*gpu);
+            if !tenant.members.are_on(*gpu) {
+                tenant.memory.begin_on(*gpu);
+            }
+            let session = SessionSeat {
+                id: session_id,
+                grant: Arc::clone(&pages.grant),
+                meter: Arc::clone(&pages.meter),
+                ledger_slot: slot,
+                bell: bell.clone(),
+                process,
+                user: guest.source.number(),
+                continues: hello.sessions_before > 0,
+            };
+            let seat = tenant.seat_on(*gpu);
+            ready.extend(self.gpus.arbiter(*gpu).map(|arbiter| arbiter.enter(seat, session)));
+        }
+        let client = harmless(wire::text(&hello.client).unwrap_or("?"));
+        if self.lines.allows(&guest.source) {
+            tracing::info!(
+                tenant = name,
+                session = session_id,
+                pid = guest.peer.pid,
+                uid = guest.peer.uid,
+                client,
+                "a session begins"
+            );
+        }
+        let session = Session {
+            _presence: Presence::new(&self.connected, guest.peer.pid),
+            pid: guest.peer.pid,
+            source: guest.source.clone(),
+            process,
+            client,
+            container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
+            slot,
+            gpus,
+            meter: Arc::clone(&pages.meter),
+        };
+        tenant.members.begin(session_id, session);
+        ready.extend(self.renew_ceilings());
+        if let Some(tenant) = self.tenants.get(name).filter(|_| is_any_oversubscribed(&self.tenants)) {
+            let_wait(tenant);
+        }
+        Ok(Admitted {
+            tenant: name.to_owned(),
+            membership: Membership::Session(session_id),
+            welcome,
+            pages: Some(pages),
+            ready,
+        })
+    }
+
+    /// Returns the pages of a new session of a tenant, and a bell for each of its GPUs.
+    fn pages(&self, session: SessionId, tenant: &Tenant, gpus: usize) -> io::Result<Pages> {
+        let grant = SharedPage::<GrantPage>::create("deepres-grant", Writer::Controller)?;
+        let heartbeat_limit_ns = u64::try_from(self.config.heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
+        grant.page().set_session(session, heartbeat_limit_ns, self.config.fail_mode.mode());
+        Ok(Pages {
+            grant: Arc::new(grant),
+            meter: Arc::new(SharedPage::<MeterPage>::create("deepres-meter", Writer::Anyone)?),
+            ledger: Arc::clone(tenant.memory.ledger()),
+            beat: Arc::clone(&self.beat),
+            bells: (0..gpus).map(|_| Bell::new()).collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// Removes a session or a keeper. Frees the memory and the leases of a session.
+    pub fn depart(&mut self, name: &str, membership: Membership) {
+        let Some(user) = self.tenants.get(name).map(|tenant| tenant.owner.user) else { return };
+        let ended = match membership {
+            Membership::Keeper(id) => {
+                self.tenants.get_mut(name).map(|tenant| tenant.members.stop_keeping(id))
+            }
+            Membership::Session(id) => self.end_session(name, user, id),
+        };
+        if ended.is_some() {
+            self.note_desertion(name);
+            drop(self.share_out(user));
+        }
+    }
+
+    fn end_session(&mut self, name: &str, user: u32, id: SessionId) -> Option<()> {
+        // The daemon saves each returning process and checks it until it dies. Their number is
+        // limited, because one process could connect under a thousand names.
+        let of_user = self.tenants.iter().filter(|(_, tenant)| tenant.owner.user == user);
+        let returning: usize = of_user.map(|(_, tenant)| tenant.members.returning().len()).sum();
+        let tenant = self.tenants.get_mut(name)?;
+        let Ended { session, may_return } =
+            tenant.members.end(id, returning < self.config.max_connections)?;
+        let arbiters = session.gpus.iter().filter_map(|gpu| self.gpus.arbiter(*gpu));
+        arbiters.for_each(|arbiter| arbiter.leave(tenant.id, id, may_return));
+        let freed_bytes = tenant.memory.clear_slot(session.slot, self.gpus.count());
+        tenant.give_slots_back(self.gpus.count());
+        if self.lines.allows(&session.source) {
+            tracing::info!(tenant = name, session = id, pid = session.pid, freed_bytes, "a session ended");
+        }
+        Some(())
+    }
+
+    /// Returns the tenant that a process belongs to, if the registry has it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refused`] if the hello's name is malformed.
+    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Result<Option<&Tenant>, Refused> {
+        let key = self.identify(claim(hello)?, &guest.facts).key;
+        Ok(self.tenants.of_key(&key).map(|(_, tenant)| tenant))
+    }
+
+    /// Finds or makes the tenant that a process belongs to, and returns its name. The first process
+    /// decides the tenant's wishes. A later `deepres run` with other wishes is refused. A later
+    /// process of the job, or one that was admitted before, only adds wishes that the tenant lacks.
+    fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
+        let identity = self.identify(claim(hello)?, &guest.facts);
+        let asked = wish(hello)?;
+        let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
+        let is_back = hello.sessions_before > 0;
+        let can_be_told = role == Role::Keeper && !is_back;
+        let terms = self.terms(guest, &identity.key, asked, can_be_told)?;
+        let Some(name) = self.tenants.of_key(&identity.key).map(|(name, _)| name.to_owned()) else {
+            return self.make_tenant(guest, identity, terms, oversubscribe, role);
+        };
+        let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
+        let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
+        if tenant.is_deserted() && !is_back {
+            tenant.owner.user = guest.facts.owner;
+            tenant.owner.groups.clone_from(&guest.groups);
+            let before = std::mem::replace(&mut tenant.terms, terms);
+            if keeps_settings {
+                tenant.terms.keep_settings_of(&before);
+            }
+            tenant.residence.set_oversubscribe(oversubscribe);
+            tenant.memory.promise_everywhere();
+            tenant.job = Arc::default();
+            return Ok(name);
+        }
+        let stated = tenant.terms.stated();
+        if can_be_told && asked.differs_from(&stated) {
+            let reason = format!(
+                "the tenant `{name}` runs already with {}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`",
+                Sentence(stated)
+            );
+            return Err(Refused::new(RefusalKind::Request, reason));
+        }
+        tenant.residence.join_oversubscribe(oversubscribe);
+        if tenant.terms.ask_more(asked) {
+            // The class and the share may come from different processes. Together they may be a
+            // guarantee that neither process asked for.
+            let wish = tenant.terms.wish();
+            let has_room = self.have_room(&wish, &identity.key);
+            if let Some(tenant) = self.tenants.get_mut(&name) {
+                tenant.terms.set_has_room(has_room);
+            }
+        }
+        Ok(name)
+    }
+
+    /// Returns the terms of a process that asks for `asked`, for a tenant of this key.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refused`] if the process has not started its job yet, and the job cannot have these
+    /// terms. A process that runs already is not turned away: without room, its tenant gets no
+    /// guarantee.
+    fn terms(&self, guest: &Guest, key: &Key, asked: Wish, can_be_told: bool) -> Result<Terms, Refused> {
+        let user = guest.facts.owner;
+        let mut terms =
+            Terms::new(asked, self.config.defaults.wish(), self.config.caps_of(user, &guest.groups));
+        let known = self.tenants.of_key(key).filter(|(_, tenant)| !tenant.is_deserted());
+        let foresee = || caps::foreseen_part(&self.tenants, self.gpus.count(), user, key, &terms);
+        let part = known.map_or_else(foresee, |(_, tenant)| tenant.terms.part());
+        terms.set_part(part);
+        let wish = terms.wish();
+        let has_share = self.tenants.have_room(self.gpus.count(), &wish, key);
+        let lacks_memory = self.memory.lacks(&self.tenants, &self.gpus, &wish, key);
+        terms.set_has_room(has_share);
+        if can_be_told && let Some(reason) = terms.refusal() {
+            return Err(Refused::new(RefusalKind::Request, reason));
+        }
+        terms.set_has_room(has_share && lacks_memory.is_none());
+        lacks_memory.filter(|_| can_be_told).map_or(Ok(terms), Err)
+    }
+
+    /// Makes a tenant with these terms, and returns its name.
+    fn make_tenant(
+        &mut self,
+        guest: &Guest,
+        identity: Identity,
+        terms: Terms,
+        oversubscribe: Option<Oversubscribe>,
+        role: Role,
+    ) -> Result<String, Refused> {
+        // A process in a container cannot know the names outside its container, nor the other way
+        // round. Such a process is not refused for a name in use: its tenant's name gets a number.
+        let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
+        let other = self.tenants.get(&identity.name).map(|other| &other.owner);
+        let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
+        if let Some(other) = other.filter(|_| role == Role::Keeper) {
+            let reason =
+                format!("the tenant `{}` belongs to user {}: choose another name", identity.name, other.user);
+            return Err(Refused::new(RefusalKind::Request, reason));
+        }
+        let name = free_name(&identity.name, |name| self.tenants.get(name).is_some());
+        let owner = Owner {
+            key: identity.key,
+            found: identity.found,
+            container: guest.facts.place.as_ref().and_then(|place| place.container()).cloned(),
+            user: guest.facts.owner,
+            groups: guest.groups.clone(),
+        };
+        let mut tenant = Tenant::new(self.next_id(), owner, terms, TenantMemory::new().map_err(no_room)?);
+        tenant.residence.set_oversubscribe(oversubscribe);
+        self.tenants.add(name.clone(), tenant);
+        Ok(name)
+    }
+
+    /// Returns whether an administrator's settings, a pause included, still hold when a deserted
+    /// tenant gets its first process again, which asks for `terms`. Otherwise a limited tenant could
+    /// end and begin anew to lose its limits. Settings do not hold for another user's process, or if
+    /// they cannot be guaranteed any more.
+    fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
+        self.tenants.get(name).is_some_and(|tenant| {
+            let wish = tenant.terms.settings_over(terms);
+            tenant.owner.user == user && self.have_room(&wish, &tenant.owner.key)
+        })
+    }
+
+    /// Returns whether the share and the memory that `wish` wants guaranteed fit beside what others
+    /// were promised.
+    fn have_room(&self, wish: &Wish, own: &Key) -> bool {
+        self.tenants.have_room(self.gpus.count(), wish, own)
+            && self.memory.lacks(&self.tenants, &self.gpus, wish, own).is_none()
+    }
+}
+
+fn gone() -> Refused {
+    Refused::new(RefusalKind::Stopping, "the tenant is being forgotten: try again")
+}
+
+fn no_room(error: io::Error) -> Refused {
+    Refused::new(RefusalKind::Full, format!("the daemon cannot make another session's pages: {error}"))
+}
+
+/// Returns the name in a hello; empty if the hello has none.
+fn claim(hello: &Hello) -> Result<&str, Refused> {
+    let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
+    let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
+    if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
+        return Err(malformed(
+            "the tenant's name has characters in it that cannot be seen, or none that can",
+        ));
+    }
+    Ok(name)
+}
+
+/// Returns the wishes in a hello.
+fn wish(hello: &Hello) -> Result<Wish, Refused> {
+    let refused = |reason: String| Refused::new(RefusalKind::Request, reason);
+    let wish = Wish::decode(&hello.wishes).map_err(|unreadable| refused(unreadable.to_string()))?;
+    match authority::impossible(&wish) {
+        Some(reason) => Err(refused(reason)),
+        None => Ok(wish),
+    }
+}

@@ -1,0 +1,77 @@
+//! Tells a process its tenant's part of the GPUs without making it a session. The interposer
+//! answers NVML calls inside a tenant from this.
+
+use super::refuse;
+use crate::arbiter::Report;
+use crate::registry::{Guest, Refused, Registry};
+use crate::status::reports;
+use crate::{Shared, nvml};
+use deepres_abi::wire::{Hello, RefusalKind, Role, View};
+use deepres_model::packet;
+use deepres_model::process::ProcessKey;
+use std::io;
+use std::os::fd::BorrowedFd;
+use zerocopy::IntoBytes;
+
+/// Answers one hello.
+pub async fn answer(
+    connection: BorrowedFd<'_>,
+    guest: &Guest,
+    hello: &Hello,
+    shared: &Shared,
+) -> io::Result<()> {
+    if let Some(who) = ProcessKey::of(guest.peer.pid) {
+        // The process has the interposer: until it computes, it has no session and still is not
+        // unmanaged.
+        shared.registry.borrow().connected().views(who);
+    }
+    let mut viewed = match reports(shared).await {
+        Some(reports) => view(&shared.registry.borrow(), guest, hello, &reports),
+        None => Err(Refused::new(RefusalKind::Stopping, "a GPU's arbiter does not answer")),
+    };
+    let is_asked = viewed.is_ok() && hello.role() == Some(Role::Appraised);
+    let uuid = if is_asked { managed_uuid(&shared.registry.borrow(), hello) } else { None };
+    if let (Ok(view), Some(uuid)) = (&mut viewed, uuid)
+        && let Some(bytes) = nvml::held_bytes(guest.peer.pid, uuid).await
+    {
+        view.set_asker_bytes(bytes);
+    }
+    match viewed {
+        Ok(view) => packet::send(connection, view.as_bytes(), &[]),
+        Err(refused) => {
+            refuse(connection, &refused);
+            Ok(())
+        }
+    }
+}
+
+/// Returns the UUID of the first GPU in a hello, as NVML writes it. Returns `None` if the daemon
+/// does not manage the GPU.
+fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
+    let number = registry.gpus().number_of(hello.gpus().first()?)?;
+    registry.gpus().uuids().into_iter().nth(number)
+}
+
+/// Returns the limits and the use of a process's tenant on the GPUs in its hello.
+///
+/// # Errors
+///
+/// Returns [`Refused`] if the hello's name is malformed or there is no such tenant. A view makes no
+/// tenant.
+fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
+    let tenant = registry.find_tenant(guest, hello)?.ok_or_else(|| {
+        Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")
+    })?;
+    let mut view = View::new(guest.peer.pid);
+    for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {
+        let Some(gpu) = registry.gpus().number_of(uuid) else { continue };
+        let accounts = reports.get(gpu).map_or(&[][..], |report| &report.tenants);
+        let account = accounts.iter().find(|(id, _)| *id == tenant.id);
+        seen.is_managed = 1;
+        seen.memory_limit_bytes = tenant.seat_on(gpu).memory_limit_bytes;
+        seen.held_bytes = tenant.memory.held_bytes(gpu);
+        seen.recent_ppm = account.map_or(0, |(_, account)| account.recent_share_ppm);
+    }
+    view.set_processes(tenant.members.sessions().values().map(|session| session.pid));
+    Ok(view)
+}

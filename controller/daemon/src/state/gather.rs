@@ -1,0 +1,154 @@
+//! Gathers the state that the daemon saves from the registry and the arbiters, and restores both.
+
+use super::{OnGpu, SavedGpu, SavedSession, SavedTenant, State};
+use crate::arbiter::{Baseline, JobUse, Restored, Snapshot};
+use crate::gpus::Gpus;
+use crate::identity::Key;
+use crate::memory::TenantMemory;
+use crate::registry::Tenants;
+use crate::tenant::{Members, Owner, Tenant, Terms};
+use deepres_abi::wire::TENANT_NAME_BYTES;
+use deepres_model::authority::Wish;
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::{CapOf, Caps};
+use deepres_model::identity::Found;
+use deepres_model::process::ProcessKey;
+use deepres_model::text::harmless;
+use deepres_policy::TenantId;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+/// Returns the state to save, from the arbiters' snapshots and the tenants. `boot` is the kernel's
+/// id of this run of the machine.
+pub fn state(boot: &str, gpus: &Gpus, tenants: &Tenants, snapshots: &[Snapshot]) -> State {
+    let mut saved: BTreeMap<TenantId, SavedTenant> =
+        tenants.iter().map(|(name, tenant)| (tenant.id, saved(name, tenant))).collect();
+    let mut meters: BTreeMap<(TenantId, ProcessKey), SavedSession> = BTreeMap::new();
+    let mut saved_gpus = Vec::new();
+    for (gpu, snapshot) in gpus.iter().zip(snapshots) {
+        let uuid = || gpu.uuid_text.clone();
+        saved_gpus.push(SavedGpu {
+            uuid: uuid(),
+            contended_ns: snapshot.contended_ns,
+            idle_ns: snapshot.idle_ns,
+            handoffs: snapshot.handoffs,
+            handoff_total_ns: snapshot.handoff_total_ns,
+        });
+        for (tenant, account) in &snapshot.accounts {
+            if let Some(tenant) = saved.get_mut(tenant) {
+                tenant.accounts.push(OnGpu { uuid: uuid(), saved: *account });
+            }
+        }
+        for (tenant, process, meter, at_ns) in &snapshot.meters {
+            let session = meters.entry((*tenant, *process)).or_insert_with(|| SavedSession {
+                process: *process,
+                at_ns: *at_ns,
+                meters: Vec::new(),
+            });
+            session.meters.push(OnGpu { uuid: uuid(), saved: *meter });
+        }
+    }
+    for ((tenant, _), session) in meters {
+        if let Some(tenant) = saved.get_mut(&tenant) {
+            tenant.sessions.push(session);
+        }
+    }
+    let saved_ns = snapshots.iter().map(|snapshot| snapshot.now_ns).min();
+    State::new(boot, saved_ns.unwrap_or_else(monotonic_ns), saved_gpus, saved.into_values().collect())
+}
+
+fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
+    let Owner { key, found, container, user, groups } = tenant.owner.clone();
+    SavedTenant {
+        name: name.to_owned(),
+        uid: user,
+        key: Some(key),
+        found: Some(found),
+        container,
+        groups,
+        job_used_ns: tenant.job.ns(),
+        is_here: !tenant.is_deserted(),
+        ..tenant.terms.saved()
+    }
+}
+
+/// Restores the tenants that the previous daemon saved, and the arbiters' accounts of them.
+/// `next_id` is the number of the next tenant. `caps_of` returns the caps of a tenant's user.
+///
+/// # Errors
+///
+/// Returns the system's error for lack of memory or descriptors. Tenants restored before the error
+/// stay.
+pub fn restore(
+    state: &State,
+    gpus: &Gpus,
+    tenants: &mut Tenants,
+    next_id: &mut u64,
+    defaults: Wish,
+    caps_of: impl Fn(&SavedTenant) -> (Caps, CapOf),
+) -> io::Result<()> {
+    let mut restored: Vec<Restored> = gpus.iter().map(|_| Restored::default()).collect();
+    for gpu in &state.gpus {
+        if let Some(restored) = gpus.number_named(&gpu.uuid).and_then(|at| restored.get_mut(at)) {
+            restored.counters = Snapshot {
+                contended_ns: gpu.contended_ns,
+                idle_ns: gpu.idle_ns,
+                handoffs: gpu.handoffs,
+                handoff_total_ns: gpu.handoff_total_ns,
+                ..Snapshot::default()
+            };
+        }
+    }
+    for saved in &state.tenants {
+        let name = harmless(&saved.name);
+        if name.trim().is_empty() || name.len() >= TENANT_NAME_BYTES || tenants.get(&name).is_some() {
+            tracing::warn!(name, "the state names a tenant that there cannot be: it is left out");
+            continue;
+        }
+        let mut tenant = tenant(*next_id, saved, defaults, caps_of(saved))?;
+        *next_id += 1;
+        // The tenant's processes opt in again to oversubscription when they come back. If the tenant
+        // was suspended, it has been brought back meanwhile.
+        let seat = tenant.seat();
+        for account in &saved.accounts {
+            let Some(at) = gpus.number_named(&account.uuid) else { continue };
+            tenant.come_to(at);
+            restored[at].accounts.push((seat.clone(), account.saved));
+        }
+        for session in saved.sessions.iter().filter(|session| session.process.is_alive()) {
+            let at_ns = session.at_ns.unwrap_or(state.saved_ns).min(state.saved_ns);
+            for meter in &session.meters {
+                let Some(at) = gpus.number_named(&meter.uuid) else { continue };
+                let baseline = Baseline { meter: meter.saved, at_ns };
+                restored[at].baselines.push((tenant.id, session.process, baseline));
+            }
+        }
+        tenants.add(name, tenant);
+    }
+    for (arbiter, mut restored) in gpus.arbiters().zip(restored) {
+        restored.saved_ns = state.saved_ns;
+        arbiter.restore(restored);
+    }
+    Ok(())
+}
+
+/// Returns a saved tenant without its accounts.
+fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)) -> io::Result<Tenant> {
+    let owner = Owner {
+        key: saved.key.clone().unwrap_or_else(|| {
+            let name = saved.name.clone();
+            Key::Name { user: saved.uid, name, place: None }
+        }),
+        found: saved.found.clone().unwrap_or(Found::Name { within: None }),
+        container: saved.container.clone(),
+        user: saved.uid,
+        groups: saved.groups.clone(),
+    };
+    let mut tenant = Tenant::new(id, owner, Terms::restored(saved, defaults, caps), TenantMemory::new()?);
+    let processes = saved.sessions.iter().map(|session| session.process);
+    tenant.members =
+        Members::restored(processes.filter(|process| process.is_alive()).collect(), saved.is_here);
+    tenant.job = Arc::new(JobUse::of(saved.job_used_ns));
+    Ok(tenant)
+}

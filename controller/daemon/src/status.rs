@@ -1,0 +1,196 @@
+//! Computes the status that administrators see.
+
+use crate::Shared;
+use crate::arbiter::{Report, SessionId};
+use crate::gpus::{Gpu, answers};
+use crate::registry::Tenants;
+use crate::tenant::{Session, Tenant};
+use deepres_model::admin::{
+    AccountStatus, DaemonStatus, DriverStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
+    Status, TenantStatus,
+};
+use deepres_model::clock::{NS_PER_MS, monotonic_ns};
+use deepres_policy::TenantId;
+use deepres_policy::lease::Phase;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The word for the gate of a suspended tenant.
+const SUSPENDED: &str = "suspended";
+
+/// The accounts that the arbiters of all GPUs report, by tenant.
+type Accounts<'a> = HashMap<TenantId, Vec<&'a AccountStatus>>;
+/// The states of the sessions that they report, by session.
+type Sessions<'a> = HashMap<SessionId, Vec<&'a SessionGpuStatus>>;
+
+/// Returns what arbiters report by what it is about.
+fn grouped<'a, K: Copy + Eq + Hash + 'a, V>(all: impl Iterator<Item = &'a (K, V)>) -> HashMap<K, Vec<&'a V>> {
+    let mut grouped = HashMap::<K, Vec<&V>>::new();
+    all.for_each(|(about, said)| grouped.entry(*about).or_default().push(said));
+    grouped
+}
+
+/// Returns the reports of all arbiters, or `None` if one does not answer.
+pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
+    let pending = shared.registry.borrow().gpus().reports();
+    answers(pending).await
+}
+
+/// The latest status, for everything in the daemon that reads it.
+pub type Published = watch::Sender<Arc<Status>>;
+
+/// Publishes the status as it is now, and returns it. Returns `None` if an arbiter does not answer.
+pub async fn publish(shared: &Shared) -> Option<Arc<Status>> {
+    let status = Arc::new(now(shared).await?);
+    shared.status.send_replace(Arc::clone(&status));
+    Some(status)
+}
+
+async fn now(shared: &Shared) -> Option<Status> {
+    let reports = reports(shared).await?;
+    let (registry, board) = (shared.registry.borrow(), shared.watcher.board());
+    let (config, tenants) = (registry.config(), registry.tenants());
+    let names = tenants.names();
+    let gpus = registry.gpus().iter().zip(&reports).enumerate();
+    let accounts: Accounts<'_> = grouped(reports.iter().flat_map(|report| &report.tenants));
+    let sessions: Sessions<'_> = grouped(reports.iter().flat_map(|report| &report.sessions));
+    let gpu_bytes = |gpu: usize| registry.gpus().iter().nth(gpu).map(|gpu| gpu.memory_bytes);
+    Some(Status {
+        now_ns: reports.iter().map(|report| report.now_ns).max().unwrap_or_else(monotonic_ns),
+        daemon: DaemonStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            directory: shared.directory.to_string(),
+            started_ns: shared.started_ns,
+            heartbeat_limit_ns: config.heartbeat_limit_ms * NS_PER_MS,
+            fail_mode: config.fail_mode.name().to_owned(),
+        },
+        gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
+        tenants: tenants
+            .iter()
+            .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
+            .collect(),
+        unmanaged: board.unmanaged,
+        probes: board.probes,
+        driver_activity: board.activity,
+        metering: shared.metering.board(),
+    })
+}
+
+/// Returns how each session's process reaches the driver.
+pub fn coverage(tenants: &Tenants) -> Vec<ProcessCoverage> {
+    let of_tenant = |(name, tenant): (&str, &Tenant)| -> Vec<ProcessCoverage> {
+        let sessions = tenant.members.sessions().values();
+        let read = |session: &Session| {
+            let page = session.meter.page();
+            ProcessCoverage::read(name, session.pid, &session.client, page.coverage(), page.bypasses())
+        };
+        sessions.map(read).collect()
+    };
+    tenants.iter().flat_map(of_tenant).collect()
+}
+
+/// Returns the word for a tenant's gate: the arbiter's word `gate`, unless the tenant is suspended.
+pub fn gate(tenant: &Tenant, gate: &str) -> String {
+    if tenant.residence.is_suspended() { SUSPENDED.to_owned() } else { gate.to_owned() }
+}
+
+/// Returns a tenant's status. `gpu_bytes` returns the memory of a GPU.
+fn tenant_status(
+    name: &str,
+    tenant: &Tenant,
+    (accounts, sessions): (&Accounts<'_>, &Sessions<'_>),
+    gpu_bytes: impl Fn(usize) -> Option<u64>,
+) -> TenantStatus {
+    let accounts = accounts.get(&tenant.id).into_iter().flatten().map(|account| {
+        // For a deserted tenant the arbiter reports its last figures, which do not hold any more.
+        let is_here = !tenant.is_deserted();
+        let seen = tenant.memory.by_nvml(account.gpu).filter(|_| is_here);
+        let ceiling_bytes = tenant.memory.ceiling_bytes(account.gpu);
+        // A tenant that has just come keeps all the memory that it may hold.
+        let most_bytes = ceiling_bytes.or_else(|| gpu_bytes(account.gpu)).unwrap_or(u64::MAX);
+        AccountStatus {
+            entitled_ppm: account.entitled_ppm.filter(|_| is_here),
+            is_lent: is_here && account.is_lent,
+            entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
+            // An awaited tenant keeps its entitlement, but has no process at a gate.
+            gate: account
+                .gate
+                .as_ref()
+                .filter(|_| tenant.members.is_present())
+                .map(|word| gate(tenant, word)),
+            nvml_bytes: seen.map(|seen| seen.bytes),
+            drift_bytes: seen.map(|seen| seen.drift_bytes),
+            ceiling_bytes,
+            kept_bytes: tenant.kept_bytes(account.gpu).map(|bytes| bytes.min(most_bytes)),
+            ..(*account).clone()
+        }
+    });
+    let on_gpus = |session: &SessionId| -> Vec<SessionGpuStatus> {
+        sessions.get(session).into_iter().flatten().map(|status| (*status).clone()).collect()
+    };
+    let granted = tenant.terms.granted();
+    TenantStatus {
+        name: name.to_owned(),
+        uid: tenant.owner.user,
+        user: None,
+        found: Some(tenant.owner.found.clone()),
+        container: tenant.owner.container.clone(),
+        asked: tenant.terms.asked(),
+        granted: Some(granted),
+        asked_share_ppm: granted.share_ppm.value,
+        memory_limit_bytes: granted.memory_bytes.value,
+        class: granted.class.value.name().to_owned(),
+        paused: tenant.terms.is_paused(),
+        suspended: tenant.residence.is_suspended(),
+        oversubscribe: tenant.residence.oversubscribe().map(|way| way.name().to_owned()),
+        keepers: tenant.members.keepers(),
+        gpus: accounts.collect::<Vec<AccountStatus>>(),
+        sessions: tenant
+            .members
+            .sessions()
+            .iter()
+            .map(|(id, session)| SessionStatus {
+                id: *id,
+                pid: session.pid,
+                container: session.container.clone(),
+                client: session.client.clone(),
+                gpus: on_gpus(id),
+            })
+            .collect(),
+        driver: DriverStatus { sums: tenant.driver.sums(), lately: tenant.driver.lately() },
+    }
+}
+
+fn gpu_status(index: usize, gpu: &Gpu, report: &Report, names: &BTreeMap<TenantId, &str>) -> GpuStatus {
+    let (phase, holder) = match report.phase {
+        Phase::Free => ("free", None),
+        Phase::Held(holder) => (if report.open { "open" } else { "leased" }, Some(holder)),
+        Phase::Draining(holder) => ("draining", Some(holder)),
+    };
+    let [handoff_total_ns, handoff_p50_ns, handoff_p99_ns] = report.handoff_ns;
+    GpuStatus {
+        index,
+        uuid: gpu.uuid_text.clone(),
+        name: gpu.name.clone(),
+        simulated: gpu.simulated,
+        memory_bytes: gpu.memory_bytes,
+        phase: phase.to_owned(),
+        holder: holder.and_then(|holder| names.get(&holder)).map(|name| (*name).to_owned()),
+        contended_ns: report.contended_ns,
+        idle_ns: report.idle_ns,
+        handoffs: report.handoffs,
+        handoff_total_ns,
+        handoff_p50_ns,
+        handoff_p99_ns,
+        quantum_ns: report.tuning.quantum_ns,
+        window_ns: report.tuning.window_ns,
+        spin_ns: report.tuning.spin_ns,
+        handoff_ns: report.tuning.handoff_ns,
+        lead_ns: report.tuning.lead_ns,
+        grace_ns: report.tuning.grace_ns,
+        fairness_ppm: report.fairness_ppm,
+    }
+}

@@ -1,0 +1,186 @@
+//! The members of a tenant: its sessions, its keepers, and the processes that may come back.
+
+use super::slots::FormerSlots;
+use crate::arbiter::SessionId;
+use crate::identity::source::Source;
+use crate::identity::tree::Process;
+use crate::probes::Presence;
+use crate::shm::SharedPage;
+use deepres_abi::ledger::MAX_SESSIONS;
+use deepres_abi::meter::MeterPage;
+use deepres_model::clock::monotonic_ns;
+use deepres_model::identity::Container;
+use deepres_model::process::ProcessKey;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The number of a keeper.
+pub type KeeperId = u64;
+
+/// A session.
+#[derive(Debug)]
+pub struct Session {
+    /// Marks the process as one that has a session.
+    pub _presence: Presence,
+    /// The process's id.
+    pub pid: u32,
+    /// The source that is charged for the process.
+    pub source: Source,
+    /// The process's key; `None` if the process could not be looked at.
+    pub process: Option<ProcessKey>,
+    /// The process's command line, shortened.
+    pub client: String,
+    /// The container that the process is in.
+    pub container: Option<Container>,
+    /// The session's slot in the ledger.
+    pub slot: usize,
+    /// The GPUs that the session uses.
+    pub gpus: Vec<usize>,
+    /// The session's meter page.
+    pub meter: Arc<SharedPage<MeterPage>>,
+}
+
+/// A session that is over.
+#[derive(Debug)]
+pub struct Ended {
+    /// The session.
+    pub session: Session,
+    /// Whether its process may come back.
+    pub may_return: bool,
+}
+
+/// The members; see the module.
+#[derive(Debug, Default)]
+pub struct Members {
+    sessions: BTreeMap<SessionId, Session>,
+    /// The keepers, each a `deepres run`, with its process if this could be looked at.
+    keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
+    /// Processes without a session that had one before. While they live, the arbiters remember the
+    /// point up to which each was charged.
+    returning: BTreeSet<ProcessKey>,
+    /// The former slots: slots of the ledger whose sessions are over.
+    former_slots: FormerSlots,
+    /// Whether the tenant was here when the previous daemon last saved, and may still come back.
+    is_awaited: bool,
+    /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
+    left_ns: u64,
+}
+
+impl Members {
+    /// Returns the members of a tenant of the previous daemon: `returning` may come back, and with
+    /// `is_awaited` keepers too.
+    pub fn restored(returning: BTreeSet<ProcessKey>, is_awaited: bool) -> Self {
+        let left_ns = if is_awaited { 0 } else { monotonic_ns() };
+        Self { returning, is_awaited, left_ns, ..Self::default() }
+    }
+
+    /// Returns whether a session or a keeper is here.
+    pub fn is_present(&self) -> bool {
+        !self.sessions.is_empty() || !self.keepers.is_empty()
+    }
+
+    /// Returns whether no session and no keeper is here, and none is awaited.
+    pub fn is_deserted(&self) -> bool {
+        !self.is_present() && !self.is_awaited
+    }
+
+    /// Returns since when the tenant is deserted, ns of `CLOCK_MONOTONIC`; 0 if it never had a
+    /// member. Returns `None` if it is not deserted.
+    pub fn deserted_ns(&self) -> Option<u64> {
+        self.is_deserted().then_some(self.left_ns)
+    }
+
+    /// Notes that the tenant is deserted from now on. Returns whether it is.
+    pub fn note_desertion(&mut self) -> bool {
+        if self.is_deserted() {
+            self.left_ns = monotonic_ns();
+        }
+        self.is_deserted()
+    }
+
+    /// Ends the wait for members of the previous daemon's time. Returns whether any was awaited.
+    pub fn stop_waiting(&mut self) -> bool {
+        std::mem::take(&mut self.is_awaited)
+    }
+
+    /// Returns whether a process is a session, a keeper or a returning process.
+    pub fn has(&self, process: &Process) -> bool {
+        let key = process.key();
+        let sessions = self.sessions.values().map(|session| &session.process);
+        sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
+    }
+
+    /// Returns the sessions by their numbers.
+    pub fn sessions(&self) -> &BTreeMap<SessionId, Session> {
+        &self.sessions
+    }
+
+    /// Returns whether a session uses a GPU.
+    pub fn are_on(&self, gpu: usize) -> bool {
+        self.sessions.values().any(|session| session.gpus.contains(&gpu))
+    }
+
+    /// Returns the number of keepers.
+    pub fn keepers(&self) -> usize {
+        self.keepers.len()
+    }
+
+    /// Returns the processes without a session that had one before and may come back.
+    pub fn returning(&self) -> &BTreeSet<ProcessKey> {
+        &self.returning
+    }
+
+    /// Adds a keeper.
+    pub fn keep(&mut self, id: KeeperId, process: Option<ProcessKey>) {
+        self.keepers.insert(id, process);
+    }
+
+    /// Removes a keeper.
+    pub fn stop_keeping(&mut self, id: KeeperId) {
+        self.keepers.remove(&id);
+    }
+
+    /// Returns a slot of the ledger that no session has. Prefers a slot that no process may write
+    /// any more. A process that comes back still writes its former slot when it finishes what it
+    /// began before.
+    pub fn free_slot(&self) -> Option<usize> {
+        let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
+        let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.has(*slot);
+        (0..MAX_SESSIONS).find(is_clean).or_else(|| (0..MAX_SESSIONS).find(is_free))
+    }
+
+    /// Adds a session.
+    pub fn begin(&mut self, id: SessionId, session: Session) {
+        if let Some(process) = session.process {
+            self.returning.remove(&process);
+        }
+        self.former_slots.remove(session.slot);
+        self.sessions.insert(id, session);
+    }
+
+    /// Removes a session. A process that is alive may only have lost its connection. Such a process
+    /// may come back if it `is_remembered`.
+    pub fn end(&mut self, id: SessionId, is_remembered: bool) -> Option<Ended> {
+        let session = self.sessions.remove(&id)?;
+        let is_dead = session.process.is_some_and(|process| !process.is_alive());
+        let returning = session.process.filter(|_| is_remembered && !is_dead);
+        self.returning.extend(returning);
+        if !is_dead {
+            self.former_slots.add(session.slot, session.process);
+        }
+        Some(Ended { session, may_return: returning.is_some() })
+    }
+
+    /// Forgets dead processes that had a session before. Returns these, and the slots that no
+    /// process writes any more.
+    pub fn bury_the_dead(&mut self) -> (Vec<ProcessKey>, Vec<usize>) {
+        let dead = self.returning.extract_if(.., |process| !process.is_alive()).collect();
+        (dead, self.former_slots.bury(ProcessKey::is_alive))
+    }
+
+    /// Returns the number of slots up to the last that a process may write.
+    pub fn used_slots(&self) -> usize {
+        let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
+        used.max(self.former_slots.count())
+    }
+}

@@ -1,0 +1,177 @@
+//! A tenant: who it is, its terms, its members, its memory and its residence.
+
+mod members;
+mod slots;
+mod terms;
+
+pub use members::{Ended, KeeperId, Members, Session};
+pub use terms::Terms;
+
+use crate::arbiter::{JobUse, TenantSeat};
+use crate::identity::Key;
+use crate::memory::TenantMemory;
+use crate::residency::Residence;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_model::authority::Wants;
+use deepres_model::identity::{Container, Found};
+use deepres_policy::TenantId;
+use deepres_policy::entitlement::Request;
+use deepres_policy::memory::Holding;
+use deepres_policy::signals::DriverSignals;
+use std::sync::Arc;
+
+/// Whose tenant it is, and how the daemon knows.
+#[derive(Debug, Clone)]
+pub struct Owner {
+    /// The key that distinguishes the tenant from all others.
+    pub key: Key,
+    /// How the daemon found out that the tenant's first process belongs to the tenant.
+    pub found: Found,
+    /// The container of the tenant's first process.
+    pub container: Option<Container>,
+    /// The user who owns the tenant.
+    pub user: u32,
+    /// The groups of the tenant's first process, as far as the configuration has caps for them.
+    pub groups: Vec<u32>,
+}
+
+/// A tenant.
+#[derive(Debug)]
+pub struct Tenant {
+    /// The tenant's number.
+    pub id: TenantId,
+    /// Whose tenant it is.
+    pub owner: Owner,
+    /// What it asked for and is granted.
+    pub terms: Terms,
+    /// Its processes.
+    pub members: Members,
+    /// Its memory.
+    pub memory: TenantMemory,
+    /// Whether its memory can be taken off the GPUs, and is.
+    pub residence: Residence,
+    /// The use of the driver by its processes.
+    pub driver: DriverSignals,
+    /// The GPU time that its job has used on all GPUs.
+    pub job: Arc<JobUse>,
+    /// The GPUs on which any session of the tenant has been.
+    gpus: Vec<usize>,
+}
+
+impl Tenant {
+    /// Returns a tenant without members that was on no GPU.
+    pub fn new(id: TenantId, owner: Owner, terms: Terms, memory: TenantMemory) -> Self {
+        Self {
+            id,
+            owner,
+            terms,
+            members: Members::default(),
+            memory,
+            residence: Residence::default(),
+            driver: DriverSignals::default(),
+            job: Arc::default(),
+            gpus: Vec::new(),
+        }
+    }
+
+    /// Returns the GPUs on which any session of the tenant has been.
+    pub fn gpus(&self) -> &[usize] {
+        &self.gpus
+    }
+
+    /// Returns whether a session of the tenant has been on a GPU.
+    pub fn is_on(&self, gpu: usize) -> bool {
+        self.gpus.contains(&gpu)
+    }
+
+    /// Returns whether the tenant is on a GPU or may come to it.
+    pub fn may_be_on(&self, gpu: usize) -> bool {
+        self.gpus.is_empty() || self.is_on(gpu)
+    }
+
+    /// Notes that a session of the tenant is on a GPU.
+    pub fn come_to(&mut self, gpu: usize) {
+        if !self.is_on(gpu) {
+            self.gpus.push(gpu);
+        }
+    }
+
+    /// Returns whether no session and no keeper of the tenant is here, and none is awaited.
+    pub fn is_deserted(&self) -> bool {
+        self.members.is_deserted()
+    }
+
+    /// Gives back the slots of the ledger that no process writes any more, on the first `gpus`
+    /// GPUs.
+    pub fn give_slots_back(&self, gpus: usize) {
+        self.memory.give_slots_back(self.members.used_slots(), gpus);
+    }
+
+    /// Returns what the tenant wants of its user's caps on a GPU.
+    pub fn wants_on(&self, gpu: usize) -> Wants {
+        self.terms.wants(self.memory.held_bytes(gpu))
+    }
+
+    /// Takes in the memory of a GPU that the tenant holds now. Forgets all such figures if the
+    /// tenant's memory does not follow its use.
+    pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
+        if self.terms.granted().memory_follows_use.value {
+            self.memory.note_use(gpu, now_ns, window_ns);
+        } else {
+            self.memory.forget_use();
+        }
+    }
+
+    /// Returns the part of the granted memory that is kept for the tenant on a GPU, bytes. Returns
+    /// `None` unless the tenant's memory follows its use.
+    pub fn kept_bytes(&self, gpu: usize) -> Option<u64> {
+        let granted = self.terms.granted();
+        let follows_use = granted.memory_follows_use.value;
+        follows_use.then(|| self.memory.kept_bytes(gpu, granted.memory_bytes.value)).flatten()
+    }
+
+    /// Returns the tenant's memory on a GPU as the policy of ceilings sees it.
+    pub fn holding(&self, gpu: usize) -> Holding {
+        let found = self.memory.by_nvml(gpu).map_or(0, |seen| seen.bytes);
+        let is_firm = !self.residence.may_leave();
+        let firm_bytes = if is_firm { self.memory.held_bytes(gpu).max(found) } else { 0 };
+        let kept_bytes = self.kept_bytes(gpu);
+        let promised_bytes = if self.memory.is_promised_on(gpu) { self.terms.promised_bytes() } else { 0 };
+        Holding { promised_bytes: promised_bytes.min(kept_bytes.unwrap_or(u64::MAX)), firm_bytes, kept_bytes }
+    }
+
+    /// Returns the tenant as the arbiter of a GPU needs it.
+    pub fn seat_on(&self, gpu: usize) -> TenantSeat {
+        let seat = self.seat();
+        let ceiling_bytes = self.memory.ceiling_bytes(gpu).unwrap_or(NO_LIMIT);
+        let bound_bytes = if self.terms.is_bound() { self.memory.bound_bytes(gpu) } else { NO_LIMIT };
+        TenantSeat {
+            memory_limit_bytes: seat.memory_limit_bytes.min(ceiling_bytes).min(bound_bytes),
+            limit_in_force: self.memory.limit_in_force(gpu),
+            ..seat
+        }
+    }
+
+    /// Returns the tenant as arbiters need it, without the bounds of a single GPU.
+    pub fn seat(&self) -> TenantSeat {
+        let granted = self.terms.granted();
+        TenantSeat {
+            id: self.id,
+            request: Request {
+                class: granted.class.value,
+                asked_ppm: granted.share_ppm.value,
+                cap_ppm: granted.cap_ppm,
+                ..Request::default()
+            },
+            priority: self.terms.priority(&granted),
+            job: Arc::clone(&self.job),
+            slo_ns: granted.slo_ns.value,
+            memory_limit_bytes: granted.memory_bytes.value.unwrap_or(NO_LIMIT),
+            limit_in_force: Arc::default(),
+            charge_copies: granted.charge_copies.value,
+            is_paused: self.terms.is_paused() || self.residence.is_suspended(),
+            is_suspended: self.residence.is_suspended(),
+            ledger: Arc::clone(self.memory.ledger()),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The terms of a tenant: what its job asked for, what an administrator set, and what is granted
+//! of both under the caps of the tenant's user.
+
+use crate::state::SavedTenant;
+use deepres_abi::grant::NO_LIMIT;
+use deepres_model::authority::{Granted, Part, Rule, Want, Wants, Wish, grant, refuse};
+use deepres_model::clock::monotonic_ns;
+use deepres_model::config::{CapOf, Caps};
+use deepres_policy::class::Class;
+use deepres_policy::priority::Priority;
+
+/// The terms; see the module.
+#[derive(Debug)]
+pub struct Terms {
+    /// The caps of the tenant's user, and whose caps these are.
+    caps: (Caps, CapOf),
+    /// The tenant's part of the user's caps.
+    part: Part,
+    /// The wishes of the tenant's job.
+    asked: Wish,
+    /// The configuration's defaults for wishes that the job does not state.
+    defaults: Wish,
+    /// When the job first asked, ns of `CLOCK_MONOTONIC`. Deadlines of the job count from this
+    /// time.
+    asked_ns: u64,
+    /// The settings of an administrator.
+    set: Wish,
+    /// When an administrator last set a deadline, ns of `CLOCK_MONOTONIC`. The deadline counts from
+    /// this time.
+    set_ns: u64,
+    /// Whether an administrator paused the tenant.
+    is_paused: bool,
+    /// Whether there is room for the tenant's guarantee beside those of others. Also true for a
+    /// tenant that asked for none.
+    has_room: bool,
+}
+
+impl Terms {
+    /// Returns the terms of a job that asks now, with the whole caps of its user.
+    pub fn new(asked: Wish, defaults: Wish, caps: (Caps, CapOf)) -> Self {
+        Self {
+            part: Part::whole(&caps.0),
+            caps,
+            asked,
+            defaults,
+            asked_ns: monotonic_ns(),
+            set: Wish::default(),
+            set_ns: 0,
+            is_paused: false,
+            has_room: true,
+        }
+    }
+
+    /// Returns the terms that the previous daemon saved.
+    pub fn restored(saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)) -> Self {
+        Self {
+            asked_ns: saved.asked_ns,
+            set: saved.set,
+            set_ns: saved.set_ns,
+            is_paused: saved.paused,
+            has_room: !saved.lacks_room,
+            ..Self::new(saved.asked, defaults, caps)
+        }
+    }
+
+    /// Returns the terms in the form in which they are saved.
+    pub fn saved(&self) -> SavedTenant {
+        SavedTenant {
+            asked: self.asked,
+            asked_ns: self.asked_ns,
+            set: self.set,
+            paused: self.is_paused,
+            set_ns: self.set_ns,
+            lacks_room: !self.has_room,
+            ..SavedTenant::default()
+        }
+    }
+
+    /// Returns the wishes of the job.
+    pub fn asked(&self) -> Wish {
+        self.asked
+    }
+
+    /// Returns the wishes of the job, or the defaults for those that it does not state.
+    pub fn wish(&self) -> Wish {
+        self.asked.or(self.defaults)
+    }
+
+    /// Returns what the job runs with as far as somebody stated it: an administrator, else the job.
+    pub fn stated(&self) -> Wish {
+        self.set.or(self.asked)
+    }
+
+    /// Returns the wishes under an administrator's settings, or else under those of `job`.
+    pub fn settings_over(&self, job: &Self) -> Wish {
+        self.set.or(job.wish())
+    }
+
+    /// Returns the caps of the tenant's user.
+    pub fn caps(&self) -> &Caps {
+        &self.caps.0
+    }
+
+    /// Returns the tenant's part of the user's caps.
+    pub fn part(&self) -> Part {
+        self.part
+    }
+
+    /// Changes the tenant's part of the user's caps. Returns whether it was another part before.
+    pub fn set_part(&mut self, part: Part) -> bool {
+        std::mem::replace(&mut self.part, part) != part
+    }
+
+    /// Notes whether there is room for the tenant's guarantee beside those of others.
+    pub fn set_has_room(&mut self, has_room: bool) {
+        self.has_room = has_room;
+    }
+
+    /// Returns when the job first asked, ns of `CLOCK_MONOTONIC`.
+    pub fn asked_ns(&self) -> u64 {
+        self.asked_ns
+    }
+
+    /// Takes over an administrator's settings, a pause included, from earlier terms.
+    pub fn keep_settings_of(&mut self, before: &Self) {
+        (self.set, self.set_ns, self.is_paused) = (before.set, before.set_ns, before.is_paused);
+    }
+
+    /// Adds wishes that the job has not stated so far. Returns whether there were any.
+    pub fn ask_more(&mut self, asked: Wish) -> bool {
+        let merged = self.asked.or(asked);
+        std::mem::replace(&mut self.asked, merged) != merged
+    }
+
+    /// Returns why a job that has not started cannot have these terms, if so.
+    pub fn refusal(&self) -> Option<String> {
+        refuse(&self.asked, self.caps, &self.part, self.has_room)
+    }
+
+    /// Changes the administrator's settings.
+    pub fn set(&mut self, wish: Wish) {
+        self.set = wish.or(self.set);
+        if wish.deadline_ns.is_some() {
+            self.set_ns = monotonic_ns();
+        }
+    }
+
+    /// Pauses the tenant, or ends the pause. Returns whether it was paused before.
+    pub fn set_paused(&mut self, is_paused: bool) -> bool {
+        std::mem::replace(&mut self.is_paused, is_paused)
+    }
+
+    /// Returns whether an administrator paused the tenant.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// Returns the tenant's grant.
+    pub fn granted(&self) -> Granted {
+        self.granted_with(&Wish::default())
+    }
+
+    /// Returns the grant that the tenant would have if an administrator also set `wish`.
+    pub fn granted_with(&self, wish: &Wish) -> Granted {
+        grant(&self.wish(), &wish.or(self.set), self.caps, &self.part, self.has_room).told_by(&self.asked)
+    }
+
+    /// Returns the share that the tenant is guaranteed, parts per million; 0 for none.
+    pub fn promised_ppm(&self) -> u32 {
+        let granted = self.granted();
+        if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
+    }
+
+    /// Returns the memory that the tenant is guaranteed on each GPU with room for it, bytes; 0 for
+    /// none.
+    pub fn promised_bytes(&self) -> u64 {
+        let granted = self.granted();
+        if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }
+    }
+
+    /// Returns the granted memory limit on each GPU, bytes, or [`NO_LIMIT`].
+    pub fn limit_bytes(&self) -> u64 {
+        self.granted().memory_bytes.value.unwrap_or(NO_LIMIT)
+    }
+
+    /// Returns whether the tenant shares a cap on memory with its user's other tenants. An
+    /// administrator's limit takes the tenant out of the cap.
+    pub fn is_bound(&self) -> bool {
+        self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
+    }
+
+    /// Returns what the tenant wants of its user's caps while it holds `held_bytes` of memory.
+    pub fn wants(&self, held_bytes: u64) -> Wants {
+        let want = |set: bool, asked: Option<u64>| match (set, asked) {
+            (true, _) => Want::Above,
+            (false, Some(asked)) => Want::Asked(asked),
+            (false, None) => Want::Rest,
+        };
+        let wish = self.wish();
+        Wants {
+            share: want(self.set.share_ppm.is_some(), wish.share_ppm.map(u64::from)),
+            memory: want(self.set.memory_bytes.is_some(), wish.memory_bytes),
+            held_bytes,
+        }
+    }
+
+    /// Returns what the tenant's priority value is computed from.
+    pub fn priority(&self, granted: &Granted) -> Priority {
+        let said_ns =
+            if granted.deadline_ns.rule == Rule::Administrator { self.set_ns } else { self.asked_ns };
+        Priority {
+            criticality: granted.criticality.value,
+            deadline_ns: granted.deadline_ns.value.map(|deadline_ns| said_ns.saturating_add(deadline_ns)),
+            size_ns: granted.size_ns.value,
+        }
+    }
+}
