@@ -136,7 +136,7 @@ forwarded! {
         cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies cuGraphAddDependencies_v2
         cuGraphAddEmptyNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode cuGraphAddExternalSemaphoresSignalNode
         cuGraphAddExternalSemaphoresWaitNode cuGraphAddHostNode cuGraphAddKernelNode cuGraphAddKernelNode_v2
-        cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode
+        cuGraphAddMemFreeNode cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphDestroyNode
         cuGraphBatchMemOpNodeSetParams cuGraphClone cuGraphCreate
         cuGraphEventRecordNodeSetEvent cuGraphEventWaitNodeSetEvent
         cuGraphExecBatchMemOpNodeSetParams cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent

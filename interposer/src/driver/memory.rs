@@ -1,21 +1,16 @@
 //! Driver calls of deepres about pools and the memory of graphs. A driver that lacks these
 //! functions has no such memory.
 
-use std::collections::BTreeMap;
 use std::ptr::null_mut;
-use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
-    CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-    CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_LOCATION_TYPE_DEVICE,
-    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, CU_MEMPOOL_ATTR_ALLOCATION_TYPE,
-    CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
-    CUgraphNode, CUgraphNodeParams, CUmemLocation, CUmemoryPool,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_MEM_ALLOCATION_TYPE_MANAGED,
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN,
+    CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool,
 };
 
 use super::calls::{Calls, Context};
@@ -186,129 +181,32 @@ pub enum MemoryNode {
     Frees(u64),
 }
 
-/// Bodies of conditional nodes, by node, as the driver named them when the nodes were added.
-/// Drivers before 13.2 do not tell them later.
-static BODIES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
-/// Whether `BODIES` ever had an entry.
-static HAS_BODIES: AtomicBool = AtomicBool::new(false);
-
-fn bodies() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
-    BODIES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn listed(conditional: &CUDA_CONDITIONAL_NODE_PARAMS) -> Vec<usize> {
-    if conditional.phGraph_out.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: the driver returned a list of that many graphs, which lives as long as the node.
-    unsafe { slice::from_raw_parts(conditional.phGraph_out.cast::<usize>(), conditional.size as usize) }
-        .to_vec()
-}
-
-/// Records a conditional node that was added, with the parameters that the driver wrote. It must
-/// not be called in a forked child, because the child may have inherited a locked mutex.
-pub fn conditional_added(node: CUgraphNode, conditional: &CUDA_CONDITIONAL_NODE_PARAMS) {
-    HAS_BODIES.store(true, Ordering::Relaxed);
-    bodies().insert(node as usize, listed(conditional));
-}
-
-/// Removed entries for the conditional nodes of a graph that is about to be destroyed.
-#[derive(Debug, Default)]
-pub struct Bodies(Vec<(usize, Vec<usize>)>);
-
-/// Removes the entries for the conditional nodes in a graph that is about to be destroyed. The
-/// driver may give their handles to other nodes.
-pub fn take_bodies_in(graph: CUgraph) -> Bodies {
-    if !HAS_BODIES.load(Ordering::Relaxed) {
-        return Bodies::default();
-    }
-    let mut taken = Vec::new();
-    walk(graph, &mut |node, kind, _| {
-        if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-            taken.push(node as usize);
-        }
-    });
-    let mut bodies = bodies();
-    Bodies(taken.into_iter().filter_map(|node| Some((node, bodies.remove(&node)?))).collect())
-}
-
-/// Removes the entries for a node that is about to be destroyed, and for all nodes inside it.
-pub fn take_bodies_of(node: CUgraphNode) -> Bodies {
-    if !HAS_BODIES.load(Ordering::Relaxed) {
-        return Bodies::default();
-    }
-    let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
-    else {
-        return Bodies::default();
-    };
-    let (mut kind, mut child) = (0, null_mut());
-    // SAFETY: the process is about to destroy this node, and the driver checks it. The result has
-    // room.
-    if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
-        return Bodies::default();
-    }
-    let mut taken = Bodies::default();
-    if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-        for body in bodies_of(node) {
-            taken.0.extend(take_bodies_in(body as CUgraph).0);
-        }
-        taken.0.extend(bodies().remove(&(node as usize)).map(|bodies| (node as usize, bodies)));
-    // SAFETY: the node still exists, and the result has room.
-    } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
-        taken = take_bodies_in(child);
-    }
-    taken
-}
-
-impl Bodies {
-    /// Restores the entries, because the graph was not destroyed.
-    pub fn put_back(self) {
-        if !self.0.is_empty() {
-            bodies().extend(self.0);
-        }
-    }
-}
-
-/// Returns the graphs that a conditional node may run.
-fn bodies_of(node: CUgraphNode) -> Vec<usize> {
-    if let Some(params_of) = real!(cuGraphNodeGetParams) {
-        // SAFETY: all zeroes are a valid value of this plain structure.
-        let mut params = unsafe { std::mem::zeroed::<CUgraphNodeParams>() };
-        // SAFETY: the node belongs to its graph, and the result has room.
-        let result = unsafe { params_of(node, &mut params) };
-        if result == CUDA_SUCCESS && params.r#type == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-            // SAFETY: the node's type says that the driver wrote this member of the union.
-            return listed(unsafe { &params.params.conditional });
-        }
-    }
-    bodies().get(&(node as usize)).cloned().unwrap_or_default()
-}
-
-/// Calls `each` with every memory node of a graph, at any depth. The flag is true if every launch
-/// runs the node, and false if it depends on a condition.
-pub fn memory_nodes_of(graph: CUgraph, each: &mut dyn FnMut(MemoryNode, bool)) {
+/// Returns all memory nodes of a graph, at any depth.
+pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
+    let mut found = Vec::new();
     let Some((allocation_of, freed_by)) =
         real!(cuGraphMemAllocNodeGetParams).zip(real!(cuGraphMemFreeNodeGetParams))
     else {
-        return;
+        return found;
     };
-    walk(graph, &mut |node, kind, is_certain| {
+    walk(graph, &mut |node, kind| {
         if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
             // SAFETY: all zeroes are a valid value of this plain structure.
             let mut params = unsafe { std::mem::zeroed::<CUDA_MEM_ALLOC_NODE_PARAMS>() };
             // SAFETY: the node is of that kind, and the result has room.
             if unsafe { allocation_of(node, &mut params) } == CUDA_SUCCESS {
                 let (device, bytes) = (params.poolProps.location.id, params.bytesize as u64);
-                each(MemoryNode::Allocates(device, params.dptr, bytes), is_certain);
+                found.push(MemoryNode::Allocates(device, params.dptr, bytes));
             }
         } else if kind == CU_GRAPH_NODE_TYPE_MEM_FREE {
             let mut address = 0;
             // SAFETY: the node is of that kind, and the result has room.
             if unsafe { freed_by(node, &mut address) } == CUDA_SUCCESS {
-                each(MemoryNode::Frees(address), is_certain);
+                found.push(MemoryNode::Frees(address));
             }
         }
     });
+    found
 }
 
 fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
@@ -327,91 +225,28 @@ fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     Some(nodes)
 }
 
-/// Calls `each` with the nodes of a graph and of all graphs inside it. The arguments are the node,
-/// its kind, and whether every launch runs it. Any depth is supported, because the graphs still to
-/// visit are kept on the heap.
-fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32, bool)) {
+/// Calls `each` with the nodes of a graph and of all its child graphs, and their kinds. Any depth is
+/// supported, because the graphs still to visit are kept on the heap. The bodies of conditional
+/// nodes are left out, because the driver allows no memory nodes there.
+fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32)) {
     let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
     else {
         return;
     };
-    let mut left = vec![(graph as usize, true)];
-    while let Some((graph, is_certain)) = left.pop() {
+    let mut left = vec![graph as usize];
+    while let Some(graph) = left.pop() {
         for node in nodes_of(graph as CUgraph).unwrap_or_default() {
             let mut kind = 0;
             // SAFETY: the node belongs to the graph, and the result has room.
             if unsafe { type_of(node, &mut kind) } != CUDA_SUCCESS {
                 continue;
             }
-            each(node, kind, is_certain);
-            if kind == CU_GRAPH_NODE_TYPE_GRAPH {
-                let mut child = null_mut();
-                // SAFETY: the node has a child graph, and the result has room.
-                if unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
-                    left.push((child as usize, is_certain));
-                }
-            } else if kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
-                left.extend(bodies_of(node).into_iter().map(|body| (body, false)));
+            each(node, kind);
+            let mut child = null_mut();
+            // SAFETY: the node has a child graph if it is of that kind, and the result has room.
+            if kind == CU_GRAPH_NODE_TYPE_GRAPH && unsafe { child_of(node, &mut child) } == CUDA_SUCCESS {
+                left.push(child as usize);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use deepres_abi::driver::ApiId;
-    use deepres_abi::driver::types::{CUgraphNodeType, CUresult};
-
-    /// A conditional node with a conditional node in its body, and a node whose child graph has a
-    /// conditional node.
-    const OUTER: usize = 0x10;
-    const BODY: usize = 0x20;
-    const INNER: usize = 0x30;
-    const PARENT: usize = 0x40;
-    const CHILD: usize = 0x50;
-    const COUSIN: usize = 0x60;
-
-    unsafe extern "C" fn type_of(node: CUgraphNode, kind: *mut CUgraphNodeType) -> CUresult {
-        let found =
-            if node as usize == PARENT { CU_GRAPH_NODE_TYPE_GRAPH } else { CU_GRAPH_NODE_TYPE_CONDITIONAL };
-        // SAFETY: the result has room.
-        unsafe { kind.write(found) };
-        CUDA_SUCCESS
-    }
-
-    unsafe extern "C" fn child_of(_: CUgraphNode, child: *mut CUgraph) -> CUresult {
-        // SAFETY: the result has room.
-        unsafe { child.write(CHILD as CUgraph) };
-        CUDA_SUCCESS
-    }
-
-    unsafe extern "C" fn nodes_of(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) -> CUresult {
-        let node = if graph as usize == BODY { INNER } else { COUSIN };
-        // SAFETY: the results have room.
-        unsafe {
-            if !nodes.is_null() {
-                nodes.write(node as CUgraphNode);
-            }
-            count.write(1);
-        }
-        CUDA_SUCCESS
-    }
-
-    #[test]
-    fn with_a_node_goes_what_is_remembered_of_it_and_of_all_that_is_inside_of_it() {
-        crate::driver::remember(ApiId::cuGraphNodeGetType, type_of as *const () as usize);
-        crate::driver::remember(ApiId::cuGraphChildGraphNodeGetGraph, child_of as *const () as usize);
-        crate::driver::remember(ApiId::cuGraphGetNodes, nodes_of as *const () as usize);
-        HAS_BODIES.store(true, Ordering::Relaxed);
-        bodies().extend([(OUTER, vec![BODY]), (INNER, vec![]), (COUSIN, vec![])]);
-        let left = || bodies().keys().copied().collect::<Vec<_>>();
-        let taken = take_bodies_of(OUTER as CUgraphNode);
-        assert_eq!(left(), [COUSIN]);
-        taken.put_back();
-        assert_eq!(left(), [OUTER, INNER, COUSIN]);
-        drop(take_bodies_of(PARENT as CUgraphNode));
-        assert_eq!(left(), [OUTER, INNER]);
-        bodies().clear();
     }
 }

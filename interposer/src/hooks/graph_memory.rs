@@ -4,8 +4,7 @@
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::driver::types::{
-    CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-    CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_ERROR,
     CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUgraph,
     CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeParams, CUresult, CUstream, c_char,
 };
@@ -13,7 +12,7 @@ use deepres_abi::driver::types::{
 use super::copy::{UNKNOWN_BYTES, measured};
 use super::{MISSING, memory};
 use crate::driver::calls::Stream;
-use crate::driver::memory::{ExecHandle, conditional_added, take_bodies_in, take_bodies_of};
+use crate::driver::memory::ExecHandle;
 use crate::driver::real;
 use crate::memory::graphs::{self, Taker};
 use crate::meter;
@@ -21,38 +20,37 @@ use crate::meter::segment::Kind;
 use crate::process;
 
 macro_rules! instantiate {
-    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*), $flags:expr;)+) => {$(
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`: what the launches may need is known from here on.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             // SAFETY: the arguments are the caller's, unchanged.
             let result = unsafe { real(exec, graph $(, $argument)*) };
             // SAFETY: the driver wrote the handle if it reports success.
-            unsafe { note(result, exec, graph, $flags) };
+            unsafe { note(result, exec, graph) };
             result
         }
     )+};
 }
 
 instantiate! {
-    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
-    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize), 0;
-    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64), flags;
+    instantiate_v1: cuGraphInstantiate(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
+    instantiate_v2: cuGraphInstantiate_v2(node: *mut CUgraphNode, log: *mut c_char, bytes: usize);
+    instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
 }
 
 /// Notes that `graph` was made executable, if the call succeeded.
 ///
 /// # Safety
 /// `exec` is null, or the driver wrote there if `result` is a success.
-unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph, flags: u64) {
+unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
         && let Some(process) = process::current()
         // SAFETY: the caller guarantees this.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
-        let frees_first = flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize), frees_first);
+        process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
     }
 }
 
@@ -82,7 +80,7 @@ macro_rules! instantiate_with_params {
                 // SAFETY: the arguments are the caller's, unchanged.
                 let result = unsafe { real(exec, graph, params) };
                 // SAFETY: the driver wrote the handle if it reports success.
-                unsafe { note(result, exec, graph, flags) };
+                unsafe { note(result, exec, graph) };
                 result
             };
             if flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 {
@@ -143,26 +141,10 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
 /// Hook of `cuGraphDestroy`.
 pub unsafe extern "C" fn destroy(graph: CUgraph) -> CUresult {
     let Some(real) = real!(cuGraphDestroy) else { return MISSING };
-    let bodies = process::current().map(|_| take_bodies_in(graph)).unwrap_or_default();
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(graph) };
-    if result != CUDA_SUCCESS {
-        bodies.put_back();
-    }
     if graphs::is_used() {
         memory::refresh();
-    }
-    result
-}
-
-/// Hook of `cuGraphDestroyNode`.
-pub unsafe extern "C" fn destroy_node(node: CUgraphNode) -> CUresult {
-    let Some(real) = real!(cuGraphDestroyNode) else { return MISSING };
-    let bodies = process::current().map(|_| take_bodies_of(node)).unwrap_or_default();
-    // SAFETY: the argument is the caller's.
-    let result = unsafe { real(node) };
-    if result != CUDA_SUCCESS {
-        bodies.put_back();
     }
     result
 }
@@ -195,18 +177,13 @@ fn allocation_added(params: &CUDA_MEM_ALLOC_NODE_PARAMS) {
 /// Notes that a node of any kind was added.
 ///
 /// # Safety
-/// Each pointer is null, or the driver wrote there.
-unsafe fn added(node: *const CUgraphNode, params: *const CUgraphNodeParams) {
+/// `params` is null, or the driver took the parameters.
+unsafe fn added(params: *const CUgraphNodeParams) {
     // SAFETY: the caller guarantees this.
-    let Some((node, params)) = unsafe { node.as_ref() }.zip(unsafe { params.as_ref() }) else { return };
-    match params.r#type {
+    let Some(params) = (unsafe { params.as_ref() }) else { return };
+    if params.r#type == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
         // SAFETY: the node's type says that this member of the union was written.
-        CU_GRAPH_NODE_TYPE_MEM_ALLOC => allocation_added(unsafe { &params.params.alloc }),
-        CU_GRAPH_NODE_TYPE_CONDITIONAL if process::current().is_some() => {
-            // SAFETY: the node's type says that this member of the union was written.
-            conditional_added(*node, unsafe { &params.params.conditional })
-        }
-        _ => {}
+        allocation_added(unsafe { &params.params.alloc });
     }
 }
 
@@ -229,7 +206,7 @@ macro_rules! add {
             let result = unsafe { real($node $(, $argument)*, params) };
             if result == CUDA_SUCCESS {
                 // SAFETY: the driver reports success.
-                unsafe { added($node, params) };
+                unsafe { added(params) };
             }
             result
         }

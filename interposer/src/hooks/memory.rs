@@ -162,15 +162,6 @@ fn from_pool(
     unsafe { answered(result, was_given, place) }
 }
 
-fn free(name: Name, call: impl FnOnce() -> CUresult) -> CUresult {
-    let _blocked = blocked_calls::begin();
-    match (process::current(), name) {
-        (Some(process), Name::Address(address)) => process.memory.free_address(process, address, call),
-        (Some(process), name) => process.memory.free(process, name, call),
-        (None, _) => call(),
-    }
-}
-
 /// The value that the driver wrote through `pointer`, after a success.
 ///
 /// # Safety
@@ -353,30 +344,6 @@ pub unsafe extern "C" fn import_pool(
     result
 }
 
-/// Hook of `cuMemPoolDestroy`.
-pub unsafe extern "C" fn destroy_pool(pool: CUmemoryPool) -> CUresult {
-    let Some(real) = real!(cuMemPoolDestroy) else { return MISSING };
-    let _blocked = blocked_calls::begin();
-    // SAFETY: the argument is the caller's.
-    let call = || unsafe { real(pool) };
-    match process::current() {
-        Some(process) => process.memory.pools.destroy(process, PoolHandle(pool as usize), call),
-        None => call(),
-    }
-}
-
-/// Hook of `cuMemPoolTrimTo`.
-pub unsafe extern "C" fn trim_pool(pool: CUmemoryPool, keep: usize) -> CUresult {
-    let Some(real) = real!(cuMemPoolTrimTo) else { return MISSING };
-    let _blocked = blocked_calls::begin();
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(pool, keep) };
-    match process::current() {
-        Some(process) => process.memory.pools.trim_one(process, (PoolHandle(pool as usize), keep == 0), call),
-        None => call(),
-    }
-}
-
 /// Hook of `cuDeviceGraphMemTrim`, after which the process may hold less memory.
 pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     let Some(real) = real!(cuDeviceGraphMemTrim) else { return MISSING };
@@ -464,48 +431,6 @@ pub unsafe extern "C" fn create(
     })
 }
 
-/// Hook of `cuMemRelease`.
-pub unsafe extern "C" fn release(handle: CUmemGenericAllocationHandle) -> CUresult {
-    let Some(real) = real!(cuMemRelease) else { return MISSING };
-    let _blocked = blocked_calls::begin();
-    // SAFETY: the argument is the caller's.
-    let call = || unsafe { real(handle) };
-    match process::current() {
-        Some(process) => process.memory.release_handle(process, handle, call),
-        None => call(),
-    }
-}
-
-/// Hook of `cuMemMap`.
-pub unsafe extern "C" fn map(
-    address: CUdeviceptr,
-    bytes: usize,
-    offset: usize,
-    handle: CUmemGenericAllocationHandle,
-    flags: u64,
-) -> CUresult {
-    let Some(real) = real!(cuMemMap) else { return MISSING };
-    let _blocked = blocked_calls::begin();
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(address, bytes, offset, handle, flags) };
-    match process::current() {
-        Some(process) => process.memory.map(process, address, bytes as u64, handle, call),
-        None => call(),
-    }
-}
-
-/// Hook of `cuMemUnmap`.
-pub unsafe extern "C" fn unmap(address: CUdeviceptr, bytes: usize) -> CUresult {
-    let Some(real) = real!(cuMemUnmap) else { return MISSING };
-    let _blocked = blocked_calls::begin();
-    // SAFETY: the arguments are the caller's, unchanged.
-    let call = || unsafe { real(address, bytes) };
-    match process::current() {
-        Some(process) => process.memory.unmap(process, address, bytes as u64, call),
-        None => call(),
-    }
-}
-
 /// Hook of `cuMemRetainAllocationHandle`.
 pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult {
     let Some(real) = real!(cuMemRetainAllocationHandle) else { return MISSING };
@@ -560,41 +485,43 @@ pub unsafe extern "C" fn import(
     process.memory.import(process, call, release)
 }
 
-macro_rules! frees {
-    ($($name:ident: $symbol:ident($what:ident: $written:ty $(, $argument:ident: $type:ty)*) => $class:ident;)+) => {$(
+/// Hooks of calls that change allocations which the process already has.
+macro_rules! changes {
+    ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) => |$process:ident, $call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
-        pub unsafe extern "C" fn $name($what: $written $(, $argument: $type)*) -> CUresult {
-            let Some(real) = real!($symbol) else { return MISSING };
-            // SAFETY: the arguments are the caller's, unchanged.
-            free(Name::$class($what as u64), || unsafe { real($what $(, $argument)*) })
-        }
-    )+};
-}
-
-frees! {
-    free_v1: cuMemFree(address: CUdeviceptr_v1) => Address;
-    free_v2: cuMemFree_v2(address: CUdeviceptr) => Address;
-}
-
-macro_rules! array_ends {
-    ($($name:ident: $symbol:ident($handle:ty);)+) => {$(
-        #[doc = concat!("Hook of `", stringify!($symbol), "`: what is mapped into it goes too.")]
-        pub unsafe extern "C" fn $name(array: $handle) -> CUresult {
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let _blocked = blocked_calls::begin();
-            // SAFETY: the argument is the caller's.
-            let call = || unsafe { real(array) };
+            // SAFETY: the arguments are the caller's, unchanged.
+            let $call = || unsafe { real($($argument),*) };
             match process::current() {
-                Some(process) => process.memory.destroy_array(process, array as u64, call),
-                None => call(),
+                Some($process) => $body,
+                None => $call(),
             }
         }
     )+};
 }
 
-array_ends! {
-    destroy_array: cuArrayDestroy(CUarray);
-    destroy_mipmapped: cuMipmappedArrayDestroy(CUmipmappedArray);
+changes! {
+    free_v1: cuMemFree(address: CUdeviceptr_v1) =>
+        |process, call| process.memory.free_address(process, address.into(), call);
+    free_v2: cuMemFree_v2(address: CUdeviceptr) =>
+        |process, call| process.memory.free_address(process, address, call);
+    destroy_pool: cuMemPoolDestroy(pool: CUmemoryPool) =>
+        |process, call| process.memory.pools.destroy(process, PoolHandle(pool as usize), call);
+    trim_pool: cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) =>
+        |process, call| process.memory.pools.trim_one(process, (PoolHandle(pool as usize), keep == 0), call);
+    release: cuMemRelease(handle: CUmemGenericAllocationHandle) =>
+        |process, call| process.memory.release_handle(process, handle, call);
+    map: cuMemMap(
+        address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64
+    ) => |process, call| process.memory.map(process, address, bytes as u64, handle, call);
+    unmap: cuMemUnmap(address: CUdeviceptr, bytes: usize) =>
+        |process, call| process.memory.unmap(process, address, bytes as u64, call);
+    destroy_array: cuArrayDestroy(array: CUarray) =>
+        |process, call| process.memory.destroy_array(process, array as u64, call);
+    destroy_mipmapped: cuMipmappedArrayDestroy(array: CUmipmappedArray) =>
+        |process, call| process.memory.destroy_array(process, array as u64, call);
 }
 
 /// `CUarrayMapInfo`. The union that describes the part of the array is given as words.
@@ -665,13 +592,18 @@ macro_rules! frees_on_streams {
             let Some(real) = real!($symbol) else { return MISSING };
             let on = Stream::new(stream, $per_thread);
             let is_beyond = is_beyond(address, on);
-            free(Name::Address(address), || {
+            let _blocked = blocked_calls::begin();
+            let call = || {
                 if let Some(result) = is_beyond.then(|| managed::free_behind(on, address)).flatten() {
                     return result;
                 }
                 // SAFETY: the arguments are the caller's, unchanged.
                 unsafe { real(address, stream) }
-            })
+            };
+            match process::current() {
+                Some(process) => process.memory.free_address(process, address, call),
+                None => call(),
+            }
         }
     )+};
 }

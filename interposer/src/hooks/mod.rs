@@ -164,7 +164,6 @@ hooks! {
     cuGraphInstantiateWithParams_ptsz => graph_memory::instantiate_with_params_ptsz;
     cuGraphExecDestroy => graph_memory::destroy_exec;
     cuGraphDestroy => graph_memory::destroy;
-    cuGraphDestroyNode => graph_memory::destroy_node;
     cuGraphAddMemAllocNode => graph_memory::add_allocation;
     cuGraphAddNode => graph_memory::add_v1;
     cuGraphAddNode_v2 => graph_memory::add_v2;

@@ -106,10 +106,8 @@ pub struct Graphs {
     live: Mutex<Plain<u64, bool>>,
 }
 
-fn needs_of(graph: CUgraph, frees_first: bool) -> Needs {
-    let mut nodes = Vec::new();
-    memory::memory_nodes_of(graph, &mut |node, is_certain| nodes.push((node, is_certain)));
-    Needs::of(&nodes, frees_first)
+fn needs_of(graph: CUgraph) -> Needs {
+    Needs::of(&memory::memory_nodes_of(graph))
 }
 
 fn bit(ordinal: usize) -> u64 {
@@ -117,10 +115,9 @@ fn bit(ordinal: usize) -> u64 {
 }
 
 impl Graphs {
-    /// Records that `graph` was made executable. `frees_first`: whether its launches free the
-    /// memory that the previous launch left allocated.
-    pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle, frees_first: bool) {
-        let needs = needs_of(graph, frees_first);
+    /// Records that `graph` was made executable.
+    pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle) {
+        let needs = needs_of(graph);
         let mut all = lock(&self.needs);
         // The driver may have reused the handle of a destroyed graph.
         all.remove(&exec);
@@ -247,7 +244,7 @@ impl Graphs {
             Taker::Launch(exec) | Taker::Upload(exec) => {
                 lock(&self.needs).get(&exec).cloned().unwrap_or_default()
             }
-            Taker::Graph(graph) => needs_of(graph, false),
+            Taker::Graph(graph) => needs_of(graph),
         };
         if needs.is_empty() {
             return Ok(call());
@@ -280,7 +277,7 @@ impl Graphs {
         is_launch: bool,
         call: &mut impl FnMut() -> u32,
     ) -> Result<u32, Full<'p>> {
-        let (promises, claim) = self.promise(process, give_back, needs, is_launch)?;
+        let (promises, claim) = self.promise(process, give_back, needs)?;
         let marks = is_launch.then(|| self.begin_launch(needs));
         let result = call();
         if let Some(marks) = marks {
@@ -296,14 +293,12 @@ impl Graphs {
         Ok(result)
     }
 
-    /// Reserves the most that a launch or upload may need. If the driver will refuse the launch in
-    /// any case, nothing is reserved and the driver answers.
+    /// Reserves the most that a launch or upload may need.
     fn promise<'p>(
         &self,
         process: &'p Process,
         give_back: &impl Fn(usize),
         needs: &Needs,
-        is_launch: bool,
     ) -> Result<(Vec<Promised<'p>>, Option<Claim<'_>>), Full<'p>> {
         let mut claim = self.claim(needs);
         let mut promised = self.promise_once(process, needs, claim.as_ref());
@@ -315,14 +310,6 @@ impl Graphs {
             Ok(promised) => return Ok((promised, claim)),
             Err(full) => full.ordinal,
         };
-        let is_refused_anyway = is_launch && !needs.frees_first && needs.kept().any(|at| self.is_live(at));
-        if is_refused_anyway && claim.is_some() {
-            let sites = needs.devices.iter().filter_map(|need| {
-                let site = Site::of(process, need.ordinal)?;
-                Some((need.ordinal, site, None))
-            });
-            return Ok((sites.collect(), claim));
-        }
         // The claim ends first, because claimed memory is not given back.
         drop(claim);
         give_back(ordinal);

@@ -31,9 +31,6 @@ pub struct Needs {
     pub devices: Vec<Need>,
     /// Addresses that a launch may free.
     pub freed: Vec<u64>,
-    /// Whether a launch first frees the memory that the previous launch left allocated. If not, the
-    /// driver refuses a launch while any of that memory is allocated.
-    pub frees_first: bool,
 }
 
 /// Returns the number of bytes in the union of `ranges`.
@@ -54,17 +51,16 @@ fn blocks_at(address: u64, bytes: u64) -> Range<u64> {
 }
 
 impl Needs {
-    /// Returns the needs of a graph with these nodes. The flag of a node says whether every launch
-    /// runs it.
-    pub fn of(nodes: &[(MemoryNode, bool)], frees_first: bool) -> Self {
+    /// Returns the needs of a graph with these nodes.
+    pub fn of(nodes: &[MemoryNode]) -> Self {
         let freed: Vec<u64> = nodes
             .iter()
-            .filter_map(|(node, _)| if let MemoryNode::Frees(address) = node { Some(*address) } else { None })
+            .filter_map(|node| if let MemoryNode::Frees(address) = node { Some(*address) } else { None })
             .collect();
         let mut unmatched: Plain<u64, usize> = Plain::default();
         freed.iter().for_each(|address| *unmatched.entry(*address).or_default() += 1);
         let mut devices: Vec<(Need, Vec<Range<u64>>)> = Vec::new();
-        for (node, is_certain) in nodes {
+        for node in nodes {
             let MemoryNode::Allocates(device, address, bytes) = *node else { continue };
             let Ok(ordinal) = usize::try_from(device) else { continue };
             let at = devices.iter().position(|(need, _)| need.ordinal == ordinal).unwrap_or_else(|| {
@@ -74,9 +70,7 @@ impl Needs {
             let (need, all) = &mut devices[at];
             let blocks = blocks_at(address, bytes);
             all.push(blocks.clone());
-            if *is_certain {
-                need.kept.push((address, blocks));
-            }
+            need.kept.push((address, blocks));
         }
         let finished = |(mut need, all): (Need, Vec<Range<u64>>)| {
             need.total_bytes = covered(all);
@@ -90,7 +84,7 @@ impl Needs {
             });
             need
         };
-        Self { devices: devices.into_iter().map(finished).collect(), freed, frees_first }
+        Self { devices: devices.into_iter().map(finished).collect(), freed }
     }
 
     /// Whether the graph neither allocates nor frees memory.
@@ -122,20 +116,20 @@ mod tests {
 
     const AT: u64 = 0x7f00_0000_0000;
 
-    fn allocates(block: u64, blocks: u64) -> (MemoryNode, bool) {
-        (MemoryNode::Allocates(0, AT + block * BLOCK_BYTES, blocks * BLOCK_BYTES), true)
+    fn allocates(block: u64, blocks: u64) -> MemoryNode {
+        MemoryNode::Allocates(0, AT + block * BLOCK_BYTES, blocks * BLOCK_BYTES)
     }
 
-    fn frees(block: u64) -> (MemoryNode, bool) {
-        (MemoryNode::Frees(AT + block * BLOCK_BYTES), true)
+    fn frees(block: u64) -> MemoryNode {
+        MemoryNode::Frees(AT + block * BLOCK_BYTES)
     }
 
     fn stock(reserved: u64, used: u64) -> Option<Stock> {
         Some(Stock { reserved_bytes: reserved * BLOCK_BYTES, used_bytes: used * BLOCK_BYTES })
     }
 
-    fn growth(nodes: &[(MemoryNode, bool)], stock: Option<Stock>, live: &[u64]) -> u64 {
-        let needs = Needs::of(nodes, false);
+    fn growth(nodes: &[MemoryNode], stock: Option<Stock>, live: &[u64]) -> u64 {
+        let needs = Needs::of(nodes);
         let is_live = |address| live.iter().any(|block| AT + block * BLOCK_BYTES == address);
         needs.devices[0].growth(stock, is_live) / BLOCK_BYTES
     }
@@ -149,8 +143,8 @@ mod tests {
 
     #[test]
     fn small_allocations_share_blocks() {
-        let small = |at| (MemoryNode::Allocates(0, AT + at, 512), true);
-        let needs = Needs::of(&[small(0), small(512), small(BLOCK_BYTES - 256)], false);
+        let small = |at| MemoryNode::Allocates(0, AT + at, 512);
+        let needs = Needs::of(&[small(0), small(512), small(BLOCK_BYTES - 256)]);
         assert_eq!(
             needs.devices[0].growth(None, |_| false),
             2 * BLOCK_BYTES,
@@ -169,20 +163,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_graph_frees_itself_or_may_not_allocate_is_not_left_allocated() {
-        let kept = |nodes: &[_]| {
-            Needs::of(nodes, false).kept().map(|at| (at - AT) / BLOCK_BYTES).collect::<Vec<_>>()
-        };
+    fn what_the_graph_frees_itself_is_not_left_allocated() {
+        let kept =
+            |nodes: &[_]| Needs::of(nodes).kept().map(|at| (at - AT) / BLOCK_BYTES).collect::<Vec<_>>();
         assert_eq!(kept(&[allocates(0, 1), frees(0), allocates(4, 1)]), [4]);
         assert_eq!(kept(&[allocates(0, 1), frees(0), allocates(0, 1)]), [0], "allocated again");
-        let (node, _) = allocates(0, 1);
-        assert_eq!(kept(&[(node, false)]), [0_u64; 0]);
-        assert_eq!(growth(&[(node, false)], None, &[]), 1);
     }
 
     #[test]
     fn absurd_sizes_are_needed_whole() {
-        let all = (MemoryNode::Allocates(0, BLOCK_BYTES, u64::MAX), true);
-        assert_eq!(Needs::of(&[all], false).devices[0].growth(None, |_| false), u64::MAX - BLOCK_BYTES);
+        let all = MemoryNode::Allocates(0, BLOCK_BYTES, u64::MAX);
+        assert_eq!(Needs::of(&[all]).devices[0].growth(None, |_| false), u64::MAX - BLOCK_BYTES);
     }
 }

@@ -6,8 +6,8 @@
 
 mod targets;
 
-// The interposer's code that handles a daemon's messages. This crate
-// includes the files, because linking the interposer as a library would define `dlsym` here.
+// The interposer's code that handles a daemon's messages. This crate includes the files, because
+// linking the interposer as a library would define `dlsym` here.
 #[path = "../../../interposer/src/config.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
 mod config;

@@ -43,17 +43,6 @@ static CUgraph wrapped(CUgraph inner) {
     return outer;
 }
 
-/* Adds a conditional node to `graph` and returns its body, which runs at each launch. */
-static CUgraph body_in(CUgraph graph) {
-    unsigned long long handle;
-    CUgraphNode node;
-    CHECK(cu(cuGraphConditionalHandleCreate)(&handle, graph, context, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
-    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
-                                .conditional = {handle, CU_GRAPH_COND_TYPE_IF, 1, NULL, context}};
-    CHECK(cu(cuGraphAddNode_v2)(&node, graph, NULL, NULL, 0, &params));
-    return params.conditional.bodies[0];
-}
-
 static CUgraphExec executable(CUgraph graph, unsigned flags) {
     CUgraphExec exec;
     CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, flags));
@@ -80,21 +69,6 @@ static void nested(size_t count, size_t mib) {
     for (size_t i = 0; i < count; i++)
         graph = wrapped(graph);
     launch(executable(graph, 0), new_stream());
-}
-
-/* Allocates in a child graph inside `count` nested bodies of conditions. */
-static void conditional(size_t count, size_t mib) {
-    CUgraph graph = new_graph(), body = graph, inner;
-    CUdeviceptr at;
-    for (size_t i = 0; i < count; i++)
-        body = body_in(body);
-    inner = new_graph();
-    allocate(inner, NULL, mib, &at);
-    CUgraphNode node;
-    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .child = {inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
-    CHECK(cu(cuGraphAddNode_v2)(&node, body, NULL, NULL, 0, &params));
-    launch(executable(graph, 0), new_stream());
-    CHECK(cu(cuGraphDestroy)(graph));
 }
 
 /* The graph frees each allocation before the next one. */
@@ -246,8 +220,6 @@ int main(int argc, char **argv) {
     context = open_context();
     if (!strcmp(argv[1], "nested"))
         nested(count, mib);
-    else if (!strcmp(argv[1], "conditional"))
-        conditional(count, mib);
     else if (!strcmp(argv[1], "chain"))
         chain(count, mib);
     else if (!strcmp(argv[1], "once"))

@@ -145,7 +145,7 @@ fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
 
 /// Functions that deepres calls by itself, in addition to the client's calls. The functions for
 /// nodes of graphs, managed memory and code are missing here.
-const OURS: [&str; 25] = [
+const OURS: [&str; 24] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxPushCurrent_v2",
@@ -163,7 +163,6 @@ const OURS: [&str; 25] = [
     "cuEventQuery",
     "cuEventElapsedTime",
     "cuDevicePrimaryCtxGetState",
-    "cuModuleGetLoadingMode",
     "cuDeviceGetAttribute",
     "cuMemPoolGetAttribute",
     "cuMemPoolTrimTo",

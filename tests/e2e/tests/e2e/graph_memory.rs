@@ -66,14 +66,6 @@ fn a_graph_is_looked_into_however_deep_it_goes() {
 }
 
 #[test]
-fn what_conditions_may_allocate_is_looked_at() {
-    for depth in [1, 2, 10] {
-        assert_eq!(said("conditional", depth, 300), [SUCCESS], "{depth} deep");
-        assert_eq!(said("conditional", depth, 402), [FULL], "{depth} deep");
-    }
-}
-
-#[test]
 fn allocations_that_follow_each_other_are_had_one_after_the_other() {
     assert_eq!(said("chain", 5, 300), [SUCCESS, SUCCESS]);
     assert_eq!(said("chain", 5, 402), [FULL, FULL]);

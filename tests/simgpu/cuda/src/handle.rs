@@ -50,8 +50,6 @@ pub enum Kind {
     Mipmapped = 15,
     /// `CUexternalMemory`
     External = 16,
-    /// `CUlinkState`
-    Link = 17,
 }
 
 struct Slot<T> {

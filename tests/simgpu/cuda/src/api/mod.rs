@@ -20,7 +20,6 @@ mod external;
 mod general;
 mod graph;
 mod launch;
-mod link;
 mod memory;
 mod module;
 mod node;
@@ -103,7 +102,6 @@ pub use launch::{
     cuLaunchKernel_ptsz, cuLaunchKernelEx, cuLaunchKernelEx_ptsz, cuParamSetSize, cuParamSetf, cuParamSeti,
     cuParamSetv,
 };
-pub use link::{cuLinkAddData_v2, cuLinkCreate_v2, cuLinkDestroy};
 pub use memory::{
     cuArray3DCreate_v2, cuArray3DGetDescriptor_v2, cuArrayCreate_v2, cuArrayDestroy, cuArrayGetDescriptor_v2,
     cuArrayGetMemoryRequirements, cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle,
