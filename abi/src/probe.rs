@@ -615,11 +615,6 @@ pub struct Offsets {
     pub task_status: u32,
 }
 
-/// The programs call a helper of this number in place of the kernel's function `bpf_rdonly_cast`.
-/// No kernel has such a helper. The daemon replaces it by the function's number. On a kernel
-/// without that function, the programs never reach the call.
-pub const CAST_CALL: u32 = 1_234_567;
-
 /// A hash of this file. The kernel programs carry it, so that programs of another build are
 /// recognised.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));

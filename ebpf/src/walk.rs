@@ -4,17 +4,12 @@
 //! The controller reads each field's offset from the running kernel's type information, and sets
 //! the offsets before it loads the programs. The kernel treats a read-only global as a constant.
 //! Therefore the verifier knows which field each load reads, and allows plain loads for the first
-//! steps.
-//!
-//! From Linux 6.2 on, the kernel has a function that gives an address a type. There the other steps
-//! are plain loads too, and a faulting load gives 0. On older kernels a helper makes these loads,
-//! at four times the cost.
+//! steps. A helper makes the other loads.
 
-use crate::probe::{CAST_CALL, MAX_WATCHES, Watch};
+use crate::probe::{MAX_WATCHES, Watch};
 use aya_ebpf::Global;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
-use core::arch::asm;
 
 #[unsafe(no_mangle)]
 static TASK_FILES: Global<u32> = Global::new(0);
@@ -40,15 +35,6 @@ static INODE_RDEV: Global<u32> = Global::new(0);
 static INODE_MODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_STATUS: Global<u32> = Global::new(0);
-
-/// BTF ids of the types `files_struct` and `file`. 0 if the kernel cannot give an address a type.
-#[unsafe(no_mangle)]
-static FILES_TYPE: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static FILE_TYPE: Global<u32> = Global::new(0);
-/// Offset in `files_struct` of its own array of files, which has the type of every table of files.
-#[unsafe(no_mangle)]
-static FILES_ARRAY: Global<u32> = Global::new(0);
 
 /// 1 if a block device has the number of a watched device. Only then the programs check a device's
 /// kind.
@@ -121,10 +107,10 @@ impl Task {
 /// Returns the device behind a descriptor of the current task, if the device is watched.
 #[inline(always)]
 pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
-    // SAFETY: the verifier checks the first loads by type before the program runs; the helper, or
-    // the kernel's fault handling, checks the others when they run. A replaced table, file or inode
-    // lives until the current grace period ends. If one is reused, the program reads another
-    // device's number, as if the ioctl had come a moment later.
+    // SAFETY: the verifier checks the first loads by type before the program runs; the helper checks
+    // the others when they run. A replaced table, file or inode lives until the current grace period
+    // ends. If one is reused, the program reads another device's number, as if the ioctl had come a
+    // moment later.
     unsafe {
         let files = field::<*const u8>(task.0, TASK_FILES.load());
         if files.is_null() {
@@ -135,79 +121,30 @@ pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
             return None;
         }
         let place = field::<*const *const u8>(table, FDT_FD.load()).wrapping_add(descriptor as usize);
-        if FILES_TYPE.load() == 0 {
-            return device_of(bpf_probe_read_kernel(place).ok()?);
-        }
-        // The cast address lies before the table's entry as a `files_struct` lies before its own
-        // array. So a load of the array's first entry loads the table's entry.
-        let files = place.cast::<u8>().wrapping_sub(FILES_ARRAY.load() as usize);
-        device_of(field(cast(files, FILES_TYPE.load()), FILES_ARRAY.load()))
+        watched_file(bpf_probe_read_kernel(place).ok()?)
     }
 }
 
 /// Returns the device of an open file, if the device is watched.
 #[inline(always)]
 pub fn watched_file(file: *const u8) -> Option<Watched> {
-    // SAFETY: as in `watched`.
-    unsafe { device_of(if FILES_TYPE.load() == 0 { file } else { cast(file, FILE_TYPE.load()) }) }
-}
-
-/// Returns the device of a file, if the device is watched.
-///
-/// # Safety
-/// If the kernel can give addresses types, `file` has its type.
-#[inline(always)]
-unsafe fn device_of(file: *const u8) -> Option<Watched> {
     if file.is_null() {
         return None;
     }
-    // SAFETY: by the contract `file` is typed, so the verifier checks each load.
-    unsafe {
-        let inode = load::<*const u8>(file, FILE_INODE.load())?;
-        let device = load::<u32>(inode, INODE_RDEV.load())?;
-        let family = family(device)?;
-        if HAS_TWINS.load() != 0 && load::<u16>(inode, INODE_MODE.load())? & KIND != CHARACTER_DEVICE {
-            return None;
-        }
-        Some(Watched { device, family })
+    let inode = read::<*const u8>(file, FILE_INODE.load())?;
+    let device = read::<u32>(inode, INODE_RDEV.load())?;
+    let family = family(device)?;
+    if HAS_TWINS.load() != 0 && read::<u16>(inode, INODE_MODE.load())? & KIND != CHARACTER_DEVICE {
+        return None;
     }
+    Some(Watched { device, family })
 }
 
-/// Loads a field, by a helper if the kernel cannot give addresses types.
-///
-/// # Safety
-/// As for [`field`], if the kernel can give addresses types.
+/// Reads a field of one of the kernel's structs by the helper. `None` if the memory cannot be read.
 #[inline(always)]
-unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
-    // SAFETY: by the contract; the helper returns an error for memory that cannot be read.
-    unsafe {
-        if FILES_TYPE.load() == 0 {
-            bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast()).ok()
-        } else {
-            Some(field(base, offset))
-        }
-    }
-}
-
-/// Gives an address the type with this BTF id, for the verifier. The address may point to anything.
-///
-/// # Safety
-/// The kernel has the function that the controller patches into this call.
-#[inline(always)]
-unsafe fn cast(address: *const u8, kind: u32) -> *const u8 {
-    let typed;
-    // SAFETY: by the contract the function exists; it changes nothing.
-    unsafe {
-        asm!(
-            "call {cast}",
-            cast = const CAST_CALL,
-            inlateout("r1") address => _,
-            inlateout("r2") u64::from(kind) => _,
-            lateout("r0") typed,
-            lateout("r3") _, lateout("r4") _, lateout("r5") _,
-        );
-    }
-    typed
+fn read<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
+    // SAFETY: the helper returns an error for memory that cannot be read.
+    unsafe { bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast()).ok() }
 }
 
 /// Returns the family of a device, if the device is watched.
@@ -231,15 +168,13 @@ fn family(device: u32) -> Option<u32> {
 /// Returns when a task other than the current one began, ns of `CLOCK_BOOTTIME`.
 #[inline(always)]
 pub fn started_ns_of(task: *const u8) -> u64 {
-    // SAFETY: the helper returns an error for memory that cannot be read.
-    unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_STARTED.load() as usize).cast()) }.unwrap_or(0)
+    read(task, TASK_STARTED.load()).unwrap_or(0)
 }
 
 /// Returns the process id of a task other than the current one.
 #[inline(always)]
 pub fn process_of(task: *const u8) -> Option<u32> {
-    // SAFETY: the helper returns an error for memory that cannot be read.
-    unsafe { bpf_probe_read_kernel(task.wrapping_add(TASK_TGID.load() as usize).cast()) }.ok()
+    read(task, TASK_TGID.load())
 }
 
 /// Loads a field of one of the kernel's structs.

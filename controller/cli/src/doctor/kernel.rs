@@ -54,7 +54,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn types() -> Check {
-    match btf::layout() {
+    match btf::offsets() {
         Ok(_) => Check::good("btf", "the kernel publishes its types"),
         Err(error) => Check::limited(
             "btf",

@@ -19,9 +19,6 @@ const BITS: u32 = 8;
 /// In a struct with bit fields, the part of a member's offset word that is the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
-/// The kernel's function that gives an address a type.
-const CAST: &str = "bpf_rdonly_cast";
-
 /// Kinds of types.
 mod kind {
     pub const INT: u32 = 1;
@@ -29,7 +26,6 @@ mod kind {
     pub const STRUCT: u32 = 4;
     pub const UNION: u32 = 5;
     pub const ENUM: u32 = 6;
-    pub const FUNC: u32 = 12;
     pub const FUNC_PROTO: u32 = 13;
     pub const VAR: u32 = 14;
     pub const DATASEC: u32 = 15;
@@ -56,39 +52,13 @@ pub enum BtfError {
     },
 }
 
-/// Facts about the running kernel that the programs need.
-#[derive(Debug, Clone, Copy)]
-pub struct Layout {
-    /// Offsets of the structs' fields.
-    pub offsets: Offsets,
-    /// The function that gives an address a type; none before Linux 6.2.
-    pub cast: Option<Cast>,
-}
-
-/// BTF ids of the function that gives an address a type, and of the types that the programs use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cast {
-    /// The function.
-    pub function: u32,
-    /// `files_struct`
-    pub files: u32,
-    /// `file`
-    pub file: u32,
-    /// Offset in `files_struct` of its own table of files, bytes.
-    pub files_array: u32,
-}
-
-/// Reads the running kernel's types.
+/// Reads the offsets of the running kernel's fields.
 ///
 /// # Errors
 /// [`BtfError`].
-pub fn layout() -> Result<Layout, BtfError> {
+pub fn offsets() -> Result<Offsets, BtfError> {
     let data = std::fs::read(Path::new(KERNEL_TYPES)).map_err(BtfError::Unreadable)?;
     let types = Types::parse(&data)?;
-    Ok(Layout { offsets: offsets(&types)?, cast: types.cast()? })
-}
-
-fn offsets(types: &Types<'_>) -> Result<Offsets, BtfError> {
     Ok(Offsets {
         task_files: types.offset("task_struct", "files")?,
         task_leader: types.offset("task_struct", "group_leader")?,
@@ -135,25 +105,6 @@ impl<'a> Types<'a> {
             at += TYPE_BYTES + extra_bytes(info).ok_or(BtfError::Malformed(at))?;
         }
         Ok(Self { data, strings: &data[strings..strings_end], types })
-    }
-
-    fn cast(&self) -> Result<Option<Cast>, BtfError> {
-        let [files, file] = ["files_struct", "file"].map(|name| self.number(kind::STRUCT, name));
-        let found = (self.number(kind::FUNC, CAST)?, files?, file?);
-        let (Some(function), Some(files), Some(file)) = found else { return Ok(None) };
-        let array = self.offset("files_struct", "fd_array");
-        Ok(array.ok().map(|files_array| Cast { function, files, file, files_array }))
-    }
-
-    /// Returns the number of a type, from 1.
-    fn number(&self, kind: u32, name: &str) -> Result<Option<u32>, BtfError> {
-        for (number, &at) in (1..).zip(&self.types) {
-            if kind_of(word(self.data, at + 4)?) == kind && self.name(word(self.data, at)?) == name.as_bytes()
-            {
-                return Ok(Some(number));
-            }
-        }
-        Ok(None)
     }
 
     fn offset(&self, structure: &'static str, member: &'static str) -> Result<u32, BtfError> {
@@ -252,10 +203,6 @@ mod tests {
         let types = Types::parse(&data).unwrap();
         assert_eq!(types.offset("s", "a").unwrap(), 0);
         assert_eq!(types.offset("s", "b").unwrap(), 4);
-        assert_eq!(
-            [types.number(kind::STRUCT, "s"), types.number(kind::FUNC, "s")].map(Result::unwrap),
-            [Some(3), None]
-        );
         assert!(matches!(types.offset("s", "c"), Err(BtfError::Missing { structure: "s", member: "c" })));
     }
 

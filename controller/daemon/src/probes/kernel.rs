@@ -1,7 +1,7 @@
 //! Loads and attaches the kernel programs and reads their maps. Dropping a `Kernel` detaches its
 //! programs.
 
-use super::btf::{self, BtfError, Cast, Layout};
+use super::btf::{self, BtfError};
 use super::devices::Devices;
 use super::room::Room;
 use super::rows::{self, Rows};
@@ -11,8 +11,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CAST_CALL, CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue,
-    Totals, slot, tracing as asked,
+    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals, slot,
+    tracing as asked,
 };
 use deepres_model::process::ProcessKey;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -45,15 +45,6 @@ pub enum Asked {
     Some(u32),
     /// All processes. The number is the ring's size, bytes.
     All(u32),
-}
-
-/// How the programs find the device behind a descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Walk {
-    /// By typed loads, where the kernel can give an address a type.
-    Typed,
-    /// By a helper that reads any address.
-    Probed,
 }
 
 /// Reason for having no programs in the kernel.
@@ -114,34 +105,11 @@ impl Kernel {
         Self::attach_within(room()?, devices, asked, way)
     }
 
-    /// Like [`Self::attach`], with the given walk.
-    ///
-    /// # Errors
-    /// As [`Self::attach`], also if the kernel does not support the walk.
-    pub fn attach_walking(
-        walk: Walk,
-        devices: &Devices,
-        asked: Asked,
-        way: Option<Way>,
-    ) -> Result<Self, KernelError> {
-        Self::attach_by(&[walk], room()?, devices, asked, way)
-    }
-
     /// Like [`Self::attach`], with the given room for counters.
     ///
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_within(
-        room: Room,
-        devices: &Devices,
-        asked: Asked,
-        way: Option<Way>,
-    ) -> Result<Self, KernelError> {
-        Self::attach_by(&[Walk::Typed, Walk::Probed], room, devices, asked, way)
-    }
-
-    fn attach_by(
-        walks: &[Walk],
         room: Room,
         devices: &Devices,
         asked: Asked,
@@ -154,16 +122,9 @@ impl Kernel {
         };
         let mut obstacles = Vec::new();
         let mut refusal = KernelError::Refused("there is no way".to_owned());
-        let layout = btf::layout()?;
-        let tried = ways.iter().flat_map(|choice| walks.iter().map(move |walk| (choice.clone(), *walk)));
-        for (Choice { way, why }, walk) in tried {
-            if walk == Walk::Typed && layout.cast.is_none() {
-                obstacles.push("this kernel gives an address no type".to_owned());
-                continue;
-            }
-            let cast = layout.cast.filter(|_| walk == Walk::Typed);
+        for Choice { way, why } in ways {
             // Programs that an unsuccessful try attached are detached when `ebpf` is dropped.
-            let mut ebpf = load(devices, asked, room, &[], &Layout { cast, ..layout })?;
+            let mut ebpf = load(devices, asked, room, &[])?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
                 Way::Tracepoints => with_tracing(|| attach_tracepoints(&mut ebpf)),
@@ -211,7 +172,7 @@ impl Kernel {
     /// As [`Self::attach`].
     pub fn attach_empty(way: Way) -> Result<Self, KernelError> {
         let room = room()?;
-        let mut ebpf = load(&Devices::none(), Asked::None, room, &[], &btf::layout()?)?;
+        let mut ebpf = load(&Devices::none(), Asked::None, room, &[])?;
         match way {
             Way::DriverFunctions => {}
             Way::Tracepoints => with_tracing(|| {
@@ -479,7 +440,6 @@ pub(super) fn load(
     asked: Asked,
     room: Room,
     sizes: &[(&'static str, u32)],
-    layout: &Layout,
 ) -> Result<Ebpf, KernelError> {
     usable(PROGRAMS, LAYOUT)?;
     if !is_in_host_pid_namespace() {
@@ -498,9 +458,7 @@ pub(super) fn load(
         inode_rdev,
         inode_mode,
         task_status,
-    } = layout.offsets;
-    let (files_type, file_type, files_array) =
-        layout.cast.map_or((0, 0, 0), |cast| (cast.files, cast.file, cast.files_array));
+    } = btf::offsets()?;
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
@@ -522,9 +480,6 @@ pub(super) fn load(
         ("INODE_RDEV", &inode_rdev),
         ("INODE_MODE", &inode_mode),
         ("TASK_STATUS", &task_status),
-        ("FILES_TYPE", &files_type),
-        ("FILE_TYPE", &file_type),
-        ("FILES_ARRAY", &files_array),
         ("HAS_TWINS", &has_twins),
         ("COMMANDS_APART", &room.commands_apart),
         ("TRACING", &mode),
@@ -539,8 +494,7 @@ pub(super) fn load(
     for (name, entries) in sizes {
         loader.map_max_entries(name, *entries);
     }
-    let patched = layout.cast.map(|cast| calling(cast, PROGRAMS));
-    let mut ebpf = loader.load(patched.as_deref().unwrap_or(PROGRAMS)).map_err(refused)?;
+    let mut ebpf = loader.load(PROGRAMS).map_err(refused)?;
     let mut commands: HashMap<_, [u8; size_of::<CommandKey>()], [u8; size_of::<CommandValue>()]> =
         named(ebpf.map_mut("COMMANDS")).and_then(HashMap::try_from).map_err(refused)?;
     for (key, value) in crate::trace::commands() {
@@ -550,27 +504,6 @@ pub(super) fn load(
         attach_raw(&mut ebpf, "follow_fork", "sched_process_fork")?;
     }
     Ok(ebpf)
-}
-
-/// Returns the programs with the call's placeholder replaced by the kernel's function. The loader
-/// cannot resolve calls of kernel functions.
-fn calling(cast: Cast, programs: &[u8]) -> Vec<u8> {
-    /// Opcode of a call. The upper half of the second byte says whether a helper or a kernel
-    /// function is called.
-    const CALL: u8 = 0x85;
-    const OF_THE_KERNEL: u8 = 2 << 4;
-    const INSTRUCTION: usize = 8;
-    let instruction = |of: u8, number: u32| {
-        let mut bytes = [CALL, of, 0, 0, 0, 0, 0, 0];
-        bytes[4..].copy_from_slice(&number.to_le_bytes());
-        bytes
-    };
-    let (stand_in, call) = (instruction(0, CAST_CALL), instruction(OF_THE_KERNEL, cast.function));
-    let mut programs = programs.to_vec();
-    for place in programs.chunks_exact_mut(INSTRUCTION).filter(|place| **place == stand_in) {
-        place.copy_from_slice(&call);
-    }
-    programs
 }
 
 /// Returns the room for counters on this machine.

@@ -2,7 +2,7 @@
 
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_daemon::probes::devices::Devices;
-use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Walk, Way};
+use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
 use deepres_daemon::probes::room::Room;
 use deepres_e2e::skip;
 use deepres_model::config::DeviceKey;
@@ -41,11 +41,6 @@ pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
 /// Like `probes`, with this room for counters.
 pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     attached(Kernel::attach_within(room, &devices(keys), asked, way))
-}
-
-/// Like `probes`, with this walk.
-pub fn probes_walking(walk: Walk, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
-    attached(Kernel::attach_walking(walk, &devices(keys), asked, way))
 }
 
 /// Reports what this machine lacks and that the test is skipped.

@@ -2,7 +2,6 @@
 //! maps. Dropping a [`Programs`] detaches them.
 
 use super::symbols::Point;
-use crate::probes::btf;
 use crate::probes::devices::Devices;
 use crate::probes::kernel::{self, Asked, KernelError, Ring, bytes_of, named, program_of, refused};
 use aya::Ebpf;
@@ -40,7 +39,7 @@ impl Programs {
         let room = kernel::room()?;
         let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", room.launches as u32)];
         let sizes: Vec<_> = sizes.into_iter().chain(UNUSED).collect();
-        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes, &btf::layout()?)?;
+        let mut ebpf = kernel::load(&Devices::none(), Asked::None, room, &sizes)?;
         kernel::attach_raw(&mut ebpf, "meter_fork", "sched_process_fork")?;
         let program: &mut UProbe = program_of(&mut ebpf, "library_call")?;
         program.load().map_err(refused)?;
