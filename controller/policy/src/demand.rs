@@ -5,8 +5,8 @@
 //! the estimate does not depend on the tenant's share. A tenant that gets more does not look larger
 //! for it.
 
+use core::time::Duration;
 use deepres_abi::PPM;
-use std::time::Duration;
 
 /// The span after which the past counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;

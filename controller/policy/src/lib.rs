@@ -11,8 +11,16 @@
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
-//! measurements.
+//! measurements. [`arbiter`] is the whole of what is decided about one GPU, as a state machine that
+//! takes readings and orders and returns actions.
+//!
+//! The crate is `no_std`, so that a library inside other programs can use it.
 
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
+pub mod arbiter;
 pub mod class;
 pub mod demand;
 pub mod entitlement;

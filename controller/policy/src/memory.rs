@@ -11,6 +11,8 @@
 //! memory kept for it. For a tenant without a guarantee, this floor holds only if no other tenant
 //! has a guarantee. So no wish of a tenant lets it take what is guaranteed to another.
 
+use alloc::vec::Vec;
+
 /// A tenant on a GPU, as this policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holding {

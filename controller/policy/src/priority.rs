@@ -4,8 +4,8 @@
 //! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. The value weighs
 //! tenants that asked for no share, and best-effort tenants among themselves.
 
+use core::time::Duration;
 use deepres_abi::PPM;
-use std::time::Duration;
 
 pub use deepres_abi::criticality::{Criticality, CriticalityError};
 
@@ -108,7 +108,8 @@ impl Terms {
             let weight = sound(*weight) / largest;
             (value + weight * sound(*term).min(1.0), whole + weight)
         });
-        ((value / whole * f64::from(PPM)).round() as u32).clamp(MIN_VALUE_PPM, PPM)
+        // Adds a half instead of rounding, because `core` cannot round.
+        ((value / whole * f64::from(PPM) + 0.5) as u32).clamp(MIN_VALUE_PPM, PPM)
     }
 }
 

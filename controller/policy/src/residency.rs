@@ -12,7 +12,8 @@
 
 use super::TenantId;
 use super::class::Class;
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 /// The daemon's number of a GPU.
 pub type GpuIndex = usize;

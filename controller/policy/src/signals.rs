@@ -2,9 +2,8 @@
 //! the driver, how much memory they ask for, and how long the driver blocks them. The kernel
 //! programs count that for each process; this module adds it up for the tenant.
 
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::time::Duration;
+use alloc::collections::BTreeMap;
+use core::time::Duration;
 
 /// The span after which the past counts half as much.
 const SPAN_NS: u64 = Duration::from_secs(4).as_nanos() as u64;
@@ -12,7 +11,8 @@ const SECOND_NS: u128 = Duration::from_secs(1).as_nanos();
 const PERMILLE: u128 = 1000;
 
 /// Counts of calls of the driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverSums {
     /// Ioctls on the GPU's devices.
     pub calls: u64,
@@ -47,7 +47,8 @@ impl DriverSums {
 }
 
 /// Rates of calls of the driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverRates {
     /// Ioctls a second.
     pub calls_per_s: u64,

@@ -1,6 +1,6 @@
 //! The time constants of the lease policy, derived from the measured cost of hand-offs.
 
-use std::time::Duration;
+use core::time::Duration;
 
 /// Returns the nanoseconds of a duration that is known at compile time.
 const fn ns(duration: Duration) -> u64 {

@@ -7,8 +7,8 @@
 //! run together each count the others' time too.
 
 use super::lease::Grant;
-use std::collections::BTreeMap;
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 /// The number of a session.
 type SessionId = u64;
@@ -47,8 +47,8 @@ pub struct Turns {
     /// The session whose turn it is; `None` if all sessions are let in.
     holder: Option<SessionId>,
     idle_since_ns: Option<u64>,
-    /// GPU time by session, so that each has its turn.
-    had_ns: BTreeMap<SessionId, u64>,
+    /// GPU time of each session, in the order of their numbers, so that each has its turn.
+    had_ns: Vec<(SessionId, u64)>,
     /// The highest value so far of the least time that a session which wants the GPU has had, ns.
     /// It does not fall when a session comes back that rested.
     least_ns: u64,
@@ -59,6 +59,11 @@ pub struct Turns {
 }
 
 impl Turns {
+    /// Makes room for this many sessions, so that no observation of them allocates.
+    pub fn reserve(&mut self, sessions: usize) {
+        self.had_ns.reserve(sessions.saturating_sub(self.had_ns.len()));
+    }
+
     /// Returns whether a session may launch while the tenant may.
     pub fn admits(&self, session: SessionId) -> bool {
         self.holder.is_none_or(|holder| holder == session)
@@ -74,7 +79,7 @@ impl Turns {
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
         let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
-        self.had_ns.retain(|id, _| is_here(*id));
+        self.had_ns.retain(|(id, _)| is_here(*id));
         self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
@@ -98,15 +103,33 @@ impl Turns {
         for seen in sessions {
             self.used_ns = self.used_ns.saturating_add(seen.used_ns);
             // A new session starts no further behind than the others.
-            *self.had_ns.entry(seen.session).or_insert(least_ns) += seen.used_ns;
+            let place = match self.place(seen.session) {
+                Ok(place) => place,
+                Err(place) => {
+                    self.had_ns.insert(place, (seen.session, least_ns));
+                    place
+                }
+            };
+            self.had_ns[place].1 += seen.used_ns;
         }
         for seen in sessions.iter().filter(wants) {
-            if let Some(had_ns) = self.had_ns.get_mut(&seen.session) {
+            if let Ok(place) = self.place(seen.session) {
+                let (_, had_ns) = &mut self.had_ns[place];
                 *had_ns = least_ns.saturating_sub(MADE_UP_FOR_NS).max(*had_ns);
             }
         }
-        let least_ns = sessions.iter().filter(wants).filter_map(|seen| self.had_ns.get(&seen.session)).min();
-        self.least_ns = self.least_ns.max(least_ns.copied().unwrap_or(0));
+        let least_ns = sessions.iter().filter(wants).map(|seen| self.had_ns(seen.session)).min();
+        self.least_ns = self.least_ns.max(least_ns.unwrap_or(0));
+    }
+
+    /// Returns the place of a session among those whose time is known, or the place for it.
+    fn place(&self, session: SessionId) -> Result<usize, usize> {
+        self.had_ns.binary_search_by_key(&session, |(id, _)| *id)
+    }
+
+    /// Returns the GPU time that a session had, ns.
+    fn had_ns(&self, session: SessionId) -> u64 {
+        self.place(session).map_or(0, |place| self.had_ns[place].1)
     }
 
     fn judge(&mut self, now_ns: u64, sessions: &[Seen]) {
@@ -118,7 +141,8 @@ impl Turns {
             }
         } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
             // The counts so far do not matter: together each session counted the others' time too.
-            (self.had_ns, self.least_ns) = (BTreeMap::new(), 0);
+            self.had_ns.clear();
+            self.least_ns = 0;
             self.pass_on(sessions);
         }
     }
@@ -151,8 +175,7 @@ impl Turns {
     /// Gives the turn to the session that has had least among those that want it. If none wants it,
     /// gives the turn to the session that has had least.
     fn pass_on(&mut self, sessions: &[Seen]) {
-        let had_ns = |seen: &&Seen| self.had_ns.get(&seen.session).copied().unwrap_or(0);
-        let next = sessions.iter().min_by_key(|seen| (!seen.wants, had_ns(seen)));
+        let next = sessions.iter().min_by_key(|seen| (!seen.wants, self.had_ns(seen.session)));
         self.holder = next.map(|seen| seen.session);
         self.idle_since_ns = None;
     }

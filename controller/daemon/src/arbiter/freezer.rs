@@ -1,7 +1,8 @@
-//! Finds out whether the cgroup freezer stopped a process, as in a paused container or a frozen
-//! unit. The state in `/proc` does not show that: a frozen process looks asleep.
+//! Finds out whether a process is stopped: by a signal, or by the cgroup freezer, as in a paused
+//! container or a frozen unit. The state in `/proc` does not show the latter: a frozen process looks
+//! asleep.
 
-use deepres_model::process;
+use deepres_model::process::{self, ProcessKey};
 use std::path::PathBuf;
 
 /// The mount point of the cgroup hierarchies, and the place where systemd mounts version 2 beside
@@ -20,8 +21,14 @@ enum Sign {
     State(PathBuf),
 }
 
+/// Returns whether the system says that the process is stopped or frozen. Returns false if its
+/// state cannot be read.
+pub fn is_stopped(process: ProcessKey) -> bool {
+    process.is_stopped() || is_frozen(process.pid)
+}
+
 /// Returns whether the whole process is frozen. Returns false if its files cannot be read.
-pub fn is_frozen(pid: u32) -> bool {
+fn is_frozen(pid: u32) -> bool {
     let groups = process::text(pid, "cgroup").unwrap_or_default();
     signs(&groups).iter().any(|sign| match sign {
         Sign::Events(path) => std::fs::read_to_string(path).is_ok_and(|text| events_say_so(&text)),

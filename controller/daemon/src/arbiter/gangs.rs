@@ -4,12 +4,27 @@
 //! An arbiter holds the lock for the length of a decision and never sleeps with it.
 
 use super::events::Bell;
+use deepres_policy::arbiter::Peers;
 use deepres_policy::gang::{Board, Gangs, Order, Post};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The board of a host.
 #[derive(Debug)]
 pub struct GangBoard(Mutex<State>);
+
+/// The board, as the arbiter of one GPU sees it.
+pub struct OfGpu<'a> {
+    /// The board.
+    pub board: &'a GangBoard,
+    /// The GPU.
+    pub gpu: usize,
+}
+
+impl Peers for OfGpu<'_> {
+    fn exchange(&mut self, now_ns: u64, post: Post) -> (Order, Gangs) {
+        self.board.exchange(self.gpu, now_ns, post)
+    }
+}
 
 #[derive(Debug)]
 struct State {

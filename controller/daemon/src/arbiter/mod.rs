@@ -1,24 +1,20 @@
-//! The arbiter: one thread for each GPU. It reads the meters, asks [`deepres_policy::lease`] and
-//! sets the gates.
+//! The arbiter: one thread for each GPU. It reads the meters, lets [`deepres_policy::arbiter`]
+//! decide, and sets the gates.
 
-pub mod account;
-mod arrears;
 mod events;
+mod explain;
 mod freezer;
 mod gangs;
-mod latency;
-mod overdue;
-mod overlap;
-mod owed;
+mod job;
 mod report;
 mod saved;
-mod stopped;
-mod tenant;
+mod session;
 mod worker;
 
+pub use deepres_policy::arbiter::SessionId;
 pub use events::Bell;
 pub use gangs::GangBoard;
-pub use owed::JobUse;
+pub use job::JobUse;
 pub use report::Report;
 pub use saved::{Baseline, SavedAccount, SavedMeter, Snapshot};
 
@@ -30,6 +26,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_model::admin::ShareStatus;
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::{self as core, ProcessId};
 use deepres_policy::entitlement::Request;
 use deepres_policy::lease::trust::UserId;
 use deepres_policy::priority::{Priority, Weights};
@@ -39,9 +36,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
-
-/// The number of a session; never reused.
-pub type SessionId = u64;
 
 /// The parameters of an arbiter.
 #[derive(Debug)]
@@ -65,6 +59,20 @@ pub struct Setup {
     pub max_harm_ppm: u32,
     /// How the arbiter leaves the gates at its end: open or closed.
     pub fail_mode: FailMode,
+}
+
+impl Setup {
+    /// Returns the parameters of the arbiter's core.
+    fn of_core(&self) -> core::Setup {
+        core::Setup {
+            heartbeat_limit_ns: self.heartbeat_limit_ns,
+            quantum: self.quantum,
+            weights: self.weights,
+            max_harm_ppm: self.max_harm_ppm,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            has_peers: self.board.is_some(),
+        }
+    }
 }
 
 /// The state of one GPU that the previous daemon saved.
@@ -110,6 +118,20 @@ pub struct TenantSeat {
     pub ledger: Arc<SharedPage<LedgerPage>>,
 }
 
+impl TenantSeat {
+    /// Returns what the arbiter's core knows of the tenant.
+    fn of_core(&self) -> core::TenantSeat {
+        core::TenantSeat {
+            id: self.id,
+            request: self.request,
+            priority: self.priority,
+            slo_ns: self.slo_ns,
+            is_paused: self.is_paused,
+            is_suspended: self.is_suspended,
+        }
+    }
+}
+
 /// A session, as the registry describes it to an arbiter.
 #[derive(Debug, Clone)]
 pub struct SessionSeat {
@@ -130,6 +152,23 @@ pub struct SessionSeat {
     pub user: Option<UserId>,
     /// Whether the meter goes on from earlier sessions of the same process.
     pub continues: bool,
+}
+
+impl SessionSeat {
+    /// Returns what the arbiter's core knows of the session.
+    fn of_core(&self) -> core::SessionSeat {
+        core::SessionSeat {
+            id: self.id,
+            process: self.process.map(process_id),
+            user: self.user,
+            continues: self.continues,
+        }
+    }
+}
+
+/// Returns the number by which the arbiter's core knows a process.
+fn process_id(process: ProcessKey) -> ProcessId {
+    (process.pid, process.start_ticks)
 }
 
 /// An order to an arbiter.

@@ -1,15 +1,15 @@
 //! The arbiter's report on its GPU, its tenants and their sessions.
 
-use super::SessionId;
-use super::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
-use super::owed::gate_name;
-use super::tenant::{Session, Tenant};
+use super::explain::gate_name;
 use super::worker::Worker;
+use super::{SessionId, TenantSeat};
 use deepres_abi::driver::ApiId;
 use deepres_abi::ledger::LedgerGpu;
-use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER};
+use deepres_abi::meter::{MemoryKind, REFUSED_BY_DRIVER, Reading};
 use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, SessionGpuStatus};
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::Tenant;
+use deepres_policy::arbiter::account::{MAX_HELD_BYTES, MAX_WAITERS, fairness_ppm};
 use deepres_policy::entitlement::Rule;
 use deepres_policy::lease::{Grant, Phase};
 use deepres_policy::tuning::Tuning;
@@ -36,7 +36,7 @@ pub struct Report {
     /// The time constants in force.
     pub tuning: Tuning,
     /// How equally tenants got what they were owed in the last second
-    /// ([`super::account::fairness_ppm`]).
+    /// ([`deepres_policy::arbiter::account::fairness_ppm`]).
     pub fairness_ppm: Option<u32>,
     /// The accounts of the tenants.
     pub tenants: Vec<(TenantId, AccountStatus)>,
@@ -47,56 +47,58 @@ pub struct Report {
 impl Worker {
     /// Returns the state at the last reading.
     pub fn report(&self) -> Report {
-        let holder = match self.scheduler.phase() {
+        let (core, scheduler) = (&self.core, self.core.scheduler());
+        let now_ns = core.looked_ns();
+        let holder = match scheduler.phase() {
             Phase::Held(tenant) => Some(tenant),
             Phase::Free | Phase::Draining(_) => None,
         };
+        let tenants = || core.tenants().filter_map(|(id, tenant)| Some((id, tenant, self.tenants.get(&id)?)));
         let accounts: BTreeMap<_, _> =
-            self.tenants.iter().map(|(id, tenant)| (*id, self.account_status(*id, tenant))).collect();
+            tenants().map(|(id, tenant, seat)| (id, self.account_status(id, tenant, seat))).collect();
+        let mut sessions = Vec::new();
+        for (id, tenant, seat) in tenants() {
+            let Some(account) = accounts.get(&id) else { continue };
+            for (number, state) in tenant.sessions() {
+                let Some(session) = self.sessions.get(&number) else { continue };
+                let overdue_ns = state.overdue_ns(tenant.account().longest_ns, now_ns);
+                let held_bytes = session.held_bytes(self.gpu, ledger(seat, self.gpu));
+                let status = session_status(state.last(), held_bytes, account);
+                sessions.push((number, SessionGpuStatus { overdue_ns, ..status }));
+            }
+        }
+        let counters = core.counters();
+        let latency = core.latency();
         Report {
-            now_ns: self.looked_ns,
-            phase: self.scheduler.phase(),
-            open: holder.is_some_and(|holder| self.scheduler.grant(holder) == Grant::Open),
-            contended_ns: self.contended_ns,
-            idle_ns: self.idle_ns,
-            handoffs: self.handoffs,
-            handoff_ns: [self.latency.total_ns, self.latency.quantile_ns(50), self.latency.quantile_ns(99)],
-            tuning: self.tuning,
+            now_ns,
+            phase: scheduler.phase(),
+            open: holder.is_some_and(|holder| scheduler.grant(holder) == Grant::Open),
+            contended_ns: counters.contended_ns,
+            idle_ns: counters.idle_ns,
+            handoffs: counters.handoffs,
+            handoff_ns: [latency.total_ns, latency.quantile_ns(50), latency.quantile_ns(99)],
+            tuning: *core.tuning(),
             fairness_ppm: fairness_ppm(
-                self.tenants.values().filter_map(|tenant| tenant.account.recent_service(self.looked_ns)),
+                core.tenants().filter_map(|(_, tenant)| tenant.account().recent_service(now_ns)),
             ),
-            sessions: self
-                .tenants
-                .iter()
-                .filter_map(|(id, tenant)| Some((tenant, accounts.get(id)?)))
-                .flat_map(|(tenant, account)| {
-                    tenant.sessions.iter().map(move |(id, session)| {
-                        let overdue_ns =
-                            session.overdue.overdue_ns(tenant.account.longest_ns, self.looked_ns);
-                        (
-                            *id,
-                            SessionGpuStatus {
-                                overdue_ns,
-                                ..session_status(self.gpu, session, ledger(tenant, self.gpu), account)
-                            },
-                        )
-                    })
-                })
-                .collect(),
             tenants: accounts.into_iter().collect(),
+            sessions,
         }
     }
 
-    fn account_status(&self, id: TenantId, tenant: &Tenant) -> AccountStatus {
-        let totals = tenant.account.totals;
+    fn account_status(&self, id: TenantId, tenant: &Tenant, seat: &TenantSeat) -> AccountStatus {
+        let account = tenant.account();
+        let totals = account.totals;
+        let looked_ns = self.core.looked_ns();
         let mut by_kind = [0u64; MemoryKind::COUNT];
-        let ledger = ledger(tenant, self.gpu);
-        for session in tenant.sessions.values() {
+        let ledger = ledger(seat, self.gpu);
+        let sessions = || tenant.sessions().filter_map(|(number, _)| self.sessions.get(&number));
+        for session in sessions() {
             for (sum, bytes) in by_kind.iter_mut().zip(session.held_bytes(self.gpu, ledger)) {
                 *sum = sum.saturating_add(bytes);
             }
         }
-        let beyond = tenant.sessions.values().map(|session| session.beyond_bytes(self.gpu));
+        let beyond = sessions().map(|session| session.beyond_bytes(self.gpu));
         let (oversubscribed_bytes, oversubscribed_brought_bytes) = beyond
             .fold((0, 0), |sum: (u64, u64), one| (sum.0.saturating_add(one.0), sum.1.saturating_add(one.1)));
         let held = |kind: MemoryKind| by_kind[kind as usize];
@@ -104,11 +106,11 @@ impl Worker {
         let memory_bytes = ledger.map_or(0, |ledger| ledger.held_bytes()).min(MAX_HELD_BYTES);
         AccountStatus {
             gpu: self.gpu,
-            entitled_ppm: Some(tenant.entitled_ppm),
-            is_lent: tenant.is_lent,
-            entitled_by: tenant.rule.map_or("", rule_name).to_owned(),
-            recent_share_ppm: tenant.account.recent_share_ppm(self.looked_ns),
-            total_share_ppm: tenant.account.total_share_ppm(self.looked_ns),
+            entitled_ppm: Some(tenant.entitled_ppm()),
+            is_lent: tenant.is_lent(),
+            entitled_by: tenant.owed().map_or("", |owed| rule_name(owed.rule)).to_owned(),
+            recent_share_ppm: account.recent_share_ppm(looked_ns),
+            total_share_ppm: account.total_share_ppm(looked_ns),
             gpu_ns: totals.gpu_ns,
             copy_ns: totals.copy_ns,
             wait_ns: totals.wait_ns,
@@ -120,7 +122,7 @@ impl Worker {
             owed_ns: totals.owed_ns,
             had_ns: totals.had_ns,
             waits_by_length: totals.waits_by_length,
-            lag_ns: self.scheduler.lag_ns(id),
+            lag_ns: self.core.scheduler().lag_ns(id),
             memory_bytes,
             memory_peak_bytes: ledger.map_or(0, |ledger| {
                 ledger.note_peak(memory_bytes);
@@ -141,20 +143,20 @@ impl Worker {
             ceiling_bytes: None,
             kept_bytes: None,
             refusals: totals.refusals,
-            last_refusal: tenant.account.last_refusal.map(|(api, bytes)| RefusalStatus {
+            last_refusal: account.last_refusal.map(|(api, bytes)| RefusalStatus {
                 api: ApiId::from_index((api & !REFUSED_BY_DRIVER) as usize)
                     .map(|api| api.symbol().to_owned()),
                 bytes,
                 by: if api & REFUSED_BY_DRIVER == 0 { RefusedBy::Limit } else { RefusedBy::Driver },
             }),
-            gate: Some(gate_name(self.scheduler.grant(id)).to_owned()),
+            gate: Some(gate_name(self.core.scheduler().grant(id)).to_owned()),
         }
     }
 }
 
 /// Returns the tenant's ledger for a GPU.
-fn ledger(tenant: &Tenant, gpu: usize) -> Option<&LedgerGpu> {
-    tenant.seat.ledger.page().gpu(gpu)
+fn ledger(seat: &TenantSeat, gpu: usize) -> Option<&LedgerGpu> {
+    seat.ledger.page().gpu(gpu)
 }
 
 /// Returns how much more is held than the kinds add up to, bytes.
@@ -167,13 +169,11 @@ fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
 /// Returns the figures that a session reports. Each is at most the figure of the tenant's account,
 /// which is bounded by what is possible.
 fn session_status(
-    gpu: usize,
-    session: &Session,
-    ledger: Option<&LedgerGpu>,
+    meter: &Reading,
+    held_bytes: [u64; MemoryKind::COUNT],
     account: &AccountStatus,
 ) -> SessionGpuStatus {
-    let meter = session.last;
-    let held_bytes = session.held_bytes(gpu, ledger).into_iter().fold(0, u64::saturating_add);
+    let held_bytes = held_bytes.into_iter().fold(0, u64::saturating_add);
     SessionGpuStatus {
         gpu: account.gpu,
         in_flight: meter.in_flight,

@@ -1,91 +1,11 @@
-//! The state that an arbiter keeps over the daemon's death, and the point from which a process's
-//! meter is charged afterwards.
-//!
-//! A meter page counts over the life of the process: after a reconnection the process carries its
-//! counters into the new page. The saved state contains each process's **baseline**, the counters
-//! up to which it was charged. The difference between baseline and counters is charged once,
-//! bounded by the time that passed.
+//! The state that an arbiter keeps over the daemon's death, in the registry's terms.
 
-use super::account::Totals;
-use deepres_abi::meter::{Reading, WAIT_BUCKETS};
+use super::{Restored, process_id};
 use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
-use serde::{Deserialize, Serialize};
+use deepres_policy::arbiter::{self, Counters};
 
-/// The account of a tenant on one GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SavedAccount {
-    /// The totals.
-    #[serde(flatten)]
-    pub totals: Totals,
-    /// When the tenant first appeared, ns of `CLOCK_MONOTONIC`.
-    pub since_ns: u64,
-    /// Wall time that may still be charged, ns.
-    pub uncharged_ns: u64,
-    /// The longest kernel or graph, ns.
-    pub longest_ns: u64,
-    /// The entitlement, parts per million.
-    pub entitled_ppm: u32,
-    /// The tenant's lag, ns: GPU time that it is owed; negative if it had more than it was owed.
-    pub lag_ns: i64,
-    /// The last refused allocation: the number of the call, with
-    /// [`deepres_abi::meter::REFUSED_BY_DRIVER`], and bytes.
-    pub last_refusal: Option<(u32, u64)>,
-}
-
-/// The counters of a process's meter up to which the process was charged.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SavedMeter {
-    /// GPU time of kernels and graphs, ns.
-    pub compute_ns: u64,
-    /// GPU time of copies, ns.
-    pub copy_ns: u64,
-    /// Time waited at the gate, ns.
-    pub wait_ns: u64,
-    /// Waits at the gate.
-    pub waits: u64,
-    /// Kernels launched one by one.
-    pub kernel_launches: u64,
-    /// Graphs launched.
-    pub graph_launches: u64,
-    /// Allocations refused.
-    pub refusals: u64,
-    /// Waits at the gate by their length, each modulo 2³².
-    pub waits_by_length: [u32; WAIT_BUCKETS],
-}
-
-impl From<Reading> for SavedMeter {
-    fn from(reading: Reading) -> Self {
-        Self {
-            compute_ns: reading.compute_ns,
-            copy_ns: reading.copy_ns,
-            wait_ns: reading.wait_ns,
-            waits: reading.waits,
-            kernel_launches: reading.kernel_launches,
-            graph_launches: reading.graph_launches,
-            refusals: reading.refusals,
-            waits_by_length: reading.waits_by_length,
-        }
-    }
-}
-
-impl From<SavedMeter> for Reading {
-    fn from(saved: SavedMeter) -> Self {
-        Self {
-            compute_ns: saved.compute_ns,
-            copy_ns: saved.copy_ns,
-            wait_ns: saved.wait_ns,
-            waits: saved.waits,
-            kernel_launches: saved.kernel_launches,
-            graph_launches: saved.graph_launches,
-            refusals: saved.refusals,
-            waits_by_length: saved.waits_by_length,
-            ..Self::default()
-        }
-    }
-}
+pub use deepres_policy::arbiter::{Baseline, SavedAccount, SavedMeter};
 
 /// The state that an arbiter wants saved.
 #[derive(Debug, Clone, Default)]
@@ -107,23 +27,36 @@ pub struct Snapshot {
     pub meters: Vec<(TenantId, ProcessKey, SavedMeter, Option<u64>)>,
 }
 
-/// The point up to which a process was charged.
-#[derive(Debug, Clone, Copy)]
-pub struct Baseline {
-    /// The counters.
-    pub meter: SavedMeter,
-    /// When that was, ns of `CLOCK_MONOTONIC`.
-    pub at_ns: u64,
+impl From<arbiter::Snapshot> for Snapshot {
+    fn from(snapshot: arbiter::Snapshot) -> Self {
+        let Counters { contended_ns, idle_ns, handoffs, handoff_total_ns } = snapshot.counters;
+        let meters = snapshot.meters.into_iter().map(|(tenant, (pid, start_ticks), meter, at_ns)| {
+            (tenant, ProcessKey { pid, start_ticks }, meter, at_ns)
+        });
+        Self {
+            now_ns: snapshot.now_ns,
+            contended_ns,
+            idle_ns,
+            handoffs,
+            handoff_total_ns,
+            accounts: snapshot.accounts,
+            meters: meters.collect(),
+        }
+    }
 }
 
-/// The wait of a session for its counters, because its process had earlier sessions. The arbiter
-/// uses no counter until the process has carried its counters into the page.
-#[derive(Debug, Clone, Copy)]
-pub struct Awaited {
-    /// The point from which the process is charged. `None`: the point is unknown, and the time
-    /// before is not charged.
-    pub from: Option<Baseline>,
-    /// When the arbiter uses the counters even if the process did not carry its earlier ones over,
-    /// ns. So a process gains nothing by not doing so.
-    pub until_ns: u64,
+impl Restored {
+    /// Returns what the arbiter's core is to take over.
+    pub(super) fn of_core(&self) -> arbiter::Restored {
+        let Snapshot { contended_ns, idle_ns, handoffs, handoff_total_ns, .. } = self.counters;
+        let baselines = self.baselines.iter();
+        arbiter::Restored {
+            saved_ns: self.saved_ns,
+            counters: Counters { contended_ns, idle_ns, handoffs, handoff_total_ns },
+            accounts: self.accounts.iter().map(|(seat, saved)| (seat.of_core(), *saved)).collect(),
+            baselines: baselines
+                .map(|(tenant, process, baseline)| (*tenant, process_id(*process), *baseline))
+                .collect(),
+        }
+    }
 }

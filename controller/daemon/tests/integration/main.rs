@@ -1,10 +1,7 @@
-//! The daemon from outside, over real sockets, and its arbiter on a model GPU.
+//! The daemon from outside, over real sockets.
 
 mod build;
 mod daemon;
 mod hostile;
 mod identities;
-mod lease_policy;
-mod liars;
-mod model;
 mod restarts;

@@ -1,15 +1,18 @@
 //! Explains how a tenant's share comes about, as sums that anyone can check.
 
 use super::present::{Claim, shares};
-use super::{Request, Rule, awake, while_all_want};
+use super::{Request, Rule, awake, entitlements};
 use crate::TenantId;
 use crate::class::Class;
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
 use deepres_abi::PPM;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// One term of a sum.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Summand {
     /// The description of the term.
     pub what: String,
@@ -18,7 +21,8 @@ pub struct Summand {
 }
 
 /// A share, and the terms that add up to it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Sum {
     /// The terms, without those that are zero.
     pub terms: Vec<Summand>,
@@ -37,7 +41,8 @@ impl Sum {
 }
 
 /// The derivation of one tenant's share.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Derivation {
     /// The rule from which the tenant's entitlement follows.
     pub rule: Rule,
@@ -45,7 +50,7 @@ pub struct Derivation {
     pub weight_ppm: u32,
     /// Whether the tenant has wanted nothing for a while. Its part is then lent to the others until
     /// it comes back.
-    #[serde(default)]
+    #[cfg_attr(feature = "serde", serde(default))]
     pub is_idle: bool,
     /// The entitlement while all tenants that are not idle want the GPU; for an idle tenant, while
     /// all tenants do.
@@ -72,7 +77,9 @@ pub fn derive(
     // An idle tenant is no rival of the others, but is itself owed its part among all.
     let rivals = if request.is_idle { requests.clone() } else { awake(requests) };
     let requests = &rivals;
-    let owed = while_all_want(requests);
+    let among_all =
+        rivals.iter().map(|(id, request)| (*id, Request { is_idle: false, ..*request })).collect();
+    let owed = entitlements(&among_all);
     let own = *owed.get(&tenant)?;
     let demand_of = |tenant: &TenantId| match requests.get(tenant) {
         Some(request) if request.is_idle => 0,

@@ -30,10 +30,11 @@ pub mod waterfill;
 use crate::TenantId;
 use crate::class::Class;
 use crate::priority::MIN_VALUE_PPM;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::time::Duration;
 use deepres_abi::PPM;
-use std::collections::BTreeMap;
-use std::time::Duration;
-use waterfill::{Vessel, fill};
+use waterfill::{Vessel, pour_into};
 
 /// The entitlement of a fair tenant without a wish, beside tenants that asked for everything.
 pub const UNASKED_FLOOR_PPM: u64 = 10_000;
@@ -84,8 +85,8 @@ impl Request {
 }
 
 /// The rule from which a tenant's entitlement follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Rule {
     /// The tenant's share is guaranteed.
     Guaranteed,
@@ -123,14 +124,46 @@ pub fn fits(requests: impl IntoIterator<Item = Request>) -> bool {
     promised_ppm(requests) <= WHOLE
 }
 
+/// Working memory of [`entitle`].
+#[derive(Debug, Default)]
+pub struct Work {
+    vessels: Vec<Vessel>,
+    order: Vec<usize>,
+    /// The parts of tenants without a wish, and of guests.
+    rest: Vec<u64>,
+    gaps: Vec<u64>,
+}
+
+impl Work {
+    /// Makes room for this many tenants, so that [`entitle`] does not allocate.
+    pub fn reserve(&mut self, tenants: usize) {
+        let Self { vessels, order, rest, gaps } = self;
+        vessels.reserve(tenants.saturating_sub(vessels.len()));
+        order.reserve(tenants.saturating_sub(order.len()));
+        rest.reserve(tenants.saturating_sub(rest.len()));
+        gaps.reserve(tenants.saturating_sub(gaps.len()));
+    }
+}
+
 /// Returns the entitlement of each tenant. Those of tenants that are not idle add up to at most
 /// [`PPM`].
 pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
-    let mut owed = while_all_want(requests);
-    if requests.values().any(|request| request.is_idle) {
-        owed.extend(while_all_want(&awake(requests)));
+    let requests: Vec<_> = requests.iter().map(|(tenant, request)| (*tenant, *request)).collect();
+    let mut owed = Vec::new();
+    entitle(&requests, &mut Work::default(), &mut owed);
+    requests.iter().map(|(tenant, _)| *tenant).zip(owed).collect()
+}
+
+/// Writes the entitlement of each tenant into `owed`, in the order of `requests`. Those of tenants
+/// that are not idle add up to at most [`PPM`].
+pub fn entitle(requests: &[(TenantId, Request)], work: &mut Work, owed: &mut Vec<Entitlement>) {
+    owed.clear();
+    let none = Entitlement { ppm: 0, weight_ppm: 1, rule: Rule::Gaps };
+    owed.resize(requests.len(), none);
+    while_all_want(requests, |_| true, work, owed);
+    if requests.iter().any(|(_, request)| request.is_idle) {
+        while_all_want(requests, |request| !request.is_idle, work, owed);
     }
-    owed
 }
 
 /// Returns the requests of tenants that are not idle.
@@ -139,11 +172,18 @@ fn awake(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Request> 
     awake.map(|(tenant, request)| (*tenant, *request)).collect()
 }
 
-/// Returns the entitlement of each tenant beside all others. They add up to at most [`PPM`].
-fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
-    let promised = promised_ppm(requests.values().copied());
+/// Writes the entitlement of each tenant that `counts` picks, beside all others of those. They add
+/// up to at most [`PPM`].
+fn while_all_want(
+    requests: &[(TenantId, Request)],
+    counts: impl Fn(&Request) -> bool,
+    work: &mut Work,
+    owed: &mut [Entitlement],
+) {
+    let counted = || requests.iter().map(|(_, request)| request).filter(|request| counts(request));
+    let promised = promised_ppm(counted().copied());
     let room = WHOLE.saturating_sub(promised);
-    let fair = || requests.values().filter(|request| request.class != Class::BestEffort);
+    let fair = || counted().filter(|request| request.class != Class::BestEffort);
     let asked_sum: u64 =
         fair().filter(|request| request.class == Class::Fair).filter_map(Request::wanted).sum();
     let unasked = fair().filter(|request| request.asked_ppm.is_none()).count() as u64;
@@ -152,12 +192,14 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
     let for_unasked = room.saturating_sub(asked_sum).max(floor);
     let for_asked = if unasked == 0 { room } else { room - for_unasked };
 
+    let Work { vessels, order, rest, gaps } = work;
+    let is_unasked = |request: &&Request| request.class != Class::BestEffort && request.asked_ppm.is_none();
+    parts(for_unasked, counted().filter(is_unasked), vessels, order, rest);
+    let is_guest = |request: &&Request| request.class == Class::BestEffort;
+    parts(WHOLE, counted().filter(is_guest), vessels, order, gaps);
     // Both iterators are in the order of the requests that they belong to.
-    let mut rest = parts(requests, for_unasked, |request| {
-        request.class != Class::BestEffort && request.asked_ppm.is_none()
-    });
-    let mut gaps = parts(requests, WHOLE, |request| request.class == Class::BestEffort);
-    let owed = |(tenant, request): (&TenantId, &Request)| {
+    let (mut rest, mut gaps) = (rest.iter().copied(), gaps.iter().copied());
+    for ((_, request), owed) in requests.iter().zip(owed).filter(|((_, request), _)| counts(request)) {
         let (part, rule) = match (request.class, request.wanted()) {
             (Class::BestEffort, _) => (gaps.next().unwrap_or(0), Rule::Gaps),
             (Class::Guaranteed, Some(wanted)) if promised > WHOLE => {
@@ -177,24 +219,25 @@ fn while_all_want(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, 
         };
         let weight_ppm = part.max(1) as u32;
         let ppm = if rule == Rule::Gaps { 0 } else { part as u32 };
-        (*tenant, Entitlement { ppm, weight_ppm, rule })
-    };
-    requests.iter().map(owed).collect()
+        *owed = Entitlement { ppm, weight_ppm, rule };
+    }
 }
 
-/// Returns the parts of `total` for the tenants that `belongs` picks, in their order: by priority
-/// and up to their caps.
-fn parts(
-    requests: &BTreeMap<TenantId, Request>,
+/// Writes the parts of `total` for the tenants of `picked`, in their order: by priority and up to
+/// their caps.
+fn parts<'a>(
     total: u64,
-    belongs: impl Fn(&Request) -> bool,
-) -> impl Iterator<Item = u64> {
-    let vessel = |request: &Request| Vessel {
+    picked: impl Iterator<Item = &'a Request>,
+    vessels: &mut Vec<Vessel>,
+    order: &mut Vec<usize>,
+    parts: &mut Vec<u64>,
+) {
+    vessels.clear();
+    vessels.extend(picked.map(|request| Vessel {
         weight: u64::from(request.priority_ppm.max(MIN_VALUE_PPM)),
         cap: if request.class == Class::BestEffort { WHOLE } else { u64::from(request.cap_ppm) },
-    };
-    let picked = requests.values().filter(|request| belongs(request));
-    fill(total, &picked.map(vessel).collect::<Vec<_>>()).into_iter()
+    }));
+    pour_into(total, vessels, order, parts);
 }
 
 #[cfg(test)]

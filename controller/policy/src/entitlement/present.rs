@@ -7,8 +7,9 @@ use super::Entitlement;
 use super::waterfill::{Vessel, pour};
 use crate::TenantId;
 use crate::class::Class;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use deepres_abi::PPM;
-use std::collections::BTreeMap;
 
 /// A tenant beside the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

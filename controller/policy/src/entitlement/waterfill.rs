@@ -1,6 +1,8 @@
 //! Weighted max-min fairness with caps, by water-filling. Entitlements use it, and so does the
 //! fluid limit with which tests compare them.
 
+use alloc::vec::Vec;
+
 /// A claimant of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vessel {
@@ -10,20 +12,31 @@ pub struct Vessel {
     pub cap: u64,
 }
 
-/// Returns the parts of `total`, in proportion to weight. A vessel whose cap is below that gets its
-/// cap, and what it leaves is split among the others in the same way. The parts add up to at most
-/// `total`. They fall short of it only by rounding (less than one each), or if all are at their
-/// caps. A vessel without weight gets nothing.
-pub fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
-    pour(total, vessels).0
+/// Returns the parts of `total`, in proportion to weight, and the water level. A vessel whose cap is
+/// below its part gets its cap, and what it leaves is split among the others in the same way. The
+/// parts add up to at most `total`. They fall short of it only by rounding (less than one each), or
+/// if all are at their caps. A vessel without weight gets nothing.
+///
+/// The water level is the part for each unit of weight of vessels that are not full, or `None` if
+/// all are full. So each part is the lesser of its cap and its weight times the level.
+pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
+    let mut parts = Vec::new();
+    let level = pour_into(total, vessels, &mut Vec::new(), &mut parts);
+    (parts, level)
 }
 
-/// Returns the same parts as [`fill`], and the water level: the part for each unit of weight of
-/// vessels that are not full. The level is `None` if all are full. So each part is the lesser of
-/// its cap and its weight times the level.
-pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
-    let mut order: Vec<usize> = (0..vessels.len()).filter(|index| vessels[*index].weight > 0).collect();
-    let mut parts = vec![0; vessels.len()];
+/// The same as [`pour`] in memory of the caller: `order` is working memory, and the parts are
+/// written into `parts`.
+pub fn pour_into(
+    total: u64,
+    vessels: &[Vessel],
+    order: &mut Vec<usize>,
+    parts: &mut Vec<u64>,
+) -> Option<f64> {
+    order.clear();
+    order.extend((0..vessels.len()).filter(|index| vessels[*index].weight > 0));
+    parts.clear();
+    parts.resize(vessels.len(), 0);
     let mut left = u128::from(total);
     let mut weights: u128 = order.iter().map(|index| u128::from(vessels[*index].weight)).sum();
     // Mostly no vessel is full. Then the order does not matter, and need not be computed.
@@ -34,9 +47,11 @@ pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     if order.iter().any(is_full) {
         // In the order in which vessels become full: cap/weight ascending, compared without
         // dividing.
-        order.sort_by(|a, b| {
-            let (a, b) = (&vessels[*a], &vessels[*b]);
-            (u128::from(a.cap) * u128::from(b.weight)).cmp(&(u128::from(b.cap) * u128::from(a.weight)))
+        order.sort_unstable_by(|first, second| {
+            let (a, b) = (&vessels[*first], &vessels[*second]);
+            let (left, right) =
+                (u128::from(a.cap) * u128::from(b.weight), u128::from(b.cap) * u128::from(a.weight));
+            left.cmp(&right).then(first.cmp(second))
         });
     }
     let mut rest = order.as_slice();
@@ -54,13 +69,17 @@ pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
         // The part is below the vessel's cap, so it fits into u64.
         parts[*index] = (left * u128::from(vessels[*index].weight) / weights) as u64;
     }
-    (parts, (!rest.is_empty()).then(|| left as f64 / weights as f64))
+    (!rest.is_empty()).then(|| left as f64 / weights as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn fill(total: u64, vessels: &[Vessel]) -> Vec<u64> {
+        pour(total, vessels).0
+    }
 
     fn vessel(weight: u64, cap: u64) -> Vessel {
         Vessel { weight, cap }

@@ -2,7 +2,7 @@
 
 use super::{Board, Gpu, Member, Position, Post};
 use crate::TenantId;
-use std::collections::BTreeSet;
+use alloc::collections::BTreeSet;
 
 /// Where a tenant stands, first to last: those that wait for nobody's turn to end, then by how far they are served.
 type Standing = (bool, Position);

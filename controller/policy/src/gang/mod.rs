@@ -18,9 +18,10 @@
 mod line;
 
 use crate::TenantId;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::time::Duration;
 use line::Line;
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
@@ -290,7 +291,7 @@ impl Board {
         let place = &mut self.gpus[gpu];
         place.free_since_ns =
             post.holder.is_none().then(|| place.free_since_ns.map_or(now_ns, |since_ns| since_ns));
-        let before = std::mem::replace(&mut place.post, post);
+        let before = core::mem::replace(&mut place.post, post);
         let is_there = |tenant: &TenantId, _: &mut u64| place.post.member(*tenant).is_some();
         place.together_ns.retain(is_there);
         for member in before.members.iter().filter(|member| member.wants()) {
@@ -320,7 +321,7 @@ impl Board {
             }
         }
         gangs.retain(|_, gpus| gpus.len() > 1);
-        let is_all = std::mem::replace(&mut self.gangs, gangs) != self.gangs;
+        let is_all = core::mem::replace(&mut self.gangs, gangs) != self.gangs;
         if is_all {
             self.spins_ns.retain(|tenant, _| self.gangs.contains_key(tenant));
         }

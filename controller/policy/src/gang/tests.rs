@@ -210,7 +210,7 @@ impl World {
             self.board.post(gpu, now_ns, post);
             place.scheduler.set_order(self.board.tell(gpu), self.board.gangs(gpu));
             place.scheduler.decide(now_ns, &self.tuning);
-            let changes = place.scheduler.take_changes();
+            let changes: Vec<_> = place.scheduler.take_changes().collect();
             for change in &changes {
                 if let Some(rank) = place.ranks.get_mut(&change.tenant) {
                     rank.may_launch_once = change.grant == Grant::Once;

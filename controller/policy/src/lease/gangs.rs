@@ -5,7 +5,7 @@ use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::TenantId;
 use crate::gang::{Gangs, Member, Order, Position, Post};
 use crate::tuning::Tuning;
-use std::time::Duration;
+use core::time::Duration;
 
 /// While ranks catch up, it is looked at so often whether they did.
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));

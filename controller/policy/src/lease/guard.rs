@@ -10,9 +10,10 @@
 //! again. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that grows faster ([`TOLERATED_PPM`]), for whoever answers requests that come by
 //! themselves catches up.
 
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
 use deepres_abi::PPM;
-use std::collections::VecDeque;
-use std::time::Duration;
 
 /// The part of the time that guests may cost owners unless an operator says otherwise: 1 %.
 pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
@@ -261,6 +262,8 @@ impl Default for Guard {
 impl Guard {
     /// A guard that lets guests cost owners this part of the time.
     pub fn new(max_harm_ppm: u32) -> Self {
+        let mut sums_ns = Vec::with_capacity(PAUSES + 1);
+        sums_ns.push(0);
         Self {
             max_harm_ppm: max_harm_ppm.min(PPM),
             harm: Budget::new(max_harm_ppm - max_harm_ppm / UNSEEN_PART),
@@ -274,9 +277,9 @@ impl Guard {
             idle_since_ns: None,
             grace_ns: 0,
             kept_out_since_ns: None,
-            pauses_ns: VecDeque::new(),
-            sorted_ns: Vec::new(),
-            sums_ns: vec![0],
+            pauses_ns: VecDeque::with_capacity(PAUSES),
+            sorted_ns: Vec::with_capacity(PAUSES),
+            sums_ns,
             harm_ns: 0,
             undisturbed: Progress::default(),
             disturbed: Progress::default(),
@@ -386,7 +389,7 @@ impl Guard {
 
     /// What owners lost beside guests is spent. Use is known when a kernel is done, so this is of all the time that a guest was in.
     fn settle(&mut self) {
-        let disturbed = std::mem::take(&mut self.disturbed);
+        let disturbed = core::mem::take(&mut self.disturbed);
         if disturbed.wanted_ns > 0 {
             let lost_ns = self.undisturbed.in_time(disturbed.wanted_ns).saturating_sub(disturbed.used_ns);
             self.harm_ns = self.harm_ns.saturating_add(lost_ns);

@@ -29,15 +29,16 @@ use crate::TenantId;
 use crate::class::Class;
 use crate::gang::{Gangs, Order};
 use crate::tuning::Tuning;
+use alloc::collections::BTreeMap;
+use alloc::vec::{Drain, Vec};
+use core::cmp::Reverse;
+use core::mem;
+use core::time::Duration;
 use guard::{Guard, Owners};
 use state::{
     Contended, Forfeited, Hold, Lenience, NewQuota, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns,
     credit_ns, mean, patience,
 };
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
-use std::mem;
-use std::time::Duration;
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -80,6 +81,8 @@ const QUANTA_OF_ADVANCE: u64 = 2;
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// A drain is looked at so often even if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
+/// Changes and hand-offs that one decision may make without an allocation.
+const MOST_CHANGES: usize = 16;
 /// What a tenant's gate is to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
@@ -187,6 +190,8 @@ pub struct Scheduler {
     pressed_ns: u64,
     changes: Vec<Change>,
     handoffs: Vec<Handoff>,
+    /// Working memory: the guests that want the GPU.
+    guests: Vec<(VirtualTime, TenantId, u64)>,
 }
 
 impl Scheduler {
@@ -225,8 +230,11 @@ impl Scheduler {
             new_quota: None,
             grant: Grant::Closed,
         };
+        self.changes.reserve(MOST_CHANGES);
+        self.handoffs.reserve(MOST_CHANGES);
+        self.guests.reserve(self.tenants.len() + 1);
         let tenant = self.tenants.get_or_insert(tenant, new);
-        if std::mem::replace(&mut tenant.present, true) {
+        if core::mem::replace(&mut tenant.present, true) {
             return;
         }
         tenant.came_ns = now_ns;
@@ -241,6 +249,7 @@ impl Scheduler {
     pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
         let Some(tenant) = self.tenants.get_mut(tenant) else { return };
         tenant.takes_over |= tenant.user.replace(user).is_none();
+        self.trusts.entry(user).or_default();
         self.divide_lenience(user, now_ns);
     }
 
@@ -285,7 +294,9 @@ impl Scheduler {
             self.divide_lenience(user, now_ns);
         }
         self.free(id);
-        self.trusts.retain(|_, trust| !trust.is_as_new(now_ns));
+        let is_here =
+            |user: UserId| self.tenants.values().any(|tenant| tenant.present && tenant.user == Some(user));
+        self.trusts.retain(|user, trust| !trust.is_as_new(now_ns) || is_here(*user));
     }
 
     /// Pauses a tenant, or ends its pause. What a paused one has in flight runs out; until it is resumed it wants nothing, and the others
@@ -415,7 +426,7 @@ impl Scheduler {
                 *stuck = Stuck { since_ns: now_ns, used_ns: 0 };
             }
         }
-        self.trusts.clear();
+        self.trusts.values_mut().for_each(|trust| *trust = Trust::default());
         self.hold = self.hold.map(|hold| hold.renew(now_ns, silent_ns));
         // The next decision notes it anew.
         self.kept = None;
@@ -446,6 +457,10 @@ impl Scheduler {
 
     /// Takes in what a tenant's meters say at `now_ns`.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
+        let is_holder = self.hold.is_some_and(|hold| hold.tenant == id);
+        if !is_holder && self.tenants.get(id).is_some_and(|tenant| tenant.still_rests(&seen)) {
+            return;
+        }
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
@@ -522,14 +537,20 @@ impl Scheduler {
         }
     }
 
-    /// The gates to change, oldest first.
-    pub fn take_changes(&mut self) -> Vec<Change> {
-        mem::take(&mut self.changes)
+    /// Returns the number of changes that may wait to be taken: those of one decision, and the pause
+    /// or resumption of each tenant.
+    pub fn most_changes(&self) -> usize {
+        self.tenants.len() + MOST_CHANGES
     }
 
-    /// The hand-offs since the last call.
-    pub fn take_handoffs(&mut self) -> Vec<Handoff> {
-        mem::take(&mut self.handoffs)
+    /// Takes the gates to change, oldest first.
+    pub fn take_changes(&mut self) -> Drain<'_, Change> {
+        self.changes.drain(..)
+    }
+
+    /// Takes the hand-offs since the last call.
+    pub fn take_handoffs(&mut self) -> Drain<'_, Handoff> {
+        self.handoffs.drain(..)
     }
 
     /// Advances the virtual clock and lets in who begins to want the GPU.
@@ -615,7 +636,7 @@ impl Scheduler {
             let wants = self.tenants.get(tenant)?.seen.wants();
             Some(Noted { hold_ns: since_ns, at_ns: now_ns, used_ns, wants })
         });
-        let before = std::mem::replace(&mut self.noted, noted);
+        let before = core::mem::replace(&mut self.noted, noted);
         if let (Some(before), Some(noted)) = (before, noted)
             && before.hold_ns == noted.hold_ns
             && before.wants
@@ -703,22 +724,27 @@ impl Scheduler {
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
         let is_asked = |(_, tenant): &(&TenantId, &Tenant)| tenant.rank == Rank::Guest && tenant.wanted;
-        let mut guests: Vec<(VirtualTime, TenantId, u64)> = self
-            .tenants
-            .astir()
-            .filter(is_asked)
-            .map(|(id, tenant)| (tenant.vtime, *id, guest_window_ns(tenant, tuning)))
-            .collect();
+        let mut guests = mem::take(&mut self.guests);
+        guests.clear();
+        let asked = self.tenants.astir().filter(is_asked);
+        guests.extend(asked.map(|(id, tenant)| (tenant.vtime, *id, guest_window_ns(tenant, tuning))));
         guests.sort_unstable();
         self.guard.save_for(guests.iter().map(|(.., window_ns)| *window_ns).max().unwrap_or(0));
-        let mut retry_ns: Option<u64> = None;
-        for (_, guest, _) in guests.into_iter().filter(|(_, guest, _)| Some(*guest) != but) {
-            match self.guest_until_ns(guest, now_ns, tuning) {
-                Ok(until_ns) => return Ok((guest, until_ns)),
-                Err(again_ns) => retry_ns = [retry_ns, again_ns].into_iter().flatten().min(),
+        let mut next = Err(None);
+        for (_, guest, _) in guests.iter().filter(|(_, guest, _)| Some(*guest) != but) {
+            match (self.guest_until_ns(*guest, now_ns, tuning), next) {
+                (Ok(until_ns), _) => {
+                    next = Ok((*guest, until_ns));
+                    break;
+                }
+                (Err(again_ns), Err(retry_ns)) => {
+                    next = Err([retry_ns, again_ns].into_iter().flatten().min());
+                }
+                (Err(_), Ok(_)) => {}
             }
         }
-        Err(retry_ns)
+        self.guests = guests;
+        next
     }
 
     /// Until when a guest may launch, or else when to ask again.
@@ -1135,8 +1161,10 @@ impl Scheduler {
         if in_flight {
             holder.charge_in_advance(holder.overrun_ns(hold, tuning.window_ns, now_ns));
         }
-        if let Some(user) = holder.user.filter(|_| unshown_ns > 0) {
-            self.trusts.entry(user).or_default().had_unshown(unshown_ns, now_ns);
+        if let Some(user) = holder.user.filter(|_| unshown_ns > 0)
+            && let Some(trust) = self.trusts.get_mut(&user)
+        {
+            trust.had_unshown(unshown_ns, now_ns);
         }
         let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0;
         let unused_ns = held_ns.saturating_sub(hold.used_ns);

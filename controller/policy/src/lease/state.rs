@@ -6,8 +6,8 @@ use crate::TenantId;
 use crate::class::Class;
 use crate::entitlement::IDLE_NS;
 use crate::tuning::Tuning;
+use core::time::Duration;
 use deepres_abi::PPM;
-use std::time::Duration;
 
 /// A tenant that wants nothing for longer than this is idle, and owed nothing when it is back; for less, it is between two pieces of work (a Python
 /// program's step has gaps of some milliseconds) and keeps what it is owed …
@@ -128,6 +128,11 @@ impl Tenant {
     /// It wants nothing, and is between two pieces of work.
     pub fn is_back_soon(&self, now_ns: u64) -> bool {
         self.metered_ns > 0 && !self.wanted && now_ns.saturating_sub(self.stopped_wanting_ns) <= SHORT_IDLE_NS
+    }
+
+    /// It wants nothing, and its meters say what they said before.
+    pub fn still_rests(&self, seen: &Seen) -> bool {
+        self.seen == *seen && !seen.wants() && seen.used_ns == 0 && self.stuck.is_none()
     }
 
     /// It is of those that are to be answered soon, and has asked for something before.

@@ -2,15 +2,16 @@
 
 use super::state::Tenant;
 use crate::TenantId;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Index;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::ops::Index;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Tenants {
     all: BTreeMap<TenantId, Tenant>,
-    /// Those that want the GPU, as far as is known, and those that were touched since the last look.
-    astir: BTreeSet<TenantId>,
+    /// Those that want the GPU, as far as is known, and those that were touched since the last look; in order. There is room for all.
+    astir: Vec<TenantId>,
     /// Those that said how soon they are to be answered.
     with_objective: BTreeSet<TenantId>,
 }
@@ -22,14 +23,17 @@ impl Tenants {
 
     /// It is looked at next time.
     pub fn touch(&mut self, id: TenantId) {
-        self.astir.insert(id);
+        if let Err(place) = self.astir.binary_search(&id) {
+            self.astir.insert(place, id);
+        }
     }
 
     /// Whoever changes a tenant has it looked at.
     pub fn get_mut(&mut self, id: TenantId) -> Option<&mut Tenant> {
-        let tenant = self.all.get_mut(&id)?;
-        self.astir.insert(id);
-        Some(tenant)
+        if self.all.contains_key(&id) {
+            self.touch(id);
+        }
+        self.all.get_mut(&id)
     }
 
     /// For changes that are nothing to the next look.
@@ -38,18 +42,23 @@ impl Tenants {
     }
 
     pub fn get_or_insert(&mut self, id: TenantId, tenant: Tenant) -> &mut Tenant {
-        self.astir.insert(id);
+        self.touch(id);
+        self.astir.reserve((self.all.len() + 1).saturating_sub(self.astir.len()));
         self.all.entry(id).or_insert(tenant)
     }
 
     pub fn remove(&mut self, id: TenantId) {
         self.all.remove(&id);
-        self.astir.remove(&id);
+        self.astir.retain(|astir| *astir != id);
         self.with_objective.remove(&id);
     }
 
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> + Clone {

@@ -543,7 +543,7 @@ fn a_lease_is_renewed_before_its_end_while_its_holder_is_behind() {
     assert_eq!(bench.now_ns + wake_ns, expires_ns - bench.tuning.lead_ns);
     bench.scheduler.take_changes();
     bench.step(wake_ns, WAITING, RUNNING);
-    let changes = bench.scheduler.take_changes();
+    let changes: Vec<Change> = bench.scheduler.take_changes().collect();
     assert!(changes.iter().any(|change| change.tenant == B && change.renewal), "{changes:?}");
 }
 
@@ -800,7 +800,7 @@ fn how_slowly_a_guest_launches_is_not_taken_for_the_cost_of_a_hand_off() {
     bench.step(30 * MS, IDLE, Seen { used_ns: MS, ..RUNNING });
     bench.step(MS, WAITING, RUNNING);
     bench.step(MS, WAITING, IDLE);
-    let handoffs = bench.scheduler.take_handoffs();
+    let handoffs: Vec<Handoff> = bench.scheduler.take_handoffs().collect();
     assert!(!handoffs.is_empty() && handoffs.iter().all(|handoff| handoff.idle_ns.is_none()), "{handoffs:?}");
 }
 
@@ -821,8 +821,7 @@ fn how_slowly_who_gives_way_launches_is_not_taken_for_the_cost_of_a_hand_off() {
                 bench.step(MS, WAITING, USED);
             }
         }
-        let handoffs = bench.scheduler.take_handoffs();
-        handoffs.first().expect("one of A").idle_ns
+        bench.scheduler.take_handoffs().next().expect("one of A").idle_ns
     };
     assert!(handoff(false).is_some());
     assert_eq!(handoff(true), None);
@@ -850,7 +849,7 @@ fn a_hand_off_costs_what_lies_between_one_end_and_the_next_beginning() {
         bench.now_ns += MS;
         bench.scheduler.observe_edges(B, began_ns, Some(bench.now_ns - ENDED_BEFORE_NS));
         bench.step(0, WAITING, Seen { used_ns: MS / 2, ..IDLE });
-        bench.scheduler.take_handoffs().first().expect("one of B").idle_ns
+        bench.scheduler.take_handoffs().next().expect("one of B").idle_ns
     };
     assert_eq!(hold(&mut bench, Some(70_000)), Some(100_000));
     assert_eq!(hold(&mut bench, None), None, "its first launch may not have been due");

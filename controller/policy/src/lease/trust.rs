@@ -3,7 +3,7 @@
 
 use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};
-use std::time::Duration;
+use core::time::Duration;
 
 /// Whose a tenant is.
 pub type UserId = u64;

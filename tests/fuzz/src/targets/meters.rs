@@ -3,8 +3,8 @@
 use arbitrary::{Result, Unstructured};
 use deepres_abi::PPM;
 use deepres_abi::meter::{MeterSlot, Reading};
-use deepres_daemon::arbiter::account::Account;
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::account::Account;
 use deepres_policy::class::Class;
 use deepres_policy::lease::{Grant, Scheduler};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};

@@ -2,15 +2,16 @@
 //! possible.
 
 use super::saved::{Baseline, SavedAccount};
+use crate::lease::Seen;
+use alloc::collections::VecDeque;
+use core::time::Duration;
 use deepres_abi::PPM;
 use deepres_abi::meter::{Reading, WAIT_BUCKETS};
-use deepres_policy::lease::Seen;
-use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
-use std::time::Duration;
 
 /// The span of time for a recent share.
 const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+/// The most marks that room is made for in advance.
+const MOST_MARKS: usize = 512;
 /// The most threads of one session that may wait at once; bounds the wait time that a session
 /// reports.
 pub const MAX_WAITERS: u64 = 4096;
@@ -25,8 +26,8 @@ const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
 
 /// The totals of an account.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Totals {
     /// GPU time charged, ns.
     pub gpu_ns: u64,
@@ -259,6 +260,15 @@ impl Account {
         self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
     }
 
+    /// Makes room for the marks of a second, if they are at least `apart_ns` apart. After that,
+    /// [`Self::mark`] does not allocate.
+    pub fn reserve_marks(&mut self, apart_ns: u64) {
+        // The latest mark that is older than a second, the new mark, and a mark at either end.
+        let marks = RECENT_NS / apart_ns.max(1) + 4;
+        let marks = usize::try_from(marks).unwrap_or(usize::MAX).min(MOST_MARKS);
+        self.recent.reserve(marks.saturating_sub(self.recent.len()));
+    }
+
     /// Records the totals at `now_ns` for the recent figures.
     pub fn mark(&mut self, now_ns: u64) {
         while self.recent.get(1).is_some_and(|mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS) {
@@ -302,7 +312,8 @@ impl Account {
 pub fn fairness_ppm(services: impl Iterator<Item = f64>) -> Option<u32> {
     let (count, sum, squares) =
         services.fold((0.0, 0.0, 0.0), |(count, sum, squares), x| (count + 1.0, sum + x, squares + x * x));
-    (count > 1.0 && squares > 0.0).then(|| (sum * sum / (count * squares) * f64::from(PPM)).round() as u32)
+    // Adds a half instead of rounding, because `core` cannot round.
+    (count > 1.0 && squares > 0.0).then(|| (sum * sum / (count * squares) * f64::from(PPM) + 0.5) as u32)
 }
 
 fn ratio_ppm(part: u64, whole: u64) -> u32 {

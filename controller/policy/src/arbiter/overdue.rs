@@ -5,8 +5,8 @@
 //! does not prove that all work ends. If the arbiter gave up several drains of the process, and the
 //! process never became idle in between, progress no longer counts.
 
+use core::time::Duration;
 use deepres_abi::meter::Reading;
-use std::time::Duration;
 
 /// Work that is in flight for this long without any completion is overdue, ns.
 const OVERDUE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
@@ -33,7 +33,7 @@ impl Overdue {
     /// no longer waits for the work in flight. Returns true the first time that the work is
     /// overdue.
     pub fn look(&mut self, now: &Reading, is_given_up: bool, longest_ns: u64, now_ns: u64) -> bool {
-        let got_on = now.compute_ns != std::mem::replace(&mut self.compute_ns, now.compute_ns);
+        let got_on = now.compute_ns != core::mem::replace(&mut self.compute_ns, now.compute_ns);
         if !now.in_flight {
             *self = Self { compute_ns: now.compute_ns, ..Self::default() };
             return false;
@@ -54,7 +54,7 @@ impl Overdue {
         }
         self.in_flight_since_ns.get_or_insert(now_ns);
         let is_overdue = self.overdue_ns(longest_ns, now_ns).is_some();
-        is_overdue && !std::mem::replace(&mut self.was_told, is_overdue)
+        is_overdue && !core::mem::replace(&mut self.was_told, is_overdue)
     }
 
     /// Returns how long the work has been in flight if it is overdue, ns.

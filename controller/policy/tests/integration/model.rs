@@ -2,8 +2,8 @@
 //! at the gate as the interposer does.
 
 use deepres_abi::meter::Reading;
-use deepres_daemon::arbiter::account::Account;
 use deepres_policy::TenantId;
+use deepres_policy::arbiter::account::Account;
 use deepres_policy::class::Class;
 use deepres_policy::lease::{Grant, Scheduler};
 use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
@@ -238,7 +238,8 @@ impl Model {
             self.scheduler.observe(*id, now_ns, seen);
         }
         let wake_ns = self.scheduler.decide(now_ns, &self.tuning);
-        for change in self.scheduler.take_changes() {
+        let changes: Vec<_> = self.scheduler.take_changes().collect();
+        for change in changes {
             if self.tenants[&change.tenant].waiting {
                 self.at(now_ns + WAKE_NS, Event::Try(change.tenant));
             }

@@ -5,10 +5,8 @@
 //! that seems in flight. Only the system knows that the process is stopped. The arbiter asks the
 //! system only about processes that could make progress and do not.
 
-use super::freezer;
+use core::time::Duration;
 use deepres_abi::meter::Reading;
-use deepres_model::process::ProcessKey;
-use std::time::Duration;
 
 /// How long a process that could make progress must show none before the system is asked about it,
 /// ns. Also the time between two such questions.
@@ -43,16 +41,18 @@ impl Stopped {
     }
 
     /// Takes in the reading of the meter before and the present one, and whether the process may
-    /// launch. Returns the present reading, without wishes if the process is stopped. `ask` asks
-    /// the system whether the process is stopped.
+    /// launch. `answer` is the system's answer to the last question, whether the process is
+    /// stopped. Returns the present reading, without wishes if the process is stopped, and whether
+    /// the system is to be asked now.
     pub fn look(
         &mut self,
         before: &Reading,
         now: Reading,
         may_launch: bool,
         now_ns: u64,
-        ask: impl FnOnce() -> bool,
-    ) -> Reading {
+        answer: Option<bool>,
+    ) -> (Reading, bool) {
+        self.is_stopped = answer.unwrap_or(self.is_stopped);
         let shows = |reading: &Reading| {
             (reading.updated_ns, reading.waits, reading.kernel_launches, reading.graph_launches)
         };
@@ -60,73 +60,59 @@ impl Stopped {
         self.in_flight = now.in_flight;
         if !self.is_stopped && (gets_on || !may_launch || !now.wants()) {
             self.rest(now_ns);
-            return now;
+            return (now, false);
         }
         let is_due = now_ns.saturating_sub(self.asked_ns.max(self.quiet_since_ns)) >= QUIET_NS;
-        if is_due || (self.is_stopped && gets_on) {
+        let asks = is_due || (self.is_stopped && gets_on);
+        if asks {
             self.asked_ns = now_ns;
-            self.is_stopped = ask();
         }
-        if self.is_stopped { Reading { waiters: 0, in_flight: false, in_flight_ns: 0, ..now } } else { now }
+        let without_wishes = Reading { waiters: 0, in_flight: false, in_flight_ns: 0, ..now };
+        (if self.is_stopped { without_wishes } else { now }, asks)
     }
-}
-
-/// Returns whether the system says that the process is stopped or frozen. Returns false if its
-/// state cannot be read.
-pub fn is_stopped(process: Option<ProcessKey>) -> bool {
-    process.is_some_and(|process| process.is_stopped() || freezer::is_frozen(process.pid))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WAITS: Reading = Reading { waiters: 1, ..EMPTY };
-    const EMPTY: Reading = Reading {
-        waiters: 0,
-        launching: 0,
-        in_flight: false,
-        in_flight_ns: 0,
-        compute_ns: 0,
-        copy_ns: 0,
-        occupied_ns: 0,
-        wait_ns: 0,
-        waits: 0,
-        kernel_launches: 0,
-        graph_launches: 0,
-        markers: 0,
-        longest_ns: 0,
-        updated_ns: 0,
-        refusals: 0,
-        last_refused_bytes: 0,
-        last_refused_api: 0,
-        held_bytes: [0; deepres_abi::meter::HELD_PLACES],
-        waits_by_length: [0; deepres_abi::meter::WAIT_BUCKETS],
-    };
+    fn waits() -> Reading {
+        Reading { waiters: 1, ..Reading::default() }
+    }
+
+    /// Lets a process that waits be looked at. Returns whether it wants the GPU, and whether the
+    /// system is to be asked.
+    fn look(stopped: &mut Stopped, may_launch: bool, now_ns: u64, answer: Option<bool>) -> (bool, bool) {
+        let (reading, asks) = stopped.look(&waits(), waits(), may_launch, now_ns, answer);
+        (reading.wants(), asks)
+    }
 
     #[test]
     fn who_could_get_on_and_does_not_is_asked_about_and_wants_nothing_while_stopped() {
         let mut stopped = Stopped::default();
         let start_ns = 1_000_000_000;
-        let never = || -> bool { panic!("nobody is to be asked") };
-        assert!(stopped.look(&WAITS, WAITS, false, start_ns, never).wants(), "its gate is closed");
-        assert!(stopped.look(&WAITS, WAITS, true, start_ns + QUIET_NS - 1, never).wants());
-        assert!(stopped.look(&WAITS, WAITS, true, start_ns + QUIET_NS, || false).wants(), "it is only slow");
-        assert!(!stopped.look(&WAITS, WAITS, true, start_ns + 2 * QUIET_NS, || true).wants());
-        assert!(
-            !stopped.look(&WAITS, WAITS, false, start_ns + 2 * QUIET_NS + 1, never).wants(),
-            "it stays so"
-        );
-        assert!(stopped.look(&WAITS, WAITS, false, start_ns + 3 * QUIET_NS, || false).wants(), "it goes on");
+        assert_eq!(look(&mut stopped, false, start_ns, None), (true, false), "its gate is closed");
+        assert_eq!(look(&mut stopped, true, start_ns + QUIET_NS - 1, None), (true, false));
+        assert_eq!(look(&mut stopped, true, start_ns + QUIET_NS, None), (true, true));
+        let slow = look(&mut stopped, true, start_ns + QUIET_NS + 1, Some(false));
+        assert_eq!(slow, (true, false), "it is only slow");
+        assert_eq!(look(&mut stopped, true, start_ns + 2 * QUIET_NS, None), (true, true));
+        assert_eq!(look(&mut stopped, true, start_ns + 2 * QUIET_NS + 1, Some(true)), (false, false));
+        let still = look(&mut stopped, false, start_ns + 2 * QUIET_NS + 2, None);
+        assert_eq!(still, (false, false), "it stays so");
+        assert_eq!(look(&mut stopped, false, start_ns + 3 * QUIET_NS, None), (false, true));
+        let gone_on = look(&mut stopped, false, start_ns + 3 * QUIET_NS + 1, Some(false));
+        assert_eq!(gone_on, (true, false), "it goes on");
     }
 
     #[test]
     fn who_gets_on_is_not_asked_about() {
         let mut stopped = Stopped::default();
-        let mut before = Reading { in_flight: true, ..WAITS };
+        let mut before = Reading { in_flight: true, ..waits() };
         for look in 1..100 {
             let now = Reading { updated_ns: look, ..before };
-            assert!(stopped.look(&before, now, true, look * QUIET_NS, || panic!("it gets on")).wants());
+            let (reading, asks) = stopped.look(&before, now, true, look * QUIET_NS, None);
+            assert!(reading.wants() && !asks);
             before = now;
         }
     }

@@ -9,29 +9,38 @@ const BELIEVED_FROM: usize = 8;
 const MEDIANS_COUNTED: u64 = 16;
 
 /// The latest samples, ns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Latency {
-    samples_ns: Vec<u64>,
+    samples_ns: [u64; REMEMBERED],
+    count: usize,
     next: usize,
     /// The sum of all samples ever, ns.
     pub total_ns: u64,
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self { samples_ns: [0; REMEMBERED], count: 0, next: 0, total_ns: 0 }
+    }
 }
 
 impl Latency {
     /// Adds a sample.
     pub fn add(&mut self, sample_ns: u64) {
         self.total_ns = self.total_ns.saturating_add(sample_ns);
-        if self.samples_ns.len() < REMEMBERED {
-            self.samples_ns.push(sample_ns);
-        } else {
-            self.samples_ns[self.next] = sample_ns;
-            self.next = (self.next + 1) % REMEMBERED;
-        }
+        self.samples_ns[self.next] = sample_ns;
+        self.next = (self.next + 1) % REMEMBERED;
+        self.count = (self.count + 1).min(REMEMBERED);
+    }
+
+    fn samples_ns(&self) -> &[u64] {
+        &self.samples_ns[..self.count]
     }
 
     /// Returns the value that `percent` of the samples do not exceed; 0 without samples.
     pub fn quantile_ns(&self, percent: usize) -> u64 {
-        let mut sorted = self.samples_ns.clone();
+        let mut sorted = self.samples_ns;
+        let sorted = &mut sorted[..self.count];
         sorted.sort_unstable();
         let rank = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
         sorted.get(rank).copied().unwrap_or(0)
@@ -41,10 +50,10 @@ impl Latency {
     /// [`MEDIANS_COUNTED`] medians. A delay by a busy machine is part of the cost, but a process
     /// that was stopped during a hand-off is not.
     pub fn usual_ns(&self) -> Option<u64> {
-        let samples = self.samples_ns.len();
+        let samples = self.samples_ns().len();
         (samples >= BELIEVED_FROM).then(|| {
             let most_ns = self.quantile_ns(50).saturating_mul(MEDIANS_COUNTED);
-            let sum_ns: u64 = self.samples_ns.iter().map(|sample_ns| (*sample_ns).min(most_ns)).sum();
+            let sum_ns: u64 = self.samples_ns().iter().map(|sample_ns| (*sample_ns).min(most_ns)).sum();
             sum_ns / samples as u64
         })
     }

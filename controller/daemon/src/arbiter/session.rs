@@ -1,0 +1,143 @@
+//! A session's pages: reading its meter and setting its gate.
+
+use super::SessionSeat;
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::ledger::{self, LedgerGpu};
+use deepres_abi::meter::{MemoryKind, MeterSlot};
+use deepres_policy::TenantId;
+use deepres_policy::arbiter::{Gate, Readings, SessionReading, Watched};
+use deepres_policy::lease::Grant;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A session.
+pub struct Session {
+    /// The session's tenant.
+    pub tenant: TenantId,
+    /// The session's pages and numbers.
+    pub seat: SessionSeat,
+    /// The number of intervals that the session had written when they were last read.
+    intervals: u64,
+}
+
+impl Session {
+    /// Returns a session whose meter was not read yet.
+    pub fn new(tenant: TenantId, seat: SessionSeat) -> Self {
+        Self { tenant, seat, intervals: 0 }
+    }
+
+    /// Reads the session's meter, and adds what it shows to `readings` unless the session rests.
+    pub fn read(
+        &mut self,
+        gpu: usize,
+        now_ns: u64,
+        watched: &Watched<'_>,
+        is_stopped: Option<bool>,
+        readings: &mut Readings,
+    ) {
+        let page = self.seat.meter.page();
+        let Some(slot) = page.slot(gpu) else { return };
+        if watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
+            return;
+        }
+        // Read before the counters: once the flag is set, the counters that follow are complete.
+        let is_carried = page.is_carried();
+        let meter = slot.read();
+        // Read after the meter: work that the meter shows as done has its end in the edges.
+        let [began_ns, ended_ns] = match page.edges(gpu) {
+            Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
+            None => [None; 2],
+        };
+        let first = readings.intervals.len();
+        if let Some(intervals) = page.intervals(gpu) {
+            self.intervals = if watched.tells_intervals {
+                let tell = |start_ns, end_ns| readings.intervals.push((start_ns, end_ns));
+                intervals.since(self.intervals, tell)
+            } else {
+                intervals.written()
+            };
+        }
+        readings.sessions.push(SessionReading {
+            session: self.seat.id,
+            is_carried,
+            meter,
+            began_ns,
+            ended_ns,
+            intervals: first..readings.intervals.len(),
+            is_stopped,
+        });
+    }
+
+    /// Sets the session's gate.
+    pub fn set_gate(&self, gpu: usize, gate: &Gate) {
+        let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
+        match gate.grant {
+            // A session that runs ahead notices by itself.
+            Grant::Open if gate.renews => return slot.renew(gate.terms),
+            _ if gate.renews => slot.renew(gate.terms),
+            Grant::Leased { .. } | Grant::Once => drop(slot.set_gate(GateState::Leased, gate.terms)),
+            Grant::Open => drop(slot.set_gate(GateState::Open, gate.terms)),
+            Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
+            Grant::Paused => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
+        }
+        wake(slot);
+    }
+
+    /// Returns the memory that the session holds, bytes by kind. Counted kinds come from the meter
+    /// page. Linear memory is the rest of the session's account in `ledger`, the ledger of that
+    /// GPU.
+    pub fn held_bytes(&self, gpu: usize, ledger: Option<&LedgerGpu>) -> [u64; MemoryKind::COUNT] {
+        let slot = self.seat.meter.page().slot(gpu);
+        let account = ledger.and_then(|ledger| ledger.account(self.seat.ledger_slot));
+        let counted = slot.map_or([0; MemoryKind::COUNT], MeterSlot::held_bytes);
+        with_the_rest(counted, account.map_or(0, ledger::Account::held_bytes))
+    }
+
+    /// Returns two amounts, as the session reports them: its memory beyond the limit, and the part
+    /// of that memory brought to the GPU, bytes.
+    pub fn beyond_bytes(&self, gpu: usize) -> (u64, u64) {
+        let slot = self.seat.meter.page().beyond(gpu);
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        slot.map_or((0, 0), |slot| (read(&slot.held_bytes), read(&slot.brought_bytes)))
+    }
+}
+
+/// Returns the bytes by kind. Kinds that sessions count keep their value in `counted`. The kind
+/// that is not counted gets the rest of `held_bytes`.
+fn with_the_rest(counted: [u64; MemoryKind::COUNT], held_bytes: u64) -> [u64; MemoryKind::COUNT] {
+    let mut by_kind = counted;
+    let mut rest_bytes = held_bytes;
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_counted()) {
+        rest_bytes = rest_bytes.saturating_sub(counted[kind as usize]);
+    }
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| !kind.is_counted()) {
+        by_kind[kind as usize] = rest_bytes;
+    }
+    by_kind
+}
+
+/// Wakes every thread that sleeps on the gate.
+fn wake(slot: &GrantSlot) {
+    // SAFETY: the word is an atomic in the grant page. The page stays mapped, because `slot`
+    // borrows from the session that holds it.
+    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
+    // The wake fails only for a bad address. The futex is not private, because the sleepers are in
+    // other processes.
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linear_memory_is_what_an_account_holds_beside_the_other_kinds_whatever_the_process_says_of_it() {
+        let mut counted = [0; MemoryKind::COUNT];
+        counted[MemoryKind::Linear as usize] = 1_000;
+        counted[MemoryKind::Pitch as usize] = 3;
+        counted[MemoryKind::Graph as usize] = 4;
+        let told = with_the_rest(counted, 10);
+        assert_eq!(told[MemoryKind::Linear as usize], 3);
+        assert_eq!(told.iter().sum::<u64>(), 10);
+        assert_eq!(with_the_rest(counted, 6)[MemoryKind::Linear as usize], 0, "it counts too much");
+    }
+}

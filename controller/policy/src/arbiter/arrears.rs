@@ -1,0 +1,122 @@
+//! Arrears: GPU time that processes used while nobody arbitrated, charged once they are back.
+//!
+//! Without an arbiter the GPU's hardware takes turns between all processes that have work. Each
+//! meter then counts the turns of the others as part of its own kernels' time. A GPU has only one
+//! second in a second, so the claims may exceed the time that passed. The excess comes off all
+//! claims in equal parts, because the turns were equal. So the claims are settled in three cases:
+//! all processes are back, the state is saved, or the wait for processes ends.
+
+use alloc::vec::Vec;
+use core::mem;
+
+/// The claims for a time in which nobody arbitrated. A claim has the number of its tenant or its
+/// session.
+#[derive(Debug, Default)]
+pub struct Arrears {
+    /// The moment up to which all were charged, ns.
+    began_ns: u64,
+    /// GPU time that may have been in flight at that moment, ns.
+    in_flight_ns: u64,
+    /// GPU time charged since that moment, ns.
+    charged_ns: u64,
+    /// The claims: GPU time by the meters of the processes, ns.
+    claims: Vec<(u64, u64)>,
+}
+
+impl Arrears {
+    /// Returns arrears without claims for the time since `began_ns`, when up to `in_flight_ns` of
+    /// GPU time was not charged yet.
+    pub fn since(began_ns: u64, in_flight_ns: u64) -> Self {
+        Self { began_ns, in_flight_ns, ..Self::default() }
+    }
+
+    /// Begins anew for another time, in the same memory.
+    pub fn begin_anew(&mut self, began_ns: u64, in_flight_ns: u64) {
+        let mut claims = mem::take(&mut self.claims);
+        claims.clear();
+        *self = Self { claims, ..Self::since(began_ns, in_flight_ns) };
+    }
+
+    /// Makes room for this many claims, so that they do not allocate.
+    pub fn reserve(&mut self, claims: usize) {
+        self.claims.reserve(claims.saturating_sub(self.claims.len()));
+    }
+
+    /// Adds a claim: the meter of a process of `owner` shows `used_ns` of use.
+    pub fn claim(&mut self, owner: u64, used_ns: u64) {
+        self.claims.push((owner, used_ns));
+    }
+
+    /// Subtracts GPU time that arbitrated tenants were charged meanwhile.
+    pub fn charged(&mut self, used_ns: u64) {
+        self.charged_ns = self.charged_ns.saturating_add(used_ns);
+    }
+
+    /// Settles the claims at `now_ns`, removes them, and passes each owner and amount to `each`, in
+    /// the order of the owners' numbers.
+    pub fn settle(&mut self, now_ns: u64, mut each: impl FnMut(u64, u64)) {
+        let passed_ns = now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns);
+        let claimed_ns: u128 = self.claims.iter().map(|(_, used_ns)| u128::from(*used_ns)).sum();
+        let mut excess_ns = claimed_ns.saturating_sub(u128::from(passed_ns.saturating_sub(self.charged_ns)));
+        self.claims.sort_unstable_by_key(|(owner, used_ns)| (*used_ns, *owner));
+        let count = self.claims.len();
+        let mut settled_ns = 0u64;
+        for (at, (_, used_ns)) in self.claims.iter_mut().enumerate() {
+            let left = (count - at) as u128;
+            let off_ns =
+                u64::try_from(excess_ns.div_ceil(left)).map_or(*used_ns, |off_ns| off_ns.min(*used_ns));
+            *used_ns -= off_ns;
+            excess_ns -= u128::from(off_ns);
+            settled_ns = settled_ns.saturating_add(*used_ns);
+        }
+        self.charged(settled_ns);
+        self.claims.sort_unstable();
+        self.claims.drain(..).for_each(|(owner, used_ns)| each(owner, used_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(arrears: &mut Arrears, now_ns: u64) -> Vec<(u64, u64)> {
+        let mut settled = Vec::new();
+        arrears.settle(now_ns, |owner, used_ns| settled.push((owner, used_ns)));
+        settled
+    }
+
+    #[test]
+    fn what_two_meters_counted_twice_is_taken_off_both() {
+        let mut arrears = Arrears::since(1_000, 0);
+        // For 700 ns the GPU's time was split: 490 ns and 210 ns. Then both meters counted all of
+        // 300 ns.
+        arrears.claim(1, 790);
+        arrears.claim(2, 510);
+        assert_eq!(settled(&mut arrears, 2_000), [(1, 640), (2, 360)]);
+        assert!(settled(&mut arrears, 2_000).is_empty(), "once");
+    }
+
+    #[test]
+    fn who_did_nothing_is_charged_nothing_and_the_others_no_more_than_there_was() {
+        let mut arrears = Arrears::since(0, 0);
+        for (tenant, used_ns) in [(1, 0), (2, 10), (3, 900), (4, 900)] {
+            arrears.claim(tenant, used_ns);
+        }
+        let settled = settled(&mut arrears, 1_000);
+        assert_eq!(settled.iter().map(|(_, ns)| ns).sum::<u64>(), 1_000);
+        assert_eq!((settled[0], settled[1]), ((1, 0), (2, 0)));
+    }
+
+    #[test]
+    fn who_comes_late_gets_what_is_left_of_the_time() {
+        let mut arrears = Arrears::since(0, 50);
+        arrears.claim(1, 600);
+        assert_eq!(settled(&mut arrears, 1_000), [(1, 600)]);
+        arrears.charged(300);
+        arrears.claim(2, 5_000);
+        assert_eq!(settled(&mut arrears, 1_100), [(2, 250)]);
+        arrears.claim(3, u64::MAX);
+        arrears.claim(4, u64::MAX);
+        assert_eq!(settled(&mut arrears, 1_100), [(3, 0), (4, 0)]);
+    }
+}

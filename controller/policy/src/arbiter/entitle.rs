@@ -1,0 +1,120 @@
+//! Computes the entitlements of an arbiter's tenants, from their wishes and their observed use.
+
+use super::tenant::Tenant;
+use super::{Actions, Core};
+use crate::TenantId;
+use crate::entitlement::explain::{Derivation, derive};
+use crate::entitlement::{BACK_NS, Request, entitle};
+use crate::priority::{Terms, Usage};
+use alloc::collections::BTreeMap;
+use core::time::Duration;
+
+/// How often priorities are computed anew while a tenant wants the GPU: deadlines come nearer, and
+/// the observed use of a job changes.
+const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
+/// The same while no tenant wants the GPU.
+const IDLE_REVIEW_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
+
+impl Tenant {
+    /// Returns whether the tenant was idle when entitlements were computed, and now wants the part
+    /// that was lent to others.
+    fn wants_back(&self) -> bool {
+        self.is_lent && self.account.wants && !self.seat.is_paused
+    }
+
+    /// Returns the observed use of the tenant's job.
+    pub fn usage(&self) -> Usage {
+        Usage { used_ns: self.job_used_ns, demand_ppm: self.demand.ppm(), memory_ppm: self.memory_ppm }
+    }
+}
+
+impl Core {
+    /// Returns the request of each tenant with sessions, with its priority at `now_ns`.
+    fn requests(&self, now_ns: u64) -> impl Iterator<Item = (TenantId, Request)> {
+        let present = self.tenants.iter().filter(|(_, tenant)| tenant.is_present());
+        present.map(move |(id, tenant)| {
+            let terms = Terms::at(now_ns, &tenant.seat.priority, &tenant.usage());
+            let priority_ppm = terms.value_ppm(&self.setup.weights);
+            let is_idle = self.scheduler.is_idle(*id, now_ns);
+            (*id, Request { priority_ppm, is_idle, ..tenant.seat.request })
+        })
+    }
+
+    /// Returns whether the regular computation of the entitlements is due.
+    fn is_review_due(&self, now_ns: u64) -> bool {
+        let review_ns = if self.is_wanted { REVIEW_NS } else { IDLE_REVIEW_NS };
+        now_ns.saturating_sub(self.entitled_ns) >= review_ns
+    }
+
+    /// Returns whether entitlements are computed anew because of what has changed: once, however
+    /// many tenants came and went.
+    fn owes_anew(&self, now_ns: u64) -> bool {
+        let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
+        self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back))
+    }
+
+    /// Returns whether the next turn computes entitlements. The caller then tells what the tenants
+    /// used and hold.
+    pub fn reviews(&self, now_ns: u64) -> bool {
+        self.is_review_due(now_ns) || self.owes_anew(now_ns)
+    }
+
+    /// Computes the entitlements if anything has changed.
+    pub(super) fn entitle_anew(&mut self, now_ns: u64, actions: &mut Actions) {
+        if self.owes_anew(now_ns) {
+            self.entitle(now_ns, actions);
+        }
+    }
+
+    /// Computes the entitlements if it is time.
+    pub(super) fn review(&mut self, now_ns: u64, actions: &mut Actions) {
+        if self.is_review_due(now_ns) {
+            self.entitle(now_ns, actions);
+        }
+    }
+
+    /// Returns when to compute them for tenants that want back the part that was lent, ns.
+    pub(super) fn entitle_again_ns(&self) -> Option<u64> {
+        let is_awaited = self.tenants.values().any(Tenant::wants_back);
+        is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))
+    }
+
+    /// Computes the entitlements of all tenants with sessions.
+    fn entitle(&mut self, now_ns: u64, actions: &mut Actions) {
+        self.entitled_ns = now_ns;
+        self.owes_anew = false;
+        for (id, tenant) in &mut self.tenants {
+            let charged_ns = tenant.account.totals.gpu_ns;
+            let used_ns = charged_ns.saturating_sub(tenant.counted_ns);
+            tenant.counted_ns = charged_ns;
+            tenant.job_used_ns = tenant.job_used_ns.saturating_add(used_ns);
+            if used_ns > 0 {
+                actions.used.push((*id, used_ns));
+            }
+        }
+        let mut review = core::mem::take(&mut self.review);
+        review.requests.clear();
+        review.requests.extend(self.requests(now_ns));
+        entitle(&review.requests, &mut review.work, &mut review.owed);
+        for ((id, request), owed) in review.requests.iter().zip(&review.owed) {
+            let Some(tenant) = self.tenants.get_mut(id) else { continue };
+            tenant.is_lent = request.is_idle;
+            tenant.owed = Some(*owed);
+            if core::mem::replace(&mut tenant.entitled_ppm, owed.ppm) != owed.ppm {
+                let sessions = tenant.sessions.keys();
+                actions.entitled.extend(sessions.map(|session| (*session, owed.ppm)));
+            }
+            self.scheduler.set_standing(*id, tenant.seat.request.class, owed.weight_ppm);
+            self.scheduler.set_slo(*id, tenant.seat.slo_ns);
+        }
+        self.review = review;
+        self.renew_open(actions);
+    }
+
+    /// Returns how a tenant's share is derived at `now_ns`; `None` if the tenant has no session on
+    /// this GPU.
+    pub fn derive(&self, id: TenantId, now_ns: u64) -> Option<Derivation> {
+        let demands = self.tenants.iter().map(|(id, tenant)| (*id, tenant.demand.ppm())).collect();
+        derive(id, &self.requests(now_ns).collect::<BTreeMap<_, _>>(), &demands)
+    }
+}

@@ -1,0 +1,182 @@
+//! Takes in what the meters show: charges the tenants, and tells the scheduler.
+
+use super::overdue::Overdue;
+use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
+use crate::lease::{Grant, Phase, Seen};
+use crate::turns;
+use core::iter::Peekable;
+use core::slice::Iter;
+use deepres_abi::meter::Reading;
+
+/// The readings, in the order of the sessions.
+struct Told<'a>(Peekable<Iter<'a, SessionReading>>);
+
+impl<'a> Told<'a> {
+    fn new(readings: &'a Readings) -> Self {
+        Self(readings.sessions.iter().peekable())
+    }
+
+    /// Returns the reading of the next session, unless it is left out.
+    fn of(&mut self, session: SessionId) -> Option<&'a SessionReading> {
+        self.0.next_if(|reading| reading.session == session)
+    }
+}
+
+impl Core {
+    /// Takes in the readings.
+    pub(super) fn look(&mut self, now_ns: u64, readings: &Readings, actions: &mut Actions) {
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        let wanting = self.tenants.values().filter(|tenant| tenant.account.wants).count();
+        let entitled = self.tenants.values().filter(|tenant| tenant.account.wants);
+        let entitled_ppm = entitled.map(|tenant| u64::from(tenant.entitled_ppm)).sum::<u64>();
+        let rivals_ppm = (wanting > 1).then_some(entitled_ppm);
+        if wanting > 1 {
+            self.contended_ns = self.contended_ns.saturating_add(elapsed_ns);
+        }
+        let was_unwanted = wanting == 0 && self.has_sessions();
+        let mut all_used_ns = 0u64;
+        let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
+        let mut told = Told::new(readings);
+        for (id, tenant) in &mut self.tenants {
+            let grant = self.scheduler.grant(*id);
+            let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
+            // The gate is closed and the drain is over or was given up: the scheduler no longer
+            // waits for what is in flight.
+            let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
+            let has_several = tenant.launching() > 1;
+            if !has_several {
+                tenant.said.forget();
+            }
+            tenant.seen.clear();
+            self.pairs.clear();
+            for (number, session) in &mut tenant.sessions {
+                let Some(told) = told.of(*number) else {
+                    session.stopped.rest(now_ns);
+                    tenant.seen.push(turns::Seen { session: *number, wants: false, used_ns: 0 });
+                    continue;
+                };
+                let is_brought =
+                    session.awaited.is_some_and(|awaited| told.is_carried || now_ns >= awaited.until_ns);
+                let (reading, asks) =
+                    session.stopped.look(&session.last, told.meter, may_launch, now_ns, told.is_stopped);
+                if asks {
+                    actions.asks.push(*number);
+                }
+                self.scheduler.observe_edges(*id, told.began_ns, told.ended_ns);
+                if tenant.seat.is_suspended {
+                    session.overdue = Overdue::default();
+                } else if session.overdue.look(&reading, is_given_up, tenant.account.longest_ns, now_ns) {
+                    actions.events.push(Event::Endless { session: *number });
+                }
+                let before = if is_brought {
+                    if let Some(from) = session.awaited.take().and_then(|awaited| awaited.from) {
+                        let used_ns = tenant.account.catch_up(&from, &reading, now_ns);
+                        match &mut self.arrears {
+                            Some(arrears) => arrears.claim(*id, used_ns),
+                            None => tenant.account.settle(used_ns),
+                        }
+                    }
+                    reading
+                } else if session.awaited.is_some() {
+                    // The session's present state (in flight, waiting) is used. Its counters are
+                    // not, because they are not all there yet.
+                    self.pairs.push((reading, reading));
+                    is_awaited = true;
+                    continue;
+                } else {
+                    session.last
+                };
+                let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
+                let others_ns = if has_several {
+                    let intervals = readings.intervals.get(told.intervals.clone()).unwrap_or_default();
+                    let others_ns = session.overlap.look(&tenant.said, intervals, counted_ns);
+                    actions.lacks_room |= others_ns.is_none();
+                    others_ns.unwrap_or(0)
+                } else {
+                    session.overlap.forget();
+                    0
+                };
+                let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
+                self.pairs.push((charged, reading));
+                // The turns are judged by the time with what sessions count twice, because the
+                // double counting shows that they are backlogged.
+                let used_ns = counted_ns.min(elapsed_ns);
+                tenant.seen.push(turns::Seen { session: *number, wants: reading.wants(), used_ns });
+                session.last = reading;
+                is_unsettled |= session.stopped.is_stopped();
+            }
+            tenant.turns.observe(now_ns, elapsed_ns, grant, &tenant.seen);
+            tenant.account.pass(elapsed_ns, tenant.entitled_ppm, rivals_ppm);
+            let was_idle = tenant.is_present() && !tenant.account.wants;
+            let mut seen = if tenant.is_present() {
+                let is_left = tenant.sessions.values().any(|session| session.stopped.leaves_in_flight());
+                tenant.account.look(now_ns, is_left, self.pairs.drain(..))
+            } else {
+                tenant.account.wants = false;
+                Seen::default()
+            };
+            if rivals_ppm.is_some() {
+                tenant.account.had(seen.used_ns);
+            }
+            if let Some(arrears) = &mut self.arrears {
+                arrears.charged(seen.used_ns);
+            }
+            if grant == Grant::Paused {
+                seen.waiting = false;
+                tenant.account.wants = seen.in_flight;
+            }
+            is_wanted |= tenant.account.wants;
+            let paused_ns = elapsed_ns.saturating_sub(seen.used_ns);
+            tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
+            all_used_ns = all_used_ns.saturating_add(seen.used_ns);
+            self.scheduler.observe(*id, now_ns, seen);
+        }
+        debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
+        actions.is_stirred |= is_wanted || all_used_ns > 0;
+        (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
+        if was_unwanted {
+            // Work that began and ended between two reads shows only in the GPU time used.
+            self.idle_ns = self.idle_ns.saturating_add(elapsed_ns.saturating_sub(all_used_ns));
+        }
+        if self.baselines.is_empty() && !is_awaited {
+            self.settle_arrears(now_ns);
+        }
+    }
+
+    /// Charges the GPU time that was used while no daemon ran, as far as processes have claimed it.
+    pub(super) fn settle_arrears(&mut self, now_ns: u64) {
+        let Some(arrears) = &mut self.arrears else { return };
+        arrears.settle(now_ns, |tenant, used_ns| {
+            if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                tenant.account.settle(used_ns);
+            }
+        });
+    }
+
+    /// Corrects the meters for the time in which nobody arbitrated. In that time each session
+    /// counted the others' turns as its own. Together the sessions may claim more than the time
+    /// that passed: this takes the excess off all in equal parts, as [`super::arrears`] does for
+    /// the time between two daemons.
+    pub(super) fn level(&mut self, now_ns: u64, readings: &Readings) {
+        let in_flight_ns = self.tenants.values().map(|tenant| tenant.account.uncharged_ns()).max();
+        self.silence.begin_anew(self.looked_ns, in_flight_ns.unwrap_or(0));
+        let mut told = Told::new(readings);
+        for session in self.tenants.values_mut().flat_map(|tenant| tenant.sessions.values_mut()) {
+            let Some(told) = told.of(session.seat.id).filter(|_| session.awaited.is_none()) else {
+                continue;
+            };
+            let used_ns = told.meter.compute_ns.saturating_sub(session.last.compute_ns);
+            self.silence.claim(session.seat.id, used_ns);
+            // For now all of the claim is taken off.
+            session.last.compute_ns = session.last.compute_ns.saturating_add(used_ns);
+        }
+        let tenants = &mut self.tenants;
+        self.silence.settle(now_ns, |number, settled_ns| {
+            let session = tenants.values_mut().find_map(|tenant| tenant.sessions.get_mut(&number));
+            if let Some(session) = session {
+                session.last.compute_ns = session.last.compute_ns.saturating_sub(settled_ns);
+            }
+        });
+    }
+}

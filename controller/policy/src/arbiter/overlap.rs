@@ -1,0 +1,127 @@
+//! Corrects GPU time that several processes of a tenant count, each as its own. While two processes
+//! have work on the GPU, the hardware takes turns between them. Each one's kernels then take as
+//! long as both, but the tenant used that time only once.
+//!
+//! Each process writes into its meter page when it was on the GPU. A moment that another process
+//! reported earlier comes off the time that the process counts.
+
+use alloc::boxed::Box;
+use deepres_abi::allowance::Allowance;
+
+/// The longest time on the GPU that is taken from one process at a time, ns. A longer time is
+/// false, or was not read for long.
+const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
+
+/// The moments that processes reported.
+type Moments = Box<Allowance>;
+
+/// The moments that all processes of a tenant reported.
+#[derive(Debug, Default)]
+pub struct Said(Option<Moments>);
+
+impl Said {
+    /// Makes room for moments.
+    pub fn make_room(&mut self) {
+        self.0.get_or_insert_default();
+    }
+
+    /// Forgets everything, because only one process launches.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// The moments that one process reported.
+#[derive(Debug, Default)]
+pub struct Overlap {
+    own: Option<Moments>,
+    /// Whether intervals were taken in since there is room for them.
+    has_looked: bool,
+    /// Time of other processes that the process has reported and not yet counted, ns.
+    ahead_ns: u64,
+}
+
+impl Overlap {
+    /// Makes room for moments.
+    pub fn make_room(&mut self) {
+        self.own.get_or_insert_default();
+    }
+
+    /// Forgets everything, because only one process launches.
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Takes in the intervals that the process reported since the last call: when each began and
+    /// ended, ns. `counted_ns` is the GPU time that it counted since. Returns the part of
+    /// `counted_ns` that others had reported before, ns; `None` while there is no room for moments.
+    pub fn look(&mut self, all: &Said, intervals: &[(u64, u64)], counted_ns: u64) -> Option<u64> {
+        let (all, own) = all.0.as_ref().zip(self.own.as_ref())?;
+        if !core::mem::replace(&mut self.has_looked, true) {
+            // These intervals are of the time before there were two.
+            return Some(0);
+        }
+        let mut left_ns = LOOKED_AT_NS;
+        let mut others_ns = 0u64;
+        for (start_ns, end_ns) in intervals.iter().copied() {
+            let long_ns = end_ns.saturating_sub(start_ns);
+            if long_ns > left_ns {
+                continue;
+            }
+            left_ns -= long_ns;
+            // The process itself counts overlapping work of its own streams only once.
+            let new_ns = own.cover(start_ns, end_ns);
+            others_ns = others_ns.saturating_add(new_ns.saturating_sub(all.cover(start_ns, end_ns)));
+        }
+        // A process reports the interval before it counts the time.
+        let ahead_ns = self.ahead_ns.saturating_add(others_ns).min(LOOKED_AT_NS);
+        let taken_ns = ahead_ns.min(counted_ns);
+        self.ahead_ns = ahead_ns - taken_ns;
+        Some(taken_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepres_abi::allowance::TICK_NS;
+
+    const fn at(ticks: u64) -> u64 {
+        1_000_000 * TICK_NS + ticks * TICK_NS
+    }
+
+    /// Returns the moments of a tenant with two processes.
+    fn two() -> (Said, [Overlap; 2]) {
+        let (mut said, mut processes) = (Said::default(), [Overlap::default(), Overlap::default()]);
+        said.make_room();
+        processes.iter_mut().for_each(Overlap::make_room);
+        (said, processes)
+    }
+
+    #[test]
+    fn time_that_two_processes_count_is_taken_off_the_later_one() {
+        let (said, [mut first, mut second]) = two();
+        assert_eq!(first.look(&said, &[(at(0), at(9))], 9), Some(0), "of the time before there were two");
+        assert_eq!(second.look(&said, &[], 0), Some(0));
+        assert_eq!(first.look(&said, &[(at(10), at(20))], 10 * TICK_NS), Some(0));
+        assert_eq!(second.look(&said, &[(at(15), at(30))], 0), Some(0), "it has not counted it yet");
+        // Another stream of the second process, beside its first stream.
+        assert_eq!(second.look(&said, &[(at(15), at(32))], 17 * TICK_NS), Some(5 * TICK_NS));
+        assert_eq!(second.look(&said, &[], TICK_NS), Some(0));
+    }
+
+    #[test]
+    fn what_never_was_is_not_looked_at() {
+        let (said, [mut liar, mut other]) = two();
+        liar.look(&said, &[], 0);
+        other.look(&said, &[], 0);
+        liar.look(&said, &[(0, u64::MAX), (at(9), at(0))], u64::MAX);
+        assert_eq!(other.look(&said, &[(at(0), at(9))], 9 * TICK_NS), Some(0));
+    }
+
+    #[test]
+    fn nothing_is_taken_off_before_there_is_room_for_moments() {
+        let mut overlap = Overlap::default();
+        assert_eq!(overlap.look(&Said::default(), &[(at(0), at(9))], 9 * TICK_NS), None);
+    }
+}

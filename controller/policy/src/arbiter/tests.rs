@@ -1,0 +1,292 @@
+use super::*;
+use crate::class::Class;
+use crate::lease::guard::DEFAULT_MAX_HARM_PPM;
+
+const MS: u64 = 1_000_000;
+const LIMIT_NS: u64 = 250 * MS;
+const A: TenantId = 1;
+const B: TenantId = 2;
+
+/// A GPU with the core of its arbiter, and a meter for each session.
+struct Bench {
+    core: Core,
+    readings: Readings,
+    actions: Actions,
+    meters: BTreeMap<SessionId, Reading>,
+    gates: BTreeMap<SessionId, Gate>,
+    answers: BTreeMap<SessionId, bool>,
+    asked: Vec<SessionId>,
+    events: Vec<Event>,
+    now_ns: u64,
+}
+
+fn setup() -> Setup {
+    Setup {
+        heartbeat_limit_ns: LIMIT_NS,
+        quantum: QuantumBounds::default(),
+        weights: Weights::default(),
+        max_harm_ppm: DEFAULT_MAX_HARM_PPM,
+        processors: 2,
+        has_peers: false,
+    }
+}
+
+fn tenant(id: TenantId) -> TenantSeat {
+    TenantSeat {
+        id,
+        request: Request { class: Class::Fair, ..Request::default() },
+        priority: Priority::default(),
+        slo_ns: None,
+        is_paused: false,
+        is_suspended: false,
+    }
+}
+
+fn session(id: SessionId) -> SessionSeat {
+    SessionSeat { id, process: Some((id as u32, 0)), user: None, continues: false }
+}
+
+impl Bench {
+    /// Returns a GPU with a session of each of these tenants, with the tenant's number.
+    fn with(tenants: &[TenantId]) -> Self {
+        let start_ns = 1_000 * MS;
+        let mut bench = Self {
+            core: Core::new(setup(), start_ns),
+            readings: Readings::default(),
+            actions: Actions::default(),
+            meters: BTreeMap::new(),
+            gates: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            asked: Vec::new(),
+            events: Vec::new(),
+            now_ns: start_ns,
+        };
+        for id in tenants {
+            bench.enter(*id, session(*id));
+        }
+        bench
+    }
+
+    fn enter(&mut self, id: TenantId, session: SessionSeat) {
+        self.meters.entry(session.id).or_default();
+        self.turn([Order::Enter { tenant: tenant(id), session }]);
+    }
+
+    /// Takes turns until the core is content, with the meters as they are.
+    fn turn(&mut self, orders: impl IntoIterator<Item = Order>) {
+        let mut orders: Vec<Order> = orders.into_iter().collect();
+        loop {
+            self.read();
+            self.core.turn(self.now_ns, &self.readings, orders.drain(..), None, &mut self.actions);
+            self.gates.extend(self.actions.gates.iter().map(|gate| (gate.session, *gate)));
+            self.asked.clone_from(&self.actions.asks);
+            self.events.extend(&self.actions.events);
+            if !self.actions.again {
+                return;
+            }
+            self.now_ns += 1;
+        }
+    }
+
+    fn read(&mut self) {
+        self.readings.clear();
+        let Self { core, readings, meters, asked, answers, .. } = self;
+        for watched in core.sessions() {
+            let meter = meters[&watched.session];
+            if watched.at_rest != Some(&meter) {
+                let answer = || answers.get(&watched.session).copied().unwrap_or(false);
+                readings.sessions.push(SessionReading {
+                    session: watched.session,
+                    is_carried: true,
+                    meter,
+                    is_stopped: asked.contains(&watched.session).then(answer),
+                    ..SessionReading::default()
+                });
+            }
+        }
+    }
+
+    fn after(&mut self, passed_ns: u64) {
+        self.now_ns += passed_ns;
+        self.turn([]);
+    }
+
+    fn meter(&mut self, session: SessionId) -> &mut Reading {
+        self.meters.get_mut(&session).unwrap()
+    }
+
+    fn waits(&mut self, session: SessionId) {
+        *self.meter(session) = Reading { waiters: 1, ..*self.meter(session) };
+    }
+
+    /// The session has used `used_ns` more, and has work in flight.
+    fn runs(&mut self, session: SessionId, used_ns: u64) {
+        let now_ns = self.now_ns;
+        let meter = self.meter(session);
+        meter.waiters = 0;
+        meter.in_flight = true;
+        meter.compute_ns += used_ns;
+        meter.kernel_launches += 1;
+        meter.updated_ns = now_ns;
+    }
+
+    fn gate(&self, session: SessionId) -> Grant {
+        self.gates[&session].grant
+    }
+
+    fn gpu_ns(&self, id: TenantId) -> u64 {
+        self.core.tenant(id).unwrap().account().totals.gpu_ns
+    }
+}
+
+#[test]
+fn a_tenant_that_is_alone_has_an_open_gate_and_two_have_leases_in_turn() {
+    let mut bench = Bench::with(&[A]);
+    bench.waits(A);
+    bench.after(MS);
+    assert_eq!(bench.gate(A), Grant::Open);
+    bench.enter(B, session(B));
+    bench.waits(B);
+    let mut holders = Vec::new();
+    for _ in 0..400 {
+        for id in [A, B] {
+            match bench.gate(id) {
+                Grant::Closed => {
+                    bench.waits(id);
+                    bench.meter(id).in_flight = false;
+                }
+                _ => bench.runs(id, MS),
+            }
+        }
+        bench.after(MS);
+        holders.extend([A, B].into_iter().filter(|id| bench.gate(*id) != Grant::Closed));
+    }
+    holders.dedup();
+    assert!(holders.len() >= 10, "{holders:?}");
+    let (a, b) = (bench.gpu_ns(A) as f64, bench.gpu_ns(B) as f64);
+    assert!((a / b - 1.0).abs() < 0.2, "{a} and {b}");
+}
+
+#[test]
+fn nothing_is_due_between_ticks_unless_a_tenant_wants_the_gpu() {
+    let mut bench = Bench::with(&[A]);
+    bench.waits(A);
+    bench.after(MS);
+    assert!(bench.core.is_due(bench.now_ns + 60 * MS), "the meters of who wants the GPU are read");
+    *bench.meter(A) = Reading::default();
+    bench.after(MS);
+    assert!(!bench.core.is_due(bench.now_ns + 60 * MS));
+    let beat_ns = bench.core.wake_ns().unwrap();
+    assert!(beat_ns <= bench.now_ns + LIMIT_NS / BEATS_PER_LIMIT, "but the heartbeat is");
+    bench.core.rest(beat_ns);
+    assert!(bench.core.wake_ns() > Some(beat_ns));
+    bench.turn([Order::Leave { tenant: A, session: A, may_return: false }]);
+    assert_eq!(bench.core.wake_ns(), None, "without sessions nobody misses it");
+}
+
+#[test]
+fn time_in_which_nobody_arbitrated_is_split_between_those_who_counted_it_twice() {
+    let mut bench = Bench::with(&[A, B]);
+    for id in [A, B] {
+        bench.runs(id, 0);
+    }
+    bench.after(MS);
+    let before = [bench.gpu_ns(A), bench.gpu_ns(B)];
+    // Both meters count all of the time.
+    bench.now_ns += 2 * LIMIT_NS;
+    for id in [A, B] {
+        bench.runs(id, 2 * LIMIT_NS);
+    }
+    assert!(bench.core.is_due(bench.now_ns));
+    bench.turn([]);
+    let had = [bench.gpu_ns(A) - before[0], bench.gpu_ns(B) - before[1]];
+    assert!(had.iter().all(|had_ns| had_ns.abs_diff(LIMIT_NS) <= 2 * MS), "{had:?}");
+    assert!(matches!(bench.events[..], [Event::Silence { .. }]), "{:?}", bench.events);
+    assert_eq!(bench.core.scheduler().lag_ns(A), 0, "nobody owes anything for it");
+}
+
+#[test]
+fn a_process_that_shows_nothing_is_asked_about_and_wants_nothing_while_it_is_stopped() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.answers.insert(A, true);
+    bench.waits(A);
+    bench.after(MS);
+    bench.waits(B);
+    for _ in 0..30 {
+        bench.after(MS);
+    }
+    assert_ne!(bench.gate(B), Grant::Closed, "the GPU does not wait for a stopped process");
+    assert_eq!(bench.gate(A), Grant::Closed);
+    bench.answers.insert(A, false);
+    let goes_on = (0..40).any(|_| {
+        if bench.gate(B) == Grant::Closed {
+            bench.meter(B).in_flight = false;
+        } else {
+            bench.runs(B, MS);
+        }
+        bench.after(MS);
+        bench.gate(A) != Grant::Closed
+    });
+    assert!(goes_on, "it has its turns again");
+}
+
+#[test]
+fn a_process_that_comes_back_is_charged_from_where_it_was_left() {
+    let mut bench = Bench::with(&[A]);
+    bench.runs(A, 0);
+    bench.after(MS);
+    bench.now_ns += 10 * MS;
+    bench.runs(A, 8 * MS);
+    bench.turn([Order::Leave { tenant: A, session: A, may_return: true }]);
+    assert_eq!((bench.gpu_ns(A), bench.gate(A)), (8 * MS, Grant::Open));
+    // It goes on with its counters in another session.
+    bench.meters.insert(9, bench.meters[&A]);
+    bench.now_ns += 5 * MS;
+    bench.runs(9, 3 * MS);
+    let process = session(A).process;
+    bench.enter(A, SessionSeat { id: 9, process, user: None, continues: true });
+    assert_eq!(bench.gpu_ns(A), 11 * MS);
+    let snapshot = bench.core.snapshot();
+    assert_eq!(snapshot.accounts[0].1.totals.gpu_ns, 11 * MS);
+    assert_eq!(snapshot.meters[0].3, None, "it is connected");
+}
+
+#[test]
+fn what_was_used_between_two_daemons_is_charged_once_all_are_back() {
+    let mut bench = Bench::with(&[A]);
+    bench.runs(A, 0);
+    bench.after(10 * MS);
+    let snapshot = bench.core.snapshot();
+    let mut restored = Restored {
+        saved_ns: snapshot.now_ns,
+        counters: snapshot.counters,
+        accounts: snapshot.accounts.iter().map(|(id, saved)| (tenant(*id), *saved)).collect(),
+        baselines: Vec::new(),
+    };
+    for (id, process, meter, _) in snapshot.meters {
+        restored.baselines.push((id, process, Baseline { meter, at_ns: snapshot.now_ns }));
+    }
+    bench.now_ns += 100 * MS;
+    bench.core = Core::new(setup(), bench.now_ns);
+    bench.turn([Order::Restore(Box::new(restored))]);
+    bench.runs(A, 60 * MS);
+    bench.enter(A, SessionSeat { continues: true, ..session(A) });
+    assert_eq!(bench.gpu_ns(A), 60 * MS);
+    bench.turn([Order::StopWaiting]);
+    assert_eq!(bench.gpu_ns(A), 60 * MS);
+}
+
+#[test]
+fn a_paused_tenant_waits_and_is_told_so() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.turn([Order::SetTenant(TenantSeat { is_paused: true, ..tenant(A) })]);
+    bench.waits(A);
+    bench.waits(B);
+    bench.after(MS);
+    assert_eq!(bench.gate(A), Grant::Paused);
+    assert_ne!(bench.gate(B), Grant::Closed);
+    bench.turn([Order::SetTenant(tenant(A)), Order::Forget(B)]);
+    assert!(bench.core.tenant(B).is_none());
+    bench.after(MS);
+    assert_ne!(bench.gate(A), Grant::Paused);
+}
