@@ -449,11 +449,6 @@ impl Core {
         actions: &mut Actions,
     ) {
         actions.clear();
-        for reading in &readings.tenants {
-            if let Some(tenant) = self.tenants.get_mut(&reading.tenant) {
-                (tenant.job_used_ns, tenant.memory_ppm) = (reading.job_used_ns, reading.memory_ppm);
-            }
-        }
         let silent_ns = self.silent_ns(now_ns);
         self.turned_ns = now_ns;
         if let Some(silent_ns) = silent_ns {
@@ -471,6 +466,12 @@ impl Core {
         }
         if has_orders {
             self.reserve(actions);
+        }
+        // After the orders, because a tenant may have come with one.
+        for reading in &readings.tenants {
+            if let Some(tenant) = self.tenants.get_mut(&reading.tenant) {
+                (tenant.job_used_ns, tenant.memory_ppm) = (reading.job_used_ns, reading.memory_ppm);
+            }
         }
         self.entitle_anew(now_ns, actions);
         if let Some(peers) = peers {
