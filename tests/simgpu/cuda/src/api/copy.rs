@@ -177,9 +177,7 @@ fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize
 /// Moves managed memory. Only memory that is not there yet takes time. The bytes themselves stay at
 /// an address that both sides see.
 pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdevice) -> Result<()> {
-    if stream.is_capturing() {
-        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
     capture::refuse_implicit(&stream)?;
     for work in residency::prefetch(address, bytes, device).work() {
         stream.enqueue(work)?;
@@ -358,9 +356,7 @@ for_both_default_streams! {
         let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
         let lengths: &[usize] = slice!(sizes, count);
         // The reference requires a stream other than the default streams for a batch.
-        if count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize)?;
         for ((target, source), length) in targets.iter().zip(sources).zip(lengths) {
             linear(*target, *source, *length, hStream, default)?;
         }

@@ -58,9 +58,7 @@ fn add(
     count: usize,
     operation: impl FnOnce() -> Result<Operation>,
 ) -> Result<()> {
-    if to.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(to.is_null())?;
     let graph = graph::by_handle(graph as usize)?;
     let after = given_dependencies(dependencies, data, count)?;
     give!(to, graph.add(operation()?, &after)?.handle as CUgraphNode);
@@ -95,18 +93,14 @@ fn extended(v1: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
 
 fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<Operation> {
     let function = if params.func.is_null() {
-        if params.kern.is_null() {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(params.kern.is_null())?;
         let context =
             if params.ctx.is_null() { context::current()? } else { context::by_handle(params.ctx as usize)? };
         module::KERNELS.get(params.kern as usize).ok_or(status::INVALID_HANDLE)?.function(&context)?
     } else {
         module::function(params.func as usize)?
     };
-    if !params.kernelParams.is_null() && !params.extra.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(!params.kernelParams.is_null() && !params.extra.is_null())?;
     // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
     let arguments = unsafe { Arguments::copy(&function, params.kernelParams, params.extra) }?;
     let launch = Launch {
@@ -153,9 +147,7 @@ fn event_of(handle: CUevent) -> Result<Arc<event::Event>> {
 
 fn batch(params: *const c_void) -> Result<Operation> {
     let params = read!(params.cast::<BatchParams>());
-    if params.flags != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(params.flags != 0)?;
     Ok(Operation::Memory(memory_operations(params.count, params.operations)?))
 }
 
@@ -292,62 +284,39 @@ fn add_any(
     Ok(())
 }
 
-pub fn cuGraphAddNode(
-    phGraphNode: *mut CUgraphNode,
-    hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)
-}
-
-pub fn cuGraphAddNode_v2(
-    phGraphNode: *mut CUgraphNode,
-    hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    dependencyData: *const CUgraphEdgeData,
-    numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)
-}
-
-pub fn cuGraphConditionalHandleCreate(
-    pHandle_out: *mut CUgraphConditionalHandle,
-    hGraph: CUgraph,
-    ctx: CUcontext,
-    defaultLaunchValue: u32,
-    flags: u32,
-) -> Result<()> {
-    if ctx.is_null() {
-        context::current()?;
-    } else {
-        context::by_handle(ctx as usize)?;
+calls! {
+    cuGraphAddNode(
+        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
+        numDependencies: usize, nodeParams: *mut CUgraphNodeParams
+    ) { add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)? }
+    cuGraphAddNode_v2(
+        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
+        dependencyData: *const CUgraphEdgeData, numDependencies: usize, nodeParams: *mut CUgraphNodeParams
+    ) { add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)? }
+    cuGraphConditionalHandleCreate(
+        pHandle_out: *mut CUgraphConditionalHandle, hGraph: CUgraph, ctx: CUcontext, defaultLaunchValue: u32,
+        flags: u32
+    ) {
+        if ctx.is_null() {
+            context::current()?;
+        } else {
+            context::by_handle(ctx as usize)?;
+        }
+        give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
     }
-    give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) -> Result<()> {
-    give!(r#type, graph::node(hNode as usize)?.operation().node_type());
-    Ok(())
-}
-
-pub fn cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
-    give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) -> Result<()> {
-    give!(nodeId, graph::node(hNode as usize)?.local_id);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) -> Result<()> {
-    let node = graph::node(hNode as usize)?;
-    give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
-    Ok(())
+    cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) {
+        give!(r#type, graph::node(hNode as usize)?.operation().node_type());
+    }
+    cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+        give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
+    }
+    cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) {
+        give!(nodeId, graph::node(hNode as usize)?.local_id);
+    }
+    cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) {
+        let node = graph::node(hNode as usize)?;
+        give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
+    }
 }
 
 fn set(node: CUgraphNode, operation: Operation) -> Result<()> {
@@ -383,63 +352,38 @@ fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
     })
 }
 
-pub fn cuGraphKernelNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    let full = launch_of(hNode)?;
-    let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
-        func: full.func,
-        gridDimX: full.gridDimX,
-        gridDimY: full.gridDimY,
-        gridDimZ: full.gridDimZ,
-        blockDimX: full.blockDimX,
-        blockDimY: full.blockDimY,
-        blockDimZ: full.blockDimZ,
-        sharedMemBytes: full.sharedMemBytes,
-        kernelParams: full.kernelParams,
-        extra: full.extra,
-    };
-    give!(nodeParams, v1);
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeGetParams_v2(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    give!(nodeParams, launch_of(hNode)?);
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeSetParams(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    set(hNode, kernel(&extended(&read!(nodeParams)))?)
-}
-
-pub fn cuGraphKernelNodeSetParams_v2(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    set(hNode, kernel(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecKernelNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, kernel(&extended(&read!(nodeParams)))?)
-}
-
-pub fn cuGraphExecKernelNodeSetParams_v2(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, kernel(&read!(nodeParams))?)
+calls! {
+    cuGraphKernelNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
+        let full = launch_of(hNode)?;
+        let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: full.func,
+            gridDimX: full.gridDimX,
+            gridDimY: full.gridDimY,
+            gridDimZ: full.gridDimZ,
+            blockDimX: full.blockDimX,
+            blockDimY: full.blockDimY,
+            blockDimZ: full.blockDimZ,
+            sharedMemBytes: full.sharedMemBytes,
+            kernelParams: full.kernelParams,
+            extra: full.extra,
+        };
+        give!(nodeParams, v1);
+    }
+    cuGraphKernelNodeGetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS) {
+        give!(nodeParams, launch_of(hNode)?);
+    }
+    cuGraphKernelNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1) {
+        set(hNode, kernel(&extended(&read!(nodeParams)))?)?;
+    }
+    cuGraphKernelNodeSetParams_v2(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS) {
+        set(hNode, kernel(&read!(nodeParams))?)?;
+    }
+    cuGraphExecKernelNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1
+    ) { set_exec(hGraphExec, hNode, kernel(&extended(&read!(nodeParams)))?)? }
+    cuGraphExecKernelNodeSetParams_v2(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS
+    ) { set_exec(hGraphExec, hNode, kernel(&read!(nodeParams))?)? }
 }
 
 fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
@@ -451,88 +395,60 @@ fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
     }
 }
 
-pub fn cuGraphKernelNodeGetAttribute(
-    hNode: CUgraphNode,
-    attr: CUlaunchAttributeID,
-    value_out: *mut CUlaunchAttributeValue,
-) -> Result<()> {
-    give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) });
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeSetAttribute(
-    hNode: CUgraphNode,
-    attr: CUlaunchAttributeID,
-    value: *const CUlaunchAttributeValue,
-) -> Result<()> {
-    let value = read!(value);
-    // SAFETY: every byte pattern is a valid array of bytes.
-    kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) -> Result<()> {
-    let source = kernel_node(src)?;
-    kernel_node(dst)?.copy_attributes(&source);
-    Ok(())
-}
-
-pub fn cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) -> Result<()> {
-    let Operation::Copy(params) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(nodeParams, *params);
-    Ok(())
-}
-
-pub fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) -> Result<()> {
-    set(hNode, copy(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecMemcpyNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    copyParams: *const CUDA_MEMCPY3D,
-    ctx: CUcontext,
-) -> Result<()> {
-    context::by_handle(ctx as usize)?;
-    set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)
-}
-
-pub fn cuGraphMemsetNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_MEMSET_NODE_PARAMS,
-) -> Result<()> {
-    let Operation::Fill(fill) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    let params = CUDA_MEMSET_NODE_PARAMS {
-        dst: fill.address,
-        pitch: fill.pitch_bytes as usize,
-        value: fill.value,
-        elementSize: fill.element_bytes,
-        width: fill.width as usize,
-        height: fill.height as usize,
-    };
-    give!(nodeParams, params);
-    Ok(())
-}
-
-pub fn cuGraphMemsetNodeSetParams(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_MEMSET_NODE_PARAMS,
-) -> Result<()> {
-    set(hNode, fill(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecMemsetNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
-    ctx: CUcontext,
-) -> Result<()> {
-    context::by_handle(ctx as usize)?;
-    set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)
+calls! {
+    cuGraphKernelNodeGetAttribute(
+        hNode: CUgraphNode, attr: CUlaunchAttributeID, value_out: *mut CUlaunchAttributeValue
+    ) { give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) }) }
+    cuGraphKernelNodeSetAttribute(
+        hNode: CUgraphNode, attr: CUlaunchAttributeID, value: *const CUlaunchAttributeValue
+    ) {
+        let value = read!(value);
+        // SAFETY: every byte pattern is a valid array of bytes.
+        kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
+    }
+    cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) {
+        let source = kernel_node(src)?;
+        kernel_node(dst)?.copy_attributes(&source);
+    }
+    cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) {
+        let Operation::Copy(params) = graph::node(hNode as usize)?.operation() else {
+            return Err(status::INVALID_VALUE);
+        };
+        give!(nodeParams, *params);
+    }
+    cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
+        set(hNode, copy(&read!(nodeParams))?)?;
+    }
+    cuGraphExecMemcpyNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext
+    ) {
+        context::by_handle(ctx as usize)?;
+        set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)?;
+    }
+    cuGraphMemsetNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMSET_NODE_PARAMS) {
+        let Operation::Fill(fill) = graph::node(hNode as usize)?.operation() else {
+            return Err(status::INVALID_VALUE);
+        };
+        let params = CUDA_MEMSET_NODE_PARAMS {
+            dst: fill.address,
+            pitch: fill.pitch_bytes as usize,
+            value: fill.value,
+            elementSize: fill.element_bytes,
+            width: fill.width as usize,
+            height: fill.height as usize,
+        };
+        give!(nodeParams, params);
+    }
+    cuGraphMemsetNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMSET_NODE_PARAMS) {
+        set(hNode, fill(&read!(nodeParams))?)?;
+    }
+    cuGraphExecMemsetNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
+        ctx: CUcontext
+    ) {
+        context::by_handle(ctx as usize)?;
+        set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)?;
+    }
 }
 
 pub fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) -> Result<()> {
@@ -545,32 +461,22 @@ pub fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_N
     }
 }
 
-pub fn cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) -> Result<()> {
-    set(hNode, host(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecHostNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_HOST_NODE_PARAMS,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, host(&read!(nodeParams))?)
-}
-
-pub fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
-    let Operation::Child(child) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(phGraph, child.handle as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphExecChildGraphNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    childGraph: CUgraph,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))
+calls! {
+    cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) {
+        set(hNode, host(&read!(nodeParams))?)?;
+    }
+    cuGraphExecHostNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS
+    ) { set_exec(hGraphExec, hNode, host(&read!(nodeParams))?)? }
+    cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+        let Operation::Child(child) = graph::node(hNode as usize)?.operation() else {
+            return Err(status::INVALID_VALUE);
+        };
+        give!(phGraph, child.handle as CUgraph);
+    }
+    cuGraphExecChildGraphNodeSetParams(hGraphExec: CUgraphExec, hNode: CUgraphNode, childGraph: CUgraph) {
+        set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))?;
+    }
 }
 
 fn give_event(to: *mut CUevent, node: CUgraphNode, kind: u32) -> Result<()> {
@@ -588,86 +494,53 @@ fn give_event(to: *mut CUevent, node: CUgraphNode, kind: u32) -> Result<()> {
     }
 }
 
-pub fn cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
-    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
-}
-
-pub fn cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
-    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
-}
-
-pub fn cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
-    set(hNode, Operation::EventRecord(event_of(event)?))
-}
-
-pub fn cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
-    set(hNode, Operation::EventWait(event_of(event)?))
-}
-
-pub fn cuGraphExecEventRecordNodeSetEvent(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    event: CUevent,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::EventRecord(event_of(event)?))
-}
-
-pub fn cuGraphExecEventWaitNodeSetEvent(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    event: CUevent,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::EventWait(event_of(event)?))
-}
-
-pub fn cuGraphMemAllocNodeGetParams(
-    hNode: CUgraphNode,
-    params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> Result<()> {
-    let Operation::Allocate(node) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(params_out, node.params);
-    Ok(())
-}
-
-pub fn cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) -> Result<()> {
-    let Operation::Free(address) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(dptr_out, address);
-    Ok(())
-}
-
-pub fn cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) -> Result<()> {
-    set(hNode, batch(nodeParams)?)
-}
-
-pub fn cuGraphExecBatchMemOpNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const c_void,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, batch(nodeParams)?)
-}
-
-pub fn cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams) -> Result<()> {
-    set(hNode, any(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, any(&read!(nodeParams))?)
-}
-
-pub fn cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) -> Result<()> {
-    give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
-    Ok(())
-}
-
-pub fn cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) -> Result<()> {
-    graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)
+calls! {
+    cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+        give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD)?;
+    }
+    cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+        give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT)?;
+    }
+    cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent) {
+        set(hNode, Operation::EventRecord(event_of(event)?))?;
+    }
+    cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent) {
+        set(hNode, Operation::EventWait(event_of(event)?))?;
+    }
+    cuGraphExecEventRecordNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent) {
+        set_exec(hGraphExec, hNode, Operation::EventRecord(event_of(event)?))?;
+    }
+    cuGraphExecEventWaitNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent) {
+        set_exec(hGraphExec, hNode, Operation::EventWait(event_of(event)?))?;
+    }
+    cuGraphMemAllocNodeGetParams(hNode: CUgraphNode, params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
+        let Operation::Allocate(node) = graph::node(hNode as usize)?.operation() else {
+            return Err(status::INVALID_VALUE);
+        };
+        give!(params_out, node.params);
+    }
+    cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) {
+        let Operation::Free(address) = graph::node(hNode as usize)?.operation() else {
+            return Err(status::INVALID_VALUE);
+        };
+        give!(dptr_out, address);
+    }
+    cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) {
+        set(hNode, batch(nodeParams)?)?;
+    }
+    cuGraphExecBatchMemOpNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const c_void
+    ) { set_exec(hGraphExec, hNode, batch(nodeParams)?)? }
+    cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams) {
+        set(hNode, any(&read!(nodeParams))?)?;
+    }
+    cuGraphExecNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams
+    ) { set_exec(hGraphExec, hNode, any(&read!(nodeParams))?)? }
+    cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) {
+        give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
+    }
+    cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) {
+        graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)?;
+    }
 }
