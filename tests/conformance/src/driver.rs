@@ -28,6 +28,14 @@ macro_rules! must {
     }};
 }
 
+/// Returns one of the driver's plain structures with all bytes zero.
+macro_rules! zeroed {
+    ($structure:ty) => {{
+        // SAFETY: the structure is plain, so all zeroes is a valid value.
+        unsafe { std::mem::zeroed::<$structure>() }
+    }};
+}
+
 struct Library(*mut c_void);
 // SAFETY: the handle is one of the dynamic linker's, which any thread may use.
 unsafe impl Send for Library {}

@@ -50,24 +50,25 @@ fn status(stream: CUstream) -> Result<u32, Stop> {
 fn captured_work_runs_when_the_graph_is_launched(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let stream = gpu.stream(NON_BLOCKING)?;
-    let device = gpu.memory(4)?;
+    let (device, host) = (gpu.memory(4)?, gpu.pinned(1)?);
     must!(cuMemsetD32_v2(device, 0, 1));
     begin(stream, GLOBAL)?;
     facts.is("its status", status(stream)?, CU_STREAM_CAPTURE_STATUS_ACTIVE);
     must!(cuMemsetD32Async(device, 3, 1, stream));
     facts.code("a launch into it", gpu.nothing(stream)?, CUDA_SUCCESS);
+    must!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 4, stream));
     let (code, graph) = end(stream)?;
     facts.code("ending", code, CUDA_SUCCESS);
     facts.is("the status then", status(stream)?, CU_STREAM_CAPTURE_STATUS_NONE);
     let (mut nodes, mut exec) = (0, null_mut());
     must!(cuGraphGetNodes(graph, null_mut(), &mut nodes));
-    facts.is("nodes", nodes, 2);
+    facts.is("nodes", nodes, 3);
     must!(cuCtxSynchronize());
-    facts.is("nothing has run", gpu.read(device, 1)?, vec![0]);
+    facts.is("nothing has run", (gpu.read(device, 1)?, host[0]), (vec![0], 0));
     must!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
     must!(cuGraphLaunch(exec, stream));
     must!(cuStreamSynchronize(stream));
-    facts.is("now it has", gpu.read(device, 1)?, vec![3]);
+    facts.is("now it has", (gpu.read(device, 1)?, host[0]), (vec![3], 3));
     Ok(())
 }
 
@@ -199,9 +200,14 @@ fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop
         facts.code(what, ask()?, code);
         facts.code(&format!("{what}: the capture's end"), end(stream)?.0, ended);
     }
-    begin(stream, RELAXED)?;
-    facts.code("cuMemAlloc in a relaxed capture", cu!(cuMemAlloc_v2(&mut 0, 64)), CUDA_SUCCESS);
-    facts.code("its end", end(stream)?.0, CUDA_SUCCESS);
+    for (mode, code, ended) in [
+        (THREAD_LOCAL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (RELAXED, CUDA_SUCCESS, CUDA_SUCCESS),
+    ] {
+        begin(stream, mode)?;
+        facts.code(&format!("cuMemAlloc in a capture of mode {mode}"), cu!(cuMemAlloc_v2(&mut 0, 64)), code);
+        facts.code("its end", end(stream)?.0, ended);
+    }
     Ok(())
 }
 
@@ -245,7 +251,9 @@ fn branches_have_to_come_back(facts: &mut Facts) -> Result<(), Stop> {
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
     facts.code("a launch into the branch", gpu.nothing(branch)?, CUDA_SUCCESS);
-    facts.code("not joined", end(origin)?.0, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    let (code, graph) = end(origin)?;
+    facts.code("not joined", code, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    facts.is("its graph", graph, null_mut());
     facts.is("the branch is free again", status(branch)?, CU_STREAM_CAPTURE_STATUS_NONE);
     Ok(())
 }

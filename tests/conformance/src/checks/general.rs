@@ -8,7 +8,7 @@ use deepres_abi::driver::types::*;
 
 use super::checks;
 use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, launch};
 
 checks! { "general":
     Documented nothing_but_questions_about_the_driver_works_before_initialisation;
@@ -41,7 +41,8 @@ fn a_child_forked_after_initialisation_has_no_driver(facts: &mut Facts) -> Resul
     const FAILED: i32 = 255;
     let gpu = Gpu::new()?;
     let ask = || -> Result<bool, Stop> {
-        Ok([cu!(cuInit(0)), cu!(cuCtxSynchronize())].iter().all(|code| *code == CUDA_ERROR_NOT_INITIALIZED))
+        let codes = [cu!(cuInit(0)), cu!(cuCtxSynchronize()), launch(null_mut(), null_mut())?];
+        Ok(codes.iter().all(|code| *code == CUDA_ERROR_NOT_INITIALIZED))
     };
     // SAFETY: this process has no other thread of its own. The child only calls functions that
     // answer at once, and `_exit`.

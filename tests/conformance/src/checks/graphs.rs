@@ -86,8 +86,7 @@ fn a_conditions_first_value_decides_which_body_runs(facts: &mut Facts) -> Result
             value,
             CU_GRAPH_COND_ASSIGN_DEFAULT
         ));
-        // SAFETY: all zeros is a valid value of this plain structure.
-        let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+        let mut params = zeroed!(CUgraphNodeParams);
         params.r#type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
         params.params.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
             handle,
@@ -125,6 +124,8 @@ fn a_cycle_is_refused(facts: &mut Facts) -> Result<(), Stop> {
         let refused = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
         facts.code("instantiating it", refused, CUDA_ERROR_INVALID_VALUE);
     }
+    must!(cuGraphDestroyNode(two));
+    facts.code("without one of both", cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)), CUDA_SUCCESS);
     Ok(())
 }
 

@@ -77,6 +77,7 @@ fn flags_choose_the_default_stream(facts: &mut Facts) -> Result<(), Stop> {
     ] {
         let found = look_up(c"cuStreamQuery", 12_000, flags)?;
         facts.code(&format!("cuStreamQuery with flags {flags}"), found.code, CUDA_SUCCESS);
+        facts.is("its status", found.status, CU_GET_PROC_ADDRESS_SUCCESS);
         facts.is(&format!("its address is {symbol}'s"), Some(found.address), find(symbol));
     }
     let found = look_up(c"cuMemAlloc", 12_000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)?;

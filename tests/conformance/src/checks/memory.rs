@@ -103,6 +103,17 @@ fn rows_are_aligned(facts: &mut Facts) -> Result<(), Stop> {
         "at least 12, a multiple of 256",
         pitch >= 12 && pitch % 256 == 0,
     );
+    let rows: Vec<u32> = (0..9).collect();
+    let mut copy = zeroed!(CUDA_MEMCPY2D);
+    (copy.srcMemoryType, copy.srcHost, copy.srcPitch) = (CU_MEMORYTYPE_HOST, rows.as_ptr().cast(), 12);
+    (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (CU_MEMORYTYPE_DEVICE, address, pitch);
+    (copy.WidthInBytes, copy.Height) = (12, 3);
+    must!(cuMemcpy2D_v2(&copy));
+    facts.is("the last row of a copy", gpu.read(address + 2 * pitch as u64, 3)?, vec![6, 7, 8]);
+    must!(cuMemsetD2D32_v2(address, pitch, 9, 2, 2));
+    facts.is("a row that is set in part", gpu.read(address + pitch as u64, 3)?, vec![9, 9, 5]);
+    copy.dstPitch = 8;
+    facts.code("a copy with such a pitch", cu!(cuMemcpy2D_v2(&copy)), CUDA_ERROR_INVALID_VALUE);
     must!(cuMemsetD2D32_v2(address, pitch, 5, 3, 3));
     facts.is("the last row", gpu.read(address + 2 * pitch as u64, 3)?, vec![5; 3]);
     facts.code(
@@ -137,6 +148,9 @@ fn host_memory_is_registered_once(facts: &mut Facts) -> Result<(), Stop> {
     let mut own = vec![0_u8; 3 * PAGE_BYTES];
     let at = own.as_mut_ptr().cast();
     facts.code("once", cu!(cuMemHostRegister_v2(at, own.len(), 0)), CUDA_SUCCESS);
+    let (mut kind, attribute) = (0_u32, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+    must!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at as u64));
+    facts.is("what it is then", kind, CU_MEMORYTYPE_HOST);
     let again = cu!(cuMemHostRegister_v2(at, own.len(), 0));
     facts.code("twice", again, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     facts.code("taking it back", cu!(cuMemHostUnregister(at)), CUDA_SUCCESS);
@@ -246,8 +260,7 @@ fn levels_of_a_mipmapped_array_are_arrays(facts: &mut Facts) -> Result<(), Stop>
     must!(cuMipmappedArrayCreate(&mut mipmapped, &descriptor, 100));
     let taken = gpu.used_bytes()? - before;
     facts.has("all levels", taken, "more than the first alone", taken > 8 * MIB);
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut found: CUDA_ARRAY3D_DESCRIPTOR = unsafe { std::mem::zeroed() };
+    let mut found = zeroed!(CUDA_ARRAY3D_DESCRIPTOR);
     must!(cuMipmappedArrayGetLevel(&mut level, mipmapped, 10));
     must!(cuArray3DGetDescriptor_v2(&mut found, level));
     facts.is("the last level is one element", (found.Width, found.Height), (1, 1));

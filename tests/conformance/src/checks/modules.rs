@@ -37,6 +37,9 @@ fn variables_begin_with_their_first_values(facts: &mut Facts) -> Result<(), Stop
     must!(cuModuleGetGlobal_v2(&mut address, &mut bytes, gpu.module, c"answer".as_ptr()));
     facts.is("length", bytes, 4);
     facts.is("value", gpu.read(address, 1)?, vec![42]);
+    let mut module = null_mut();
+    must!(cuFuncGetModule(&mut module, gpu.kernel(c"two")?));
+    facts.is("a kernel's module", module, gpu.module);
     Ok(())
 }
 
@@ -67,6 +70,8 @@ fn the_linker_refuses_ptx_with_errors_and_takes_no_memory(facts: &mut Facts) -> 
     };
     let before = free_bytes()?;
     facts.code("PTX", add(PTX)?, CUDA_SUCCESS);
+    let large = c".version 7.0\n.target sm_70\n.address_size 64\n.global .b8 large[1073741824];";
+    facts.code("with a large variable", add(large)?, CUDA_SUCCESS);
     facts.code(
         "of another version",
         add(c".version 42.0\n.target sm_70")?,
@@ -106,6 +111,7 @@ fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> 
     facts.code("its function", launch(function, null_mut())?, CUDA_SUCCESS);
     must!(cuCtxCreate_v2(&mut other, 0, 0));
     facts.code("the kernel in another context", launch(kernel as CUfunction, null_mut())?, CUDA_SUCCESS);
+    facts.code("its function there", launch(function, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
     must!(cuCtxSetCurrent(gpu.context));
     facts.code("unloading", cu!(cuLibraryUnload(library)), CUDA_SUCCESS);
     Ok(())

@@ -21,8 +21,7 @@ checks! { "physical":
 }
 
 fn properties() -> CUmemAllocationProp {
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    let mut properties = zeroed!(CUmemAllocationProp);
     properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
     properties

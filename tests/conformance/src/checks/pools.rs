@@ -138,8 +138,7 @@ fn a_pool_grows_by_thirty_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
 fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    let mut props = zeroed!(CUmemPoolProps);
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
     let (mut pool, mut address) = (null_mut(), 0);
@@ -172,8 +171,7 @@ fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
 
 /// Returns a pool as clients create it.
 fn own_pool(location: CUmemLocation, handles: CUmemAllocationHandleType) -> Result<CUmemoryPool, Stop> {
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    let mut props = zeroed!(CUmemPoolProps);
     (props.allocType, props.handleTypes) = (CU_MEM_ALLOCATION_TYPE_PINNED, handles);
     props.location = location;
     let mut pool = null_mut();

@@ -62,31 +62,6 @@ fn a_kernel_is_the_same_in_every_kind_of_image() {
 }
 
 #[test]
-fn the_linker_says_whether_it_is_code_and_takes_no_memory() {
-    let _gpu = Gpu::new();
-    let free_bytes = || {
-        let (mut free, mut total) = (0, 0);
-        ok!(cuMemGetInfo_v2(&mut free, &mut total));
-        free
-    };
-    let before = free_bytes();
-    let mut state = null_mut();
-    ok!(cuLinkCreate_v2(0, null_mut(), null_mut(), &mut state));
-    let add = |state, text: &std::ffi::CStr| {
-        let (data, length) = (text.as_ptr().cast_mut().cast(), text.count_bytes() + 1);
-        let (options, values) = (null_mut(), null_mut());
-        code!(cuLinkAddData_v2(state, CU_JIT_INPUT_PTX, data, length, c"text".as_ptr(), 0, options, values))
-    };
-    assert_eq!(add(state, c".version 7.0 .target sm_70 .global .b8 large[1073741824];"), 0);
-    assert_eq!(add(state, c".version 42.0 .target sm_70"), CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
-    assert_eq!(add(state, c".version 7.0 .global .u32 a;"), CUDA_ERROR_INVALID_PTX);
-    assert_eq!(free_bytes(), before);
-    ok!(cuLinkDestroy(state));
-    assert_eq!(add(state, c".version 7.0 .target sm_70"), CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(code!(cuLinkDestroy(state)), CUDA_ERROR_INVALID_HANDLE);
-}
-
-#[test]
 fn an_image_without_code_for_this_gpu_is_refused() {
     let _gpu = Gpu::new();
     assert_eq!(load("newer.fatbin").0, CUDA_ERROR_NO_BINARY_FOR_GPU);
