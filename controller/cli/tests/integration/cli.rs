@@ -88,17 +88,19 @@ pub fn complaint(output: &Output, code: i32) -> String {
 #[test]
 fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accepted() {
     let place = Place::empty();
-    for share in ["abc", "0%", "120%", "", "-1%"] {
+    for share in ["abc", "0%", "0", "120%", "", "-1%", "nan%", "inf"] {
         let argument = format!("--share={share}");
         for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
             let said = complaint(&place.deepres(command).output().unwrap(), 2);
             assert!(said.contains("1% to 100%"), "{said}");
         }
     }
-    for memory in ["12XB", "0", "-1GiB"] {
+    for memory in ["12XB", "0", "-1GiB", "", "GiB", "99999999999999999999GiB"] {
         let argument = format!("--memory={memory}");
-        let said = complaint(&place.deepres(&["run", &argument, "--", "true"]).output().unwrap(), 2);
-        assert!(said.contains("8GiB"), "{said}");
+        for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
+            let said = complaint(&place.deepres(command).output().unwrap(), 2);
+            assert!(said.contains("8GiB"), "{said}");
+        }
     }
     let said = place.deepres(&["run", "--", "true"]).env("DEEPRES_SHARE", "most").output().unwrap();
     assert!(complaint(&said, 2).contains("`most`"));
@@ -112,6 +114,13 @@ fn a_command_line_that_cannot_be_read_is_refused_in_one_line_that_says_what_was_
     let misspelt = said(&["deamon"]);
     assert!(misspelt.contains("'deamon'; a similar subcommand exists: 'daemon'"), "{misspelt}");
     assert!(said(&["ps", "--jsn"]).contains("--json"));
+    assert!(said(&["frobnicate"]).contains("frobnicate"));
+    assert!(said(&["run", "--shares", "30%", "--", "true"]).contains("--shares"));
+    assert!(said(&["run", "--"]).contains("COMMAND"));
+    said(&["set"]);
+    for name in ["a\u{7}b", &"n".repeat(300)] {
+        said(&["run", "--name", name, "--", "true"]);
+    }
     assert!(said(&["run"]).contains("COMMAND"));
     assert!(said(&["run", "--name=", "--", "true"]).contains("a name has from 1 to 63 bytes"));
     assert!(said(&["set", "train"]).contains("--share"), "{}", said(&["set", "train"]));
@@ -129,6 +138,8 @@ fn help_shows_examples_and_the_exit_statuses() {
     }
     let output = Place::empty().deepres(&["--help"]).output().unwrap();
     assert!(text(&output.stdout).contains("127"));
+    let version = Place::empty().deepres(&["--version"]).output().unwrap();
+    assert_eq!(text(&version.stdout).lines().count(), 1);
 }
 
 #[test]
@@ -186,10 +197,15 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
         assert!(text(&output.stderr).contains(part), "{levels}: {}", text(&output.stderr));
     }
     let config = place.scratch.path().join("c.toml");
-    std::fs::write(&config, "\nfail_mod = \"open\"\n").unwrap();
-    let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
-    let said = complaint(&output, 1);
-    assert!(said.contains("c.toml:2:1: unknown key `fail_mod`; did you mean `fail_mode`?"), "{said}");
+    for (wrong, reason) in [
+        ("\nfail_mod = \"open\"\n", "c.toml:2:1: unknown key `fail_mod`; did you mean `fail_mode`?"),
+        ("this is not TOML", "c.toml"),
+    ] {
+        std::fs::write(&config, wrong).unwrap();
+        let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
+        let said = complaint(&output, 1);
+        assert!(said.contains(reason), "{said}");
+    }
 }
 
 #[test]
@@ -251,15 +267,19 @@ fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
     std::fs::remove_file(&tenant).unwrap();
     let stranger = UnixListener::bind(&admin).unwrap();
     let _other = UnixListener::bind(&tenant).unwrap();
-    let answer = std::thread::spawn(move || {
-        use std::io::Write;
-        let (mut connection, _) = stranger.accept().unwrap();
-        connection.write_all(b"220 mail ready\n").unwrap();
-        connection
+    let answers = ["220 mail ready\n", "{\"unexpected\":true}\n", "\n", ""];
+    let server = std::thread::spawn(move || {
+        answers.map(|answer| {
+            let (mut connection, _) = stranger.accept().unwrap();
+            // The client may have hung up already.
+            let _ = connection.write_all(answer.as_bytes());
+        })
     });
-    let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
-    assert!(said.contains("does not answer as a deepres daemon does"), "{said}");
-    drop(answer.join().unwrap());
+    for answer in answers {
+        let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
+        assert!(answer.is_empty() || said.contains("does not answer as a deepres daemon does"), "{said}");
+    }
+    server.join().unwrap();
     assert!(run(&place).contains("is not the socket of a deepres daemon"));
 
     if deepres_e2e::skip::root_or_skipped() {
@@ -450,6 +470,7 @@ fn the_jobs_status_is_passed_on() {
     assert_eq!(code("exit 42"), Some(42));
     assert_eq!(code("kill -KILL $$"), Some(128 + 9));
     assert_eq!(code("kill -TERM $$"), Some(128 + 15));
+    assert_eq!(code("kill -SEGV $$"), Some(128 + 11));
     let plain = place.deepres(&["run", "--name", "n", "sh", "-c", "exit 3"]).output().unwrap();
     assert_eq!(plain.status.code(), Some(3), "the dashes may be left out");
 }
@@ -495,6 +516,7 @@ fn signals_sent_to_run_reach_the_job_once() {
         (libc::SIGUSR2, "USR2"),
         (libc::SIGALRM, "ALRM"),
         (libc::SIGXCPU, "XCPU"),
+        (libc::SIGWINCH, "WINCH"),
     ] {
         let place = Place::beside(&daemon);
         let count = place.scratch.path().join("count");

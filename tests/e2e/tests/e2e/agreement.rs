@@ -5,15 +5,9 @@
 //! The tests compare each tenant's part of the GPU time used, and its GPU time for each second. The
 //! cost of a hand-off depends on the machine, so virtual time takes it from the daemon.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
-use deepres_eval::{policy::Policy, scenario::Scenario};
+use deepres_e2e::prelude::*;
+use deepres_eval::policy::Policy;
+use deepres_eval::scenario::Scenario;
 
 /// Time after which all clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(1_000);
@@ -62,9 +56,7 @@ fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
 
 fn start(host: &Host, tenant: &Tenant) -> Process {
     let options = [&["--name", tenant.name], tenant.options].concat();
-    let mut client = host.spawn(host.run(&options, c_client("pace", Way::ProcAddress), tenant.steps));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&options, c_client_by("pace", Way::ProcAddress), tenant.steps), "ready")
 }
 
 /// Runs the scenario in real and in virtual time, and asserts that the figures agree.

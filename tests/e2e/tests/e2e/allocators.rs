@@ -1,14 +1,8 @@
 //! Allocators that take all free memory get all of their tenant's part. The clients ask for memory
 //! as TensorFlow, JAX and PyTorch do.
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const GPU_BYTES: u64 = 4096 * MIB;
 const LIMIT_BYTES: u64 = 1000 * MIB;
 
@@ -18,12 +12,11 @@ fn host() -> Host {
 
 fn start(host: &Host, name: &str, limit_bytes: u64, way: &str) -> (Process, Value) {
     let limit = limit_bytes.to_string();
-    let mut client = host.spawn(host.run(
+    let (client, said) = host.told(host.run(
         &["--name", name, "--memory", &limit],
-        c_client("allocators", Way::ProcAddress),
+        c_client_by("allocators", Way::ProcAddress),
         &[way],
     ));
-    let said = client.await_json(COMMAND_LIMIT);
     (client, said)
 }
 
@@ -47,7 +40,7 @@ fn assert_fills_its_part(way: &str, least_bytes: u64) {
     assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "{truth:?}");
     let tenant = host.ps().tenant("framework").clone();
     assert_eq!(tenant.memory_bytes, truth.memory_used_bytes);
-    client.finish(COMMAND_LIMIT).success();
+    client.finish().success();
 }
 
 #[test]
@@ -69,7 +62,7 @@ fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
         assert_eq!(number(said, "got"), GPU_BYTES / 4 * 3 / 4, "{said}");
     }
     for (client, _) in tenants {
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 

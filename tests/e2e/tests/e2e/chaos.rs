@@ -1,18 +1,8 @@
 //! Kills, stops and restarts tenants and the daemon at random. Afterwards no trace of dead
 //! processes is left, and shares are right.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    random::Random,
-    shares::Window,
-};
-use rustix::process::Signal;
+use deepres_e2e::prelude::*;
+use deepres_e2e::random::Random;
 
 /// Tenants and their shares, percent.
 const TENANTS: [(&str, f64); 3] = [("a", 50.0), ("b", 30.0), ("c", 20.0)];
@@ -39,7 +29,7 @@ struct Client {
 impl Client {
     fn start(host: &Host, tenant: usize) -> Self {
         let (name, percent) = TENANTS[tenant];
-        let mut command = host.preloaded(c_client("backlog", Way::Dlsym));
+        let mut command = host.preloaded(c_client("backlog"));
         command
             .args(["--kernel", "busy_1000us", "--progress", "--hold", &HELD_BYTES.to_string()])
             .env("DEEPRES_TENANT", name)
@@ -105,7 +95,7 @@ fn survive(lasts: Duration) {
 
     // All tenants are connected, and the accounts hold nothing of dead processes.
     let held_bytes = HELD_BYTES * PROCESSES as u64;
-    host.await_ps(
+    host.await_ps_within(
         |ps| {
             TENANTS.iter().all(|(name, _)| {
                 ps.find(name).is_some_and(|tenant| {
@@ -134,7 +124,7 @@ fn survive(lasts: Duration) {
     }
 
     drop(clients);
-    host.await_ps(
+    host.await_ps_within(
         |ps| ps.tenants.iter().all(|tenant| tenant.memory_bytes == 0 && tenant.sessions.is_empty()),
         SETTLES_WITHIN,
     );

@@ -1,9 +1,12 @@
 //! Runs the driver-semantics program (tests/conformance). The simulated driver must behave as that
 //! program expects, with and without deepres in between.
 
-use std::{fs, process::Command, time::Duration};
+use std::fs;
+use std::process::Command;
 
-use deepres_e2e::{Finished, Host, artefacts::repository, clients::conformance};
+use deepres_e2e::artefacts::repository;
+use deepres_e2e::clients::conformance;
+use deepres_e2e::prelude::*;
 
 /// Time limit. The program starts a hundred processes with a context each, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
@@ -15,7 +18,7 @@ fn host() -> Host {
 
 #[track_caller]
 fn assert_every_check_agrees(host: &Host, command: Command) {
-    let Finished { code, stdout, stderr, .. } = host.spawn(command).finish(WITHIN);
+    let Finished { code, stdout, stderr, .. } = host.spawn(command).finish_within(WITHIN);
     assert_eq!(code, 0, "{stdout}\n{stderr}");
     assert!(stdout.contains(" agree, 0 differ, 0 absent"), "{stdout}\n{stderr}");
 }

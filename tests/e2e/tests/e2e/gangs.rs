@@ -1,17 +1,7 @@
 //! Tenants with ranks on two GPUs, whose kernels spin until the other rank's kernel runs. Such a
 //! tenant has both GPUs or none, and its share of each.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use rustix::process::Signal;
+use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
 
 /// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
@@ -37,19 +27,15 @@ fn host() -> Host {
 fn ring(host: &Host, name: &str, share: &str, kernel: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("{kernel}_{name}"), "--depth", depth];
     let options = ["--name", name, "--share", share];
-    let mut process = host.spawn(host.run(&options, c_client("ring", Way::Dlsym), &arguments));
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
+    host.start(host.run(&options, c_client("ring"), &arguments), "ready")
 }
 
 /// Starts one rank of a tenant that has a process for each rank.
 fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("ring_{name}"), "--rank", rank, "--depth", depth];
-    let mut command = host.preloaded(c_client("ring", Way::Dlsym));
+    let mut command = host.preloaded(c_client("ring"));
     command.args(arguments).env("DEEPRES_TENANT", name).env("DEEPRES_SHARE", share);
-    let mut process = host.spawn(command);
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
+    host.start(command, "ready")
 }
 
 fn rounds(process: &Process) -> u64 {
@@ -85,11 +71,8 @@ fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {
 }
 
 fn assert_goes_on(process: &Process) {
-    let (before, deadline) = (rounds(process), Instant::now() + GOES_ON_WITHIN);
-    while rounds(process) < before + 100 {
-        assert!(Instant::now() < deadline, "{} rounds, then {}", before, rounds(process));
-        thread::sleep(Duration::from_millis(20));
-    }
+    let before = rounds(process);
+    await_value_within(|| rounds(process), |now| *now >= before + 100, GOES_ON_WITHIN);
 }
 
 fn assert_seventy_thirty(kernel: &str, depth: &str) {

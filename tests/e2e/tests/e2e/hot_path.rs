@@ -1,14 +1,8 @@
 //! Cost of a launch while the gate is open. The launch allocates nothing, makes no system call and
 //! takes no lock.
 
-use std::time::Duration;
-
-use deepres_e2e::{
-    Host,
-    clients::{c_program, stub_driver},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::clients::stub_driver;
+use deepres_e2e::prelude::*;
 
 /// Pause after which the meter thread sleeps until a launch wakes it: ten looks, two milliseconds
 /// apart.
@@ -33,8 +27,7 @@ fn number(said: &Value, key: &str) -> u64 {
 
 /// Runs the client in this mode as a tenant, and returns its output.
 fn run(host: &Host, way: &str) -> Value {
-    let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
-        .expect("ps --json is JSON");
+    let ps: Value = host.status();
     let uuid = ps["gpus"][0]["uuid"].as_str().expect("a GPU with a UUID");
     let mut command = host.preloaded(c_program("hot"));
     command
@@ -43,9 +36,8 @@ fn run(host: &Host, way: &str) -> Value {
         .env("STUB_DRIVER_UUID", uuid.trim_start_matches("GPU-").replace('-', ""))
         .env("DEEPRES_TENANT", "hot")
         .env("DEEPRES_MEMORY", "4GiB");
-    let mut client = host.spawn(command);
-    let said = client.await_json(COMMAND_LIMIT);
-    client.finish(COMMAND_LIMIT).success();
+    let (client, said) = host.told(command);
+    client.finish().success();
     said
 }
 

@@ -1,24 +1,14 @@
 //! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python
 //! package. A process that asks NVML does not become a session.
 
-use std::time::{Duration, Instant};
-
-use deepres_e2e::{
-    Host, Process,
-    artefacts::{artefacts, clients_python},
-    clients::{Way, c_client, c_program, script},
-    host::COMMAND_LIMIT,
-};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType},
-};
-use serde_json::{Value, json};
+use deepres_e2e::artefacts::clients_python;
+use deepres_e2e::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 use simgpu_engine::Config;
 
 /// NVML's error code for a list that is too short.
 const INSUFFICIENT_SIZE: u32 = 7;
-const GIB: u64 = 1 << 30;
 /// Memory that each tenant's process holds.
 const HELD_BYTES: u64 = GIB;
 /// Time limit. A share takes a second to show in NVML's figures.
@@ -27,9 +17,7 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 /// Starts a process that holds memory and keeps the GPU busy.
 fn busy(host: &Host, options: &[&str]) -> Process {
     let held = HELD_BYTES.to_string();
-    let mut process = host.spawn(host.run(options, c_client("backlog", Way::Dlsym), &["--hold", &held]));
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
+    host.start(host.run(options, c_client("backlog"), &["--hold", &held]), "ready")
 }
 
 /// Returns NVML's answers to a process of this tenant, or of no tenant.
@@ -53,7 +41,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
     let _daemon = host.daemon();
     let _one = busy(&host, &["--name", "one", "--share", "30%", "--memory", "4GiB"]);
     let _two = busy(&host, &["--name", "two", "--share", "70%"]);
-    let ps = host.await_ps(
+    let ps = host.await_ps_within(
         |ps| ["one", "two"].iter().all(|name| ps.find(name).is_some_and(|t| t.gpu_ns > 1_000_000_000)),
         SETTLES_WITHIN,
     );
@@ -111,7 +99,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
 fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
     let host = Host::new();
     // This run creates the simulated GPU's state.
-    host.finish(host.command(c_client("past", Way::Dlsym))).success();
+    host.finish(host.command(c_client("past"))).success();
     let bare = asked(&host, None);
     let preloaded = |host: &Host| {
         let mut command = host.preloaded(clients_python().python());
@@ -202,7 +190,6 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
 /// go-nvml and other libraries in the same process open the library, close it and open it again.
 #[test]
 fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
-    const MIB: u64 = 1 << 20;
     let host = Host::new();
     let whole = Config::default().memory_bytes / MIB;
     let reopens = c_program("reopens");
@@ -267,7 +254,7 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
         while net::recv(&connection, &mut [0; 4096], RecvFlags::empty()).is_ok_and(|(bytes, _)| bytes > 0) {}
         waited.push(since.elapsed());
     }
-    let ended = client.finish(COMMAND_LIMIT).success();
+    let ended = client.finish().success();
     let whole = Config::default().memory_bytes;
     assert_eq!(ended.stdout, format!("[{whole}]\n"), "as without deepres");
     let [first, again, of_child] = waited[..] else { panic!("each asked once, and the child: {waited:?}") };

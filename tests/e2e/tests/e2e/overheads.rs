@@ -4,14 +4,8 @@
 
 use std::process::Command;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 /// Size of a context on the simulated GPU.
 const CONTEXT_MIB: u64 = 500;
 const OUT_OF_MEMORY: u32 = 2;
@@ -34,7 +28,7 @@ struct Client {
 
 impl Client {
     fn start(host: &Host, limit_mib: Option<u64>) -> Self {
-        Self::of(host, host.preloaded(c_client("overheads", Way::Dlsym)), limit_mib)
+        Self::of(host, host.preloaded(c_client("overheads")), limit_mib)
     }
 
     fn of(host: &Host, mut command: Command, limit_mib: Option<u64>) -> Self {
@@ -50,7 +44,7 @@ impl Client {
         self.process.say(&format!("{what} {which} {bytes}"));
         let prefix = format!("{} ", self.calls);
         self.calls += 1;
-        let line = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
+        let line = self.process.await_line(|line| line.starts_with(&prefix));
         line[prefix.len()..].parse().expect("a code")
     }
 
@@ -61,8 +55,7 @@ impl Client {
 }
 
 fn account(host: &Host) -> Value {
-    let ps: Value =
-        serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout).expect("JSON");
+    let ps: Value = host.status();
     ps["tenants"][0]["gpus"][0].clone()
 }
 
@@ -143,10 +136,7 @@ fn a_context_of_a_process_that_another_daemon_takes_up_counts_there() {
     client.does("create", 0, 0);
     daemon.kill();
     let _daemon = host.daemon();
-    host.await_ps(
-        |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == CONTEXT_MIB * MIB),
-        COMMAND_LIMIT,
-    );
+    host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == CONTEXT_MIB * MIB));
     assert_held(&host, &[("context", CONTEXT_MIB)]);
     client.does("destroy", 0, 0);
     assert_held(&host, &[("context", 0)]);
@@ -217,7 +207,7 @@ fn a_compressed_module_counts_for_what_it_has_taken_and_is_unloaded_if_that_is_t
     let image = folder.path().join("large.fatbin");
     std::fs::write(&image, compressed(64 * MIB)).expect("a file of ours");
     let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+    let mut command = host.preloaded(c_client("overheads"));
     command.env("IMAGE", &image);
     let mut client = Client::of(&host, command, Some(150));
     client.does("create", 0, 0);
@@ -272,7 +262,7 @@ fn a_library_counts_in_every_context_while_it_is_loaded() {
     for (mode, is_eager) in [("LAZY", false), ("EAGER", true)] {
         let host = host();
         let _daemon = host.daemon();
-        let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+        let mut command = host.preloaded(c_client("overheads"));
         command.env("CUDA_MODULE_LOADING", mode);
         let mut client = Client::of(&host, command, Some(4 * CONTEXT_MIB));
         let holds = |contexts: u64, libraries: u64| {

@@ -2,40 +2,41 @@
 //! the host's and of managed memory, pools and external memory of another process, and arrays with
 //! memory mapped later. Account and GPU agree after each step.
 
-use deepres_e2e::{Host, Process, clients::script, containers::wait_until, host::COMMAND_LIMIT};
-use serde_json::Value;
+use std::process::Command;
 
-const MIB: u64 = 1 << 20;
+use deepres_e2e::prelude::*;
+
 const LIMIT_MIB: u64 = 256;
 const OUT_OF_MEMORY: &str = "2";
 
-/// A client that executes one order after another.
-struct Client {
-    process: Process,
-    calls: u32,
-}
+struct Client(Orders);
 
 impl Client {
     fn start(host: &Host, tenant: &str) -> Self {
         let mut command = host.preloaded("python3");
-        command.arg(script("pieces")).env("DEEPRES_TENANT", tenant);
-        command.env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
-        let mut client = Self { process: host.spawn(command), calls: 0 };
+        command.env("DEEPRES_TENANT", tenant).env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+        Self::start_by(host, command)
+    }
+
+    fn start_by(host: &Host, mut command: Command) -> Self {
+        command.arg(script("pieces"));
+        let mut client = Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")));
         client.does("start()");
         client
     }
 
+    #[track_caller]
     fn asks(&mut self, expression: &str) -> String {
-        self.process.say(expression);
-        let prefix = format!("{} ", self.calls);
-        self.calls += 1;
-        let line = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
-        line[prefix.len()..].to_owned()
+        self.0.ask(expression)
     }
 
     #[track_caller]
     fn does(&mut self, expression: &str) {
         assert_eq!(self.asks(expression), "0", "{expression}");
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.process.pid()
     }
 }
 
@@ -43,18 +44,10 @@ fn host() -> Host {
     Host::new().light_contexts()
 }
 
-/// Returns a tenant's account on the GPU.
-#[track_caller]
-fn account(host: &Host, tenant: &str) -> Value {
-    let mut status = host.status();
-    let own = status["tenants"].as_array_mut().into_iter().flatten().find(|one| one["name"] == tenant);
-    own.expect("the tenant is there")["gpus"][0].take()
-}
-
 /// Asserts that a tenant's account has this many MiB of a kind.
 #[track_caller]
 fn assert_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
-    let account = account(host, tenant);
+    let account = host.account(tenant);
     assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{kind}: {account}");
     assert_eq!(account["memory_bytes"].as_u64(), Some(mib * MIB), "{account}");
 }
@@ -124,7 +117,7 @@ fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
     owner.does("write('memory', 7)");
     let descriptor = owner.asks("export_pool('shared')");
     let data = owner.asks("export_pointer('memory')");
-    guest.does(&format!("import_pool('pool', {}, {descriptor})", owner.process.pid()));
+    guest.does(&format!("import_pool('pool', {}, {descriptor})", owner.pid()));
     guest.does(&format!("import_pointer('memory', 'pool', '{data}')"));
     assert_eq!(guest.asks("read('memory')"), "7");
     guest.does("write('memory', 8)");
@@ -158,7 +151,7 @@ fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
     client.does("give('memory')");
     // No call asks about a destroyed pool any more. The meter thread sees that the process's work
     // has ended.
-    wait_until("it counts no more", COMMAND_LIMIT, || account(&host, "t")["memory_bytes"] == 0);
+    eventually("it counts no more", || host.account("t")["memory_bytes"] == 0);
     assert_counts(&host, "t", "pool", 0);
     assert_taken(&host, 0);
 }
@@ -170,7 +163,7 @@ fn external_memory_counts_where_it_was_made() {
     let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
     owner.does("physical('memory', 200 << 20)");
     let descriptor = owner.asks("export_physical('memory')");
-    let pid = owner.process.pid();
+    let pid = owner.pid();
     guest.does(&format!("external('import', {pid}, {descriptor}, 200 << 20)"));
     guest.does("buffer('all', 'import', 0, 200 << 20)");
     guest.does("buffer('part', 'import', 2 << 20, 4096)");
@@ -269,10 +262,7 @@ const WRONG: [&str; 14] = [
 fn a_wrong_request_is_answered_by_the_driver_also_at_the_limit() {
     let host = host();
     let _daemon = host.daemon();
-    let mut bare = host.command("python3");
-    bare.arg(script("pieces"));
-    let mut bare = Client { process: host.spawn(bare), calls: 0 };
-    bare.does("start()");
+    let mut bare = Client::start_by(&host, host.command("python3"));
     let mut full = Client::start(&host, "t");
     full.does("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(256 << 20))");
     assert_eq!(full.asks("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1))"), OUT_OF_MEMORY);

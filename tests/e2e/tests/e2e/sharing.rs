@@ -1,17 +1,7 @@
 //! Shares of GPU time. The clients launch small kernels, long kernels and graphs, on several
 //! streams and in several processes.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process, Tally,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
+use deepres_e2e::prelude::*;
 
 /// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(4);
@@ -28,9 +18,7 @@ fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Pr
     if let Some(share) = share {
         options.extend(["--share", share]);
     }
-    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::ProcAddress), arguments));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&options, c_client_by("backlog", Way::ProcAddress), arguments), "ready")
 }
 
 /// Runs the same client as two tenants, with 70 % and 30 %.
@@ -115,7 +103,7 @@ mod measured {
         let _stayer = start(&host, "stayer", Some("30%"), &["--kernel", "busy_1000us"]);
         let stayer_pid = host.ps().tenant("stayer").sessions[0].pid;
         // The client prints its result when its last kernel has ended.
-        leaver.await_json(COMMAND_LIMIT);
+        leaver.await_json();
         let left = Instant::now();
         thread::sleep(EVERYTHING_WITHIN.saturating_sub(left.elapsed()));
         let before = host.truth();
@@ -130,12 +118,8 @@ mod measured {
     fn an_idle_tenants_share_is_the_others() {
         let host = Host::measuring();
         let _daemon = host.daemon();
-        let mut idler = host.spawn(host.run(
-            &["--name", "idler", "--share", "70%"],
-            c_client("launches", Way::Dlsym),
-            &[],
-        ));
-        idler.await_json(COMMAND_LIMIT);
+        let (_idler, _) =
+            host.told(host.run(&["--name", "idler", "--share", "70%"], c_client("launches"), &[]));
         let _worker = start(&host, "worker", Some("30%"), &["--kernel", "busy_1000us"]);
         thread::sleep(SETTLED);
         let window = Window::measure(&host, Duration::from_secs(1));

@@ -2,10 +2,8 @@
 //! each. They take turns on the GPU as a whole, and both finish. `cargo xtask bench suspend`
 //! measures their speed.
 
-use std::thread;
-use std::time::Duration;
-
-use deepres_e2e::{Host, Process, clients::demo_simgpu};
+use deepres_e2e::clients::demo_simgpu;
+use deepres_e2e::prelude::*;
 
 /// Time limit of a trainer. tinygrad compiles its kernels first, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(150);
@@ -32,8 +30,8 @@ fn start(host: &Host, name: &str) -> Process {
 }
 
 fn finish(mut trainer: Process) {
-    trainer.await_line(|line| line.starts_with("trained"), WITHIN);
-    trainer.finish(WITHIN).success();
+    trainer.await_line_within(|line| line.starts_with("trained"), WITHIN);
+    trainer.finish_within(WITHIN).success();
 }
 
 /// Does the same as [`finish`]. Returns samples of the GPU memory used meanwhile, in ascending

@@ -1,11 +1,7 @@
 //! The main use case: two unmodified tinygrad training scripts share one GPU, 70 to 30.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{Host, Process, Tally, clients::demo_simgpu, shares::Window};
+use deepres_e2e::clients::demo_simgpu;
+use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
 
 /// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
@@ -37,7 +33,7 @@ mod measured {
         let _daemon = host.daemon();
         let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
         for trainer in &mut trainers {
-            trainer.await_line(|line| line.starts_with("compiled"), COMPILED_WITHIN);
+            trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
         }
         thread::sleep(SETTLED);
         let window = Window::measure(&host, MEASURED);
@@ -55,7 +51,7 @@ mod measured {
         let ps = host.ps();
         let (major_pid, minor_pid) = (ps.tenant("major").sessions[0].pid, ps.tenant("minor").sessions[0].pid);
         let [mut major, minor] = trainers;
-        major.signal(rustix::process::Signal::TERM);
+        major.signal(Signal::TERM);
         // A trainer is gone when it has no work on the GPU any more.
         let mut last = kernel_ns(&host.truth(), major_pid);
         let mut left = Instant::now();
@@ -74,7 +70,7 @@ mod measured {
         let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
         println!("the trainer that is left has the GPU {busy:.1} % of the time");
         assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
-        assert_eq!(major.await_end(Duration::from_secs(10)).code, 128 + 15);
+        assert_eq!(major.await_end_within(Duration::from_secs(10)).code, 128 + 15);
         drop(minor);
     }
 }
