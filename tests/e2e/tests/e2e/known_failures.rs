@@ -47,9 +47,31 @@ fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&s
     assert_ne!(live(&host, naive(&host, mistake, program, what)), bare, "{mistake}: made");
 }
 
-#[track_caller]
-fn assert_only_the_naive_client_fails(mistake: &str, what: &str) {
-    assert_only_the_naive_library_fails(mistake, &c_client("hazards"), &[what]);
+/// Declares tests in which the client `hazards` runs one of its parts, and only a naive library
+/// with this mistake fails.
+macro_rules! hazards {
+    ($($name:ident: $mistake:literal, $part:literal;)+) => {
+        $(
+            #[test]
+            fn $name() {
+                assert_only_the_naive_library_fails($mistake, &c_client("hazards"), &[$part]);
+            }
+        )+
+    };
+}
+
+hazards! {
+    a_function_that_changed_its_parameters_is_told_from_the_one_before: "by-name", "abi";
+    a_variant_for_per_thread_streams_launches_on_them: "detour", "per-thread";
+    the_real_dlsym_is_found_without_dlsym: "itself", "launches";
+    no_marker_gets_into_a_capture: "markers", "capture";
+    a_thread_that_looks_at_events_breaks_no_capture_of_another_thread: "looks", "capture-meanwhile";
+    nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured: "legacy-markers", "capture-blocking";
+    events_end_with_their_context: "pooled-events", "contexts";
+    physical_memory_needs_no_current_context: "no-context", "without-context";
+    null_and_odd_arguments_are_the_drivers_to_answer: "null", "nulls";
+    a_forked_child_inherits_no_lock: "thread", "forked";
+    device_memory_is_not_swapped_for_managed_memory: "managed", "device-memory";
 }
 
 #[test]
@@ -59,40 +81,10 @@ fn names_that_only_begin_like_the_drivers_are_somebody_elses() {
 }
 
 #[test]
-fn a_function_that_changed_its_parameters_is_told_from_the_one_before() {
-    assert_only_the_naive_client_fails("by-name", "abi");
-}
-
-#[test]
-fn a_variant_for_per_thread_streams_launches_on_them() {
-    assert_only_the_naive_client_fails("detour", "per-thread");
-}
-
-#[test]
 fn a_look_up_in_a_librarys_constructor_waits_for_nobody() {
     let library = c_library("constructor").display().to_string();
     let client = c_client("hazards");
     assert_only_the_naive_library_fails("lock", &client, &["constructor", &library]);
-}
-
-#[test]
-fn the_real_dlsym_is_found_without_dlsym() {
-    assert_only_the_naive_client_fails("itself", "launches");
-}
-
-#[test]
-fn no_marker_gets_into_a_capture() {
-    assert_only_the_naive_client_fails("markers", "capture");
-}
-
-#[test]
-fn a_thread_that_looks_at_events_breaks_no_capture_of_another_thread() {
-    assert_only_the_naive_client_fails("looks", "capture-meanwhile");
-}
-
-#[test]
-fn nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured() {
-    assert_only_the_naive_client_fails("legacy-markers", "capture-blocking");
 }
 
 #[test]
@@ -129,31 +121,6 @@ fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(live(&host, theirs()).1, Some(14), "it waits until the alarm ends it");
-}
-
-#[test]
-fn events_end_with_their_context() {
-    assert_only_the_naive_client_fails("pooled-events", "contexts");
-}
-
-#[test]
-fn physical_memory_needs_no_current_context() {
-    assert_only_the_naive_client_fails("no-context", "without-context");
-}
-
-#[test]
-fn null_and_odd_arguments_are_the_drivers_to_answer() {
-    assert_only_the_naive_client_fails("null", "nulls");
-}
-
-#[test]
-fn a_forked_child_inherits_no_lock() {
-    assert_only_the_naive_client_fails("thread", "forked");
-}
-
-#[test]
-fn device_memory_is_not_swapped_for_managed_memory() {
-    assert_only_the_naive_client_fails("managed", "device-memory");
 }
 
 #[test]

@@ -37,26 +37,27 @@ fn assert_seventy_thirty(arguments: &[&str]) {
 mod measured {
     use super::*;
 
-    #[test]
-    fn small_kernels_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_200us", "--sync-every", "100"]);
+    /// Declares tests in which two tenants with 70 % and 30 % run the client `backlog` with these
+    /// arguments.
+    macro_rules! seventy_thirty {
+        ($($(#[$track:meta])? $name:ident: $arguments:literal;)+) => {
+            $(
+                #[test]
+                $(#[$track])?
+                fn $name() {
+                    assert_seventy_thirty(&$arguments.split(' ').collect::<Vec<_>>());
+                }
+            )+
+        };
     }
 
-    #[test]
-    fn long_kernels_with_a_sync_each_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_5000us", "--sync-every", "1"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn graphs_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn clients_with_four_streams_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "256"]);
+    seventy_thirty! {
+        small_kernels_share_seventy_to_thirty: "--kernel busy_200us --sync-every 100";
+        long_kernels_with_a_sync_each_share_seventy_to_thirty: "--kernel busy_5000us --sync-every 1";
+        #[ignore = "deep: takes long"]
+        graphs_share_seventy_to_thirty: "--kernel busy_200us --graph 40 --sync-every 4";
+        #[ignore = "deep: takes long"]
+        clients_with_four_streams_share_seventy_to_thirty: "--kernel busy_1000us --streams 4 --sync-every 256";
     }
 
     #[test]

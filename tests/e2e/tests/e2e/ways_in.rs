@@ -39,18 +39,8 @@ fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
 }
 
 #[test]
-fn a_linked_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::Linked, None);
-}
-
-#[test]
-fn a_dlsym_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::Dlsym, None);
-}
-
-#[test]
-fn a_get_proc_address_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::ProcAddress, None);
+fn a_client_is_counted_launch_by_launch_however_it_reaches_the_driver() {
+    Way::ALL.into_iter().for_each(|way| assert_every_launch_is_counted(way, None));
 }
 
 #[test]
