@@ -331,33 +331,26 @@ fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
     }
 }
 
+/// Returns a strided struct with all fields 0.
+pub fn blank() -> cu::CUDA_MEMCPY3D {
+    // SAFETY: the struct holds numbers and pointers only.
+    unsafe { std::mem::zeroed() }
+}
+
 /// Returns the strided struct for a linear copy. Graphs describe all copies with this struct.
 pub fn describe_linear(target: u64, source: u64, bytes: u64) -> cu::CUDA_MEMCPY3D {
     cu::CUDA_MEMCPY3D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcZ: 0,
-        srcLOD: 0,
         srcMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
-        srcHost: std::ptr::null(),
         srcDevice: source,
-        srcArray: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
         srcPitch: bytes as usize,
         srcHeight: 1,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstZ: 0,
-        dstLOD: 0,
         dstMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
-        dstHost: std::ptr::null_mut(),
         dstDevice: target,
-        dstArray: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
         dstPitch: bytes as usize,
         dstHeight: 1,
         WidthInBytes: bytes as usize,
         Height: 1,
         Depth: 1,
+        ..blank()
     }
 }

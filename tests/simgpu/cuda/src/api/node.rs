@@ -75,19 +75,12 @@ fn allocation(
 }
 
 fn extended(v1: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
-    CUDA_KERNEL_NODE_PARAMS {
-        func: v1.func,
-        gridDimX: v1.gridDimX,
-        gridDimY: v1.gridDimY,
-        gridDimZ: v1.gridDimZ,
-        blockDimX: v1.blockDimX,
-        blockDimY: v1.blockDimY,
-        blockDimZ: v1.blockDimZ,
-        sharedMemBytes: v1.sharedMemBytes,
-        kernelParams: v1.kernelParams,
-        extra: v1.extra,
-        kern: std::ptr::null_mut(),
-        ctx: std::ptr::null_mut(),
+    // SAFETY: the struct holds numbers and pointers, and begins with the fields of its first
+    // version.
+    unsafe {
+        let mut params: CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
+        (&raw mut params).cast::<CUDA_KERNEL_NODE_PARAMS_v1>().write(*v1);
+        params
     }
 }
 
@@ -327,11 +320,48 @@ fn set_exec(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Resul
     graph::exec(exec as usize)?.set_operation(node as usize, operation)
 }
 
+/// Returns `$value` of a node whose operation matches `$pattern`, and refuses a node of another
+/// kind.
+macro_rules! operation_of {
+    ($node:expr, $pattern:pat => $value:expr) => {
+        match graph::node($node as usize)?.operation() {
+            $pattern => $value,
+            _ => return Err(status::INVALID_VALUE),
+        }
+    };
+}
+
+/// Declares, for each line, the functions that give a node of a graph, and the same node of an
+/// instantiated graph, another operation.
+macro_rules! setters {
+    ($($set:ident $set_exec:ident($arg:ident: $ty:ty) $operation:expr;)*) => {
+        calls! {$(
+            $set(hNode: CUgraphNode, $arg: $ty) { set(hNode, $operation?)? }
+            $set_exec(hGraphExec: CUgraphExec, hNode: CUgraphNode, $arg: $ty) {
+                set_exec(hGraphExec, hNode, $operation?)?
+            }
+        )*}
+    };
+}
+
+setters! {
+    cuGraphKernelNodeSetParams cuGraphExecKernelNodeSetParams(nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1)
+        kernel(&extended(&read!(nodeParams)));
+    cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2(nodeParams: *const CUDA_KERNEL_NODE_PARAMS)
+        kernel(&read!(nodeParams));
+    cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams(nodeParams: *const CUDA_HOST_NODE_PARAMS)
+        host(&read!(nodeParams));
+    cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent(event: CUevent)
+        event_of(event).map(Operation::EventRecord);
+    cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent(event: CUevent)
+        event_of(event).map(Operation::EventWait);
+    cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams(nodeParams: *const c_void) batch(nodeParams);
+    cuGraphNodeSetParams cuGraphExecNodeSetParams(nodeParams: *mut CUgraphNodeParams) any(&read!(nodeParams));
+}
+
 /// Returns the launch of a kernel node.
 fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
-    let Operation::Kernel(launch) = graph::node(node as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
+    let launch = operation_of!(node, Operation::Kernel(launch) => launch);
     Ok(CUDA_KERNEL_NODE_PARAMS {
         func: launch.function.handle as CUfunction,
         gridDimX: launch.grid[0],
@@ -355,44 +385,17 @@ fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
 calls! {
     cuGraphKernelNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
         let full = launch_of(hNode)?;
-        let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
-            func: full.func,
-            gridDimX: full.gridDimX,
-            gridDimY: full.gridDimY,
-            gridDimZ: full.gridDimZ,
-            blockDimX: full.blockDimX,
-            blockDimY: full.blockDimY,
-            blockDimZ: full.blockDimZ,
-            sharedMemBytes: full.sharedMemBytes,
-            kernelParams: full.kernelParams,
-            extra: full.extra,
-        };
+        // SAFETY: the struct begins with the fields of its first version.
+        let v1 = unsafe { (&raw const full).cast::<CUDA_KERNEL_NODE_PARAMS_v1>().read() };
         give!(nodeParams, v1);
     }
     cuGraphKernelNodeGetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS) {
         give!(nodeParams, launch_of(hNode)?);
     }
-    cuGraphKernelNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1) {
-        set(hNode, kernel(&extended(&read!(nodeParams)))?)?;
-    }
-    cuGraphKernelNodeSetParams_v2(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS) {
-        set(hNode, kernel(&read!(nodeParams))?)?;
-    }
-    cuGraphExecKernelNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1
-    ) { set_exec(hGraphExec, hNode, kernel(&extended(&read!(nodeParams)))?)? }
-    cuGraphExecKernelNodeSetParams_v2(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS
-    ) { set_exec(hGraphExec, hNode, kernel(&read!(nodeParams))?)? }
 }
 
 fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
-    let node = graph::node(node as usize)?;
-    if node.operation().node_type() == CU_GRAPH_NODE_TYPE_KERNEL {
-        Ok(node)
-    } else {
-        Err(status::INVALID_VALUE)
-    }
+    operation_of!(node, Operation::Kernel(_) => graph::node(node as usize))
 }
 
 calls! {
@@ -411,10 +414,7 @@ calls! {
         kernel_node(dst)?.copy_attributes(&source);
     }
     cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) {
-        let Operation::Copy(params) = graph::node(hNode as usize)?.operation() else {
-            return Err(status::INVALID_VALUE);
-        };
-        give!(nodeParams, *params);
+        give!(nodeParams, operation_of!(hNode, Operation::Copy(params) => *params));
     }
     cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
         set(hNode, copy(&read!(nodeParams))?)?;
@@ -426,9 +426,7 @@ calls! {
         set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)?;
     }
     cuGraphMemsetNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMSET_NODE_PARAMS) {
-        let Operation::Fill(fill) = graph::node(hNode as usize)?.operation() else {
-            return Err(status::INVALID_VALUE);
-        };
+        let fill = operation_of!(hNode, Operation::Fill(fill) => fill);
         let params = CUDA_MEMSET_NODE_PARAMS {
             dst: fill.address,
             pitch: fill.pitch_bytes as usize,
@@ -451,92 +449,33 @@ calls! {
     }
 }
 
-pub fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) -> Result<()> {
-    match graph::node(hNode as usize)?.operation() {
-        Operation::Host(HostCall::Function(function, data)) => {
-            give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
-    }
-}
-
 calls! {
-    cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) {
-        set(hNode, host(&read!(nodeParams))?)?;
+    cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) {
+        let (function, data) =
+            operation_of!(hNode, Operation::Host(HostCall::Function(function, data)) => (function, data));
+        give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
     }
-    cuGraphExecHostNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS
-    ) { set_exec(hGraphExec, hNode, host(&read!(nodeParams))?)? }
     cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
-        let Operation::Child(child) = graph::node(hNode as usize)?.operation() else {
-            return Err(status::INVALID_VALUE);
-        };
-        give!(phGraph, child.handle as CUgraph);
+        give!(phGraph, operation_of!(hNode, Operation::Child(child) => child.handle as CUgraph));
     }
     cuGraphExecChildGraphNodeSetParams(hGraphExec: CUgraphExec, hNode: CUgraphNode, childGraph: CUgraph) {
         set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))?;
     }
 }
 
-fn give_event(to: *mut CUevent, node: CUgraphNode, kind: u32) -> Result<()> {
-    match graph::node(node as usize)?.operation() {
-        operation @ (Operation::EventRecord(_) | Operation::EventWait(_))
-            if operation.node_type() == kind =>
-        {
-            let (Operation::EventRecord(event) | Operation::EventWait(event)) = operation else {
-                return Err(status::INVALID_VALUE);
-            };
-            give!(to, event.handle as CUevent);
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
-    }
-}
-
 calls! {
     cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
-        give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD)?;
+        give!(event_out, operation_of!(hNode, Operation::EventRecord(event) => event.handle as CUevent));
     }
     cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
-        give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT)?;
-    }
-    cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent) {
-        set(hNode, Operation::EventRecord(event_of(event)?))?;
-    }
-    cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent) {
-        set(hNode, Operation::EventWait(event_of(event)?))?;
-    }
-    cuGraphExecEventRecordNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent) {
-        set_exec(hGraphExec, hNode, Operation::EventRecord(event_of(event)?))?;
-    }
-    cuGraphExecEventWaitNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent) {
-        set_exec(hGraphExec, hNode, Operation::EventWait(event_of(event)?))?;
+        give!(event_out, operation_of!(hNode, Operation::EventWait(event) => event.handle as CUevent));
     }
     cuGraphMemAllocNodeGetParams(hNode: CUgraphNode, params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
-        let Operation::Allocate(node) = graph::node(hNode as usize)?.operation() else {
-            return Err(status::INVALID_VALUE);
-        };
-        give!(params_out, node.params);
+        give!(params_out, operation_of!(hNode, Operation::Allocate(node) => node.params));
     }
     cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) {
-        let Operation::Free(address) = graph::node(hNode as usize)?.operation() else {
-            return Err(status::INVALID_VALUE);
-        };
-        give!(dptr_out, address);
+        give!(dptr_out, operation_of!(hNode, Operation::Free(address) => address));
     }
-    cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) {
-        set(hNode, batch(nodeParams)?)?;
-    }
-    cuGraphExecBatchMemOpNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const c_void
-    ) { set_exec(hGraphExec, hNode, batch(nodeParams)?)? }
-    cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams) {
-        set(hNode, any(&read!(nodeParams))?)?;
-    }
-    cuGraphExecNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams
-    ) { set_exec(hGraphExec, hNode, any(&read!(nodeParams))?)? }
     cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) {
         give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
     }
