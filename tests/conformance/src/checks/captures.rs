@@ -48,8 +48,7 @@ fn status(stream: CUstream) -> Result<u32, Stop> {
 }
 
 fn captured_work_runs_when_the_graph_is_launched(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (device, host) = (gpu.memory(4)?, gpu.pinned(1)?);
     must!(cuMemsetD32_v2(device, 0, 1));
     begin(stream, GLOBAL)?;
@@ -73,8 +72,7 @@ fn captured_work_runs_when_the_graph_is_launched(facts: &mut Facts) -> Result<()
 }
 
 fn the_legacy_stream_is_never_captured(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     for (what, legacy) in [("null", null_mut()), ("its handle", CU_STREAM_LEGACY)] {
         facts.code(what, cu!(cuStreamBeginCapture_v2(legacy, GLOBAL)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -106,15 +104,11 @@ fn the_legacy_stream_is_out_of_bounds_meanwhile(facts: &mut Facts) -> Result<(),
 }
 
 fn asking_about_what_is_captured_breaks_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     begin(stream, RELAXED)?;
-    facts.code(
-        "waiting for the stream",
-        cu!(cuStreamSynchronize(stream)),
-        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-    );
+    let code = cu!(cuStreamSynchronize(stream));
+    facts.code("waiting for the stream", code, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     facts.code("ending that", end(stream)?.0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     begin(stream, RELAXED)?;
     facts.code("asking the stream", cu!(cuStreamQuery(stream)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -149,8 +143,7 @@ fn ask_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> Result<CUresu
 }
 
 fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     let mode = |mode: u32| ["global", "thread-local", "relaxed"][mode as usize];
     for (capture, thread, expected) in [
@@ -173,8 +166,7 @@ fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (event, other) = (gpu.event(0)?, gpu.stream(NON_BLOCKING)?);
     let kept = gpu.memory(64)?;
     let mut free = 0;
@@ -212,8 +204,7 @@ fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop
 }
 
 fn captures_do_not_mix(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (one, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [one, other]) = Gpu::with_streams()?;
     let (inside, outside) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(outside, other));
     begin(one, RELAXED)?;
@@ -237,8 +228,7 @@ fn fork(gpu: &Gpu, origin: CUstream, branch: CUstream) -> Result<(), Stop> {
 }
 
 fn branches_have_to_come_back(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (origin, branch) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [origin, branch]) = Gpu::with_streams()?;
     let join = gpu.event(0)?;
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
@@ -259,8 +249,7 @@ fn branches_have_to_come_back(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn a_capture_ends_where_it_began(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (origin, branch) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [origin, branch]) = Gpu::with_streams()?;
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
     facts.code("in its branch", end(branch)?.0, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
@@ -276,8 +265,7 @@ fn a_capture_ends_where_it_began(facts: &mut Facts) -> Result<(), Stop> {
 /// Makes the calls that deepres itself makes on an application thread during a capture, with the
 /// thread's mode relaxed.
 fn a_relaxed_thread_may_ask_anything_else(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (stream, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [stream, other]) = Gpu::with_streams()?;
     let (event, end_event) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(event, other));
     must!(cuEventRecord(end_event, other));
@@ -305,8 +293,7 @@ fn a_relaxed_thread_may_ask_anything_else(facts: &mut Facts) -> Result<(), Stop>
 }
 
 fn an_event_is_recorded_beside_a_capture(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (stream, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [stream, other]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     begin(stream, GLOBAL)?;
     facts.code("on a stream outside", cu!(cuEventRecord(event, other)), CUDA_SUCCESS);
@@ -316,8 +303,7 @@ fn an_event_is_recorded_beside_a_capture(facts: &mut Facts) -> Result<(), Stop> 
 }
 
 fn destroying_what_is_captured(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let other = gpu.stream(0)?;
     begin(stream, RELAXED)?;
     facts.code("the stream", cu!(cuStreamDestroy_v2(stream)), CUDA_SUCCESS);

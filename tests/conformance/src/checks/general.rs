@@ -86,11 +86,8 @@ fn devices_are_described_within_bounds(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("the device after the last", cu!(cuDeviceGet(&mut device, count)), CUDA_ERROR_INVALID_DEVICE);
     facts.code("a negative one", cu!(cuDeviceGet(&mut device, -1)), CUDA_ERROR_INVALID_DEVICE);
     facts.code("memory of no device", cu!(cuDeviceTotalMem_v2(&mut total, count)), CUDA_ERROR_INVALID_DEVICE);
-    facts.code(
-        "an attribute that is none",
-        cu!(cuDeviceGetAttribute(&mut value, NO_ATTRIBUTE, 0)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuDeviceGetAttribute(&mut value, NO_ATTRIBUTE, 0));
+    facts.code("an attribute that is none", code, CUDA_ERROR_INVALID_VALUE);
     must!(cuDeviceGetAttribute(&mut value, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0));
     facts.is("threads of a block", value, 1024);
     let mut bus = [0; 16];

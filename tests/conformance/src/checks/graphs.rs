@@ -21,15 +21,11 @@ checks! { "graphs":
 }
 
 fn graph() -> Result<CUgraph, Stop> {
-    let mut graph = null_mut();
-    must!(cuGraphCreate(&mut graph, 0));
-    Ok(graph)
+    Ok(made!(cuGraphCreate(0)))
 }
 
 fn executable(graph: CUgraph) -> Result<CUgraphExec, Stop> {
-    let mut exec = null_mut();
-    must!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-    Ok(exec)
+    Ok(made!(cuGraphInstantiateWithFlags(graph, 0)))
 }
 
 /// Returns a graph that sets a word.
@@ -41,8 +37,7 @@ fn set(gpu: &Gpu, at: CUdeviceptr, value: u32) -> Result<CUgraph, Stop> {
 }
 
 fn launches_of_one_run_one_after_another(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (gpu, [first, second]) = Gpu::with_streams()?;
     let exec = executable(set(&gpu, gpu.memory(4)?, 1)?)?;
     must!(cuGraphLaunch(exec, first));
     must!(cuStreamSynchronize(first));
@@ -150,8 +145,7 @@ fn graph_bytes(attribute: CUgraphMem_attribute) -> Result<usize, Stop> {
 }
 
 fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (graph, address) = writing_to_its_own(stream)?;
     let exec = executable(graph)?;
     let used = || graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT);
@@ -172,8 +166,7 @@ fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<()
 }
 
 fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (graph, address) = writing_to_its_own(stream)?;
     let exec = executable(graph)?;
     must!(cuDeviceGraphMemTrim(0));
@@ -221,8 +214,7 @@ fn a_graph_lives_on_in_what_was_made_of_it(facts: &mut Facts) -> Result<(), Stop
 }
 
 fn destroying_what_runs(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let device = gpu.memory(4)?;
     let exec = executable(set(&gpu, device, 5)?)?;
     let held = gpu.hold(stream)?;

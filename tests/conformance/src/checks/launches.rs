@@ -126,8 +126,7 @@ fn attributes_of_the_extended_launch(facts: &mut Facts) -> Result<(), Stop> {
     attribute.id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
     attribute.value.priority = 0;
     facts.code("a priority", launch(&mut attribute, 1)?, CUDA_SUCCESS);
-    let mut major = 0;
-    must!(cuDeviceGetAttribute(&mut major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
+    let major = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
     if major >= 9 {
         attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         attribute.value.clusterDim = [3, 1, 1];

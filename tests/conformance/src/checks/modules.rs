@@ -37,8 +37,7 @@ fn variables_begin_with_their_first_values(facts: &mut Facts) -> Result<(), Stop
     must!(cuModuleGetGlobal_v2(&mut address, &mut bytes, gpu.module, c"answer".as_ptr()));
     facts.is("length", bytes, 4);
     facts.is("value", gpu.read(address, 1)?, vec![42]);
-    let mut module = null_mut();
-    must!(cuFuncGetModule(&mut module, gpu.kernel(c"two")?));
+    let module = made!(cuFuncGetModule(gpu.kernel(c"two")?));
     facts.is("a kernel's module", module, gpu.module);
     Ok(())
 }

@@ -6,9 +6,7 @@ use std::ptr::null_mut;
 use common::*;
 
 fn current() -> CUcontext {
-    let mut context = null_mut();
-    ok!(cuCtxGetCurrent(&mut context));
-    context
+    made!(cuCtxGetCurrent())
 }
 
 #[test]

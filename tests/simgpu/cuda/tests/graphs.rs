@@ -8,15 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::*;
 
 fn new_graph() -> CUgraph {
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
-    graph
+    made!(cuGraphCreate(0))
 }
 
 fn instantiate(graph: CUgraph) -> CUgraphExec {
-    let mut exec = null_mut();
-    ok!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-    exec
+    made!(cuGraphInstantiateWithFlags(graph, 0))
 }
 
 fn memset(dst: CUdeviceptr, value: u32) -> CUDA_MEMSET_NODE_PARAMS {
@@ -147,8 +143,7 @@ fn memory_of_a_graph_is_charged_from_its_launch_until_it_is_trimmed() {
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
     let before = gpu.used_bytes();
     ok!(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    let mut address = 0;
-    ok!(cuMemAllocAsync(&mut address, BYTES, stream));
+    let address = made!(cuMemAllocAsync(BYTES, stream));
     ok!(cuMemsetD32Async(address, 8, 1, stream));
     let mut graph = null_mut();
     ok!(cuStreamEndCapture(stream, &mut graph));
@@ -196,8 +191,7 @@ fn an_upload_is_charged_what_the_launch_after_it_has_in_use_at_most() {
     ok!(cuDeviceGraphMemTrim(0));
     assert_eq!(gpu.used_bytes(), before);
     // A failed upload leaves no memory charged.
-    let mut all = 0;
-    ok!(cuDeviceTotalMem_v2(&mut all, 0));
+    let all = made!(cuDeviceTotalMem_v2(0));
     let rest = gpu.memory(all - before - BYTES + 1);
     assert_eq!(code!(cuGraphUpload(exec, stream)), CUDA_ERROR_OUT_OF_MEMORY);
     let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
@@ -219,8 +213,7 @@ fn allocation(graph: CUgraph, after: &[CUgraphNode], bytes: usize) -> (CUgraphNo
     let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
     params.poolProps.location.r#type = CU_MEM_LOCATION_TYPE_DEVICE;
     params.bytesize = bytes;
-    let mut node = null_mut();
-    ok!(cuGraphAddMemAllocNode(&mut node, graph, after.as_ptr(), after.len(), &mut params));
+    let node = made!(cuGraphAddMemAllocNode(graph, after.as_ptr(), after.len(), &mut params));
     (node, params.dptr)
 }
 
@@ -258,8 +251,7 @@ fn a_user_object_ends_with_the_last_that_refers_to_it() {
     }
     let _gpu = Gpu::new();
     let graph = new_graph();
-    let mut object = null_mut();
-    ok!(cuUserObjectCreate(&mut object, null_mut(), Some(end), 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    let object = made!(cuUserObjectCreate(null_mut(), Some(end), 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
     ok!(cuGraphRetainUserObject(graph, object, 1, 0));
     ok!(cuUserObjectRelease(object, 1));
     assert_eq!(ENDED.load(Ordering::SeqCst), 0);
@@ -294,8 +286,7 @@ fn the_body_that_a_condition_names_runs_and_no_other() {
     let gpu = Gpu::new();
     let word = gpu.memory(4);
     let set = |body: CUgraph, value: u32| {
-        let mut node = null_mut();
-        ok!(cuGraphAddMemsetNode(&mut node, body, null(), 0, &memset(word, value), gpu.context));
+        made!(cuGraphAddMemsetNode(body, null(), 0, &memset(word, value), gpu.context));
     };
     let stream = gpu.stream(CU_STREAM_NON_BLOCKING);
     for (kind, size, value, expected) in [
