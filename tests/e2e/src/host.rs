@@ -292,6 +292,22 @@ impl Host {
         self.call(arguments).success().stdout
     }
 
+    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host and
+    /// back at 10 GB/s.
+    pub fn of_one_gib() -> Self {
+        Self::new().simgpu(
+            "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
+             device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+        )
+    }
+
+    /// Returns the host with its daemon, which has started and answers.
+    #[track_caller]
+    pub fn with_daemon(self) -> (Self, Process) {
+        let daemon = self.daemon();
+        (self, daemon)
+    }
+
     /// Starts the daemon and waits until it answers.
     #[track_caller]
     pub fn daemon(&self) -> Process {
@@ -567,9 +583,25 @@ impl Tally {
         Self { by_pid_ns, total_ns, elapsed_ns: after.at_ns - before.at_ns }
     }
 
+    /// Waits for `time`, and counts the kernel time in it.
+    pub fn over(host: &Host, time: Duration) -> Self {
+        let before = host.truth();
+        thread::sleep(time);
+        Self::between(&before, &host.truth())
+    }
+
     /// Returns the part of the GPU time that these processes used, in percent.
     pub fn percent(&self, pids: &[u32]) -> f64 {
+        self.percent_of(pids, self.total_ns)
+    }
+
+    /// Returns the part of the elapsed time in which these processes ran kernels, in percent.
+    pub fn percent_of_time(&self, pids: &[u32]) -> f64 {
+        self.percent_of(pids, self.elapsed_ns)
+    }
+
+    fn percent_of(&self, pids: &[u32], whole_ns: u64) -> f64 {
         let part: u64 = pids.iter().filter_map(|pid| self.by_pid_ns.get(pid)).sum();
-        part as f64 * 100.0 / self.total_ns as f64
+        part as f64 * 100.0 / whole_ns as f64
     }
 }

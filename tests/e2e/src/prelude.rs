@@ -13,6 +13,7 @@ pub use crate::{
     artefacts::artefacts,
     clients::{CLibrary, Way, c_client, c_client_by, c_library, c_program, script},
     host::{COMMAND_LIMIT, await_value, await_value_within, eventually, eventually_within},
+    ps::number,
     shares::Window,
 };
 

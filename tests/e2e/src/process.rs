@@ -100,6 +100,11 @@ impl Process {
         read(&self.stdout)
     }
 
+    /// Returns the number in the last line of standard output that is a number, or 0.
+    pub fn last_number(&self) -> u64 {
+        self.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+    }
+
     /// Returns everything that the process wrote to standard error until now.
     pub fn stderr(&self) -> String {
         read(&self.stderr)

@@ -3,27 +3,47 @@
 
 use deepres_e2e::prelude::*;
 
-const GPU: &str = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\n";
+/// A GPU of 4 GiB.
+const GPU: &str = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
+
+fn host() -> Host {
+    Host::new().simgpu(GPU)
+}
+
+/// Returns the options of a guaranteed tenant with a share of 40 %.
+fn guaranteed<'a>(name: &'a str, memory: &'a str) -> [&'a str; 8] {
+    ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", memory]
+}
+
+/// Runs the client that shows what it sees of the GPU, until it has said so.
+fn viewing(host: &Host, options: &[&str]) -> Process {
+    host.told(host.run(options, c_client("view"), &[])).0
+}
+
+/// Runs a client until it holds this much memory.
+fn holding(host: &Host, options: &[&str], bytes: u64) -> Process {
+    host.start(host.run(options, c_client("yields"), &[&bytes.to_string()]), "holding")
+}
+
+/// Runs a client that takes all memory that it can get. Returns what it says.
+fn filled(host: &Host, options: &[&str]) -> Value {
+    host.finish(host.run(options, c_client("fill"), &["33554432", "cuMemAlloc_v2"])).success().json()
+}
 
 #[test]
 fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let guaranteed =
-        |name, share, memory| ["--name", name, "--class", "guaranteed", "--share", share, "--memory", memory];
-    let view = || c_client("view");
-    let (first, _) = host.told(host.run(&guaranteed("first", "40%", "3GiB"), view(), &[]));
+    let (host, _daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
 
-    let refused = host.finish(host.run(&guaranteed("second", "40%", "2GiB"), view(), &[]));
+    let refused = host.finish(host.run(&guaranteed("second", "2GiB"), c_client("view"), &[]));
     refused.refused("what they hold leave 1 GiB of a GPU's");
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
     // A tenant without a guarantee is admitted, and takes the memory that is free.
-    let (fair, _) = host.told(host.run(&["--name", "fair", "--memory", "4GiB"], view(), &[]));
-    fair.finish().success();
+    viewing(&host, &["--name", "fair", "--memory", "4GiB"]).finish().success();
 
-    let options: Vec<&str> = guaranteed("second", "40%", "2GiB").into_iter().chain(["--wait"]).collect();
-    let mut second = host.spawn(host.run(&options, view(), &[]));
+    let options = [&guaranteed("second", "2GiB")[..], &["--wait"]].concat();
+    let mut second = host.spawn(host.run(&options, c_client("view"), &[]));
     second.await_error_line(|line| line.contains("waiting: 2 GiB of memory"));
     thread::sleep(Duration::from_millis(600));
     assert!(host.ps().find("second").is_none(), "it waits still");
@@ -34,7 +54,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 
 #[test]
 fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
-    let host = Host::new().simgpu(GPU);
+    let host = host();
     let options = ["--class", "fair", "--memory", "2GiB", "--wait"];
     let refused = host.finish(host.run(&options, c_client("view"), &[]));
     assert_eq!(refused.code, 1, "{refused:?}");
@@ -43,9 +63,8 @@ fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
 
 #[test]
 fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "huge", "--class", "guaranteed", "--share", "40%", "--memory", "5GiB", "--wait"];
+    let (host, _daemon) = host().with_daemon();
+    let options = [&guaranteed("huge", "5GiB")[..], &["--wait"]].concat();
     let refused = host.finish(host.run(&options, c_client("view"), &[]));
     refused.refused("the largest GPU has 4 GiB");
     assert!(!refused.stderr.contains("waiting"), "{}", refused.stderr);
@@ -53,11 +72,8 @@ fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
 
 #[test]
 fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
-    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
-    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
-    let bytes = (640 * MIB).to_string();
-    let mut holder = host.start(host.run(&["--name", "holder"], c_client("yields"), &[&bytes]), "holding");
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
+    let mut holder = holding(&host, &["--name", "holder"], 640 * MIB);
 
     let options = ["--name", "late", "--memory", "800MiB"];
     host.finish(host.run(&options, c_client("view"), &[]))
@@ -84,8 +100,7 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_grow() {
     const CAP_BYTES: u64 = 1 << 30;
     const PIECE_BYTES: u64 = 16 << 20;
-    let host = Host::new().simgpu(GPU).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
     let greedy = |name: &str| {
         let client = c_client("greedy");
         host.spawn(host.run(&["--name", name], client, &["6000"]))
@@ -103,35 +118,23 @@ fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_gro
 
 #[test]
 fn who_comes_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
-    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
-    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
-    let holding = |name: &str, bytes: u64| {
-        let client = c_client("yields");
-        host.start(host.run(&["--name", name], client, &[&bytes.to_string()]), "holding")
-    };
-    let _holder = holding("holder", 64 << 20);
-    let _late = holding("late", 512 << 20);
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 64 << 20);
+    let _late = holding(&host, &["--name", "late"], 512 << 20);
 }
 
 #[test]
 fn memory_that_others_hold_cannot_be_guaranteed_either() {
-    let host = Host::new().simgpu(
-        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
-    let bytes = (2u64 << 30).to_string();
-    let _holder = host.start(host.run(&["--name", "holder"], c_client("yields"), &[&bytes]), "holding");
-    let options = ["--name", "late", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    host.finish(host.run(&options, c_client("view"), &[])).refused("what they hold leave 2 GiB of a GPU's");
+    let (host, _daemon) = host().with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 2 << 30);
+    host.finish(host.run(&guaranteed("late", "3GiB"), c_client("view"), &[]))
+        .refused("what they hold leave 2 GiB of a GPU's");
 }
 
 #[test]
 fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let (_first, _) = host.told(host.run(&options, c_client("view"), &[]));
+    let (host, _daemon) = host().with_daemon();
+    let _first = viewing(&host, &guaranteed("first", "3GiB"));
     let mut command = host.preloaded(c_client("view"));
     for (name, value) in [("TENANT", "late"), ("CLASS", "guaranteed"), ("SHARE", "40%"), ("MEMORY", "2GiB")] {
         command.env(format!("DEEPRES_{name}"), value);
@@ -149,42 +152,30 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
 
 #[test]
 fn what_was_promised_is_kept_from_those_who_come_later() {
-    let host = Host::new().simgpu(
-        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let mut daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let (first, _) = host.told(host.run(&options, c_client("view"), &[]));
-    let greedy = |name| {
-        let arguments = ["33554432", "cuMemAlloc_v2"];
-        host.finish(host.run(&["--name", name], c_client("fill"), &arguments)).success().json()
-    };
-    let filled = greedy("greedy");
-    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
-    assert_eq!(filled["info_total"], 1u64 << 30, "{filled}");
+    let (host, mut daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
+    let greedy = filled(&host, &["--name", "greedy"]);
+    assert_eq!(greedy["kinds"][0]["bytes"], 1u64 << 30, "{greedy}");
+    assert_eq!(greedy["info_total"], 1u64 << 30, "{greedy}");
     // This tenant has no limit of its own.
     daemon.await_error_line(|line| {
         line.contains("refused 32 MiB for cuMemAlloc_v2")
             && line.contains("passes the 1 GiB that others leave it")
     });
     first.finish().success();
-    let filled = greedy("later");
-    assert_eq!(filled["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {filled}");
+    let later = filled(&host, &["--name", "later"]);
+    assert_eq!(later["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {later}");
 }
 
 #[test]
 fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
-    let host = Host::new().simgpu(
-        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu(&format!("gpus = 2\n{GPU}")).with_daemon();
     let bytes = (2u64 << 30).to_string();
     let mut command = host.run(&["--name", "holder"], c_client("yields"), &[&bytes]);
     command.env("CUDA_VISIBLE_DEVICES", "0");
     let _holder = host.start(command, "holding");
     for (name, gpu, class) in [("beside", "0", "fair"), ("elsewhere", "1", "guaranteed")] {
-        let options = ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-        let mut command = host.run(&options, c_client("view"), &[]);
+        let mut command = host.run(&guaranteed(name, "3GiB"), c_client("view"), &[]);
         command.env("CUDA_VISIBLE_DEVICES", gpu);
         let (client, _) = host.told(command);
         let tenant = host.tenant(name);
@@ -195,17 +186,10 @@ fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
 
 #[test]
 fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() {
-    let host = Host::new().simgpu(
-        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
-    let holding = |options: &[&str], bytes: u64| {
-        host.start(host.run(options, c_client("yields"), &[&bytes.to_string()]), "holding")
-    };
-    let _holder = holding(&["--name", "holder"], 2 << 30);
+    let (host, _daemon) = Host::new().simgpu(&format!("gpus = 2\n{GPU}")).with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 2 << 30);
     // The tenant sees both GPUs, and uses the first.
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "1GiB"];
-    let _first = holding(&options, 512 << 20);
+    let _first = holding(&host, &guaranteed("first", "1GiB"), 512 << 20);
     let set = |memory| host.call(&["set", "first", "--memory", memory]);
     let refused = set("3GiB");
     refused.refused("what they hold leave 2 GiB of a GPU's");
@@ -214,15 +198,11 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
 
 #[test]
 fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let (first, _) = host.told(host.run(&options, c_client("view"), &[]));
-    let arguments = ["33554432", "cuMemAlloc_v2"];
+    let (host, _daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
     let options = ["--name", "follower", "--memory-follow-use"];
-    let follower = host.spawn(host.run(&options, c_client("fill"), &arguments));
-    let filled = follower.finish().success().json();
-    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
+    let most = filled(&host, &options);
+    assert_eq!(most["kinds"][0]["bytes"], 1u64 << 30, "{most}");
     let bytes = (512u64 << 20).to_string();
     let follower = host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding");
     let told = host.shows(&["ps", "-v"]);
@@ -237,17 +217,10 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
 
 #[test]
 fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
-    let gpu = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
-    let host = Host::new().simgpu(gpu).config("memory_follow_ms = 200\n");
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let options = [&options[..], &["--memory-follow-use"]].concat();
-    let (first, _) = host.told(host.run(&options, c_client("view"), &[]));
-    let greedy = || {
-        let arguments = ["33554432", "cuMemAlloc_v2"];
-        let run = host.run(&["--name", "greedy"], c_client("fill"), &arguments);
-        host.finish(run).success().json()["kinds"][0]["bytes"].as_u64().expect("a number")
-    };
+    let (host, _daemon) = host().config("memory_follow_ms = 200\n").with_daemon();
+    let first = viewing(&host, &[&guaranteed("first", "3GiB")[..], &["--memory-follow-use"]].concat());
+    let taken = |name| filled(&host, &["--name", name])["kinds"][0]["bytes"].as_u64().expect("a number");
+    let greedy = || taken("greedy");
     // Everything but the margin is lent, once the daemon has seen for a while that `first` uses
     // nothing.
     await_value(greedy, |bytes| *bytes == (4096 - 256) * MIB);
@@ -256,16 +229,13 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     assert!(told.contains("256 MiB are kept for it"), "{told}");
 
     // Lent memory comes back once the borrower has freed it, and not before.
-    let bytes = (3072 * MIB).to_string();
-    let holder = host.start(host.run(&["--name", "holder"], c_client("yields"), &[&bytes]), "holding");
+    let holder = holding(&host, &["--name", "holder"], 3072 * MIB);
     let stop = || host.call(&["set", "first", "--memory-follow-use=false"]);
     let refused = stop();
     refused.refused("cannot be guaranteed now");
     // The limit of `first` follows the memory that is left, and is never below the memory that is
     // kept for it.
-    let arguments = ["33554432", "cuMemAlloc_v2"];
-    let filled = host.finish(host.run(&["--name", "first"], c_client("fill"), &arguments)).success();
-    let mine = filled.json()["kinds"][0]["bytes"].as_u64().expect("a number");
+    let mine = taken("first");
     assert!((256 * MIB..=1024 * MIB).contains(&mine), "{mine}");
     holder.signal(Signal::TERM);
     eventually("it is given back", || stop().code == 0);

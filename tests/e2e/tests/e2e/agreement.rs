@@ -99,8 +99,7 @@ fn assert_agreement(tenants: &[Tenant]) {
 
 #[track_caller]
 fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
     thread::sleep(SETTLED);
     let window = Window::measure(&host, measured);

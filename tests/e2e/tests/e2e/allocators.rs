@@ -20,15 +20,10 @@ fn start(host: &Host, name: &str, limit_bytes: u64, way: &str) -> (Process, Valu
     (client, said)
 }
 
-fn number(said: &Value, key: &str) -> u64 {
-    said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
-}
-
 /// Runs a client that takes all the memory it can get. Requires that the client's view, the account
 /// and the GPU's record agree.
 fn assert_fills_its_part(way: &str, least_bytes: u64) {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let (client, said) = start(&host, "framework", LIMIT_BYTES, way);
     for (key, bytes) in [("free", LIMIT_BYTES), ("info_total", LIMIT_BYTES), ("device_total", LIMIT_BYTES)] {
         assert_eq!(number(&said, key), bytes, "{key}: {said}");
@@ -55,8 +50,7 @@ fn expandable_segments_fill_the_tenants_part_and_are_mapped_again_after_they_wer
 
 #[test]
 fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let tenants = ["a", "b", "c", "d"].map(|name| start(&host, name, GPU_BYTES / 4, "preallocate"));
     for (_, said) in &tenants {
         assert_eq!(number(said, "got"), GPU_BYTES / 4 * 3 / 4, "{said}");
@@ -85,8 +79,7 @@ print("wrong", take(0), cuda.cuMemAlloc_v2(nothing, large), cuda.cuMemAllocManag
 
 #[test]
 fn all_that_is_shown_as_free_can_be_had_at_once_and_what_is_wrong_is_called_so_at_the_limit() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     // The limit is no multiple of the blocks in which the driver takes memory.
     let limit = (1001 * MIB - 1000).to_string();
     let first = (3 * MIB).to_string();

@@ -25,8 +25,7 @@ fn a_folder_of_somebody_elses_is_refused() {
 
 #[test]
 fn a_second_daemon_on_the_same_gpu_says_who_holds_it() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     let mut second = host.deepres(&["daemon"]);
     second.env("DEEPRES_DIR", host.path().join("other"));
     let pid = daemon.pid().to_string();

@@ -63,8 +63,7 @@ fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
 
 #[test]
 fn a_paused_tenant_captures_and_launches_its_graphs_once_it_is_resumed() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut client = Client::start(&host);
     client.order("both 1");
     let pid = host.ps().tenant("capturer").pids()[0];
@@ -90,8 +89,7 @@ fn a_paused_tenant_captures_and_launches_its_graphs_once_it_is_resumed() {
 #[test]
 fn captures_hold_while_another_tenant_has_the_gpu_and_only_their_launches_wait_and_count() {
     const ROUNDS: u64 = 20;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let arguments = ["--kernel", "busy_5000us"];
     let _other = host.start(host.run(&["--name", "other"], c_client("backlog"), &arguments), "ready");
     let mut client = Client::start(&host);

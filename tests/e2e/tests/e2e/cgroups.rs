@@ -93,8 +93,7 @@ fn who_runs_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_is_its_tenant() {
     let hierarchies = hierarchies();
     assert!(!hierarchies.is_empty(), "no cgroups are mounted at {V1} or {V2:?}");
     for hierarchy in hierarchies {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         for (paths, tenant) in &places {
             let cgroups = paths.each_ref().map(|path| Cgroup::make(hierarchy, path));
             let running = cgroups.each_ref().map(|cgroup| cgroup.start(&host));

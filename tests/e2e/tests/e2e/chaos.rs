@@ -41,10 +41,6 @@ impl Client {
         self.process.signal(Signal::CONT);
         self.stopped_until = None;
     }
-
-    fn launches(&self) -> u64 {
-        self.process.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
-    }
 }
 
 /// Kills, stops and restarts tenants and the daemon at random for this long.
@@ -85,8 +81,7 @@ fn reign(host: &Host, daemon: &mut Process, clients: &mut [Client], random: &mut
 }
 
 fn survive(lasts: Duration) {
-    let host = Host::measuring().lasting(lasts).light_contexts();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::measuring().lasting(lasts).light_contexts().with_daemon();
     let mut clients: Vec<Client> =
         (0..TENANTS.len() * PROCESSES).map(|number| Client::start(&host, number % TENANTS.len())).collect();
     let mut random = Random::new();
@@ -106,7 +101,7 @@ fn survive(lasts: Duration) {
         SETTLES_WITHIN,
     );
     thread::sleep(RIGHT_WITHIN);
-    let before: Vec<u64> = clients.iter().map(Client::launches).collect();
+    let before: Vec<u64> = clients.iter().map(|client| client.process.last_number()).collect();
     let window = Window::measure(&host, MEASURED);
     for (name, percent) in TENANTS {
         let had = window.true_percent(name);
@@ -120,7 +115,7 @@ fn survive(lasts: Duration) {
             "a process of {name} ended: {}",
             client.process.stderr()
         );
-        assert!(client.launches() > before, "a process of {name} is stuck");
+        assert!(client.process.last_number() > before, "a process of {name} is stuck");
     }
 
     drop(clients);

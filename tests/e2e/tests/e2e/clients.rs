@@ -60,8 +60,7 @@ impl Client {
 /// the client reports. The client must get all memory up to the limit, and then its own error for a
 /// full device. Returns the client's output.
 fn assert_counted_and_limited(client: &Client) -> Value {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let limit = LIMIT_BYTES.to_string();
     let options = ["--name", client.name, "--memory", &limit];
     let mut process = host.spawn(host.run(&options, &client.program, &client.arguments("1000")));

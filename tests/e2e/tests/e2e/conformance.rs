@@ -31,8 +31,7 @@ fn the_simulated_driver_does_what_the_conformance_program_expects_of_a_driver() 
 
 #[test]
 fn with_deepres_in_between_the_driver_does_the_same() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     assert_every_check_agrees(&host, host.run(&["--name", "asked"], conformance(), &[]));
 }
 

@@ -32,8 +32,7 @@ fn racer(host: &Host, log: &Log, number: u32) -> (u32, Process) {
 #[test]
 fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
     // Contexts take no memory, so the record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
     let mut racers: Vec<_> = (0..PROCESSES).map(|number| racer(&host, &log, number)).collect();
     let mut kills = BTreeMap::new();

@@ -55,8 +55,7 @@ fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, Str
 #[test]
 fn a_gpus_primary_context_does_not_wait_for_anothers() {
     const DRIVER_TAKES: Duration = Duration::from_secs(2);
-    let host = host_of(2);
-    let _daemon = host.daemon();
+    let (host, _daemon) = host_of(2).with_daemon();
     let fault = format!("cuDevicePrimaryCtxRetain:delay:{}s", DRIVER_TAKES.as_secs());
     let (_process, codes, apart) = retains(&host, "other", &[("SIMGPU_FAULTS", &fault)]);
     assert_eq!(codes, "0 0");

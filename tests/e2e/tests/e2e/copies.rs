@@ -74,8 +74,7 @@ fn pid_of(host: &Host, name: &str) -> u32 {
 /// Runs the pattern alone, once without and once with charged copies.
 fn assert_charged(steps: &[&str]) {
     for (options, is_charged) in [(&[][..], false), (&[CHARGED], true)] {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _client = start(&host, "copies", options, steps);
         thread::sleep(SETTLED);
         let (had, charged) = percent(&host, "copies", pid_of(&host, "copies"));
@@ -108,8 +107,7 @@ mod measured {
 
     #[test]
     fn a_tenant_whose_copies_are_charged_has_its_share_with_them() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _copier = start(&host, "copier", &[CHARGED], &[COPY_4_MS, "k4000"]);
         let _other = start(&host, "other", &[], &["k1000x20", "sync"]);
         thread::sleep(SETTLED);
@@ -133,8 +131,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn an_administrator_says_whether_copies_are_charged_and_all_who_look_are_told() {
-        let host = host().config("[caps]\ncharge_copies = true\n");
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().config("[caps]\ncharge_copies = true\n").with_daemon();
         let shown = |arguments: &[&str]| host.shows(arguments);
         host.finish(host.run(&["--charge-copies=false"], "true", &[])).refused("copies");
         let _client = start(&host, "copies", &[], &[COPY_2_MS, "k1000", "sync"]);
@@ -161,12 +158,8 @@ mod measured {
             [(&[("DEEPRES_CHARGE_COPIES", "true")][..], true), (&[("DEEPRES_CHARGE_COPIES", "off")], false)]
         {
             let host = host();
-            let mut command = host.command(c_client_by("pace", Way::ProcAddress));
-            command
-                .args([COPY_2_MS, "k1000x2"])
-                .env("LD_PRELOAD", &artefacts().library)
-                .env("DEEPRES_SHARE", "30%")
-                .envs(variables.iter().copied());
+            let mut command = host.alone(c_client_by("pace", Way::ProcAddress));
+            command.args([COPY_2_MS, "k1000x2"]).env("DEEPRES_SHARE", "30%").envs(variables.iter().copied());
             let client = host.start(command, "ready");
             thread::sleep(SETTLED);
             let (began_ns, before) = had(&host, client.pid());

@@ -30,8 +30,7 @@ fn calls(process: &Value, function: &str) -> u64 {
 
 #[test]
 fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_past() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for way in [Way::Dlsym, Way::ProcAddress] {
         let tenant = format!("{way:?}");
         let (client, _) = host.told(host.run(&["--name", &tenant], c_client_by("launches", way), &[]));
@@ -69,8 +68,7 @@ fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_
 
 #[test]
 fn calls_that_deepres_does_not_account_for_are_counted_one_by_one() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let bare = host.finish(host.command(c_client("past"))).success().json();
     for way in Way::ALL {
         let tenant = format!("{way:?}");

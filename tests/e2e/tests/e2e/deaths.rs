@@ -74,15 +74,10 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("it runs");
 }
 
-fn launches(client: &Process) -> u64 {
-    client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
-}
-
 /// Asserts that nobody waits for a stopped tenant, however it is stopped. The other tenant uses the
 /// stopped tenant's share meanwhile, and the stopped tenant runs again afterwards.
 fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let stopped = backlog(&host, "stopped", "70%", &[]);
     let _other = backlog(&host, "other", "30%", &[]);
     let ps = host.ps();
@@ -90,23 +85,19 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     thread::sleep(Duration::from_millis(500));
     stop(&host, stopped_pid);
     thread::sleep(Duration::from_millis(500));
-    let before = host.truth();
-    thread::sleep(Duration::from_secs(3));
-    let tally = Tally::between(&before, &host.truth());
-    let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+    let busy = Tally::over(&host, Duration::from_secs(3)).percent_of_time(&[other_pid]);
     // The tenant is continued before the assertions, because a frozen process cannot be killed.
     go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
-    let before = launches(&stopped);
+    let before = stopped.last_number();
     thread::sleep(Duration::from_millis(500));
-    assert!(launches(&stopped) > before + 50, "and it goes on itself");
+    assert!(stopped.last_number() > before + 50, "and it goes on itself");
 }
 
 #[test]
 fn a_tenant_started_after_the_daemons_death_runs() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     daemon.kill();
     // The socket's file still exists, and no process listens on it.
     let said = host.finish(host.preloaded(c_client("storm"))).success().json();
@@ -115,8 +106,7 @@ fn a_tenant_started_after_the_daemons_death_runs() {
 
 #[test]
 fn what_killed_processes_held_their_tenant_can_have_again() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let options = ["--name", "family", "--memory", "1GiB"];
     let start = |hold_mib: u64| {
         let arguments = ["--kernel", "quick", "--hold", &(hold_mib << 20).to_string()];
@@ -143,8 +133,7 @@ mod measured {
 
     #[test]
     fn tenants_go_on_when_the_daemon_is_killed() {
-        let host = Host::measuring();
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = Host::measuring().with_daemon();
         let clients = [
             backlog(&host, "a", "70%", &["--seconds", "5"]),
             backlog(&host, "b", "30%", &["--seconds", "5"]),
@@ -154,9 +143,9 @@ mod measured {
         assert!(governed.tenant("a").wait_ns > 0 && governed.tenant("b").wait_ns > 0, "{governed:?}");
         daemon.kill();
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(launches);
+        let before = clients.each_ref().map(Process::last_number);
         thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(launches);
+        let after = clients.each_ref().map(Process::last_number);
         for (before, after) in before.iter().zip(after) {
             assert!(after >= before + 50, "launched {before}, half a second later {after}");
         }
@@ -167,17 +156,16 @@ mod measured {
 
     #[test]
     fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
         thread::sleep(Duration::from_millis(500));
         let charged = |ps: &Ps| -> u64 { ps.tenants.iter().map(|tenant| tenant.gpu_ns).sum() };
         let governed = host.ps();
         host.stop(daemon.pid());
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(launches);
+        let before = clients.each_ref().map(Process::last_number);
         thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(launches);
+        let after = clients.each_ref().map(Process::last_number);
         for (before, after) in before.iter().zip(after) {
             assert!(after >= before + 50, "launched {before}, half a second later {after}");
         }
@@ -216,8 +204,7 @@ mod measured {
 
     #[test]
     fn a_killed_tenants_memory_and_lease_are_free_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let mut doomed = backlog(&host, "doomed", "70%", &["--hold", &HELD_BYTES.to_string()]);
         let other = backlog(&host, "other", "30%", &[]);
         let ps = host.await_ps(|ps| ps.find("doomed").is_some_and(|t| t.memory_bytes >= HELD_BYTES));
@@ -233,10 +220,7 @@ mod measured {
 
         // After the allowed time, the other tenant has the whole GPU.
         thread::sleep(FREE_WITHIN.saturating_sub(killed.elapsed()));
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(500));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(500)).percent_of_time(&[other_pid]);
         assert!(busy >= 70.0, "the other had the GPU {busy:.1} % of the time");
         assert_eq!(doomed.await_end().code, 128 + 9, "deepres run passes the signal on as a shell does");
         drop(other);
@@ -275,8 +259,7 @@ mod measured {
     #[test]
     fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
         const CROWD: usize = 6;
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let first = backlog(&host, "t", "50%", &[]);
         let ledger = Ledger::of(&daemon);
         let crowd: Vec<Process> = (0..CROWD).map(|_| backlog(&host, "t", "50%", &[])).collect();

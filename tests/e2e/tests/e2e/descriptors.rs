@@ -22,8 +22,7 @@ fn assert_calm(said: &Value) {
 
 #[test]
 fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_metering_goes_on() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     for kind in KINDS {
         let options = ["--name", kind, "--memory", "4GiB"];
         let (mut client, said) = host.told(host.run(&options, c_client("closes"), &[kind]));
@@ -49,10 +48,9 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_me
 fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_without_a_daemon() {
     let host = Host::new();
     for kind in KINDS {
-        let mut command = host.command(c_client_by("closes", Way::Linked));
+        let mut command = host.alone(c_client_by("closes", Way::Linked));
         command
             .arg(kind)
-            .env("LD_PRELOAD", &artefacts().library)
             .env("DEEPRES_TENANT", "alone")
             .env("DEEPRES_MEMORY", "4GiB")
             .env("DEEPRES_SHARE", "50%");
@@ -79,8 +77,7 @@ fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
 
 #[test]
 fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let works = |limit, preload| host.finish(with_few(&host, limit, preload)).code == 0;
     let least = (4..64).find(|limit| works(*limit, false)).expect("with 64 it works");
     assert!(works(least, true), "with {least} descriptors, which are enough without us");
@@ -118,8 +115,8 @@ fn nothing_of_ours_stands_where_a_job_without_standard_streams_writes() {
             assert!(!is_ours && !stands.contains("standalone"), "{name}: {said}");
         }
     };
-    let mut alone = host.command("python3");
-    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+    let mut alone = host.alone("python3");
+    alone.env("DEEPRES_MEMORY", "4GiB");
     told(&mut alone, "alone");
     let _daemon = host.daemon();
     told(host.preloaded("python3").env("DEEPRES_MEMORY", "4GiB"), "shared");

@@ -13,8 +13,7 @@ const FEWEST_ANSWERS: usize = 1000;
 
 #[test]
 fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_back_its_answer() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let ps: Value = host.status();
     let uuid = ps["gpus"][0]["uuid"].as_str().expect("a GPU with a UUID").to_owned();
     let hooked = ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none()).count();
@@ -46,8 +45,7 @@ fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_ba
 
 #[test]
 fn every_error_that_a_reference_names_reaches_the_client_and_nothing_stays_on_the_account() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut rules = host.command(every_call());
     rules.arg("rules");
     let rules = host.finish(rules).success().stdout;

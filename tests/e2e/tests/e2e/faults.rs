@@ -6,8 +6,7 @@ use deepres_e2e::prelude::*;
 
 #[test]
 fn a_client_goes_on_when_our_own_events_fail() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for fault in [
         "cuEventRecord:every:1:2",
         "cuEventCreate:every:1:2",
@@ -28,8 +27,7 @@ fn a_client_goes_on_when_our_own_events_fail() {
 
 #[test]
 fn a_process_that_dies_inside_a_call_leaves_nothing() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for fault in [
         "die:cuMemAlloc_v2:3",
         "die:cuMemFreeAsync:2",
@@ -50,8 +48,7 @@ fn a_process_that_dies_inside_a_call_leaves_nothing() {
 
 #[test]
 fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let faults = ["cuLaunchKernel", "cuLaunchKernelEx"].map(|api| format!("{api}:every:2:719"));
     let client = c_client("refused");
     let mut command = host.run(&["--name", "refused"], client, &["busy_20us", "4000", "100"]);
@@ -69,8 +66,7 @@ fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
 
 #[test]
 fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for reader in ["gone", "full"] {
         let client = c_client("unheard");
         let mut client = host.spawn(host.run(&["--memory", "4GiB"], client, &[reader]));
@@ -110,8 +106,7 @@ fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
 
 #[test]
 fn captures_of_the_client_hold_whichever_call_of_ours_fails() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("captures");
     for fault in failures_of_ours(&client, &[]) {
         let mut command = host.run(&["--name", "t"], &client, &[]);
@@ -134,8 +129,7 @@ fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     const PASSING_BYTES: u64 = 3 * (32 << 20);
     /// Least memory that the client must reach. The chunks have 2 to 32 MiB.
     const LEAST_BYTES: u64 = LIMIT_BYTES / 4;
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let client = c_client("race");
     // These kinds of allocation call no function of [`OURS`].
     let arguments = [
@@ -170,8 +164,7 @@ mod measured {
 
     #[test]
     fn work_of_a_context_that_the_meter_cannot_enter_is_given_up_and_charged_for_the_time_there_was() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         // The client itself never makes a context current.
         let arguments = ["--kernel", "busy_1000us", "--seconds", "2", "--sync-every", "8"];
         let mut command = host.run(&["--name", "barred"], c_client("backlog"), &arguments);

@@ -38,10 +38,6 @@ fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Proces
     host.start(command, "ready")
 }
 
-fn rounds(process: &Process) -> u64 {
-    process.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
-}
-
 fn busy_ns(record: &Snapshot, pids: &[u32], gpu: usize) -> u64 {
     let theirs = record.processes.iter().filter(|process| pids.contains(&process.pid));
     theirs.filter_map(|process| process.gpus.get(gpu)).map(|gpu| gpu.kernel_busy_ns).sum()
@@ -71,19 +67,18 @@ fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {
 }
 
 fn assert_goes_on(process: &Process) {
-    let before = rounds(process);
-    await_value_within(|| rounds(process), |now| *now >= before + 100, GOES_ON_WITHIN);
+    let before = process.last_number();
+    await_value_within(|| process.last_number(), |now| *now >= before + 100, GOES_ON_WITHIN);
 }
 
 fn assert_seventy_thirty(kernel: &str, depth: &str) {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let gangs = [ring(&host, "major", "70%", kernel, depth), ring(&host, "minor", "30%", kernel, depth)];
     thread::sleep(SETTLED);
-    let before = [0, 1].map(|gang: usize| rounds(&gangs[gang]));
+    let before = gangs.each_ref().map(Process::last_number);
     let had = shares(&host, &["major", "minor"]);
     assert_shares(&had, &[70.0, 30.0]);
-    let done = [0, 1].map(|gang: usize| rounds(&gangs[gang]) - before[gang]);
+    let done = [0, 1].map(|gang: usize| gangs[gang].last_number() - before[gang]);
     println!("{done:?} rounds");
     assert!(done.iter().all(|rounds| *rounds > 100), "{done:?} rounds");
 }
@@ -106,8 +101,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn gangs_of_processes_that_launch_ahead_share_two_gpus_too() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "8"));
         let _gang = ring(&host, "threads", "50%", "ring", "8");
         thread::sleep(SETTLED);
@@ -116,8 +110,7 @@ mod measured {
 
     #[test]
     fn when_a_rank_is_killed_or_stopped_the_other_tenant_goes_on() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let mut ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "1"));
         let gang = ring(&host, "threads", "50%", "ring", "1");
         assert_goes_on(&gang);

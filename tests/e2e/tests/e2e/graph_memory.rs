@@ -17,8 +17,7 @@ fn host() -> Host {
 /// their numbers, and asserts that the tenant never held more than the limit.
 #[track_caller]
 fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let start = |_| {
         let mut command = host.preloaded(c_client("graphs"));
         command.args([what, &count.to_string(), &mib.to_string()]);
@@ -41,8 +40,8 @@ fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
 
 #[test]
 fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
-    let host = Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) =
+        Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n").with_daemon();
     let client = host.run(&["--name", "t"], c_client("graphs"), &["nested", "0", "300"]);
     assert_eq!(host.finish(client).success().stdout.trim(), FULL.to_string());
     let account = host.status()["tenants"][0]["gpus"][0].clone();
@@ -96,8 +95,7 @@ fn what_one_graph_left_is_not_counted_on_by_another() {
 #[test]
 fn a_graph_that_the_driver_does_not_destroy_is_held_to_the_limit_as_before() {
     const FAILS: u64 = 3;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut command = host.preloaded(c_client("graphs"));
     command.args(["kept", &FAILS.to_string(), "300"]);
     let faults: Vec<String> = (1..=FAILS).map(|call| format!("cuGraphExecDestroy:{call}:999")).collect();

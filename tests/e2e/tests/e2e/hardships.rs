@@ -6,8 +6,7 @@ use deepres_e2e::prelude::*;
 
 #[test]
 fn captures_in_every_mode_hold_while_other_threads_launch() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     // A second tenant keeps the gates and the markers busy.
     let _other =
         host.start(host.run(&["--name", "other"], c_client("backlog"), &["--kernel", "busy_200us"]), "ready");
@@ -45,8 +44,7 @@ fn a_forked_child_gets_the_drivers_answer_and_the_parent_goes_on() {
 
 #[test]
 fn a_storm_of_short_lived_threads_is_counted_in_full() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut client = host.spawn(host.run(&["--name", "storm"], c_client_by("storm", Way::Linked), &[]));
     let said = client.await_json_within(Duration::from_secs(60));
     host.await_ps_within(
@@ -88,8 +86,7 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
 fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up_once() {
     /// The hook stops waiting for a completion after a second.
     const HELD_UP_MS: f64 = 500.0;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("released");
     let said = host.finish(host.run(&["--name", "released"], client, &["4"]));
     let said = said.success().json();
@@ -105,8 +102,7 @@ fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
     /// Most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
     /// is allocated once and reused, and the simulated driver's records of destroyed objects.
     const LEFT_KIB: i64 = 4 * ROUNDS as i64;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("cycles");
     let said =
         host.finish(host.run(&["--name", "cycles", "--memory", "4GiB"], client, &[&ROUNDS.to_string()]));

@@ -21,10 +21,6 @@ const KINDS: [(&str, u64, u64); 4] = [
     ("cuMemGetInfo", 62, 50),
 ];
 
-fn number(said: &Value, key: &str) -> u64 {
-    said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
-}
-
 /// Runs the client in this mode as a tenant, and returns its output.
 fn run(host: &Host, way: &str) -> Value {
     let ps: Value = host.status();
@@ -43,8 +39,7 @@ fn run(host: &Host, way: &str) -> Value {
 
 #[test]
 fn a_launch_allocates_nothing_and_calls_no_kernel() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "counted");
     assert_eq!((number(&said, "allocations"), number(&said, "system_calls")), (0, 0), "{said}");
     // If the scheduler delays a thread, the thread may find the meter thread asleep and wake it.
@@ -69,8 +64,7 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
 /// execute none.
 #[test]
 fn a_call_of_each_kind_takes_no_lock() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "watched");
     for (kind, watched, unlocked) in KINDS {
         let seen = &said[kind];

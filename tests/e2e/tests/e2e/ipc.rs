@@ -80,8 +80,7 @@ fn await_no_drift(host: &Host, tenant: &str) {
 #[test]
 fn memory_that_processes_of_one_tenant_share_counts_once() {
     const LIMIT_BYTES: u64 = 2 * SHARED_BYTES;
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let mut exporter = Client::start(&host, "family", LIMIT_BYTES);
     let handle = exporter.exported(SHARED_BYTES);
     let mut opener = Client::start(&host, "family", LIMIT_BYTES);
@@ -130,8 +129,7 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
 #[test]
 fn memory_that_another_tenant_opens_counts_for_its_owner() {
     const OPENERS_LIMIT_BYTES: u64 = SHARED_BYTES / 2;
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let mut owner = Client::start(&host, "owner", SHARED_BYTES);
     let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
     let handle = owner.exported(SHARED_BYTES);

@@ -86,8 +86,7 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
 
 #[test]
 fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
-    let host = Host::new().config("max_connections = 1\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().config("max_connections = 1\n").with_daemon();
     let mut first = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "first")]);
     total(&mut first);
     let variables = [("DEEPRES_TENANT", "second"), ("DEEPRES_MEMORY", "1GiB")];
@@ -95,9 +94,7 @@ fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
     assert_ne!(total(&mut second), LIMIT_BYTES);
     let said = second.stderr();
     assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
-    let mut command = host.command(c_client("view"));
-    command.env("LD_PRELOAD", &artefacts().library);
-    let mut third = host.spawn(with(command, &[], &[("DEEPRES_MEMORY", "1GiB")]));
+    let mut third = host.spawn(with(host.alone(c_client("view")), &[], &[("DEEPRES_MEMORY", "1GiB")]));
     assert_eq!(
         total(&mut third),
         LIMIT_BYTES,
@@ -118,8 +115,7 @@ mod measured {
 
     #[test]
     fn jobs_that_start_while_the_daemon_hangs_share_once_it_does_not() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         host.stop(daemon.pid());
         let mut clients = [backlog(&host, "a", "70%"), backlog(&host, "b", "30%")];
         clients.iter_mut().for_each(await_ready);
@@ -149,16 +145,12 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn a_job_that_keeps_its_limits_beside_a_daemon_that_hangs_goes_over_to_it() {
-        let host = Host::measuring().simgpu(GPUS);
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().simgpu(GPUS).with_daemon();
         host.stop(daemon.pid());
         let variables = [("DEEPRES_TENANT", "alone"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "25%")];
         // No variable names the socket, so the limits apply without a daemon.
-        let alone = |program, arguments: &[&str]| {
-            let mut command = host.command(program);
-            command.env("LD_PRELOAD", &artefacts().library);
-            host.spawn(with(command, arguments, &variables))
-        };
+        let alone =
+            |program, arguments: &[&str]| host.spawn(with(host.alone(program), arguments, &variables));
         let held = HELD_BYTES.to_string();
         let arguments = ["--kernel", "busy_1000us", "--hold", &held];
         let mut clients = [0, 1].map(|_| alone(c_client_by("backlog", Way::Linked), &arguments));
@@ -169,10 +161,8 @@ mod measured {
         assert_eq!(total(&mut view), LIMIT_BYTES);
         let pids = clients.each_ref().map(Process::pid);
         let had = |host: &Host| {
-            let before = host.truth();
-            thread::sleep(Duration::from_secs(2));
-            let tally = Tally::between(&before, &host.truth());
-            tally.percent(&pids) * tally.total_ns as f64 / tally.elapsed_ns as f64
+            let tally = Tally::over(&host, Duration::from_secs(2));
+            tally.percent_of_time(&pids)
         };
         thread::sleep(Duration::from_secs(1));
         let share = had(&host);

@@ -12,8 +12,7 @@ const FULL: &str = "full 2";
 #[track_caller]
 fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let mut command = host.preloaded(c_client("kept"));
     command.args([what, &LIMIT_BYTES.to_string()]);
     command.env("DEEPRES_TENANT", "keeper").env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
@@ -63,8 +62,7 @@ fn a_pool_counts_for_what_it_keeps_and_gives_it_back_before_anything_is_refused(
 
 #[test]
 fn a_destroyed_pool_counts_until_the_stream_has_come_to_the_end_of_its_memory() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("poolends");
     let said = host.finish(host.run(&["--name", "ends", "--memory", "2GiB"], client, &[]));
     let said = said.success().json();

@@ -35,8 +35,7 @@ const APIS: [&str; 14] = [
 #[test]
 fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let in_tenant = |program| {
         let mut command = host.preloaded(program);
         command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());

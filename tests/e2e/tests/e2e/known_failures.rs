@@ -33,8 +33,7 @@ fn naive(host: &Host, mistake: &str, program: &Path, what: &[&str]) -> Command {
 /// Runs the client alone, as a tenant, and with a naive library that makes the mistake.
 #[track_caller]
 fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&str]) {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let bare = live(&host, hazard(host.command(program), what));
     assert_eq!((bare.0, bare.1), (0, None), "{mistake}: alone it works: {bare:?}");
     let mut ours = hazard(host.preloaded(program), what);
@@ -91,8 +90,7 @@ fn a_look_up_in_a_librarys_constructor_waits_for_nobody() {
 fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
     /// Number of processes that start.
     const PROCESSES: usize = 60;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let stuck = |mut command: Command| {
         command.env("SIMGPU_FAULTS", "cuInit:delay:200s");
@@ -125,8 +123,7 @@ fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
 
 #[test]
 fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let ours = host.run(&["--name", "freer", "--memory", "1GiB"], &client, &["unknown-frees"]);
     let (code, _, said) = live(&host, ours);
@@ -140,8 +137,7 @@ fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
 fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves() {
     /// Memory that the client allocates before it attaches to the context.
     const PART_BYTES: u64 = 1 << 30;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let mut bare = host.spawn(hazard(host.command(&client), &["attached"]));
     bare.close_stdin();
@@ -164,8 +160,7 @@ fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
     const REFUSED: [u32; 5] = [3, 13, 15, 19, 12345];
     /// Number of attributes that the client tries.
     const TRIED: usize = 21;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client_by("hazards", Way::ProcAddress);
     let bare = live(&host, hazard(host.command(&client), &["attributes"]));
     let answers: Vec<(u32, u32)> = (bare.2.lines())
@@ -192,8 +187,7 @@ fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
 
 #[test]
 fn a_stream_that_was_not_destroyed_captures_as_before() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let failing = |mut command: Command| {
         command.env("SIMGPU_FAULTS", "cuStreamDestroy_v2:1:999");
@@ -210,8 +204,7 @@ fn a_stream_that_was_not_destroyed_captures_as_before() {
 /// Makes the process die in functions that load a kernel lazily or may take as long.
 #[test]
 fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let fatal: Vec<String> =
         "cuFuncGetName cuFuncGetAttribute cuFuncGetModule cuFuncGetParamInfo cuFuncLoad \
@@ -234,8 +227,7 @@ fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
 
 #[test]
 fn whoever_dies_inside_an_allocation_holds_nobody_up() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let lock = host.path().join("naive.lock");
     let ours = || host.run(&["--name", "mortal", "--memory", "1GiB"], &client, &["allocate"]);
@@ -260,8 +252,7 @@ fn whoever_dies_inside_an_allocation_holds_nobody_up() {
 /// libraries. deepres reports such a library.
 #[test]
 fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_of() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1")).display().to_string();
     let (opens, looks) = (c_library("opens"), c_library("lookups_alone"));
@@ -296,8 +287,7 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
 /// exports the driver's names. Then limits do not hold, and no message says so.
 #[test]
 fn a_client_that_looks_into_the_drivers_library_is_seen_too() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let client = c_client("hazards");
     let mut exports = hazard(host.command(&client), &["launches"]);
     exports.env("LD_PRELOAD", c_library("exports"));

@@ -11,8 +11,7 @@ const PART: f64 = 0.5;
 
 /// Returns the mean wait of a server's first launches beside two backlogged jobs, µs.
 fn waited_us(objective: &[&str]) -> f64 {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _rivals = ["one", "other"].map(|name| {
         let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
         host.start(host.run(&["--name", name], c_client("backlog"), &arguments), "ready")
@@ -44,8 +43,7 @@ mod measured {
 
     #[test]
     fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         // The jobs wait for nothing and launch more slowly than the GPU runs, as jobs do whose CPU
         // is the bottleneck.
         let _jobs = ["one", "other"].map(|name| {

@@ -40,8 +40,7 @@ const BEYOND: usize = KINDS.len();
 
 fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN);
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN).with_daemon();
     let mut command = host.preloaded(conformance());
     let (number, every) = (seed.to_string(), (calls / LOOKS).to_string());
     command.args(["--sequence", &calls.to_string(), "--seed", &number, "--account", &every]);

@@ -20,8 +20,7 @@ fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
 
 #[test]
 fn the_driver_is_hooked_however_it_is_opened() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for way in ["local", "global", "deepbind", "absolute", "again", "namespace"] {
         let (client, said) = host.told(host.run(&["--name", way], c_program("loads"), &[way]));
         assert_eq!(said["object"], "libdeepres.so", "{way}: whose launch function it found");
@@ -32,8 +31,7 @@ fn the_driver_is_hooked_however_it_is_opened() {
 
 #[test]
 fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_past_no_limit() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let copy = host.path().join("libcuda.so.1");
     std::fs::copy(artefacts().simgpu.join("libcuda.so.1"), &copy).expect("a folder of our own");
     for way in [Way::Linked, Way::Dlsym] {
@@ -59,8 +57,7 @@ fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_
 
 #[test]
 fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes_on() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let installed = host.path().join("libdeepres.so");
     // The installation replaces the library as package managers do: a new file takes the old file's
     // name.
@@ -97,8 +94,7 @@ fn system_library(name: &str, package: &str) -> PathBuf {
 
 #[test]
 fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let ours = artefacts().library.display().to_string();
     for (name, package, variables) in [
         ("libjemalloc.so.2", "libjemalloc2", &[][..]),
@@ -132,8 +128,7 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
 
 #[test]
 fn a_tool_that_has_some_of_the_drivers_functions_for_itself_sees_what_it_sees_alone() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let (tool, client) = (c_library("counts"), c_client_by("launches", Way::Linked));
     let live = |mut command: Command, meanwhile: &dyn Fn(Option<u64>)| {
         command.env("LD_PRELOAD", &tool);

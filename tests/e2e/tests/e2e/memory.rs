@@ -12,10 +12,6 @@ const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 /// Number of kinds of allocation that `fill` tries.
 const KINDS: usize = 9;
 
-fn number(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
-}
-
 /// Returns the sum of the most device memory that each process in the record held, bytes.
 fn most_held_bytes(host: &Host) -> u64 {
     host.truth().processes.iter().map(|process| process.gpus[0].memory_peak_bytes).sum()
@@ -28,8 +24,7 @@ fn every_kind_of_allocation_stops_at_the_limit_however_the_client_reaches_the_dr
 
 fn assert_the_limit_holds(way: Way) {
     println!("{way:?}");
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let limit = format!("{LIMIT_MIB}MiB");
     let options = ["--name", "limited", "--memory", &limit];
     let command = host.run(&options, c_client_by("fill", way), &[&CHUNK_BYTES.to_string()]);
@@ -54,8 +49,7 @@ fn assert_the_limit_holds(way: Way) {
 
 #[test]
 fn a_tenant_without_a_limit_sees_the_whole_device() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let command = host.run(&["--name", "free"], c_client("view"), &[]);
     let (client, said) = host.told(command);
     assert_eq!(number(&said, "total"), Config::default().memory_bytes);
@@ -65,8 +59,7 @@ fn a_tenant_without_a_limit_sees_the_whole_device() {
 
 #[test]
 fn eight_threads_racing_by_every_kind_of_allocation_never_pass_the_limit_by_a_byte() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let limit = format!("{LIMIT_MIB}MiB");
     let options = ["--name", "racer", "--memory", &limit];
     let mut client = host.spawn(host.run(&options, c_client("race"), &["8", "2.5"]));

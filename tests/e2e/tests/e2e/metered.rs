@@ -203,8 +203,9 @@ mod measured {
         \x20try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
         \x20except OSError: pass\n\
         \x20time.sleep(0.1)";
-        let Some(host) = probes::measuring(probes::CONFIG) else { return };
-        let mut daemon = host.daemon();
+        let Some((host, mut daemon)) = probes::measuring(probes::CONFIG).map(Host::with_daemon) else {
+            return;
+        };
         // In the two seconds after its start the daemon reports no unmanaged process.
         thread::sleep(Duration::from_millis(2_200));
         let mut job =

@@ -55,8 +55,7 @@ fn assert_exact_by_chance(arguments: &[&str]) {
 
 /// Does the same on a GPU with this configuration.
 fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arguments: &[&str]) {
-    let host = Host::measuring().simgpu(simgpu_toml);
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().simgpu(simgpu_toml).with_daemon();
     let _client = start(&host, arguments);
     thread::sleep(SETTLED);
     let (began_ns, before) = look(&host);
@@ -247,8 +246,7 @@ mod measured {
     #[test]
     fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
         for kernel in ["k200", "k5000"] {
-            let host = Host::measuring().simgpu(SIMGPU_TOML);
-            let _daemon = host.daemon();
+            let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
             let client = c_client("drains");
             let (_client, said) = host.told(host.run(&["--name", "drains"], client, &[kernel]));
             let launched = said["kernel_launches"].as_u64();
@@ -271,8 +269,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn processes_of_a_tenant_that_pause_are_not_charged_for_each_others_time() {
-        let host = Host::measuring().simgpu(SIMGPU_TOML);
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
         let _clients = [(); 2].map(|()| start(&host, &["k5000", "sync", "wait:15000"]));
         thread::sleep(SETTLED);
         let look = || {

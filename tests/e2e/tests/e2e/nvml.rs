@@ -37,8 +37,7 @@ fn asked(host: &Host, tenant: Option<&str>) -> Value {
 
 #[test]
 fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _one = busy(&host, &["--name", "one", "--share", "30%", "--memory", "4GiB"]);
     let _two = busy(&host, &["--name", "two", "--share", "70%"]);
     let ps = host.await_ps_within(
@@ -136,8 +135,7 @@ os.wait()
 
 #[test]
 fn a_forked_child_sees_its_tenants_processes_alone_and_who_has_none_is_told_that_nothing_was_found() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _other = busy(&host, &["--name", "other"]);
     let python = &clients_python().python();
     let asked = |name| {
@@ -174,8 +172,8 @@ print(json.dumps({"grew": after.used - before, "nvml": [after.free, after.total]
 fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_without() {
     let host = Host::new();
     let python = &clients_python().python();
-    let mut alone = host.command(python);
-    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB").args(["-c", ALLOCATING]);
+    let mut alone = host.alone(python);
+    alone.env("DEEPRES_MEMORY", "4GiB").args(["-c", ALLOCATING]);
     let alone = host.finish(alone).success().json();
     let _daemon = host.daemon();
     let options = ["--name", "t", "--memory", "4GiB"];
@@ -199,11 +197,7 @@ fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() 
         said.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{said}"))).collect::<Vec<u64>>()
     };
     let limit = 4 * GIB / MIB;
-    let alone = || {
-        let mut command = host.command(&reopens);
-        command.env("LD_PRELOAD", &artefacts().library);
-        command
-    };
+    let alone = || host.alone(&reopens);
     for way in ["base", "namespace"] {
         assert_eq!(totals(host.command(&reopens), &[way]), [whole; 3], "{way}: bare");
         assert_eq!(totals(alone(), &[way]), [whole; 3], "{way}: without a session there is no limit to show");
@@ -238,9 +232,8 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
     let mute = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     net::bind(&mute, &SocketAddrUnix::new(&path).expect("a short path")).expect("a new path");
     net::listen(&mute, 16).expect("a bound socket");
-    let mut command = host.command(clients_python().python());
-    command.args(["-c", ASKING_AGAIN]);
-    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let mut command = host.alone(clients_python().python());
+    command.args(["-c", ASKING_AGAIN]).env("DEEPRES_SOCKET", &path);
     let mut client = host.spawn(command);
     // Time that each connection waited for an answer.
     let mut waited = Vec::new();
@@ -290,8 +283,7 @@ print(json.dumps({name: [ask(nvml._nvmlGetFunctionPointer(name), room, fields) f
 #[test]
 fn a_list_of_processes_is_as_long_as_the_tenants_own_for_whoever_has_little_room() {
     const INSUFFICIENT_SIZE: u64 = 7;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _processes = ["one", "two", "three"].map(|name| busy(&host, &["--name", name]));
     let python = &clients_python().python();
     let inside = host.run(&["--name", "one"], python, &["-c", ASKING_WITH_LITTLE_ROOM]);

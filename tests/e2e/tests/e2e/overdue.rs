@@ -9,8 +9,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_kernel_that_stays_for_good_is_told_of() {
-    let host = Host::new().simgpu(SIMGPU_TOML);
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().simgpu(SIMGPU_TOML).with_daemon();
     let arguments = ["--kernel", "persistent", "--sync-every", "1"];
     let _client = host.start(host.run(&["--name", "stays"], c_client("backlog"), &arguments), "ready");
     let told = daemon.await_error_line_within(|line| line.contains("work that does not end"), TOLD_WITHIN);
@@ -61,8 +60,7 @@ mod measured {
 
     #[test]
     fn beside_a_kernel_that_spins_others_go_on_and_it_is_the_one_told_of_until_it_ends() {
-        let host = Host::measuring().simgpu(BESIDE_TOML);
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = Host::measuring().simgpu(BESIDE_TOML).with_daemon();
         let start = |name: &str, arguments: &[&str]| {
             host.start(host.run(&["--name", name], c_client("backlog"), arguments), "ready")
         };

@@ -9,18 +9,17 @@ use deepres_e2e::prelude::*;
 /// Time within which memory is moved, however busy the machine is.
 const MOVE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves at 10 GB/s.
-fn small_gpu() -> Host {
-    Host::new().simgpu(
-        "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
-         device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    )
-}
-
 fn swapper(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
     let mut options = vec!["--name", name, "--oversubscribe", "managed"];
     options.extend(limit.iter().flat_map(|limit| ["--memory", limit]));
     host.spawn(host.run(&options, c_client("swap"), &[&bytes.to_string(), kernels]))
+}
+
+/// Does the same as [`swapper`], and waits until the process has its memory.
+fn holding(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
+    let mut process = swapper(host, name, limit, bytes, kernels);
+    process.await_exactly("holding");
+    process
 }
 
 /// Returns the managed memory of each living process that is on the GPU, bytes, in the order in
@@ -49,10 +48,8 @@ fn await_managed(host: &Host, what: &str, is_so: impl Fn(&[u64]) -> bool) {
 
 #[test]
 fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
-    let mut client = swapper(&host, "t", Some("256MiB"), 512 * MIB, "2000");
-    client.await_exactly("holding");
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
+    let mut client = holding(&host, "t", Some("256MiB"), 512 * MIB, "2000");
     await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
     let account = host.ps().tenant("t").clone();
     assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (256 * MIB, 256 * MIB));
@@ -69,15 +66,12 @@ fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
 
 #[test]
 fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_follows_the_lease() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     // 384 MiB are left to both. The memory of one tenant beyond its limit fits there, and that of
     // both does not.
-    let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "1500");
-    first.await_exactly("holding");
+    let mut first = holding(&host, "first", Some("320MiB"), 640 * MIB, "1500");
     await_managed(&host, "the first is alone", |managed| managed == [320 * MIB]);
-    let mut second = swapper(&host, "second", Some("320MiB"), 640 * MIB, "1500");
-    second.await_exactly("holding");
+    let mut second = holding(&host, "second", Some("320MiB"), 640 * MIB, "1500");
     // In turn, each tenant has all or most of its memory beyond the limit on the GPU.
     await_managed(&host, "the second has its turn", |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
     await_managed(&host, "the first has its turn", |managed| managed[0] >= 192 * MIB);
@@ -96,8 +90,7 @@ fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_
 
 #[test]
 fn without_a_limit_what_the_gpu_lacks_is_managed() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut first = swapper(&host, "first", None, 640 * MIB, "0");
     first.await_json();
     first.finish().success();
@@ -105,8 +98,7 @@ fn without_a_limit_what_the_gpu_lacks_is_managed() {
         host.run(&["--name", "holder"], c_client("swap"), &[&(640 * MIB).to_string(), "1500"]),
         "holding",
     );
-    let mut second = swapper(&host, "second", None, 640 * MIB, "1500");
-    second.await_exactly("holding");
+    let second = holding(&host, "second", None, 640 * MIB, "1500");
     let account = host.ps().tenant("second").clone();
     assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (384 * MIB, 256 * MIB));
     for mut client in [holder, second] {
@@ -117,8 +109,7 @@ fn without_a_limit_what_the_gpu_lacks_is_managed() {
 
 #[test]
 fn a_tenant_never_has_more_than_the_gpu_and_one_that_did_not_ask_has_no_more_than_its_limit() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     for (name, options, bytes) in [
         ("more", vec!["--oversubscribe", "managed"], 1056 * MIB),
         ("plain", vec![], 288 * MIB),
@@ -135,10 +126,8 @@ fn a_tenant_never_has_more_than_the_gpu_and_one_that_did_not_ask_has_no_more_tha
 
 #[test]
 fn a_tenant_that_is_killed_leaves_nothing_behind() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
-    let mut client = swapper(&host, "t", Some("64MiB"), 512 * MIB, "100000");
-    client.await_exactly("holding");
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
+    let client = holding(&host, "t", Some("64MiB"), 512 * MIB, "100000");
     await_managed(&host, "it is brought", |managed| managed.iter().sum::<u64>() > 0);
     drop(client);
     let begun = Instant::now();
@@ -151,8 +140,7 @@ fn a_tenant_that_is_killed_leaves_nothing_behind() {
 #[test]
 fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented() {
     const LIMIT: u64 = 64 * MIB;
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
     for way in [Way::Linked, Way::Dlsym, Way::ProcAddress] {
         let (client, said) = host.told(host.run(&options, c_client_by("beyond", way), &[&LIMIT.to_string()]));
@@ -184,8 +172,8 @@ fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented(
 
 #[test]
 fn where_managed_memory_does_not_move_what_is_beyond_the_limit_is_refused_and_why_is_said() {
-    let host = Host::new().simgpu("context_overhead_bytes = 0\nmanaged_memory_migrates = false\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) =
+        Host::new().simgpu("context_overhead_bytes = 0\nmanaged_memory_migrates = false\n").with_daemon();
     let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
     let bytes = (64 * MIB).to_string();
     let mut client = host.spawn(host.run(&options, c_client("beyond"), &[&bytes]));
@@ -196,11 +184,10 @@ fn where_managed_memory_does_not_move_what_is_beyond_the_limit_is_refused_and_wh
 
 #[test]
 fn without_a_daemon_it_is_the_same() {
-    let host = small_gpu();
+    let host = Host::of_one_gib();
     let alone = |client: &str, limit: &str, arguments: &[&str]| {
-        let mut command = host.command(c_client(client));
-        command.args(arguments).env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", limit);
-        command.env("DEEPRES_OVERSUBSCRIBE", "managed");
+        let mut command = host.alone(c_client(client));
+        command.args(arguments).env("DEEPRES_MEMORY", limit).env("DEEPRES_OVERSUBSCRIBE", "managed");
         host.spawn(command)
     };
     let mut client = alone("beyond", "64MiB", &[&(64 * MIB).to_string()]);
@@ -222,8 +209,7 @@ fn without_a_daemon_it_is_the_same() {
 fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the_gpu() {
     const OPERATIONS: u64 = 20_000;
     const LIMIT: u64 = 64 * MIB;
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
     let racer = |number: u32| {
         let mut command = host.preloaded(c_client("contend"));
@@ -259,10 +245,8 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
 #[test]
 fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
     const LOOKS: u32 = 40;
-    let host = small_gpu();
-    let _daemon = host.daemon();
-    let mut first = swapper(&host, "first", Some("320MiB"), 640 * MIB, "100000");
-    first.await_exactly("holding");
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
+    let _first = holding(&host, "first", Some("320MiB"), 640 * MIB, "100000");
     await_managed(&host, "it is alone", |managed| managed == [320 * MIB]);
     // With the second tenant the GPU is almost full. Less memory is free than the first tenant has
     // there beyond its limit.
@@ -305,8 +289,7 @@ impl Asked {
 
 #[test]
 fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     // The first part is brought to the GPU, and the driver is advised that all of the memory
     // belongs there. The prefetch of the next part fails.
     let mut client = Asked::start(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
@@ -318,8 +301,7 @@ fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
 
 #[test]
 fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     // A sixteenth of the 16 GiB is kept free, which leaves 512 MiB to promise.
     let meminfo = host.path().join("meminfo");
     let available_kib = (1024 + 512) * 1024;

@@ -26,8 +26,7 @@ fn assert_paused(host: &Host, name: &str, other: &str) {
 
 #[test]
 fn a_tenant_that_is_not_there_is_said_so() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for command in ["pause", "resume"] {
         let finished = host.call(&[command, "nobody"]);
         assert_eq!(finished.code, 1);
@@ -41,8 +40,7 @@ mod measured {
 
     #[test]
     fn a_paused_tenant_runs_nothing_until_it_is_resumed_and_a_restart_of_the_daemon_changes_nothing() {
-        let host = Host::measuring();
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = Host::measuring().with_daemon();
         let mut clients = [start(&host, "one"), start(&host, "two")];
         thread::sleep(SEEN);
         host.call(&["pause", "one"]).success();

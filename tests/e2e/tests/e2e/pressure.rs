@@ -17,8 +17,7 @@ fn yielding(host: &Host, options: &[&str], bytes: u64) -> Process {
 
 #[test]
 fn a_tenant_whose_limit_is_lowered_below_what_it_holds_is_told() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = yielding(&host, &["--name", "t", "--memory", "512MiB"], 256 * MIB);
     host.call(&["set", "t", "--memory", "300MiB"]).success();
     host.call(&["set", "t", "--memory", "128MiB"]).success();
@@ -28,8 +27,7 @@ fn a_tenant_whose_limit_is_lowered_below_what_it_holds_is_told() {
 
 #[test]
 fn a_tenant_that_has_what_another_waits_for_is_told_and_nobody_need_be_taken_off() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let options = ["--name", "holder", "--oversubscribe", "suspend"];
     let mut holder = yielding(&host, &options, 608 * MIB);
     let bytes = (608 * MIB).to_string();

@@ -30,8 +30,7 @@ enum Life {
 
 #[test]
 fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for manner in [
         "exit",
         "_exit",
@@ -70,8 +69,7 @@ fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
 
 #[test]
 fn multiprocessings_children_are_answered_as_without_deepres() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let script = script("processes").display().to_string();
     assert_same_life(&host, "multiprocessing", |life| match life {
         Life::Bare => {

@@ -19,8 +19,7 @@ fn await_account(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
 
 #[test]
 fn what_a_child_takes_past_deepres_is_shown_as_drift() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let client = c_client("yields").display().to_string();
     let script = format!("env -u LD_PRELOAD {client} {PAST_BYTES} & exec {client} {HELD_BYTES}");
     let _client = host.spawn(host.run(&["--name", "t"], "sh", &["-c", &script]));
@@ -34,8 +33,7 @@ fn what_a_child_takes_past_deepres_is_shown_as_drift() {
 
 #[test]
 fn a_tenant_that_deepres_is_inside_of_has_no_drift() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let client = c_client("yields");
     let _client = host.spawn(host.run(&["--name", "t"], client, &[&HELD_BYTES.to_string()]));
     let account = await_account(&host, |account| account["nvml_bytes"] == HELD_BYTES);
@@ -44,8 +42,7 @@ fn a_tenant_that_deepres_is_inside_of_has_no_drift() {
 
 #[test]
 fn who_was_refused_memory_is_told_of_in_the_log_and_in_plain_ps() {
-    let host = host();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = host().with_daemon();
     let arguments = [(2 * MIB).to_string(), "cuMemAlloc_v2".to_owned()];
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (client, _) =
@@ -69,8 +66,7 @@ fn who_was_refused_memory_is_told_of_in_the_log_and_in_plain_ps() {
 
 #[test]
 fn the_log_names_the_limit_that_was_passed_though_it_was_raised_since() {
-    let host = host();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = host().with_daemon();
     let filled = |chunk_bytes: u64| {
         let arguments = [&chunk_bytes.to_string(), "cuMemAlloc_v2"];
         let client = c_client("fill");
@@ -99,8 +95,7 @@ fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was
         "cuMemCreate",
         "cuArrayCreate_v2",
     ] {
-        let host = host();
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = host().with_daemon();
         // The limit is more than the GPU has.
         let arguments = [&CHUNK_BYTES.to_string(), kind];
         let client = c_client("fill");

@@ -44,8 +44,7 @@ fn assert_replayable(file: &Path) {
 
 #[test]
 fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let file = host.path().join("numba.trace");
     let options = ["--record", file.to_str().expect("UTF-8"), "--memory", "1GiB"];
     let client = script("numba_client").display().to_string();
@@ -71,8 +70,7 @@ fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
 #[test]
 #[ignore = "deep: takes long"]
 fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_workload() {
-    let host = Host::new().simgpu(&demo_simgpu());
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu(&demo_simgpu()).with_daemon();
     let file = host.path().join("tinygrad.trace");
     let options = ["--record", file.to_str().expect("UTF-8")];
     let process = host.spawn(host.run_training(&options, &["--steps", "12"]));
@@ -94,8 +92,7 @@ fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_wo
 
 #[test]
 fn what_a_client_that_was_killed_did_before_can_be_read() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let file = host.path().join("killed.trace");
     let options = ["--record", file.to_str().expect("UTF-8")];
     let client = host.start(
@@ -120,8 +117,7 @@ fn what_a_client_that_was_killed_did_before_can_be_read() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_said_before_the_job_starts() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let command = host.run(&["--record", "/no-such-folder/x.trace"], c_client("hello"), &[]);
     let finished = host.finish(command);
     assert!(finished.code != 0 && finished.stderr.contains("cannot record into /no-such-folder/x.trace"));

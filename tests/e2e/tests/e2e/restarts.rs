@@ -49,10 +49,6 @@ fn backlog(host: &Host, name: &str, share: &str, seconds: u64) -> Process {
     host.start(host.run(&options, c_client("backlog"), &arguments), "ready")
 }
 
-fn launches(client: &Process) -> u64 {
-    client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
-}
-
 fn all_are_here(ps: &Ps) -> bool {
     ["a", "b"].iter().all(|name| ps.find(name).is_some_and(|tenant| tenant.sessions.len() == 1))
 }
@@ -179,9 +175,9 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
             assert!(told.elapsed() < RETURN_LIMIT, "the daemon does not end");
             thread::sleep(Duration::from_millis(2));
         }
-        let launched = launches(&client);
+        let launched = client.last_number();
         thread::sleep(Duration::from_millis(300));
-        assert!(launches(&client) > launched, "the job goes on without a daemon");
+        assert!(client.last_number() > launched, "the job goes on without a daemon");
         let mut daemon = host.daemon();
         let here = |ps: &Ps| ps.find("a").is_some_and(|tenant| tenant.sessions.len() == 1);
         let after = host.await_ps_within(here, RETURN_LIMIT);
@@ -201,8 +197,7 @@ const NAMELESS: &str = "read go; exec env -i \"LD_PRELOAD=$LD_PRELOAD\" \"DEEPRE
 
 #[test]
 fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     let client = c_client("backlog").display().to_string();
     let mut run =
         host.spawn(host.run(&["--name", "kept", "--share", "30%"], "sh", &["-c", NAMELESS, &client]));
@@ -223,8 +218,7 @@ fn a_deepres_run_keeps_its_tenant_for_the_next_daemon() {
 
 #[test]
 fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_kept_for_a_while() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     let client = backlog(&host, "gone", "70%", 0);
     // When the command returns, the setting and the tenant are in the state file.
     host.call(&["set", "gone", "--share", "60%"]).success();
@@ -282,8 +276,7 @@ fn child_of(parent: &mut Process, but: Option<u32>) -> u32 {
 
 #[test]
 fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_open() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     let mut command = host.preloaded(c_client("offspring"));
     command.env("DEEPRES_TENANT", "parent");
     let mut parent = host.start(command, "ready");
@@ -458,9 +451,9 @@ mod measured {
             thread::sleep(Duration::from_millis(100) + random.millis(300));
             host.stop(daemon.pid());
             thread::sleep(Duration::from_secs_f64((HEARTBEAT_LIMIT_MS + SLACK_MS) / 1e3));
-            let before = clients.each_ref().map(launches);
+            let before = clients.each_ref().map(Process::last_number);
             thread::sleep(Duration::from_millis(200));
-            let after = clients.each_ref().map(launches);
+            let after = clients.each_ref().map(Process::last_number);
             daemon.signal(Signal::CONT);
             assert!(
                 before.iter().zip(after).all(|(before, after)| after > *before),

@@ -14,8 +14,7 @@ const NOBODY: u32 = 65_534;
 
 #[test]
 fn input_arguments_and_environment_pass_unchanged() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut command = host.run(
         &["--name", "env"],
         "bash",
@@ -50,8 +49,7 @@ fn privileged(host: &Host, program: &Path) -> PathBuf {
 /// If `deepres run` can see that, it tells the user.
 #[test]
 fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let programs = [
         (c_program_on(CLibrary::Static, "hello"), "statically linked"),
         (c_program_on(CLibrary::Musl, "hello"), "musl"),

@@ -120,8 +120,7 @@ fn pairs(is_failing: bool) -> Vec<Pair> {
 }
 
 fn assert_committed(is_failing: bool) {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for pair in pairs(is_failing) {
         pair.assert_same_answers(&host);
     }

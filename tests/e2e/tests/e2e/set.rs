@@ -14,8 +14,7 @@ fn now_ns() -> i64 {
 
 #[test]
 fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let hold = (2u64 << 30).to_string();
     let options = ["--name", "t", "--memory", "4GiB"];
     let mut client = host.start(
@@ -46,18 +45,11 @@ for number, line in enumerate(sys.stdin):
 
 #[test]
 fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let options = ["--name", "t", "--memory", "256MiB"];
-    let mut client = host.start(host.run(&options, "python3", &["-c", ALLOCATING]), "ready");
-    let mut asked = 0;
-    let mut code = |bytes: u64| {
-        client.say(&bytes.to_string());
-        let number = format!("{asked} ");
-        asked += 1;
-        let line = client.await_line(|line| line.starts_with(&number));
-        line[number.len()..].to_owned()
-    };
+    let client = host.start(host.run(&options, "python3", &["-c", ALLOCATING]), "ready");
+    let mut client = Orders::new(client, 0, |number| format!("{number} "));
+    let mut code = |bytes: u64| client.ask(&bytes.to_string());
     assert_eq!(code(300 << 20), "2");
     host.call(&["set", "t", "--memory", "1GiB"]).success();
     assert_eq!(code(300 << 20), "0");
@@ -71,8 +63,7 @@ mod measured {
 
     #[test]
     fn a_new_memory_limit_is_in_force_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let (mut client, first) =
             host.told(host.run(&["--name", "t", "--memory", "8GiB"], c_client("view"), &[]));
         assert_eq!(first["total"].as_u64(), Some(8 << 30));
@@ -90,8 +81,7 @@ mod measured {
 
     #[test]
     fn new_shares_are_in_force_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let start = |name: &str, share: &str| {
             let options = ["--name", name, "--share", share];
             host.start(host.run(&options, c_client("backlog"), &["--kernel", "busy_200us"]), "ready")

@@ -70,8 +70,7 @@ fn host() -> Host {
 
 #[test]
 fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mapping_are_gone() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
@@ -92,8 +91,7 @@ fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mappi
 
 #[test]
 fn the_order_in_which_handles_are_released_does_not_matter() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
@@ -117,8 +115,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
 
 #[test]
 fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     client.given(&format!("release {piece}"));
@@ -139,8 +136,7 @@ fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
 
 #[test]
 fn a_release_that_fails_changes_nothing() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     // Every second release fails.
     let mut client = Client::start(&host, "cuMemRelease:every:2:999");
     let spare = client.given("create");
@@ -160,8 +156,7 @@ fn a_release_that_fails_changes_nothing() {
 
 #[test]
 fn what_is_imported_of_the_own_goes_with_the_process() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     client.given(&format!("import {descriptor}"));

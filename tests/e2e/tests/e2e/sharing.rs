@@ -23,8 +23,7 @@ fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Pr
 
 /// Runs the same client as two tenants, with 70 % and 30 %.
 fn assert_seventy_thirty(arguments: &[&str]) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _clients =
         [start(&host, "major", Some("70%"), arguments), start(&host, "minor", Some("30%"), arguments)];
     thread::sleep(SETTLED);
@@ -62,8 +61,7 @@ mod measured {
 
     #[test]
     fn unlike_clients_share_seventy_to_thirty() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let _clients = [
             start(&host, "long", Some("30%"), &["--kernel", "busy_20000us", "--sync-every", "2"]),
             start(&host, "short", Some("70%"), &["--kernel", "busy_200us", "--sync-every", "50"]),
@@ -74,8 +72,7 @@ mod measured {
 
     #[test]
     fn a_tenants_processes_share_what_is_the_tenants() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let arguments = ["--kernel", "busy_1000us"];
         let _clients = [
             start(&host, "pair", Some("40%"), &arguments),
@@ -88,8 +85,7 @@ mod measured {
 
     #[test]
     fn tenants_that_ask_for_nothing_share_alike() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let arguments = ["--kernel", "busy_1000us"];
         let _clients = ["a", "b"].map(|name| start(&host, name, None, &arguments));
         thread::sleep(SETTLED);
@@ -98,8 +94,7 @@ mod measured {
 
     #[test]
     fn when_one_leaves_the_other_has_everything_within_a_tenth_of_a_second() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let mut leaver = start(&host, "leaver", Some("70%"), &["--kernel", "busy_1000us", "--seconds", "2"]);
         let _stayer = start(&host, "stayer", Some("30%"), &["--kernel", "busy_1000us"]);
         let stayer_pid = host.ps().tenant("stayer").sessions[0].pid;
@@ -107,18 +102,14 @@ mod measured {
         leaver.await_json();
         let left = Instant::now();
         thread::sleep(EVERYTHING_WITHIN.saturating_sub(left.elapsed()));
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(400));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[stayer_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(400)).percent_of_time(&[stayer_pid]);
         println!("the one that stayed had the GPU {busy:.1} % of the time");
         assert!(busy >= BUSY_PERCENT, "the one that stayed had the GPU {busy:.1} % of the time");
     }
 
     #[test]
     fn an_idle_tenants_share_is_the_others() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let (_idler, _) =
             host.told(host.run(&["--name", "idler", "--share", "70%"], c_client("launches"), &[]));
         let _worker = start(&host, "worker", Some("30%"), &["--kernel", "busy_1000us"]);

@@ -28,12 +28,8 @@ const ALLOWED_POINTS: f64 = 1.0;
 
 /// Returns a command with the library preloaded and these variables, without a daemon.
 fn alone(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
-    let mut command = host.command(program);
-    command
-        .args(arguments)
-        .env("LD_PRELOAD", &artefacts().library)
-        .env("DEEPRES_LOG", "info")
-        .envs(variables.iter().copied());
+    let mut command = host.alone(program);
+    command.args(arguments).env("DEEPRES_LOG", "info").envs(variables.iter().copied());
     command
 }
 
@@ -44,11 +40,8 @@ fn backlog(host: &Host, arguments: &[&str], variables: &[(&str, &str)]) -> Proce
 
 /// Returns the part of the time in which these processes ran kernels, percent.
 fn percent_of_time(host: &Host, clients: &[&Process]) -> f64 {
-    let before = host.truth();
-    thread::sleep(MEASURED);
-    let tally = Tally::between(&before, &host.truth());
-    let used_ns: u64 = clients.iter().filter_map(|client| tally.by_pid_ns.get(&client.pid())).sum();
-    used_ns as f64 * 100.0 / tally.elapsed_ns as f64
+    let tally = Tally::over(&host, MEASURED);
+    tally.percent_of_time(&clients.iter().map(|client| client.pid()).collect::<Vec<_>>())
 }
 
 #[track_caller]
@@ -83,10 +76,6 @@ fn view(host: &Host, variables: &[(&str, &str)]) -> (u64, Finished) {
     let mut client = host.spawn(alone(host, c_client_by("view", Way::Linked), &[], variables));
     let total = number(&client.await_json(), "total");
     (total, client.finish().success())
-}
-
-fn number(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
 /// Returns the folder of the tenants' files.
@@ -381,8 +370,8 @@ fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
 fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
     let host = Host::new();
     for way in [Way::Linked, Way::Dlsym] {
-        let mut command = host.command(c_client_by("ahead", way));
-        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+        let mut command = host.alone(c_client_by("ahead", way));
+        command.env("DEEPRES_MEMORY", "4GiB");
         let said = host.finish(command).success().json();
         let after = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
         assert!(after("queued_ms") < after("done_ms") / 3, "it was held up: {said}");
@@ -468,11 +457,8 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn an_unmodified_training_script_has_its_share_and_its_memory() {
         let host = Host::measuring().simgpu(&demo_simgpu());
-        let mut command = host.training(host.command(python().python()));
-        command
-            .args(["--seconds", "600"])
-            .env("LD_PRELOAD", &artefacts().library)
-            .envs([("DEEPRES_SHARE", "40%"), ("DEEPRES_MEMORY", "1GiB")]);
+        let mut command = host.training(host.alone(python().python()));
+        command.args(["--seconds", "600"]).envs([("DEEPRES_SHARE", "40%"), ("DEEPRES_MEMORY", "1GiB")]);
         let mut trainer = host.spawn(command);
         // tinygrad compiles its kernels first.
         trainer.await_line_within(|line| line.starts_with("compiled"), Duration::from_secs(120));

@@ -17,8 +17,7 @@ const PROCESSES: usize = 300;
 /// Starts all processes, spread over this many tenants, and asserts that all get a session. `cargo
 /// xtask bench storm` measures how long they wait.
 fn storm(tenants: usize) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let client = c_client("boot");
     // This run creates the simulated GPU's state.
     host.finish(host.command(&client)).success();
@@ -101,8 +100,7 @@ mod measured {
 
     #[test]
     fn strangers_at_the_socket_take_nothing_from_those_who_share() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let start = |name: &str, share: &str| {
             let arguments = ["--kernel", "busy_1000us"];
             host.start(

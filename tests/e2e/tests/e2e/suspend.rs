@@ -14,15 +14,6 @@ const MOVERS_PAUSE: Duration = Duration::from_secs(1);
 /// A time in which many kernels run.
 const WHILE: Duration = Duration::from_millis(300);
 
-/// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host at 10
-/// GB/s.
-fn small_gpu() -> Host {
-    Host::new().simgpu(
-        "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
-         device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    )
-}
-
 fn swapper(host: &Host, name: &str, bytes: u64, kernels: &str, oversubscribe: bool) -> Process {
     let mut options = vec!["--name", name];
     if oversubscribe {
@@ -60,8 +51,7 @@ fn seen(host: &Host) -> (u64, u64) {
 
 #[test]
 fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", 256 * MIB, "2000", false);
     let (_, used) = seen(&host);
     assert!(used >= 256 * MIB);
@@ -95,8 +85,7 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
 
 #[test]
 fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = host.start(host.run(&["--name", "t"], c_client("heldup"), &[]), "ready");
     let await_waiters = |wanted| host.await_ps(|ps| ps.tenant("t").sessions[0].waiters == wanted);
     let calls = "copy copy-async wait wait-for-all free-bytes allocate free allocate-async free-async load unload \
@@ -119,8 +108,7 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
 
 #[test]
 fn who_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut clients = vec![holding(&host, "t", 256 * MIB, "2000", false)];
     host.call(&["suspend", "t"]).success();
     // The processes start one after the other. The later one finds two processes that are away.
@@ -137,10 +125,9 @@ fn who_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
 
 #[test]
 fn all_processes_of_a_tenant_leave_all_its_gpus_and_come_back() {
-    let host = Host::new().simgpu(
+    let (host, _daemon) = Host::new().simgpu(
         "gpus = 2\nmemory_bytes = 1073741824\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
+    ).with_daemon();
     let used = || -> Vec<u64> { host.truth().gpus.iter().map(|gpu| gpu.memory_used_bytes).collect() };
     let mut clients = ["0", "1", "1"].map(|gpu| {
         let bytes = (64 * MIB).to_string();
@@ -164,8 +151,7 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
     const KERNELS: u64 = 3_000;
     /// Time in which some turns take place.
     const LOOKED_FOR: Duration = Duration::from_secs(5);
-    let host = small_gpu().config("suspend_turn_ms = 600\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().config("suspend_turn_ms = 600\n").with_daemon();
     let bytes = 608 * MIB;
     let begun = Instant::now();
     let first = holding(&host, "first", bytes, &KERNELS.to_string(), true);
@@ -193,8 +179,7 @@ fn two_tenants_of_sixty_percent_of_the_memory_each_both_finish_in_turns() {
 #[test]
 fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     const LOOKED_FOR: Duration = Duration::from_secs(8);
-    let host = small_gpu().config("suspend_turn_ms = 200\n");
-    let daemon = host.daemon();
+    let (host, daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
     let idle = |name: &str| {
         // The client has no kernels left. It keeps its memory and waits for the end of its input.
         let options = ["--name", name, "--oversubscribe", "suspend"];
@@ -213,8 +198,7 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
 
 #[test]
 fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
-    let host = small_gpu().config("suspend_turn_ms = 200\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
     let holder = holding(&host, "holder", 896 * MIB, "3000", true);
     let bytes = (512 * MIB).to_string();
     let options = ["--name", "late", "--memory", "1GiB"];
@@ -226,8 +210,7 @@ fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
 
 #[test]
 fn who_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut firm = holding(&host, "firm", 608 * MIB, "500", false);
     let other = swapper(&host, "other", 608 * MIB, "1", true);
     let ended = other.finish();
@@ -238,8 +221,7 @@ fn who_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none(
 
 #[test]
 fn the_daemons_death_brings_suspended_tenants_back() {
-    let host = small_gpu();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", 256 * MIB, "300", false);
     host.call(&["suspend", "t"]).success();
     daemon.kill();
@@ -270,8 +252,7 @@ fn keeper(host: &Host) -> Pid {
 
 #[test]
 fn what_moves_tenants_leaves_no_zombies() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = holding(&host, "t", 64 * MIB, "600", false);
     for _ in 0..3 {
         host.call(&["suspend", "t"]).success();
@@ -285,8 +266,7 @@ fn what_moves_tenants_leaves_no_zombies() {
 
 #[test]
 fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", 256 * MIB, "300", false);
     host.call(&["suspend", "t"]).success();
     kill_process(keeper(&host), Signal::KILL).expect("it lives");
@@ -305,8 +285,7 @@ fn client_of(host: &Host, tenant: &str) -> Pid {
 
 #[test]
 fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
-    let host = small_gpu();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", 256 * MIB, "300", false);
     host.call(&["suspend", "t"]).success();
     let _other = holding(&host, "other", 900 * MIB, "100000", false);
@@ -334,8 +313,7 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
 fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
     /// More kernels than the test lets run.
     const KERNELS: &str = "60000";
-    let host = small_gpu().config("suspend_turn_ms = 400\n");
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::of_one_gib().config("suspend_turn_ms = 400\n").with_daemon();
     let mut clients = ["first", "second"].map(|name| swapper(&host, name, 608 * MIB, KERNELS, true));
     clients.iter_mut().for_each(|client| client.await_exactly("holding"));
     let pids = ["first", "second"].map(|name| client_of(&host, name));
@@ -359,8 +337,7 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
 
 #[test]
 fn a_driver_that_hangs_holds_up_nobody_else_and_not_for_ever() {
-    let host = small_gpu().config("suspend_limit_ms = 3000\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().config("suspend_limit_ms = 3000\n").with_daemon();
     let mut clients = ["stuck", "other"].map(|name| swapper(&host, name, 64 * MIB, "600", false));
     clients.iter_mut().for_each(|client| client.await_exactly("holding"));
     host.call(&["suspend", "stuck"]).success();
@@ -402,7 +379,7 @@ fn daemon_of_an_old_driver(host: &Host) -> Process {
 
 #[test]
 fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
-    let host = small_gpu();
+    let host = Host::of_one_gib();
     let _daemon = daemon_of_an_old_driver(&host);
     let client = holding(&host, "t", 64 * MIB, "300", false);
     host.call(&["suspend", "t"]).refused(NO_CHECKPOINTS);
@@ -415,7 +392,7 @@ fn a_driver_without_checkpoints_is_said_to_be_one_and_the_tenant_goes_on() {
 
 #[test]
 fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
-    let host = small_gpu();
+    let host = Host::of_one_gib();
     let _daemon = daemon_of_an_old_driver(&host);
     let mut holder = holding(&host, "holder", 608 * MIB, "100000", true);
     let other = swapper(&host, "other", 608 * MIB, "1", false);
@@ -426,8 +403,7 @@ fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
 
 #[test]
 fn who_waits_gets_the_memory_of_one_that_ends_instead_of_leaving() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let _holder = holding(&host, "holder", 608 * MIB, "100000", true);
     let mut other = swapper(&host, "other", 608 * MIB, "1", false);
     await_waiting(&host, "other", 416 * MIB);
@@ -438,8 +414,7 @@ fn who_waits_gets_the_memory_of_one_that_ends_instead_of_leaving() {
 
 #[test]
 fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let _holder = holding(&host, "holder", 608 * MIB, "100000", true);
     let options = ["--name", "other", "--memory", "1GiB"];
     let bytes = (608 * MIB).to_string();
@@ -453,8 +428,7 @@ fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
 
 #[test]
 fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let first = holding(&host, "first", 608 * MIB, "100", false);
     host.call(&["suspend", "first"]).success();
     let _other = holding(&host, "other", 608 * MIB, "100000", false);
@@ -482,8 +456,7 @@ fn await_waiting(host: &Host, tenant: &str, bytes: u64) {
 
 #[test]
 fn a_suspended_tenant_that_is_killed_leaves_nothing_behind() {
-    let host = small_gpu();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", 256 * MIB, "2000", false);
     host.call(&["suspend", "t"]).success();
     kill_client(&host, "t");

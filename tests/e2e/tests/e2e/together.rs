@@ -73,8 +73,7 @@ fn ran(host: &Host, pid: u32) -> [u64; 2] {
 #[test]
 fn a_launch_on_two_gpus_is_counted_and_charged_on_each() {
     const CALLS: u64 = 40;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "both");
     assert_eq!(order(&mut process, &format!("launch {CALLS}"), |_| ()), 0);
     await_launches(&host, CALLS);
@@ -117,8 +116,7 @@ fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
 #[test]
 fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
     const CALLS: u64 = 2000;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "quick");
     for round in 1..=3 {
         assert_eq!(order(&mut process, &format!("amid {CALLS}"), |_| ()), CUDA_ERROR_INVALID_VALUE);
@@ -137,8 +135,7 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     /// Number of looks after which a launch counts as early. A client that has launched and not yet
     /// said so looks early too, but not for this many looks.
     const LOOKS: u32 = 20;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "both");
     let pid = host.ps().tenant("both").pids()[0];
     assert_eq!(order(&mut process, "launch 4", |_| ()), 0);

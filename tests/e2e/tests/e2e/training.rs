@@ -29,8 +29,7 @@ mod measured {
 
     #[test]
     fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
-        let host = Host::measuring().simgpu(&demo_simgpu());
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().simgpu(&demo_simgpu()).with_daemon();
         let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
         for trainer in &mut trainers {
             trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
@@ -64,10 +63,7 @@ mod measured {
             }
             assert!(Instant::now() < deadline, "the trainer does not end");
         }
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(1000));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(1000)).percent_of_time(&[minor_pid]);
         println!("the trainer that is left has the GPU {busy:.1} % of the time");
         assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
         assert_eq!(major.await_end_within(Duration::from_secs(10)).code, 128 + 15);

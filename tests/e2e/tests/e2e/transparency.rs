@@ -48,8 +48,7 @@ fn everyday_programs_print_and_return_exactly_the_same() {
 
 #[test]
 fn everyday_programs_are_the_same_under_deepres_run() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for words in [
         vec!["git", "--version"],
         vec!["python3", "-c", "print(1)"],
@@ -111,15 +110,11 @@ fn a_gpu_client_without_a_daemon_is_the_same() {
     let host = Host::new();
     let bare = bare_client(&host);
     for way in Way::ALL {
-        let mut command = host.command(c_client_by("launches", way));
-        command.env("LD_PRELOAD", &artefacts().library);
-        let hooked = host.finish(command);
+        let hooked = host.finish(host.alone(c_client_by("launches", way)));
         assert_eq!(hooked.success().json()["kernels_run"], bare.json()["kernels_run"]);
     }
     // If the client reaches the driver in the same way, even standard error is equal.
-    let mut command = host.command(c_client("launches"));
-    command.env("LD_PRELOAD", &artefacts().library);
-    assert_eq!(host.finish(command), bare);
+    assert_eq!(host.finish(host.alone(c_client("launches"))), bare);
 }
 
 #[test]
@@ -135,8 +130,8 @@ fn a_gpu_client_with_a_dead_or_foreign_socket_is_the_same() {
     std::fs::write(&file, "not a socket").expect("a folder of our own");
     let long = folder.join("x".repeat(200));
     for socket in [dead.as_path(), &foreign, &file, Path::new("/nonexistent/socket"), &long, Path::new("")] {
-        let mut command = host.command(c_client("launches"));
-        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", socket);
+        let mut command = host.alone(c_client("launches"));
+        command.env("DEEPRES_SOCKET", socket);
         let hooked = host.finish(command);
         assert_eq!(
             (hooked.code, &hooked.stdout),
@@ -159,16 +154,15 @@ fn a_gpu_client_whose_daemon_never_answers_is_the_same() {
     rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).expect("a short path"))
         .expect("a new path");
     rustix::net::listen(&socket, 16).expect("a bound socket");
-    let mut command = host.command(c_client("launches"));
-    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let mut command = host.alone(c_client("launches"));
+    command.env("DEEPRES_SOCKET", &path);
     let hooked = host.finish(command);
     assert_eq!((hooked.code, &hooked.stdout), (0, &bare.stdout), "{}", hooked.stderr);
 }
 
 #[test]
 fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let bare = bare_client(&host);
     let garbage = [
         "",
@@ -198,8 +192,7 @@ fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
 
 #[test]
 fn the_kill_switch_lets_everything_through() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut command =
         host.run(&["--name", "off", "--memory", "64MiB"], c_client("fill"), &["33554432", "cuMemAlloc_v2"]);
     command.env("DEEPRES_DISABLE", "1");

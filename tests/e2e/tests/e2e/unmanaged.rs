@@ -194,8 +194,7 @@ for _ in range(5):
 print("{}", flush=True)
 sys.stdin.read()
 "#;
-    let Some(host) = probes::host(CONFIG) else { return };
-    let _daemon = host.daemon();
+    let Some((host, _daemon)) = probes::host(CONFIG).map(Host::with_daemon) else { return };
     // Calls before the programs are attached are not counted.
     unmanaged(&host);
     let start = |run: &[&str]| host.told(tenant(&host, run, TENANT, &[])).0;
@@ -515,8 +514,7 @@ mod measured {
     fn a_hundred_of_a_hundred_are_found_within_a_second() {
         const USERS: usize = 100;
         const AT_A_TIME: usize = 10;
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let _daemon = host.daemon();
+        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         for _ in 0..USERS / AT_A_TIME {
             let mut users: Vec<Process> =
@@ -565,8 +563,7 @@ mod measured {
 
     #[test]
     fn whoever_keeps_its_memory_map_to_itself_is_listed_and_keeps_nobody_waiting() {
-        let Some(host) = probes::measuring(HOLDING) else { return };
-        let mut daemon = host.daemon();
+        let Some((host, mut daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let target = host.path().join("stuck").display().to_string();
         let (stuck, said) = host.told(python(&host, STUCK, &[&target]));
@@ -583,8 +580,7 @@ mod measured {
 
     #[test]
     fn whoever_comes_back_is_found_within_a_second_each_time() {
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let _daemon = host.daemon();
+        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let mut user = obedient(&host);
         for round in 0..6 {
@@ -599,8 +595,7 @@ mod measured {
 
     #[test]
     fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
-        let Some(host) = probes::measuring(HOLDING) else { return };
-        let mut daemon = host.daemon();
+        let Some((host, mut daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let mut user = obedient(&host);
         let pid = user.process.pid();
         tell(&mut user, "open");
@@ -626,8 +621,7 @@ mod measured {
     #[test]
     fn a_process_can_be_held_until_it_is_adopted() {
         // The test runs alone, because its daemon holds all processes that use the stand-in.
-        let Some(host) = probes::measuring(HOLDING) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let held = user(&host, &[]);
         await_state(&host, held.pid(), "held");
         // The process stops when it runs next.
@@ -654,8 +648,7 @@ mod measured {
     #[test]
     fn whom_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
         const WRITTEN: Duration = Duration::from_secs(4);
-        let Some(host) = probes::measuring(HOLDING) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let held = user(&host, &[]);
         let pid = held.pid();
         await_state(&host, pid, "held");
@@ -671,8 +664,7 @@ mod measured {
         await_state(&host, pid, "held");
         thread::sleep(WRITTEN);
         kill(daemon);
-        let host = host.config(&format!("{CONFIG}unmanaged = \"report\"\n"));
-        let _daemon = host.daemon();
+        let (host, _daemon) = host.config(&format!("{CONFIG}unmanaged = \"report\"\n")).with_daemon();
         await_state(&host, pid, "reported");
         assert_ne!(state(pid), 'T');
         held.finish().success();
@@ -680,8 +672,7 @@ mod measured {
 
     #[test]
     fn a_trace_is_of_whom_it_was_asked_for() {
-        let Some(host) = probes::measuring(CONTROL_CONFIG) else { return };
-        let _daemon = host.daemon();
+        let Some((host, _daemon)) = probes::measuring(CONTROL_CONFIG).map(Host::with_daemon) else { return };
         let tenant_of = |run: &[&str]| host.told(tenant(&host, run, ASKING, &["computes"])).0;
         let [_inside, _outside] =
             [tenant_of(&["--name", "inside"]), tenant_of(&["--no-preload", "--name", "outside"])];
@@ -806,8 +797,7 @@ for _ in range(8):
     time.sleep(0.1)
 if rounds: os.execv(sys.executable, [sys.executable, "-c", this, device, str(rounds - 1), this])
 "#;
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let tenants: Vec<Process> =
             (0..6).map(|_| host.spawn(tenant(&host, &[], TENANT, &["2", &code(TENANT)]))).collect();
@@ -833,8 +823,7 @@ while starts.is_alive():
 print('{"result": %d}' % results[0], flush=True)
 sys.stdin.readline()
 "#;
-        let Some(host) = probes::measuring(HOLDING) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let start = |faults: &str| {
             let mut command = tenant(&host, &[], TENANT, &[]);
@@ -863,8 +852,7 @@ ask(file)
 time.sleep(1 + float(sys.argv[3]))
 os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", sys.argv[2], sys.argv[1]])
 "#;
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let _daemon = host.daemon();
+        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         // The new program uses the device before the daemon knows of the session's end, before it
         // knows the earlier calls, or afterwards. Each session ends at another moment of the
@@ -893,8 +881,7 @@ print("{}", flush=True)
 sys.stdin.readline()
 os.execvp("sh", ["sh", "-c", "sleep 0.1; exec 9<&-; echo '{}'; read line"])
 "#;
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let (mut tenant, _) = host.told(tenant(&host, &[], TENANT, &[]));
         // By now the daemon has asked NVML, and NVML has listed the process as computing.
@@ -918,8 +905,7 @@ sys.stdin.readline()
 print('{"left_ns": %d}' % now_ns(), flush=True)
 os.execvp("sleep", ["sleep", "60"])
 "#;
-        let Some(host) = probes::measuring(CONFIG) else { return };
-        let _daemon = host.daemon();
+        let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let (mut tenant, _) = host.told(tenant(&host, &[], TENANT, &[]));
         assert_eq!(unmanaged(&host), Vec::<Value>::new(), "it has a session");
@@ -945,8 +931,7 @@ for _ in range(30):
     ask(file)
     time.sleep(0.1)
 "#;
-        let Some(host) = probes::measuring(CONTROL_CONFIG) else { return };
-        let daemon = host.daemon();
+        let Some((host, daemon)) = probes::measuring(CONTROL_CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         host.finish(tenant(&host, &[], VIEWER, &[])).success();
         assert_eq!(assert_nobody_else_is_listed(&host, daemon)["kind"], "control");

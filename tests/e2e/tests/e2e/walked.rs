@@ -109,8 +109,7 @@ struct Tenant {
 impl Tenant {
     fn start() -> Self {
         // Contexts take no memory, so the GPU's record contains allocations alone.
-        let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-        let daemon = host.daemon();
+        let (host, daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
         let other = Orders::new(host.spawn(in_tenant(&host, "overheads")), 0, |number| format!("{number} "));
         let mut tenant = Self { host, daemon, other };
         assert_eq!(tenant.ask("create 0 0"), "0");

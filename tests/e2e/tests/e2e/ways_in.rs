@@ -12,8 +12,7 @@ const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// Runs `launches` as tenant `counted`, with `preload` in addition to the library of `deepres run`.
 /// Compares the three counts.
 fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut command = host.run(&["--name", "counted"], c_client_by("launches", way), &[]);
     if let Some(preload) = preload {
         // `deepres run` prepends its library. So a user preloads another library behind it with
@@ -74,8 +73,7 @@ fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
 /// the hook too.
 #[test]
 fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
 }
 
@@ -85,8 +83,7 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
 fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
     for preloaded in [[&wraps, ours], [ours, &wraps]] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         assert_every_way_is_counted_beside(&host, &preloaded.map(PathBuf::as_path));
     }
 }
@@ -96,8 +93,7 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
 #[test]
 fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
     for wraps in ["wrapnext", "wraphandle"] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         let (tool, wraps) = (c_library("nexts"), c_library(wraps));
         assert_every_way_is_counted_beside(&host, &[&tool, &artefacts().library, &wraps]);
     }
@@ -128,8 +124,7 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
         .flat_map(|forwards| ["local", "global"].map(|scope| (c_library(forwards), scope)))
     {
         let stand_in = c_library_on("stand_in", &forwards).display().to_string();
-        let host = Host::new().light_contexts();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().light_contexts().with_daemon();
         let (client, said) = host.told(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
         let ps = host.await_ps_within(
             |ps| ps.find(scope).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64()),
@@ -155,8 +150,7 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     let copy = folder.path().join("libdeepres.so");
     std::fs::copy(&artefacts().library, &copy).unwrap();
     for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         assert_every_way_is_counted_beside(&host, &preloaded.map(|library| library.as_path()));
     }
 }
