@@ -72,7 +72,7 @@ fn captured_work_runs_when_the_graph_is_launched(facts: &mut Facts) -> Result<()
 }
 
 fn the_legacy_stream_is_never_captured(facts: &mut Facts) -> Result<(), Stop> {
-    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     for (what, legacy) in [("null", null_mut()), ("its handle", CU_STREAM_LEGACY)] {
         facts.code(what, cu!(cuStreamBeginCapture_v2(legacy, GLOBAL)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }

@@ -131,7 +131,7 @@ fn a_pool_grows_by_thirty_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
-    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     let mut props = zeroed!(CUmemPoolProps);
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
@@ -200,7 +200,7 @@ fn exported(pool: CUmemoryPool) -> Result<usize, Stop> {
 }
 
 fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
-    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     let own = own_pool(DEVICE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
     let (mut pool, mut address, descriptor) = (null_mut(), 0, exported(own)?);
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -215,7 +215,7 @@ fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn what_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop> {
-    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let (own, plain) = (own_pool(DEVICE, kind)?, own_pool(DEVICE, CU_MEM_HANDLE_TYPE_NONE)?);
     let mut descriptor = -1_i32;

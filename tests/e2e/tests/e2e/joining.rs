@@ -161,7 +161,7 @@ mod measured {
         assert_eq!(total(&mut view), LIMIT_BYTES);
         let pids = clients.each_ref().map(Process::pid);
         let had = |host: &Host| {
-            let tally = Tally::over(&host, Duration::from_secs(2));
+            let tally = Tally::over(host, Duration::from_secs(2));
             tally.percent_of_time(&pids)
         };
         thread::sleep(Duration::from_secs(1));

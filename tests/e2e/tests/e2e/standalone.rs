@@ -40,7 +40,7 @@ fn backlog(host: &Host, arguments: &[&str], variables: &[(&str, &str)]) -> Proce
 
 /// Returns the part of the time in which these processes ran kernels, percent.
 fn percent_of_time(host: &Host, clients: &[&Process]) -> f64 {
-    let tally = Tally::over(&host, MEASURED);
+    let tally = Tally::over(host, MEASURED);
     tally.percent_of_time(&clients.iter().map(|client| client.pid()).collect::<Vec<_>>())
 }
 

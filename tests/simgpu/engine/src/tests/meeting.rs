@@ -1,6 +1,6 @@
 //! Kernels that spin for their peers.
 
-use super::world::{Client, World, kernel};
+use super::world::{World, kernel};
 use crate::{Host, StreamId, Ticket, WaitPolicy, Work, config::ALL_SMS_PPM, liveness};
 
 fn collective(name: u64, ns: u64) -> Work {

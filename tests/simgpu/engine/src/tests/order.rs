@@ -172,7 +172,7 @@ fn a_host_wait_released_early_holds_nothing_up() {
 
 #[test]
 fn a_thread_waiting_behind_a_host_wait_wakes_when_it_is_released() {
-    let (world, [a]) = World::new().with_clients();
+    let (_world, [a]) = World::new().with_clients();
     let gate = a.host.submit(a.stream, Work::HostWait, &[]).expect("submit");
     let after = a.kernel(10);
     thread::scope(|scope| {
@@ -212,7 +212,7 @@ fn an_event_keeps_the_time_of_its_last_record() {
 
 #[test]
 fn waiting_ends_at_the_predicted_moment() {
-    let (world, [a, b]) = World::new().with_clients();
+    let (_world, [a, b]) = World::new().with_clients();
     let x = a.kernel(3000);
     b.kernel(3000);
     // Slices 0-1000, 1100-2100 (b), 2200-3200, (b) 3300-4300, 4400-5400.
@@ -222,7 +222,7 @@ fn waiting_ends_at_the_predicted_moment() {
 
 #[test]
 fn waiting_goes_on_past_what_one_look_ahead_sees() {
-    let (world, [a]) = World::new().with_clients();
+    let (_world, [a]) = World::new().with_clients();
     for _ in 0..1000 {
         a.kernel(10);
     }
@@ -232,7 +232,7 @@ fn waiting_goes_on_past_what_one_look_ahead_sees() {
 
 #[test]
 fn waiting_for_a_context_waits_for_all_its_streams() {
-    let (world, [a]) = World::new().with_clients();
+    let (_world, [a]) = World::new().with_clients();
     let (x, y) = (a.part_kernel(a.another_stream(), 500, 1), a.part_kernel(a.another_stream(), 700, 1));
     assert!(!a.host.context_is_idle(a.context));
     a.host.wait_context(a.context, WaitPolicy::Auto);
@@ -242,7 +242,7 @@ fn waiting_for_a_context_waits_for_all_its_streams() {
 
 #[test]
 fn a_full_queue_makes_submission_wait_for_a_place() {
-    let (world, [a]) = World::with("queue_depth = 4").with_clients();
+    let (_world, [a]) = World::with("queue_depth = 4").with_clients();
     for _ in 0..4 {
         a.kernel(100);
     }
