@@ -365,10 +365,10 @@ impl Host {
         own.unwrap_or_else(|| panic!("no tenant {name} in {status}")).clone()
     }
 
-    /// Returns a tenant's account on the first of its GPUs.
+    /// Returns a tenant's account on the first of its GPUs, or null before it has one.
     #[track_caller]
     pub fn account(&self, name: &str) -> Value {
-        self.tenant(name)["gpus"][0].take()
+        self.tenant(name)["gpus"][0].clone()
     }
 
     /// Stops a process (SIGSTOP) while it does not hold the simulated driver's lock. A process that

@@ -3,7 +3,7 @@
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -287,7 +287,9 @@ fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
     let server = std::thread::spawn(move || {
         answers.map(|answer| {
             let (mut connection, _) = stranger.accept().unwrap();
-            // The client may have hung up already.
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            // The client asks first. It may have hung up already.
+            let _ = connection.read(&mut [0; 4096]);
             let _ = connection.write_all(answer.as_bytes());
         })
     });

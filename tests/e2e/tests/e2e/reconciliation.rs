@@ -14,7 +14,7 @@ fn host() -> Host {
 
 /// Waits until the account of the only tenant satisfies `wanted`, and returns it.
 fn await_account(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
-    await_value(|| host.status()["tenants"][0]["gpus"][0].take(), wanted)
+    await_value(|| host.status()["tenants"][0]["gpus"][0].clone(), wanted)
 }
 
 #[test]
