@@ -30,6 +30,26 @@ macro_rules! must {
     }};
 }
 
+/// Calls a driver function that has to succeed and whose first argument is the place of its result.
+/// Returns the result.
+macro_rules! made {
+    ($symbol:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the driver's functions return handles and numbers, of which all zeroes is a valid
+        // value.
+        let mut result = unsafe { std::mem::zeroed() };
+        must!($symbol(&mut result $(, $argument)*));
+        result
+    }};
+}
+
+/// Returns one of the driver's plain structures with all bytes zero.
+macro_rules! zeroed {
+    ($structure:ty) => {{
+        // SAFETY: the structure is plain, so all zeroes is a valid value.
+        unsafe { std::mem::zeroed::<$structure>() }
+    }};
+}
+
 fn library() -> Result<&'static Library, Stop> {
     static LIBRARY: OnceCell<Library> = OnceCell::new();
     LIBRARY.get_or_try_init(|| {

@@ -56,9 +56,7 @@ impl Gpu {
 
     /// Returns one of the kernels.
     pub fn kernel(&self, name: &CStr) -> Result<CUfunction, Stop> {
-        let mut function = null_mut();
-        must!(cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
-        Ok(function)
+        Ok(made!(cuModuleGetFunction(self.module, name.as_ptr())))
     }
 
     /// Launches `nothing` and returns the code.
@@ -75,22 +73,26 @@ impl Gpu {
         Ok(())
     }
 
+    /// Returns a GPU with streams that do not wait for the default stream.
+    pub fn with_streams<const N: usize>() -> Result<(Self, [CUstream; N]), Stop> {
+        let gpu = Self::new()?;
+        let mut streams = [null_mut(); N];
+        for stream in &mut streams {
+            *stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+        }
+        Ok((gpu, streams))
+    }
+
     pub fn stream(&self, flags: u32) -> Result<CUstream, Stop> {
-        let mut stream = null_mut();
-        must!(cuStreamCreate(&mut stream, flags));
-        Ok(stream)
+        Ok(made!(cuStreamCreate(flags)))
     }
 
     pub fn event(&self, flags: u32) -> Result<CUevent, Stop> {
-        let mut event = null_mut();
-        must!(cuEventCreate(&mut event, flags));
-        Ok(event)
+        Ok(made!(cuEventCreate(flags)))
     }
 
     pub fn memory(&self, bytes: usize) -> Result<CUdeviceptr, Stop> {
-        let mut address = 0;
-        must!(cuMemAlloc_v2(&mut address, bytes));
-        Ok(address)
+        Ok(made!(cuMemAlloc_v2(bytes)))
     }
 
     /// Returns page-locked words of the host, all 0.

@@ -7,6 +7,7 @@
 
 use std::ffi::CString;
 use std::fmt::Display;
+use std::ops::{Index, IndexMut};
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
@@ -15,6 +16,13 @@ use deepres_abi::driver::types::*;
 
 use crate::check::Stop;
 use crate::gpu::{PTX, launch};
+
+/// Calls a driver function, and returns its name with its code.
+macro_rules! call {
+    ($symbol:ident($($argument:expr),* $(,)?)) => {
+        (stringify!($symbol), cu!($symbol($($argument),*)))
+    };
+}
 
 /// Most objects of one kind that are kept at a time.
 const KEPT: usize = 24;
@@ -53,31 +61,51 @@ impl Random {
     }
 }
 
-/// The objects that the program holds, as numbers.
-#[derive(Default)]
-struct Held {
-    contexts: Vec<u64>,
-    streams: Vec<u64>,
-    events: Vec<u64>,
-    linear: Vec<u64>,
-    pooled: Vec<u64>,
-    host: Vec<u64>,
-    arrays: Vec<u64>,
-    mipmapped: Vec<u64>,
-    physical: Vec<u64>,
-    reserved: Vec<u64>,
-    graphs: Vec<u64>,
-    executables: Vec<u64>,
+/// Kinds of objects that the program holds.
+#[derive(Clone, Copy)]
+enum Kind {
+    Contexts,
+    Streams,
+    Events,
+    Linear,
+    Pooled,
+    Host,
+    Arrays,
+    Mipmapped,
+    Physical,
+    Reserved,
+    Graphs,
+    Executables,
     /// Executable graphs that allocate.
-    allocating: Vec<u64>,
-    kernels: Vec<u64>,
-    pools: Vec<u64>,
-    modules: Vec<u64>,
+    Allocating,
+    Kernels,
+    Pools,
+    Modules,
     /// Modules with a variable. Their kernels are never launched.
-    variables: Vec<u64>,
-    libraries: Vec<u64>,
-    primaries: Vec<u64>,
-    descriptors: Vec<u64>,
+    Variables,
+    Libraries,
+    Primaries,
+    Descriptors,
+}
+
+use Kind::*;
+
+/// The objects that the program holds, as numbers, by [`Kind`].
+#[derive(Default)]
+struct Held([Vec<u64>; Descriptors as usize + 1]);
+
+impl Index<Kind> for Held {
+    type Output = Vec<u64>;
+
+    fn index(&self, kind: Kind) -> &Vec<u64> {
+        &self.0[kind as usize]
+    }
+}
+
+impl IndexMut<Kind> for Held {
+    fn index_mut(&mut self, kind: Kind) -> &mut Vec<u64> {
+        &mut self.0[kind as usize]
+    }
 }
 
 /// Returns the image of a module with a variable of this many bytes.
@@ -166,7 +194,9 @@ extern "C" fn nothing(_data: *mut c_void) {}
 /// A host function for streams, in its older form.
 extern "C" fn called(_stream: CUstream, _status: CUresult, _data: *mut c_void) {}
 
-type Answer = Result<(&'static str, CUresult), Stop>;
+/// A call's name and its code.
+type Call = (&'static str, CUresult);
+type Answer = Result<Call, Stop>;
 
 impl World {
     fn begin(seed: u64) -> Result<Self, Stop> {
@@ -183,7 +213,7 @@ impl World {
     }
 
     /// Returns one of the objects in `of`, or occasionally a number that is no such object.
-    fn pick(&mut self, of: fn(&mut Held) -> &mut Vec<u64>) -> u64 {
+    fn pick(&mut self, of: Kind) -> u64 {
         if self.random.next() % 100 < STRANGE_PERCENT {
             return match self.random.below(3) {
                 0 => 0,
@@ -194,67 +224,69 @@ impl World {
                 }
             };
         }
-        let place = self.random.below(of(&mut self.held).len());
-        of(&mut self.held).get(place).copied().unwrap_or(0)
+        let place = self.random.below(self.held[of].len());
+        self.held[of].get(place).copied().unwrap_or(0)
     }
 
     fn stream(&mut self) -> CUstream {
         let default = self.random.below(4);
-        if default == 0 {
-            self.random.below(3) as CUstream
-        } else {
-            self.pick(|held| &mut held.streams) as CUstream
-        }
+        if default == 0 { self.random.below(3) as CUstream } else { self.pick(Streams) as CUstream }
     }
 
     /// Whether there is room to keep another allocation of each kind.
     fn has_room(&self) -> bool {
-        let Held { linear, pooled, host, arrays, mipmapped, .. } = &self.held;
-        [linear, pooled, host, arrays, mipmapped].into_iter().all(|kept| kept.len() < KEPT)
+        [Linear, Pooled, Host, Arrays, Mipmapped].into_iter().all(|kind| self.has_room_for(kind))
+    }
+
+    fn has_room_for(&self, kind: Kind) -> bool {
+        self.held[kind].len() < KEPT
     }
 
     /// Keeps an object that a call made. If there is no room, the object stays with its context.
-    fn keep(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
-        if code == CUDA_SUCCESS && of(&mut self.held).len() < KEPT {
-            of(&mut self.held).push(object);
+    fn keep(&mut self, of: Kind, call: Call, object: u64) -> Call {
+        if call.1 == CUDA_SUCCESS && self.has_room_for(of) {
+            self.held[of].push(object);
         }
+        call
     }
 
     /// Keeps memory that came from a pool, unless the stream is being captured. Memory of a
     /// captured graph is released with the graph.
-    fn keep_pooled(&mut self, stream: CUstream, code: CUresult, address: u64) -> Result<(), Stop> {
-        if code == CUDA_SUCCESS && !is_captured(stream)? {
-            self.keep_always(|held| &mut held.pooled, code, address);
+    fn keep_pooled(&mut self, stream: CUstream, call: Call, address: u64) -> Answer {
+        if call.1 == CUDA_SUCCESS && !is_captured(stream)? {
+            self.keep_always(Pooled, call, address);
         }
-        Ok(())
+        Ok(call)
     }
 
-    fn lose(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
-        if code == CUDA_SUCCESS {
-            of(&mut self.held).retain(|kept| *kept != object);
+    fn lose(&mut self, of: Kind, call: Call, object: u64) -> Call {
+        if call.1 == CUDA_SUCCESS {
+            self.held[of].retain(|kept| *kept != object);
             self.dead.push(object);
         }
+        call
     }
 
     /// Does the same as [`Self::lose`] for addresses. They are not remembered as dead, because the
     /// driver may give them out again.
-    fn forget(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, address: u64) {
-        if code == CUDA_SUCCESS {
-            of(&mut self.held).retain(|kept| *kept != address);
+    fn forget(&mut self, of: Kind, call: Call, address: u64) -> Call {
+        if call.1 == CUDA_SUCCESS {
+            self.held[of].retain(|kept| *kept != address);
         }
+        call
     }
 
     fn context(&mut self) -> Answer {
         let (mut context, mut module, mut kernel) = (null_mut(), null_mut(), null_mut());
-        let code = cu!(cuCtxCreate_v2(&mut context, 0, 0));
-        self.keep(|held| &mut held.contexts, code, context as u64);
-        if code == CUDA_SUCCESS
+        let call = call!(cuCtxCreate_v2(&mut context, 0, 0));
+        self.keep(Contexts, call, context as u64);
+        if call.1 == CUDA_SUCCESS
             && cu!(cuModuleLoadData(&mut module, PTX.as_ptr().cast())) == CUDA_SUCCESS
             && cu!(cuModuleGetFunction(&mut kernel, module, c"nothing".as_ptr())) == CUDA_SUCCESS
         {
-            self.keep(|held| &mut held.kernels, CUDA_SUCCESS, kernel as u64);
+            self.keep(Kernels, call, kernel as u64);
         }
-        Ok(("cuCtxCreate", code))
+        Ok(call)
     }
 
     fn step(&mut self) -> Answer {
@@ -284,37 +316,27 @@ impl World {
     /// Uses pools of the process's own.
     fn own_pool(&mut self) -> Answer {
         let (bytes, stream) = (self.size(), self.stream());
-        let pool = self.pick(|held| &mut held.pools) as CUmemoryPool;
+        let pool = self.pick(Pools) as CUmemoryPool;
         let (mut new, mut address) = (null_mut(), 0);
         Ok(match self.random.below(6) {
-            0 if self.held.pools.len() < KEPT => {
-                // SAFETY: all zeroes is a valid value of this plain structure.
-                let mut properties: CUmemPoolProps = unsafe { std::mem::zeroed() };
+            0 if self.has_room_for(Pools) => {
+                let mut properties = zeroed!(CUmemPoolProps);
                 properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
                 properties.location = self.location();
-                let code = cu!(cuMemPoolCreate(&mut new, &properties));
-                self.keep(|held| &mut held.pools, code, new as u64);
-                ("cuMemPoolCreate", code)
+                self.keep(Pools, call!(cuMemPoolCreate(&mut new, &properties)), new as u64)
             }
-            0 | 1 => {
-                let code = cu!(cuMemPoolDestroy(pool));
-                self.lose(|held| &mut held.pools, code, pool as u64);
-                ("cuMemPoolDestroy", code)
-            }
-            2 => ("cuMemPoolTrimTo", cu!(cuMemPoolTrimTo(pool, bytes))),
+            0 | 1 => self.lose(Pools, call!(cuMemPoolDestroy(pool)), pool as u64),
+            2 => call!(cuMemPoolTrimTo(pool, bytes)),
             3 => {
                 let mut kept_bytes = bytes as u64;
                 let value = (&raw mut kept_bytes).cast();
-                (
-                    "cuMemPoolSetAttribute",
-                    cu!(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value)),
-                )
+                call!(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value))
             }
-            _ if self.is_wild || self.has_room() => {
-                let code = cu!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
-                self.keep_pooled(stream, code, address)?;
-                ("cuMemAllocFromPoolAsync of an own pool", code)
-            }
+            _ if self.is_wild || self.has_room() => self.keep_pooled(
+                stream,
+                call!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream)),
+                address,
+            )?,
             _ => self.free()?,
         })
     }
@@ -338,15 +360,13 @@ impl World {
 
     fn create_array(&mut self) -> Answer {
         let (descriptor, mut array) = (self.array(), null_mut());
-        let code = cu!(cuArray3DCreate_v2(&mut array, &descriptor));
-        self.keep(|held| &mut held.arrays, code, array as u64);
-        Ok(("cuArray3DCreate", code))
+        Ok(self.keep(Arrays, call!(cuArray3DCreate_v2(&mut array, &descriptor)), array as u64))
     }
 
     /// Copies one element of an array, and asks for levels.
     fn shape(&mut self) -> Answer {
-        let array = self.pick(|held| &mut held.arrays) as CUarray;
-        let (linear, stream) = (self.pick(|held| &mut held.linear), self.stream());
+        let array = self.pick(Arrays) as CUarray;
+        let (linear, stream) = (self.pick(Linear), self.stream());
         let mut element = [0_u8; 4];
         if is_captured(stream)? {
             return Ok(("a copy that is left out", CUDA_SUCCESS));
@@ -354,33 +374,31 @@ impl World {
         Ok(match self.random.below(5) {
             0 => self.create_array()?,
             1 => {
-                let mipmapped = self.pick(|held| &mut held.mipmapped) as CUmipmappedArray;
+                let mipmapped = self.pick(Mipmapped) as CUmipmappedArray;
                 let (level, mut array) = (self.random.below(12) as u32, null_mut());
-                ("cuMipmappedArrayGetLevel", cu!(cuMipmappedArrayGetLevel(&mut array, mipmapped, level)))
+                call!(cuMipmappedArrayGetLevel(&mut array, mipmapped, level))
             }
             2 => {
-                // SAFETY: all zeroes is a valid value of this plain structure.
-                let mut copy: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+                let mut copy = zeroed!(CUDA_MEMCPY2D);
                 copy.srcMemoryType = CU_MEMORYTYPE_HOST;
                 copy.srcHost = element.as_ptr().cast();
                 copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
                 copy.dstArray = array;
                 (copy.WidthInBytes, copy.Height) = (element.len(), self.random.below(2));
-                ("cuMemcpy2D", cu!(cuMemcpy2D_v2(&copy)))
+                call!(cuMemcpy2D_v2(&copy))
             }
             3 => {
-                // SAFETY: all zeroes is a valid value of this plain structure.
-                let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+                let mut copy = zeroed!(CUDA_MEMCPY3D);
                 copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
                 copy.srcArray = array;
                 copy.dstMemoryType = CU_MEMORYTYPE_HOST;
                 copy.dstHost = element.as_mut_ptr().cast();
                 (copy.WidthInBytes, copy.Height, copy.Depth) = (element.len(), 1, self.random.below(2));
-                ("cuMemcpy3D", cu!(cuMemcpy3D_v2(&copy)))
+                call!(cuMemcpy3D_v2(&copy))
             }
             _ => {
                 let width = self.random.below(2);
-                ("cuMemsetD2D8Async", cu!(cuMemsetD2D8Async(linear, 4, 1, width, 1, stream)))
+                call!(cuMemsetD2D8Async(linear, 4, 1, width, 1, stream))
             }
         })
     }
@@ -388,38 +406,35 @@ impl World {
     /// Loads and unloads modules with a variable.
     fn variables(&mut self) -> Answer {
         let mut module = null_mut();
-        if self.held.variables.len() < KEPT && self.random.below(2) == 0 {
+        if self.has_room_for(Variables) && self.random.below(2) == 0 {
             let image = with_variable(self.size());
-            let code = cu!(cuModuleLoadData(&mut module, image.as_ptr().cast()));
-            self.keep(|held| &mut held.variables, code, module as u64);
-            return Ok(("cuModuleLoadData with a variable", code));
+            return Ok(self.keep(
+                Variables,
+                call!(cuModuleLoadData(&mut module, image.as_ptr().cast())),
+                module as u64,
+            ));
         }
-        let module = self.pick(|held| &mut held.variables);
-        let code = cu!(cuModuleUnload(module as CUmodule));
-        self.lose(|held| &mut held.variables, code, module);
-        Ok(("cuModuleUnload with a variable", code))
+        let module = self.pick(Variables);
+        Ok(self.lose(Variables, call!(cuModuleUnload(module as CUmodule)), module))
     }
 
     /// Loads and unloads modules and libraries, also while their kernels are queued.
     fn code(&mut self) -> Answer {
-        let module = self.pick(|held| &mut held.modules) as CUmodule;
-        let library = self.pick(|held| &mut held.libraries) as CUlibrary;
+        let module = self.pick(Modules) as CUmodule;
+        let library = self.pick(Libraries) as CUlibrary;
         let stream = self.stream();
         let (mut new_module, mut new_library) = (null_mut(), null_mut());
         let (mut kernel, mut function) = (null_mut(), null_mut());
         Ok(match self.random.below(6) {
-            0 => {
-                let code = cu!(cuModuleLoadData(&mut new_module, PTX.as_ptr().cast()));
-                self.keep(|held| &mut held.modules, code, new_module as u64);
-                ("cuModuleLoadData", code)
-            }
-            1 => {
-                let code = cu!(cuModuleUnload(module));
-                self.lose(|held| &mut held.modules, code, module as u64);
-                ("cuModuleUnload", code)
-            }
-            2 => {
-                let code = cu!(cuLibraryLoadData(
+            0 => self.keep(
+                Modules,
+                call!(cuModuleLoadData(&mut new_module, PTX.as_ptr().cast())),
+                new_module as u64,
+            ),
+            1 => self.lose(Modules, call!(cuModuleUnload(module)), module as u64),
+            2 => self.keep(
+                Libraries,
+                call!(cuLibraryLoadData(
                     &mut new_library,
                     PTX.as_ptr().cast(),
                     null_mut(),
@@ -428,15 +443,10 @@ impl World {
                     null_mut(),
                     null_mut(),
                     0
-                ));
-                self.keep(|held| &mut held.libraries, code, new_library as u64);
-                ("cuLibraryLoadData", code)
-            }
-            3 => {
-                let code = cu!(cuLibraryUnload(library));
-                self.lose(|held| &mut held.libraries, code, library as u64);
-                ("cuLibraryUnload", code)
-            }
+                )),
+                new_library as u64,
+            ),
+            3 => self.lose(Libraries, call!(cuLibraryUnload(library)), library as u64),
             4 => {
                 let code = cu!(cuLibraryGetKernel(&mut kernel, library, c"nothing".as_ptr()));
                 // A graph would keep the kernel beyond its library's life.
@@ -458,46 +468,42 @@ impl World {
     /// Uses contexts with more than one user: the primary context, and contexts that are attached
     /// to.
     fn share_context(&mut self) -> Answer {
-        let context = self.pick(|held| &mut held.contexts) as CUcontext;
+        let context = self.pick(Contexts) as CUcontext;
         let (mut new, mut flags, mut is_active, mut version) = (null_mut(), 0, 0, 0);
         Ok(match self.random.below(9) {
-            0 | 1 => {
-                let code = cu!(cuDevicePrimaryCtxRetain(&mut new, 0));
-                self.keep(|held| &mut held.primaries, code, new as u64);
-                ("cuDevicePrimaryCtxRetain", code)
-            }
+            0 | 1 => self.keep(Primaries, call!(cuDevicePrimaryCtxRetain(&mut new, 0)), new as u64),
             2 => {
-                let code = cu!(cuDevicePrimaryCtxRelease_v2(0));
-                if code == CUDA_SUCCESS {
-                    self.held.primaries.pop();
+                let call = call!(cuDevicePrimaryCtxRelease_v2(0));
+                if call.1 == CUDA_SUCCESS {
+                    self.held[Primaries].pop();
                     self.forget_memory();
                 }
-                ("cuDevicePrimaryCtxRelease", code)
+                call
             }
             3 => {
-                let code = cu!(cuDevicePrimaryCtxReset_v2(0));
-                if code == CUDA_SUCCESS {
+                let call = call!(cuDevicePrimaryCtxReset_v2(0));
+                if call.1 == CUDA_SUCCESS {
                     self.forget_memory();
                 }
-                ("cuDevicePrimaryCtxReset", code)
+                call
             }
             4 => {
                 let code = cu!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut is_active));
                 (if is_active == 0 { "no primary context" } else { "a primary context" }, code)
             }
-            5 => ("cuDevicePrimaryCtxSetFlags", cu!(cuDevicePrimaryCtxSetFlags_v2(0, flags))),
+            5 => call!(cuDevicePrimaryCtxSetFlags_v2(0, flags)),
             6 => {
-                let primary = self.pick(|held| &mut held.primaries) as CUcontext;
-                ("cuCtxSetCurrent to the primary", cu!(cuCtxSetCurrent(primary)))
+                let primary = self.pick(Primaries) as CUcontext;
+                call!(cuCtxSetCurrent(primary))
             }
-            7 => ("cuCtxAttach", cu!(cuCtxAttach(&mut new, 0))),
+            7 => call!(cuCtxAttach(&mut new, 0)),
             _ => {
-                let code = cu!(cuCtxDetach(context));
-                if code == CUDA_SUCCESS && cu!(cuCtxGetApiVersion(context, &mut version)) != CUDA_SUCCESS {
-                    self.lose(|held| &mut held.contexts, code, context as u64);
+                let call = call!(cuCtxDetach(context));
+                if call.1 == CUDA_SUCCESS && cu!(cuCtxGetApiVersion(context, &mut version)) != CUDA_SUCCESS {
+                    self.lose(Contexts, call, context as u64);
                     self.forget_memory();
                 }
-                ("cuCtxDetach", code)
+                call
             }
         })
     }
@@ -505,68 +511,51 @@ impl World {
     /// Forgets memory after a context has ended. Some of the memory ended with it. The rest ends
     /// with its own context.
     fn forget_memory(&mut self) {
-        self.held.linear.clear();
-        self.held.host.clear();
+        self.held[Linear].clear();
+        self.held[Host].clear();
     }
 
     /// Builds graphs by hand, and uses host functions in streams.
     fn graph(&mut self) -> Answer {
-        let graph = self.pick(|held| &mut held.graphs) as CUgraph;
-        let exec = self.pick(|held| &mut held.executables) as CUgraphExec;
-        let (kernel, stream) = (self.pick(|held| &mut held.kernels) as CUfunction, self.stream());
+        let graph = self.pick(Graphs) as CUgraph;
+        let exec = self.pick(Executables) as CUgraphExec;
+        let (kernel, stream) = (self.pick(Kernels) as CUfunction, self.stream());
         let (mut new, mut node) = (null_mut(), null_mut());
-        // SAFETY: all zeroes is a valid value of these plain structures.
-        let (mut params, mut update): (CUDA_KERNEL_NODE_PARAMS, CUgraphExecUpdateResultInfo) =
-            unsafe { std::mem::zeroed() };
+        let (mut params, mut update) =
+            (zeroed!(CUDA_KERNEL_NODE_PARAMS), zeroed!(CUgraphExecUpdateResultInfo));
         Ok(match self.random.below(10) {
-            0 => {
-                let code = cu!(cuGraphCreate(&mut new, 0));
-                self.keep(|held| &mut held.graphs, code, new as u64);
-                ("cuGraphCreate", code)
-            }
+            0 => self.keep(Graphs, call!(cuGraphCreate(&mut new, 0)), new as u64),
             1 => {
                 params.func = kernel;
                 (params.gridDimX, params.gridDimY, params.gridDimZ) = (1, self.random.below(3) as u32, 1);
                 (params.blockDimX, params.blockDimY, params.blockDimZ) = (32, 1, 1);
-                ("cuGraphAddKernelNode", cu!(cuGraphAddKernelNode_v2(&mut node, graph, null(), 0, &params)))
+                call!(cuGraphAddKernelNode_v2(&mut node, graph, null(), 0, &params))
             }
-            2 => ("cuGraphAddEmptyNode", cu!(cuGraphAddEmptyNode(&mut node, graph, null(), 0))),
+            2 => call!(cuGraphAddEmptyNode(&mut node, graph, null(), 0)),
             3 => {
                 let params = CUDA_HOST_NODE_PARAMS { r#fn: Some(nothing), userData: null_mut() };
-                ("cuGraphAddHostNode", cu!(cuGraphAddHostNode(&mut node, graph, null(), 0, &params)))
+                call!(cuGraphAddHostNode(&mut node, graph, null(), 0, &params))
             }
-            4 => {
-                let code = cu!(cuGraphClone(&mut new, graph));
-                self.keep(|held| &mut held.graphs, code, new as u64);
-                ("cuGraphClone", code)
-            }
-            5 => ("cuGraphExecUpdate", cu!(cuGraphExecUpdate_v2(exec, graph, &mut update))),
-            6 => {
-                let code = cu!(cuGraphExecDestroy(exec));
-                self.lose(|held| &mut held.executables, code, exec as u64);
-                ("cuGraphExecDestroy", code)
-            }
-            7 => ("cuGraphUpload", cu!(cuGraphUpload(exec, stream))),
-            8 => ("cuStreamAddCallback", cu!(cuStreamAddCallback(stream, Some(called), null_mut(), 0))),
-            _ => ("cuLaunchHostFunc", cu!(cuLaunchHostFunc(stream, Some(nothing), null_mut()))),
+            4 => self.keep(Graphs, call!(cuGraphClone(&mut new, graph)), new as u64),
+            5 => call!(cuGraphExecUpdate_v2(exec, graph, &mut update)),
+            6 => self.lose(Executables, call!(cuGraphExecDestroy(exec)), exec as u64),
+            7 => call!(cuGraphUpload(exec, stream)),
+            8 => call!(cuStreamAddCallback(stream, Some(called), null_mut(), 0)),
+            _ => call!(cuLaunchHostFunc(stream, Some(nothing), null_mut())),
         })
     }
 
     /// Uses graphs that allocate and free.
     fn graph_memory(&mut self) -> Answer {
-        let exec = self.pick(|held| &mut held.allocating);
+        let exec = self.pick(Allocating);
         let stream = self.stream();
         Ok(match self.random.below(6) {
-            0 if self.held.allocating.len() < KEPT => self.build_allocating()?,
-            0 | 1 => {
-                let code = cu!(cuGraphExecDestroy(exec as CUgraphExec));
-                self.lose(|held| &mut held.allocating, code, exec);
-                ("cuGraphExecDestroy of one that allocates", code)
-            }
-            2 => ("cuDeviceGraphMemTrim", cu!(cuDeviceGraphMemTrim(self.random.below(8) as i32 / 7 * 99))),
+            0 if self.has_room_for(Allocating) => self.build_allocating()?,
+            0 | 1 => self.lose(Allocating, call!(cuGraphExecDestroy(exec as CUgraphExec)), exec),
+            2 => call!(cuDeviceGraphMemTrim(self.random.below(8) as i32 / 7 * 99)),
             // In a capture the launch would become part of the captured graph.
             _ if is_captured(stream)? => ("a graph that is left out", CUDA_SUCCESS),
-            _ => ("cuGraphLaunch of one that allocates", cu!(cuGraphLaunch(exec as CUgraphExec, stream))),
+            _ => call!(cuGraphLaunch(exec as CUgraphExec, stream)),
         })
     }
 
@@ -593,7 +582,7 @@ impl World {
         }
         if code == CUDA_SUCCESS {
             code = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-            self.keep(|held| &mut held.allocating, code, exec as u64);
+            self.keep(Allocating, ("cuGraphInstantiate", code), exec as u64);
         }
         if !graph.is_null() {
             cu!(cuGraphDestroy(graph));
@@ -603,41 +592,38 @@ impl World {
 
     /// Exports physical memory and imports it again.
     fn hand_over(&mut self) -> Answer {
-        let handle = self.pick(|held| &mut held.physical);
-        let file = self.pick(|held| &mut held.descriptors);
+        let handle = self.pick(Physical);
+        let file = self.pick(Descriptors);
         let (mut new, mut descriptor) = (0, -1_i32);
         Ok(match self.random.below(4) {
-            0 if self.held.physical.len() < KEPT => {
-                // SAFETY: all zeroes is a valid value of this plain structure.
-                let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+            0 if self.has_room_for(Physical) => {
+                let mut properties = zeroed!(CUmemAllocationProp);
                 properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
                 properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
                 properties.location = self.location();
-                let code = cu!(cuMemCreate(&mut new, GRANULE_BYTES, &properties, 0));
-                self.keep_always(|held| &mut held.physical, code, new);
-                ("cuMemCreate to be shared", code)
+                self.keep_always(Physical, call!(cuMemCreate(&mut new, GRANULE_BYTES, &properties, 0)), new)
             }
-            1 => {
-                let code = cu!(cuMemExportToShareableHandle(
+            1 => self.keep_always(
+                Descriptors,
+                call!(cuMemExportToShareableHandle(
                     (&raw mut descriptor).cast(),
                     handle,
                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                     0
-                ));
-                self.keep_always(|held| &mut held.descriptors, code, descriptor as u64);
-                ("cuMemExportToShareableHandle", code)
-            }
-            2 if self.held.physical.len() < KEPT => {
-                let code = cu!(cuMemImportFromShareableHandle(
+                )),
+                descriptor as u64,
+            ),
+            2 if self.has_room_for(Physical) => self.keep_always(
+                Physical,
+                call!(cuMemImportFromShareableHandle(
                     &mut new,
                     file as *mut c_void,
                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-                ));
-                self.keep_always(|held| &mut held.physical, code, new);
-                ("cuMemImportFromShareableHandle", code)
-            }
+                )),
+                new,
+            ),
             _ => {
-                if let Some(descriptor) = self.held.descriptors.pop() {
+                if let Some(descriptor) = self.held[Descriptors].pop() {
                     // SAFETY: the driver gave the descriptor to this process, which uses it no
                     // more.
                     unsafe { libc::close(descriptor as i32) };
@@ -655,44 +641,39 @@ impl World {
             9 => {
                 let descriptor = self.array();
                 let (levels, mut array) = (self.random.below(20) as u32, null_mut());
-                let code = cu!(cuMipmappedArrayCreate(&mut array, &descriptor, levels));
-                self.keep(|held| &mut held.mipmapped, code, array as u64);
-                ("cuMipmappedArrayCreate", code)
+                self.keep(
+                    Mipmapped,
+                    call!(cuMipmappedArrayCreate(&mut array, &descriptor, levels)),
+                    array as u64,
+                )
             }
-            0 => {
-                let code = cu!(cuMemAllocPitch_v2(&mut address, &mut pitch, bytes.min(1 << 30), 3, 4));
-                self.keep(|held| &mut held.linear, code, address);
-                ("cuMemAllocPitch", code)
-            }
-            1 => {
-                let code = cu!(cuMemAllocManaged(&mut address, bytes, CU_MEM_ATTACH_GLOBAL));
-                self.keep(|held| &mut held.linear, code, address);
-                ("cuMemAllocManaged", code)
-            }
-            2 => {
-                let code = cu!(cuMemAllocAsync(&mut address, bytes, stream));
-                self.keep_pooled(stream, code, address)?;
-                ("cuMemAllocAsync", code)
-            }
+            0 => self.keep(
+                Linear,
+                call!(cuMemAllocPitch_v2(&mut address, &mut pitch, bytes.min(1 << 30), 3, 4)),
+                address,
+            ),
+            1 => self.keep(
+                Linear,
+                call!(cuMemAllocManaged(&mut address, bytes, CU_MEM_ATTACH_GLOBAL)),
+                address,
+            ),
+            2 => self.keep_pooled(stream, call!(cuMemAllocAsync(&mut address, bytes, stream)), address)?,
             3 => {
-                let code = cu!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
+                let call = call!(cuMemAllocAsync_ptsz(&mut address, bytes, stream));
                 // In this variant the null stream is the per-thread stream.
                 let stream = if stream.is_null() { CU_STREAM_PER_THREAD } else { stream };
-                self.keep_pooled(stream, code, address)?;
-                ("cuMemAllocAsync_ptsz", code)
+                self.keep_pooled(stream, call, address)?
             }
             4 => {
                 let mut pool = null_mut();
                 cu!(cuDeviceGetDefaultMemPool(&mut pool, 0));
-                let code = cu!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
-                self.keep_pooled(stream, code, address)?;
-                ("cuMemAllocFromPoolAsync", code)
+                self.keep_pooled(
+                    stream,
+                    call!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream)),
+                    address,
+                )?
             }
-            5 => {
-                let code = cu!(cuMemHostAlloc(&mut host, bytes.min(1 << 20), 0));
-                self.keep(|held| &mut held.host, code, host as u64);
-                ("cuMemHostAlloc", code)
-            }
+            5 => self.keep(Host, call!(cuMemHostAlloc(&mut host, bytes.min(1 << 20), 0)), host as u64),
             6 => {
                 let descriptor = CUDA_ARRAY_DESCRIPTOR {
                     Width: bytes.min(4096),
@@ -701,15 +682,9 @@ impl World {
                     NumChannels: 1,
                 };
                 let mut array = null_mut();
-                let code = cu!(cuArrayCreate_v2(&mut array, &descriptor));
-                self.keep(|held| &mut held.arrays, code, array as u64);
-                ("cuArrayCreate", code)
+                self.keep(Arrays, call!(cuArrayCreate_v2(&mut array, &descriptor)), array as u64)
             }
-            _ => {
-                let code = cu!(cuMemAlloc_v2(&mut address, bytes));
-                self.keep(|held| &mut held.linear, code, address);
-                ("cuMemAlloc", code)
-            }
+            _ => self.keep(Linear, call!(cuMemAlloc_v2(&mut address, bytes)), address),
         })
     }
 
@@ -717,50 +692,40 @@ impl World {
         let stream = self.stream();
         Ok(match self.random.below(7) {
             6 => {
-                let array = self.pick(|held| &mut held.mipmapped);
-                let code = cu!(cuMipmappedArrayDestroy(array as CUmipmappedArray));
-                self.lose(|held| &mut held.mipmapped, code, array);
-                ("cuMipmappedArrayDestroy", code)
+                let array = self.pick(Mipmapped);
+                self.lose(Mipmapped, call!(cuMipmappedArrayDestroy(array as CUmipmappedArray)), array)
             }
             0 => {
-                let address = self.pick(|held| &mut held.pooled);
+                let address = self.pick(Pooled);
                 // A free in a captured stream does not free the memory yet.
                 let is_captured = is_captured(stream)?;
-                let code = cu!(cuMemFreeAsync(address, stream));
+                let call = call!(cuMemFreeAsync(address, stream));
                 if !is_captured {
-                    self.forget(|held| &mut held.pooled, code, address);
+                    self.forget(Pooled, call, address);
                 }
-                ("cuMemFreeAsync", code)
+                call
             }
             1 => {
-                let address = self.pick(|held| &mut held.pooled);
-                let code = cu!(cuMemFree_v2(address));
-                self.forget(|held| &mut held.pooled, code, address);
-                ("cuMemFree of a pool's", code)
+                let address = self.pick(Pooled);
+                self.forget(Pooled, call!(cuMemFree_v2(address)), address)
             }
             2 => {
-                let host = self.pick(|held| &mut held.host);
-                let code = cu!(cuMemFreeHost(host as *mut c_void));
-                self.forget(|held| &mut held.host, code, host);
-                ("cuMemFreeHost", code)
+                let host = self.pick(Host);
+                self.forget(Host, call!(cuMemFreeHost(host as *mut c_void)), host)
             }
             3 => {
-                let array = self.pick(|held| &mut held.arrays);
-                let code = cu!(cuArrayDestroy(array as CUarray));
-                self.lose(|held| &mut held.arrays, code, array);
-                ("cuArrayDestroy", code)
+                let array = self.pick(Arrays);
+                self.lose(Arrays, call!(cuArrayDestroy(array as CUarray)), array)
             }
             _ => {
-                let address = self.pick(|held| &mut held.linear);
-                let code = cu!(cuMemFree_v2(address));
-                self.forget(|held| &mut held.linear, code, address);
-                ("cuMemFree", code)
+                let address = self.pick(Linear);
+                self.forget(Linear, call!(cuMemFree_v2(address)), address)
             }
         })
     }
 
     fn work(&mut self) -> Answer {
-        let (stream, kernel) = (self.stream(), self.pick(|held| &mut held.kernels) as CUfunction);
+        let (stream, kernel) = (self.stream(), self.pick(Kernels) as CUfunction);
         let grid = [0, 1, 1, 2, 70_000][self.random.below(5)];
         Ok(match self.random.below(7) {
             0 => {
@@ -776,21 +741,15 @@ impl World {
                     attrs: null_mut(),
                     numAttrs: 0,
                 };
-                ("cuLaunchKernelEx", cu!(cuLaunchKernelEx(&config, kernel, null_mut(), null_mut())))
+                call!(cuLaunchKernelEx(&config, kernel, null_mut(), null_mut()))
             }
-            1 => (
-                "cuLaunchCooperativeKernel_ptsz",
-                cu!(cuLaunchCooperativeKernel_ptsz(kernel, grid, 1, 1, 32, 1, 1, 0, stream, null_mut())),
-            ),
-            2 => ("cuLaunchGridAsync", cu!(cuLaunchGridAsync(kernel, grid as i32 - 1, 1, stream))),
+            1 => call!(cuLaunchCooperativeKernel_ptsz(kernel, grid, 1, 1, 32, 1, 1, 0, stream, null_mut())),
+            2 => call!(cuLaunchGridAsync(kernel, grid as i32 - 1, 1, stream)),
             3 => {
-                let exec = self.pick(|held| &mut held.executables) as CUgraphExec;
-                ("cuGraphLaunch", cu!(cuGraphLaunch(exec, stream)))
+                let exec = self.pick(Executables) as CUgraphExec;
+                call!(cuGraphLaunch(exec, stream))
             }
-            4 => (
-                "cuLaunchKernel",
-                cu!(cuLaunchKernel(kernel, 1, grid, 1, 32, 1, 1, 0, stream, null_mut(), null_mut())),
-            ),
+            4 => call!(cuLaunchKernel(kernel, 1, grid, 1, 32, 1, 1, 0, stream, null_mut(), null_mut())),
             _ => ("cuLaunchKernel", launch(kernel, stream)?),
         })
     }
@@ -801,122 +760,94 @@ impl World {
         Ok(match self.random.below(5) {
             0 if self.is_wild => {
                 let mode = self.random.below(4) as u32;
-                ("cuStreamBeginCapture", cu!(cuStreamBeginCapture_v2(stream, mode)))
+                call!(cuStreamBeginCapture_v2(stream, mode))
             }
-            1 | 2 => {
-                let code = cu!(cuStreamEndCapture(stream, &mut graph));
-                self.keep(|held| &mut held.graphs, code, graph as u64);
-                ("cuStreamEndCapture", code)
-            }
+            1 | 2 => self.keep(Graphs, call!(cuStreamEndCapture(stream, &mut graph)), graph as u64),
             3 => {
-                let graph = self.pick(|held| &mut held.graphs) as CUgraph;
-                let code = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-                self.keep(|held| &mut held.executables, code, exec as u64);
-                ("cuGraphInstantiate", code)
+                let graph = self.pick(Graphs) as CUgraph;
+                self.keep(Executables, call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)), exec as u64)
             }
             _ => {
-                let graph = self.pick(|held| &mut held.graphs);
-                let code = cu!(cuGraphDestroy(graph as CUgraph));
-                self.lose(|held| &mut held.graphs, code, graph);
-                ("cuGraphDestroy", code)
+                let graph = self.pick(Graphs);
+                self.lose(Graphs, call!(cuGraphDestroy(graph as CUgraph)), graph)
             }
         })
     }
 
     fn order(&mut self) -> Answer {
-        let (stream, event) = (self.stream(), self.pick(|held| &mut held.events));
+        let (stream, event) = (self.stream(), self.pick(Events));
         let (mut new_event, mut new_stream) = (null_mut(), null_mut());
         Ok(match self.random.below(9) {
-            0 => {
-                let code = cu!(cuEventCreate(&mut new_event, 0));
-                self.keep(|held| &mut held.events, code, new_event as u64);
-                ("cuEventCreate", code)
-            }
-            1 => {
-                let code = cu!(cuEventDestroy_v2(event as CUevent));
-                self.lose(|held| &mut held.events, code, event);
-                ("cuEventDestroy", code)
-            }
-            2 => ("cuEventRecord", cu!(cuEventRecord(event as CUevent, stream))),
-            3 => ("cuStreamWaitEvent", cu!(cuStreamWaitEvent(stream, event as CUevent, 0))),
-            4 => ("cuEventSynchronize", cu!(cuEventSynchronize(event as CUevent))),
-            5 => ("cuStreamSynchronize", cu!(cuStreamSynchronize(stream))),
-            6 => ("cuCtxSynchronize", cu!(cuCtxSynchronize())),
+            0 => self.keep(Events, call!(cuEventCreate(&mut new_event, 0)), new_event as u64),
+            1 => self.lose(Events, call!(cuEventDestroy_v2(event as CUevent)), event),
+            2 => call!(cuEventRecord(event as CUevent, stream)),
+            3 => call!(cuStreamWaitEvent(stream, event as CUevent, 0)),
+            4 => call!(cuEventSynchronize(event as CUevent)),
+            5 => call!(cuStreamSynchronize(stream)),
+            6 => call!(cuCtxSynchronize()),
             7 => {
-                let gone = self.pick(|held| &mut held.streams);
-                let code = cu!(cuStreamDestroy_v2(gone as CUstream));
-                self.lose(|held| &mut held.streams, code, gone);
-                ("cuStreamDestroy", code)
+                let gone = self.pick(Streams);
+                self.lose(Streams, call!(cuStreamDestroy_v2(gone as CUstream)), gone)
             }
             _ => {
                 let flags = self.random.below(3) as u32;
-                let code = cu!(cuStreamCreate(&mut new_stream, flags));
-                self.keep(|held| &mut held.streams, code, new_stream as u64);
-                ("cuStreamCreate", code)
+                self.keep(Streams, call!(cuStreamCreate(&mut new_stream, flags)), new_stream as u64)
             }
         })
     }
 
     fn virtual_memory(&mut self) -> Answer {
-        // SAFETY: all zeroes is a valid value of this plain structure.
-        let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        let mut properties = zeroed!(CUmemAllocationProp);
         properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
         properties.location = self.location();
         let bytes = GRANULE_BYTES + usize::from(self.random.below(8) == 0);
-        let place = self.pick(|held| &mut held.reserved);
-        let handle = self.pick(|held| &mut held.physical);
+        let place = self.pick(Reserved);
+        let handle = self.pick(Physical);
         let (mut new, mut retained) = (0, 0);
         Ok(match self.random.below(7) {
-            0 | 1 if self.held.physical.len() < KEPT => {
-                let code = cu!(cuMemCreate(&mut new, bytes, &properties, 0));
-                self.keep_always(|held| &mut held.physical, code, new);
-                ("cuMemCreate", code)
+            0 | 1 if self.has_room_for(Physical) => {
+                self.keep_always(Physical, call!(cuMemCreate(&mut new, bytes, &properties, 0)), new)
             }
             0..=2 => {
-                let code = cu!(cuMemRelease(handle));
+                let call = call!(cuMemRelease(handle));
                 // Another handle of the memory may be left, so only one entry is removed.
-                if code == CUDA_SUCCESS
-                    && let Some(place) = self.held.physical.iter().position(|kept| *kept == handle)
+                if call.1 == CUDA_SUCCESS
+                    && let Some(place) = self.held[Physical].iter().position(|kept| *kept == handle)
                 {
-                    self.held.physical.swap_remove(place);
+                    self.held[Physical].swap_remove(place);
                 }
-                ("cuMemRelease", code)
+                call
             }
-            3 if self.held.reserved.len() < KEPT => {
-                let code = cu!(cuMemAddressReserve(&mut new, RESERVED_BYTES, 0, 0, 0));
-                self.keep_always(|held| &mut held.reserved, code, new);
-                ("cuMemAddressReserve", code)
+            3 if self.has_room_for(Reserved) => {
+                self.keep_always(Reserved, call!(cuMemAddressReserve(&mut new, RESERVED_BYTES, 0, 0, 0)), new)
             }
-            3 => {
-                let code = cu!(cuMemAddressFree(place, RESERVED_BYTES));
-                self.forget(|held| &mut held.reserved, code, place);
-                ("cuMemAddressFree", code)
-            }
+            3 => self.forget(Reserved, call!(cuMemAddressFree(place, RESERVED_BYTES)), place),
             4 => {
                 let at = place.wrapping_add((self.random.below(RESERVED_GRANULES) * GRANULE_BYTES) as u64);
-                ("cuMemMap", cu!(cuMemMap(at, GRANULE_BYTES, 0, handle, 0)))
+                call!(cuMemMap(at, GRANULE_BYTES, 0, handle, 0))
             }
-            5 => {
-                let code = cu!(cuMemRetainAllocationHandle(&mut retained, place as *mut c_void));
-                self.keep_always(|held| &mut held.physical, code, retained);
-                ("cuMemRetainAllocationHandle", code)
-            }
+            5 => self.keep_always(
+                Physical,
+                call!(cuMemRetainAllocationHandle(&mut retained, place as *mut c_void)),
+                retained,
+            ),
             _ => {
                 let granules = 1 + self.random.below(RESERVED_GRANULES);
-                ("cuMemUnmap", cu!(cuMemUnmap(place, granules * GRANULE_BYTES)))
+                call!(cuMemUnmap(place, granules * GRANULE_BYTES))
             }
         })
     }
 
     /// Keeps an object that ends with no context, so that it can be freed at the end.
-    fn keep_always(&mut self, of: fn(&mut Held) -> &mut Vec<u64>, code: CUresult, object: u64) {
-        if code == CUDA_SUCCESS {
-            of(&mut self.held).push(object);
+    fn keep_always(&mut self, of: Kind, call: Call, object: u64) -> Call {
+        if call.1 == CUDA_SUCCESS {
+            self.held[of].push(object);
         }
+        call
     }
 
     fn copy(&mut self) -> Answer {
-        let (one, other) = (self.pick(|held| &mut held.linear), self.pick(|held| &mut held.pooled));
+        let (one, other) = (self.pick(Linear), self.pick(Pooled));
         // The bytes after an allocation depend on where the driver puts others. One byte is always
         // inside.
         let (stream, bytes) = (self.stream(), self.random.below(2));
@@ -926,38 +857,35 @@ impl World {
             return Ok(("a copy that is left out", CUDA_SUCCESS));
         }
         Ok(match self.random.below(5) {
-            0 => ("cuMemcpyDtoH", cu!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), one, bytes))),
-            1 => ("cuMemcpyHtoD", cu!(cuMemcpyHtoD_v2(one, host.as_ptr().cast(), bytes))),
-            2 => ("cuMemcpyDtoDAsync", cu!(cuMemcpyDtoDAsync_v2(one, other, bytes, stream))),
-            3 => ("cuMemsetD8Async", cu!(cuMemsetD8Async(one, 7, bytes, stream))),
-            _ => ("cuMemsetD8", cu!(cuMemsetD8_v2(other, 7, bytes))),
+            0 => call!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), one, bytes)),
+            1 => call!(cuMemcpyHtoD_v2(one, host.as_ptr().cast(), bytes)),
+            2 => call!(cuMemcpyDtoDAsync_v2(one, other, bytes, stream)),
+            3 => call!(cuMemsetD8Async(one, 7, bytes, stream)),
+            _ => call!(cuMemsetD8_v2(other, 7, bytes)),
         })
     }
 
     fn live(&mut self) -> Answer {
-        let context = self.pick(|held| &mut held.contexts);
+        let context = self.pick(Contexts);
         let (mut popped, mut free, mut total) = (null_mut(), 0, 0);
         Ok(match self.random.below(12) {
-            0 if self.held.contexts.len() < 4 => self.context()?,
-            1 if self.held.contexts.len() > 1 => {
-                let code = cu!(cuCtxDestroy_v2(context as CUcontext));
-                self.lose(|held| &mut held.contexts, code, context);
-                if code == CUDA_SUCCESS {
+            0 if self.held[Contexts].len() < 4 => self.context()?,
+            1 if self.held[Contexts].len() > 1 => {
+                let call = call!(cuCtxDestroy_v2(context as CUcontext));
+                self.lose(Contexts, call, context);
+                if call.1 == CUDA_SUCCESS {
                     self.forget_memory();
                 }
-                ("cuCtxDestroy", code)
+                call
             }
-            2 => ("cuCtxPopCurrent", cu!(cuCtxPopCurrent_v2(&mut popped))),
-            3 => ("cuCtxPushCurrent", cu!(cuCtxPushCurrent_v2(context as CUcontext))),
-            4 => ("cuMemGetInfo", cu!(cuMemGetInfo_v2(&mut free, &mut total))),
-            5 => ("cuMemGetInfo into nothing", cu!(cuMemGetInfo_v2(&mut free, null_mut()))),
-            6 => ("cuMemAlloc into nothing", cu!(cuMemAlloc_v2(null_mut(), 512))),
-            7 => (
-                "cuLaunchKernelEx of nothing",
-                cu!(cuLaunchKernelEx(null(), null_mut(), null_mut(), null_mut())),
-            ),
-            8 => ("cuMemCreate of nothing", cu!(cuMemCreate(null_mut(), GRANULE_BYTES, null(), 0))),
-            _ => ("cuCtxSetCurrent", cu!(cuCtxSetCurrent(context as CUcontext))),
+            2 => call!(cuCtxPopCurrent_v2(&mut popped)),
+            3 => call!(cuCtxPushCurrent_v2(context as CUcontext)),
+            4 => call!(cuMemGetInfo_v2(&mut free, &mut total)),
+            5 => call!(cuMemGetInfo_v2(&mut free, null_mut())),
+            6 => call!(cuMemAlloc_v2(null_mut(), 512)),
+            7 => call!(cuLaunchKernelEx(null(), null_mut(), null_mut(), null_mut())),
+            8 => call!(cuMemCreate(null_mut(), GRANULE_BYTES, null(), 0)),
+            _ => call!(cuCtxSetCurrent(context as CUcontext)),
         })
     }
 
@@ -972,20 +900,20 @@ impl World {
             }
             Ok(())
         };
-        for place in &self.held.reserved {
+        for place in &self.held[Reserved] {
             for granule in 0..RESERVED_GRANULES {
                 let at = place + (granule * GRANULE_BYTES) as u64;
                 insist(&|| Ok(cu!(cuMemUnmap(at, GRANULE_BYTES))))?;
             }
         }
-        for handle in &self.held.physical {
+        for handle in &self.held[Physical] {
             insist(&|| Ok(cu!(cuMemRelease(*handle))))?;
         }
-        for exec in &self.held.allocating {
+        for exec in &self.held[Allocating] {
             insist(&|| Ok(cu!(cuGraphExecDestroy(*exec as CUgraphExec))))?;
         }
         insist(&|| Ok(cu!(cuDeviceGraphMemTrim(0))))?;
-        for context in &self.held.contexts {
+        for context in &self.held[Contexts] {
             insist(&|| Ok(cu!(cuCtxDestroy_v2(*context as CUcontext))))?;
         }
         // Memory from pools belongs to no context. It is freed in a context that captures nothing.
@@ -993,12 +921,12 @@ impl World {
         let mut last = null_mut();
         must!(cuDevicePrimaryCtxRetain(&mut last, 0));
         must!(cuCtxSetCurrent(last));
-        for address in &self.held.pooled {
+        for address in &self.held[Pooled] {
             insist(&|| Ok(cu!(cuMemFree_v2(*address))))?;
         }
         insist(&|| Ok(cu!(cuCtxSynchronize())))?;
         insist(&|| Ok(cu!(cuDevicePrimaryCtxReset_v2(0))))?;
-        for pool in &self.held.pools {
+        for pool in &self.held[Pools] {
             insist(&|| Ok(cu!(cuMemPoolDestroy(*pool as CUmemoryPool))))?;
         }
         Ok(())

@@ -34,8 +34,13 @@ impl Way {
     }
 }
 
-/// Returns the path of `tests/workloads/c/NAME.c`, compiled to reach the driver in this way.
-pub fn c_client(name: &str, way: Way) -> PathBuf {
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled to reach the driver by dlsym.
+pub fn c_client(name: &str) -> PathBuf {
+    c_client_by(name, Way::Dlsym)
+}
+
+/// Does the same as [`c_client`] for a client that reaches the driver in this way.
+pub fn c_client_by(name: &str, way: Way) -> PathBuf {
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
     if way == Way::Linked {
         flags.extend(["-L".to_owned(), artefacts().simgpu.display().to_string(), "-lcuda".to_owned()]);
@@ -70,7 +75,7 @@ impl CLibrary {
     }
 }
 
-/// Does the same as [`c_client`] for another C library. The client is not linked to libcuda.
+/// Does the same as [`c_client_by`] for another C library. The client is not linked to libcuda.
 pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     assert_ne!(way, Way::Linked, "there is no driver to link to for {library:?}");
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];

@@ -11,16 +11,12 @@ use std::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
-    thread,
-    time::{Duration, Instant},
 };
 
 use crate::{
     Host, Process,
     artefacts::{Artefacts, artefacts, run, target},
-    cache,
-    host::COMMAND_LIMIT,
-    skip,
+    cache, skip,
 };
 use anyhow::{Context, Result, bail, ensure};
 
@@ -147,7 +143,7 @@ impl<'host> Containers<'host> {
     /// Runs a program in a container to its end.
     #[track_caller]
     pub fn finish(&self, device: &str, users: Users, program: &[&str]) -> crate::Finished {
-        self.start(device, users, program).process.finish(COMMAND_LIMIT)
+        self.start(device, users, program).process.finish()
     }
 
     fn podman(&self, arguments: &[&str]) -> Command {
@@ -175,7 +171,7 @@ impl<'host> Containers<'host> {
     #[track_caller]
     pub fn kill(&self, mut container: Container) {
         self.host.finish(self.podman(&["kill", "--signal", "KILL", &container.name])).success();
-        container.process.await_end(COMMAND_LIMIT);
+        container.process.await_end();
     }
 }
 
@@ -244,15 +240,5 @@ fn mirror() -> Result<String> {
         None => bail!(
             "apt knows no Debian mirror on this machine: is it Debian, and has `apt-get update` been run?"
         ),
-    }
-}
-
-/// Waits until a condition holds. Panics if it does not hold within the limit.
-#[track_caller]
-pub fn wait_until(what: &str, within: Duration, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + within;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
-        thread::sleep(Duration::from_millis(2));
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     env,
+    fmt::Debug,
     fs::{self, File, OpenOptions},
     path::{Path, PathBuf},
     process::Command,
@@ -15,6 +16,7 @@ use rustix::{
     fs::{FlockOperation, flock},
     process::{Pid, Signal, kill_process},
 };
+use serde_json::Value;
 use simgpu_engine::truth::{self, Observer, Snapshot};
 use tempfile::TempDir;
 
@@ -30,6 +32,8 @@ use crate::{
 const DAEMON_START_LIMIT: Duration = Duration::from_secs(20);
 /// Time within which a short command ends, however busy the machine is.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// Time between two looks of a wait.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time after which all threads of a process have stopped on SIGSTOP.
 const STOPS_WITHIN: Duration = Duration::from_millis(2);
 /// A process that holds the simulated driver's lock for this long is stopped.
@@ -241,6 +245,29 @@ impl Host {
         command
     }
 
+    /// Returns a command with the library preloaded by hand and no daemon to connect to.
+    pub fn alone(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = self.command(program);
+        command.env("LD_PRELOAD", &artefacts().library);
+        command
+    }
+
+    /// Starts a command, and waits until the process prints the line `ready`.
+    #[track_caller]
+    pub fn start(&self, command: Command, ready: &str) -> Process {
+        let mut process = self.spawn(command);
+        process.await_exactly(ready);
+        process
+    }
+
+    /// Starts a command, waits until the process prints a JSON object, and returns both.
+    #[track_caller]
+    pub fn told(&self, command: Command) -> (Process, Value) {
+        let mut process = self.spawn(command);
+        let said = process.await_json();
+        (process, said)
+    }
+
     /// Starts a command as a guarded process.
     pub fn spawn(&self, command: Command) -> Process {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
@@ -250,7 +277,35 @@ impl Host {
     /// Runs a short command to its end.
     #[track_caller]
     pub fn finish(&self, command: Command) -> Finished {
-        self.spawn(command).finish(COMMAND_LIMIT)
+        self.spawn(command).finish()
+    }
+
+    /// Runs the `deepres` command with these arguments to its end.
+    #[track_caller]
+    pub fn call(&self, arguments: &[&str]) -> Finished {
+        self.finish(self.deepres(arguments))
+    }
+
+    /// Does the same as [`Self::call`] for a command that succeeds, and returns its output.
+    #[track_caller]
+    pub fn shows(&self, arguments: &[&str]) -> String {
+        self.call(arguments).success().stdout
+    }
+
+    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host and
+    /// back at 10 GB/s.
+    pub fn of_one_gib() -> Self {
+        Self::new().simgpu(
+            "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
+             device_to_host_bytes_per_us = 10000\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
+        )
+    }
+
+    /// Returns the host with its daemon, which has started and answers.
+    #[track_caller]
+    pub fn with_daemon(self) -> (Self, Process) {
+        let daemon = self.daemon();
+        (self, daemon)
     }
 
     /// Starts the daemon and waits until it answers.
@@ -268,27 +323,52 @@ impl Host {
             command.arg("--config").arg(config);
         }
         let mut daemon = self.spawn(command);
+        self.await_answer(&mut daemon);
+        daemon
+    }
+
+    /// Waits until a daemon answers that was just started.
+    #[track_caller]
+    pub fn await_answer(&self, daemon: &mut Process) {
         let deadline = Instant::now() + DAEMON_START_LIMIT;
-        while self.finish(self.deepres(&["ps", "--json"])).code != 0 {
+        while self.call(&["ps", "--json"]).code != 0 {
             assert!(daemon.try_wait().is_none(), "the daemon ended:\n{}", daemon.stderr());
             assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", daemon.stderr());
             thread::sleep(Duration::from_millis(10));
         }
-        daemon
     }
 
     /// Returns the answer of `deepres ps --json` as numbers.
     #[track_caller]
     pub fn ps(&self) -> Ps {
-        Ps::parse(&self.finish(self.deepres(&["ps", "--json"])).success().stdout)
+        Ps::parse(&self.shows(&["ps", "--json"]))
     }
 
     /// Returns the whole answer of `deepres ps --json`.
     #[track_caller]
-    pub fn status(&self) -> serde_json::Value {
-        let shown = self.finish(self.deepres(&["ps", "--json"])).success();
-        serde_json::from_str(&shown.stdout)
-            .unwrap_or_else(|error| panic!("ps --json: {error} in {}", shown.stdout))
+    pub fn status(&self) -> Value {
+        self.json(&["ps", "--json"])
+    }
+
+    /// Runs a `deepres` command that prints JSON, and returns what it printed.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let shown = self.shows(arguments);
+        serde_json::from_str(&shown).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {shown}"))
+    }
+
+    /// Returns what `deepres ps --json` says of a tenant.
+    #[track_caller]
+    pub fn tenant(&self, name: &str) -> Value {
+        let status = self.status();
+        let own = status["tenants"].as_array().into_iter().flatten().find(|tenant| tenant["name"] == name);
+        own.unwrap_or_else(|| panic!("no tenant {name} in {status}")).clone()
+    }
+
+    /// Returns a tenant's account on the first of its GPUs, or null before it has one.
+    #[track_caller]
+    pub fn account(&self, name: &str) -> Value {
+        self.tenant(name)["gpus"][0].clone()
     }
 
     /// Stops a process (SIGSTOP) while it does not hold the simulated driver's lock. A process that
@@ -316,24 +396,36 @@ impl Host {
         }
     }
 
-    /// Waits until the answer of `ps` satisfies `wanted`, and returns it.
+    /// Waits within [`COMMAND_LIMIT`] until the answer of `ps` satisfies `wanted`, and returns the
+    /// answer.
     #[track_caller]
-    pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {
-        let deadline = Instant::now() + within;
-        loop {
-            let ps = self.ps();
-            if wanted(&ps) {
-                return ps;
-            }
-            assert!(Instant::now() < deadline, "not within {within:?}: {ps:#?}");
-            thread::sleep(Duration::from_millis(2));
-        }
+    pub fn await_ps(&self, wanted: impl Fn(&Ps) -> bool) -> Ps {
+        self.await_ps_within(wanted, COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::await_ps`] within another limit.
+    #[track_caller]
+    pub fn await_ps_within(&self, wanted: impl Fn(&Ps) -> bool, within: Duration) -> Ps {
+        await_value_within(|| self.ps(), wanted, within)
     }
 
     /// Returns the simulated GPU's record: the GPU time and memory that every process really used.
     #[track_caller]
     pub fn truth(&self) -> Snapshot {
         truth::snapshot(self.state.path()).expect("a process has created the state")
+    }
+
+    /// Returns the simulated GPU's record of a process that has used the GPU.
+    #[track_caller]
+    pub fn record(&self, pid: u32) -> truth::Process {
+        let processes = self.truth().processes;
+        processes.into_iter().find(|process| process.pid == pid).expect("it used the GPU")
+    }
+
+    /// Returns the kernel time of all processes in the simulated GPU's record of GPU 0, ns.
+    #[track_caller]
+    pub fn kernel_ns(&self) -> u64 {
+        self.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum()
     }
 
     /// Returns the ids of all living processes of this host. Their environment shows the host.
@@ -344,15 +436,48 @@ impl Host {
     /// Asserts that no process of this host runs. Processes that are about to end have 5 s for it.
     #[track_caller]
     pub fn assert_nothing_runs(&self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            let left = self.processes();
-            if left.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "still running: {}", describe(&left));
-            thread::sleep(Duration::from_millis(10));
+        await_value_within(|| describe(&self.processes()), String::is_empty, Duration::from_secs(5));
+    }
+}
+
+/// Waits within [`COMMAND_LIMIT`] until the value of `look` satisfies `wanted`, and returns the
+/// value.
+#[track_caller]
+pub fn await_value<T: Debug>(look: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    await_value_within(look, wanted, COMMAND_LIMIT)
+}
+
+/// Does the same as [`await_value`] within another limit.
+#[track_caller]
+pub fn await_value_within<T: Debug>(
+    mut look: impl FnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+    within: Duration,
+) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        let value = look();
+        if wanted(&value) {
+            return value;
         }
+        assert!(Instant::now() < deadline, "not within {within:?}: {value:#?}");
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits within [`COMMAND_LIMIT`] until a condition holds.
+#[track_caller]
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    eventually_within(what, COMMAND_LIMIT, holds);
+}
+
+/// Does the same as [`eventually`] within another limit.
+#[track_caller]
+pub fn eventually_within(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -458,9 +583,25 @@ impl Tally {
         Self { by_pid_ns, total_ns, elapsed_ns: after.at_ns - before.at_ns }
     }
 
+    /// Waits for `time`, and counts the kernel time in it.
+    pub fn over(host: &Host, time: Duration) -> Self {
+        let before = host.truth();
+        thread::sleep(time);
+        Self::between(&before, &host.truth())
+    }
+
     /// Returns the part of the GPU time that these processes used, in percent.
     pub fn percent(&self, pids: &[u32]) -> f64 {
+        self.percent_of(pids, self.total_ns)
+    }
+
+    /// Returns the part of the elapsed time in which these processes ran kernels, in percent.
+    pub fn percent_of_time(&self, pids: &[u32]) -> f64 {
+        self.percent_of(pids, self.elapsed_ns)
+    }
+
+    fn percent_of(&self, pids: &[u32], whole_ns: u64) -> f64 {
         let part: u64 = pids.iter().filter_map(|pid| self.by_pid_ns.get(pid)).sum();
-        part as f64 * 100.0 / self.total_ns as f64
+        part as f64 * 100.0 / whole_ns as f64
     }
 }

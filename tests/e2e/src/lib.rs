@@ -14,6 +14,7 @@ pub mod contention;
 pub mod finally;
 pub mod host;
 pub mod ledger;
+pub mod prelude;
 pub mod probes;
 mod process;
 mod ps;
@@ -25,5 +26,5 @@ pub mod venv;
 pub mod witness;
 
 pub use host::{Host, Tally};
-pub use process::{Finished, Process, alive};
+pub use process::{Finished, Orders, Process, alive};
 pub use ps::{Ps, Session, Tenant};

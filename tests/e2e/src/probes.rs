@@ -14,13 +14,31 @@ pub const NUMBERS: (u32, u32) = (10, 256);
 /// Mode with which all users may open the device.
 const OPEN_MODE: u32 = 0o666;
 
+/// Configuration with which the daemon watches the stand-in device.
+pub const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
+
 /// Whether this machine can run the test. If not, the function reports the test as skipped.
-pub fn are_possible() -> bool {
+fn are_possible() -> bool {
     let is_there = Path::new(DEVICE).exists();
     if !is_there {
         skip::skipped(&format!("{DEVICE} is not there"));
     }
     is_there && skip::root_or_skipped()
+}
+
+/// Returns a host for a test of the kernel programs, with this configuration of the daemon unless
+/// it is empty. Returns `None` after a report that the test is skipped.
+pub fn host(config: &str) -> Option<Host> {
+    are_possible().then(|| configured(Host::new(), config))
+}
+
+/// Does the same as [`host`] for a test that measures.
+pub fn measuring(config: &str) -> Option<Host> {
+    are_possible().then(|| configured(Host::measuring(), config))
+}
+
+fn configured(host: Host, config: &str) -> Host {
+    if config.is_empty() { host } else { host.config(config) }
 }
 
 /// Makes a node of the stand-in device in the host's folder. All users may open it.

@@ -12,6 +12,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 
+use crate::host::COMMAND_LIMIT;
+
 /// Time between two looks of a wait.
 const POLL: Duration = Duration::from_millis(1);
 
@@ -47,6 +49,14 @@ impl Finished {
             "exit status {}\nstdout:\n{}\nstderr:\n{}",
             self.code, self.stdout, self.stderr
         );
+        self
+    }
+
+    /// Asserts that the process failed and that its standard error contains `reason`. Returns the
+    /// output.
+    #[track_caller]
+    pub fn refused(&self, reason: &str) -> &Self {
+        assert!(self.code != 0 && self.stderr.contains(reason), "{reason:?} is not the reason of {self:?}");
         self
     }
 
@@ -90,6 +100,11 @@ impl Process {
         read(&self.stdout)
     }
 
+    /// Returns the number in the last line of standard output that is a number, or 0.
+    pub fn last_number(&self) -> u64 {
+        self.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+    }
+
     /// Returns everything that the process wrote to standard error until now.
     pub fn stderr(&self) -> String {
         read(&self.stderr)
@@ -126,16 +141,28 @@ impl Process {
         self.status
     }
 
-    /// Closes the standard input, and waits at most `within` for the end of the process.
+    /// Closes the standard input, and waits for the end of the process within [`COMMAND_LIMIT`].
     #[track_caller]
-    pub fn finish(mut self, within: Duration) -> Finished {
+    pub fn finish(self) -> Finished {
+        self.finish_within(COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::finish`] within another limit.
+    #[track_caller]
+    pub fn finish_within(mut self, within: Duration) -> Finished {
         self.close_stdin();
-        self.await_end(within)
+        self.await_end_within(within)
     }
 
     /// Does the same as [`Self::finish`], but leaves the standard input open.
     #[track_caller]
-    pub fn await_end(&mut self, within: Duration) -> Finished {
+    pub fn await_end(&mut self) -> Finished {
+        self.await_end_within(COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::await_end`] within another limit.
+    #[track_caller]
+    pub fn await_end_within(&mut self, within: Duration) -> Finished {
         let deadline = Instant::now() + within;
         loop {
             if let Some(status) = self.try_wait() {
@@ -151,22 +178,55 @@ impl Process {
         }
     }
 
-    /// Waits until a line of standard output satisfies `wanted` and returns the first that does.
+    /// Sends SIGTERM, and waits for the end of the process.
     #[track_caller]
-    pub fn await_line(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
+    pub fn terminate(&mut self) -> Finished {
+        self.signal(Signal::TERM);
+        self.await_end()
+    }
+
+    /// Waits within [`COMMAND_LIMIT`] until a line of standard output satisfies `wanted`, and
+    /// returns the first that does.
+    #[track_caller]
+    pub fn await_line(&mut self, wanted: impl Fn(&str) -> bool) -> String {
+        self.await_line_within(wanted, COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::await_line`] within another limit.
+    #[track_caller]
+    pub fn await_line_within(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
         self.await_text(Self::stdout, wanted, within)
+    }
+
+    /// Waits within [`COMMAND_LIMIT`] for this line of standard output.
+    #[track_caller]
+    pub fn await_exactly(&mut self, line: &str) {
+        self.await_line(|said| said == line);
     }
 
     /// Does the same as [`Self::await_line`] for standard error.
     #[track_caller]
-    pub fn await_error_line(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
+    pub fn await_error_line(&mut self, wanted: impl Fn(&str) -> bool) -> String {
+        self.await_error_line_within(wanted, COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::await_error_line`] within another limit.
+    #[track_caller]
+    pub fn await_error_line_within(&mut self, wanted: impl Fn(&str) -> bool, within: Duration) -> String {
         self.await_text(Self::stderr, wanted, within)
     }
 
-    /// Waits for a line of standard output that is a JSON object, and returns the object.
+    /// Waits within [`COMMAND_LIMIT`] for a line of standard output that is a JSON object, and
+    /// returns the object.
     #[track_caller]
-    pub fn await_json(&mut self, within: Duration) -> serde_json::Value {
-        let line = self.await_line(|line| line.starts_with('{') && line.ends_with('}'), within);
+    pub fn await_json(&mut self) -> serde_json::Value {
+        self.await_json_within(COMMAND_LIMIT)
+    }
+
+    /// Does the same as [`Self::await_json`] within another limit.
+    #[track_caller]
+    pub fn await_json_within(&mut self, within: Duration) -> serde_json::Value {
+        let line = self.await_line_within(|line| line.starts_with('{') && line.ends_with('}'), within);
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"))
     }
 
@@ -235,4 +295,55 @@ pub fn alive(pid: u32) -> bool {
     test_kill_process(id).is_ok()
         && std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
+}
+
+/// A client that executes the lines of its input, and answers each with one line that begins with
+/// the order's number.
+pub struct Orders {
+    /// The client.
+    pub process: Process,
+    /// Returns the beginning of the answer to an order with this number.
+    prefix: fn(u32) -> String,
+    next: u32,
+}
+
+impl Orders {
+    /// Takes over a client. `prefix` returns the beginning of the answer to an order, and `first`
+    /// is the number of the first order.
+    pub fn new(process: Process, first: u32, prefix: fn(u32) -> String) -> Self {
+        Self { process, prefix, next: first }
+    }
+
+    /// Gives an order without waiting for its answer.
+    pub fn say(&mut self, order: &str) {
+        self.process.say(order);
+        self.next += 1;
+    }
+
+    /// Returns the beginning of the answer to the last order.
+    pub fn begin_of_answer(&self) -> String {
+        (self.prefix)(self.next - 1)
+    }
+
+    /// Waits for the answer to the last order, and returns its whole line.
+    #[track_caller]
+    pub fn answer(&mut self) -> String {
+        let begin = self.begin_of_answer();
+        self.process.await_line(|line| line.starts_with(&begin))
+    }
+
+    /// Gives an order, and returns what follows the order's number in the answer.
+    #[track_caller]
+    pub fn ask(&mut self, order: &str) -> String {
+        self.say(order);
+        self.answer()[self.begin_of_answer().len()..].to_owned()
+    }
+
+    /// Gives an order whose answer is a JSON object, and returns the object.
+    #[track_caller]
+    pub fn ask_json(&mut self, order: &str) -> serde_json::Value {
+        self.say(order);
+        let line = self.answer();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
 }

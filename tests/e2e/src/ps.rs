@@ -123,8 +123,9 @@ impl Tenant {
     }
 }
 
+/// Returns the number that a JSON object has for this key.
 #[track_caller]
-fn number(value: &Value, key: &str) -> u64 {
+pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("no number {key} in {value}"))
 }
 

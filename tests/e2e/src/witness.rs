@@ -114,7 +114,7 @@ pub fn assert_every_look_up_is_answered_with_our_hook(client: &Client<'_>) -> (S
     let mut command = host.preloaded(client.program);
     client.prepare(&mut command);
     command.env("LD_PRELOAD", preload).env("WITNESS_LOG", &log).env("DEEPRES_LOG", "debug");
-    let finished = host.spawn(command).finish(client.within).success();
+    let finished = host.spawn(command).finish_within(client.within).success();
 
     let mut got = BTreeSet::new();
     for look_up in look_ups(&log) {

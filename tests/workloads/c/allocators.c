@@ -81,10 +81,7 @@ static size_t expandable(size_t total_bytes) {
 
 int main(int argc, char **argv) {
     size_t free_bytes, info_total, device_total, left, ignored, got;
-    if (argc != 2) {
-        fprintf(stderr, "usage: allocators grow|preallocate|expandable\n");
-        return 2;
-    }
+    usage(argc == 2, "allocators grow|preallocate|expandable");
     open_context();
     CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &info_total));
     CHECK(cu(cuDeviceTotalMem_v2)(&device_total, 0));

@@ -17,12 +17,6 @@
 
 enum { MAX_STREAMS = 64, PROGRESS_NS = 10 * 1000 * 1000 };
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 int main(int argc, char **argv) {
     const char *name = "busy_1000us";
     double seconds = 0;
@@ -62,12 +56,11 @@ int main(int argc, char **argv) {
         CUgraph graph;
         CHECK(cu(cuStreamBeginCapture_v2)(on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
         for (long i = 0; i < graph_kernels; i++)
-            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, on[0], NULL, NULL));
+            CHECK(launch_on(kernel, on[0]));
         CHECK(cu(cuStreamEndCapture)(on[0], &graph));
         CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     }
-    printf("ready\n");
-    fflush(stdout);
+    say("ready");
 
     long long start = now_ns(), end = start + (long long)(seconds * 1e9), last_progress = start;
     long launches = 0;
@@ -76,7 +69,7 @@ int main(int argc, char **argv) {
         CUstream stream = on[launches % streams];
         long long before = now_ns();
         if (exec) CHECK(cu(cuGraphLaunch)(exec, stream));
-        else CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        else CHECK(launch_on(kernel, stream));
         long long took_ns = now_ns() - before;
         if (took_ns > longest_launch_ns) longest_launch_ns = took_ns;
         if (++launches % sync_every == 0) CHECK(cu(cuCtxSynchronize)());

@@ -12,10 +12,7 @@ int main(int argc, char **argv) {
     CUevent event;
     CUdeviceptr at;
     unsigned *value;
-    if (launches <= 0) {
-        fprintf(stderr, "usage: behind LAUNCHES\n");
-        return 2;
-    }
+    usage(launches > 0, "behind LAUNCHES");
     open_context();
     CUfunction kernel = load_kernel("quick");
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));

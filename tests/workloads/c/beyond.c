@@ -33,15 +33,12 @@ static int keeps(CUdeviceptr at, size_t bytes) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: beyond LIMIT_BYTES\n");
-        return 2;
-    }
+    usage(argc == 2, "beyond LIMIT_BYTES");
     size_t limit = strtoull(argv[1], NULL, 10), free_bytes, total_bytes, pitch = 0;
     CUcontext context = open_context();
     CUfunction kernel = load_kernel("quick");
     CUdeviceptr whole, linear, rows, managed, small[SMALL], other;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
     CHECK(cu(cuMemAlloc_v2)(&whole, limit));
 
     int linear_code = cu(cuMemAlloc_v2)(&linear, 32 * MIB);

@@ -4,12 +4,6 @@
 #include "driver.h"
 #include <time.h>
 
-static long long now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
-
 int main(void) {
     /* The time excludes the look-up of the driver. */
     load_driver();

@@ -33,7 +33,7 @@ int main(void) {
     static const unsigned waits_us[WAITS] = {0, 2500000};
     context = open_context();
     kernel = load_kernel("quick");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
     printf("{\"threads\":[");
     for (int i = 0; i < WAITS; i++) {

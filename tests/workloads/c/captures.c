@@ -15,13 +15,12 @@ static atomic_int other_failures;
 
 static void *launcher(void *unused) {
     (void)unused;
-    CUstream stream;
     CHECK(cu(cuCtxSetCurrent)(context));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     while (!atomic_load(&stop)) {
         /* Launching on another stream is allowed during any capture. */
         for (int i = 0; i < 20; i++)
-            if (cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL)) atomic_fetch_add(&other_failures, 1);
+            if (launch_on(kernel, stream)) atomic_fetch_add(&other_failures, 1);
         struct timespec pause = {0, 100 * 1000};
         nanosleep(&pause, NULL);
     }
@@ -38,18 +37,17 @@ int main(void) {
     static const char *const names[] = {"global", "thread_local", "relaxed"};
     for (int mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED; mode++) {
         int failed = 0, wrong = 0, last_code = 0;
-        CUstream stream;
-        CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+        CUstream stream = new_stream();
         for (int i = 0; i < CAPTURES; i++) {
             CUgraph graph = NULL;
             CUgraphExec exec;
             size_t nodes = 0;
             /* Work in flight on the stream that is captured next. */
             for (int j = 0; j < 10; j++)
-                CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+                CHECK(launch_on(kernel, stream));
             CUresult code = cu(cuStreamBeginCapture_v2)(stream, mode);
             for (int j = 0; j < KERNELS && !code; j++)
-                code = cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+                code = launch_on(kernel, stream);
             CUresult end = cu(cuStreamEndCapture)(stream, &graph);
             if (code || end) {
                 failed++;

@@ -71,9 +71,8 @@ int main(int count, char **arguments) {
     first = count > 1 ? atoi(arguments[1]) : 0;
     CUcontext context = open_context();
     CUfunction kernel = load_kernel("quick");
-    CUstream stream;
     CUdeviceptr held, more;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuMemAlloc_v2)(&held, HELD_BYTES));
 
     int closed = 0, launches = 0;
@@ -104,14 +103,14 @@ int main(int count, char **arguments) {
     has_files = 1;
     for (int i = 0; i < LAUNCHES; i++) {
         usleep(60000);
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(kernel, stream));
         CHECK(cu(cuStreamSynchronize)(stream));
         launches++;
     }
     long before = milliseconds(CLOCK_PROCESS_CPUTIME_ID);
     usleep(1000000);
     long idle = milliseconds(CLOCK_PROCESS_CPUTIME_ID) - before;
-    CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     launches++;
     int refused = cu(cuMemAlloc_v2)(&more, (size_t)6 << 30);

@@ -52,11 +52,6 @@ static int races_for_pools;
 static uint64_t (*told_ns)(void);
 static pthread_barrier_t finished, may_free;
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static int is_pooled(kind k) { return k == ASYNC || k == POOL_PTSZ; }
 
@@ -181,8 +176,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < count; i++)
         pthread_create(&threads[i], NULL, worker, (void *)(size_t)(i + 1));
     pthread_barrier_wait(&finished);
-    puts("done");
-    fflush(stdout);
+    say("done");
     getchar();
     pthread_barrier_wait(&may_free);
     for (int i = 0; i < count; i++)

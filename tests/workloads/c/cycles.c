@@ -18,10 +18,9 @@ static void launch(CUfunction kernel, CUstream on) { CHECK(cu(cuLaunchKernel)(ke
 
 static void one_context(void) {
     CUcontext context;
-    CUstream own;
     CUdeviceptr at;
     CHECK(cu(cuCtxCreate_v2)(&context, 0, 0));
-    CHECK(cu(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    CUstream own = new_stream();
     CHECK(cu(cuMemAlloc_v2)(&at, 1 << 20));
     CUfunction kernel = load_kernel("quick");
     launch(kernel, NULL);
@@ -31,8 +30,7 @@ static void one_context(void) {
 }
 
 static void one_stream(void) {
-    CUstream own;
-    CHECK(cu(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    CUstream own = new_stream();
     launch(quick, own);
     CHECK(cu(cuStreamSynchronize)(own));
     CHECK(cu(cuStreamDestroy_v2)(own));
@@ -113,14 +111,11 @@ int main(int argc, char **argv) {
     } kinds[] = {{"context", one_context}, {"stream", one_stream}, {"thread", one_thread},       {"graph", one_graph},
                  {"module", one_module},   {"pool", one_pool},     {"allocation", one_allocation}};
     long rounds = argc == 2 ? atol(argv[1]) : 0;
-    if (rounds <= 0) {
-        fprintf(stderr, "usage: cycles ROUNDS\n");
-        return 2;
-    }
+    usage(rounds > 0, "cycles ROUNDS");
     load_driver();
     kept = open_context();
     quick = load_kernel("quick");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         CHECK(cu(cuCtxSetCurrent)(kept));
         for (int round = 0; round < WARM_UP; round++) kinds[i].one();

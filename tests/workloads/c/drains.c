@@ -5,17 +5,14 @@
 enum { ROUNDS = 12, KERNELS = 20 };
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: drains KERNEL\n");
-        return 2;
-    }
+    usage(argc == 2, "drains KERNEL");
     open_context();
     for (int round = 0; round < ROUNDS; round++) {
         CUcontext context;
         CHECK(cu(cuCtxCreate_v2)(&context, 0, 0));
         CUfunction kernel = load_kernel(argv[1]);
         for (int i = 0; i < KERNELS; i++)
-            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+            CHECK(launch_on(kernel, NULL));
         CHECK(cu(cuCtxDestroy_v2)(context));
     }
     printf("{\"kernel_launches\":%d}\n", ROUNDS * KERNELS);

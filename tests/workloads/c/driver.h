@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -405,6 +407,36 @@ static inline CUfunction load_kernel(const char *name) {
     CUfunction function;
     CHECK(cu(cuModuleGetFunction)(&function, load_module(name), name));
     return function;
+}
+
+static inline CUstream new_stream(void) {
+    CUstream stream;
+    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+}
+
+/* Launches one warp of a kernel without parameters. */
+static inline CUresult launch_on(CUfunction kernel, CUstream stream) {
+    return cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+}
+
+static inline long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Prints a line at once, because a test waits for it. */
+static inline void say(const char *line) {
+    puts(line);
+    fflush(stdout);
+}
+
+/* Ends the program unless its arguments are as they must be. */
+static inline void usage(int is_right, const char *text) {
+    if (is_right) return;
+    fprintf(stderr, "usage: %s\n", text);
+    exit(2);
 }
 
 /* Waits until the parent process closes this program's standard input, so that it can observe the

@@ -19,7 +19,7 @@ static atomic_int stop;
 
 static void queue(int kernels) {
     for (int i = 0; i < kernels; i++)
-        CHECK(cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(slow, stream));
 }
 
 static void leave(int signal) {
@@ -31,7 +31,7 @@ static void *launcher(void *unused) {
     (void)unused;
     CHECK(cu(cuCtxSetCurrent)(context));
     while (!atomic_load(&stop)) {
-        CHECK(cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(launch_on(slow, NULL));
         CHECK(cu(cuCtxSynchronize)());
     }
     return NULL;
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     }
     context = open_context();
     slow = load_kernel("busy_5000us");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
     queue(4);
     if (!strcmp(manner, "exit")) exit(3);
     if (!strcmp(manner, "_exit")) _exit(4);
@@ -111,9 +111,9 @@ int main(int argc, char **argv) {
         const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
         CHECK(cu(cuModuleLoadData)(&module, ptx));
         CHECK(cu(cuModuleGetFunction)(&quick, module, "quick"));
-        CHECK(cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(quick, stream));
         printf("unload %d\n", cu(cuModuleUnload)(module));
-        printf("launch %d\n", cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        printf("launch %d\n", launch_on(quick, stream));
     }
     if (!strcmp(manner, "library")) {
         /* Unloads a library while its kernel is queued. */
@@ -125,8 +125,8 @@ int main(int argc, char **argv) {
         const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
         CHECK(load(&library, ptx, NULL, NULL, 0, NULL, NULL, 0));
         CHECK(get(&kernel, library, "quick"));
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
-        int gone = unload(library), after = cu(cuLaunchKernel)(slow, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        CHECK(launch_on(kernel, stream));
+        int gone = unload(library), after = launch_on(slow, stream);
         printf("unload %d, launch %d, waited %d\n", gone, after, cu(cuStreamSynchronize)(stream));
     }
     if (!strcmp(manner, "handler-in-storm")) {
@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
         signal(SIGALRM, leave);
         ualarm(STORM_US, 0);
         for (;;)
-            CHECK(cu(cuLaunchKernel)(quick, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+            CHECK(launch_on(quick, stream));
     }
     if (!strcmp(manner, "plain-child")) {
         /* A program that does not use the GPU must have no descriptor, connection or thread of

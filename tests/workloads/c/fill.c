@@ -24,17 +24,13 @@ static size_t fill(kind k, size_t chunk_bytes, CUstream stream, CUresult *code, 
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) {
-        fprintf(stderr, "usage: fill CHUNK_BYTES [KIND...]\n");
-        return 2;
-    }
+    usage(argc >= 2, "fill CHUNK_BYTES [KIND...]");
     size_t chunk_bytes = strtoull(argv[1], NULL, 10);
     size_t total = 0, info_free = 0, info_total = 0;
-    CUstream stream;
     open_context();
     CHECK(cu(cuDeviceTotalMem_v2)(&total, 0));
     CHECK(cu(cuMemGetInfo_v2)(&info_free, &info_total));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     printf("{\"way\":\"%s\",\"device_total\":%zu,\"info_free\":%zu,\"info_total\":%zu,\"kinds\":[", WAY, total, info_free,
            info_total);
     int tried = argc > 2 ? argc - 2 : KINDS;

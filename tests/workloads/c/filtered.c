@@ -48,13 +48,13 @@ int main(int count, char **arguments) {
     open_context();
     CUfunction kernel = load_kernel("quick");
     CUdeviceptr held, more;
-    CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+    CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
     for (size_t i = 0; i < sizeof SETS / sizeof *SETS; i++)
         if (count > 1 && !strcmp(SETS[i].what, arguments[1]))
             forbid(SETS[i].calls);
     for (int i = 0; i < 1000; i++)
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
     CHECK(cu(cuMemAlloc_v2)(&held, 1 << 20));
     long before = milliseconds(CLOCK_PROCESS_CPUTIME_ID), until = milliseconds(CLOCK_MONOTONIC) + 500;

@@ -6,7 +6,7 @@
 
 static void launch(CUfunction kernel, int times) {
     for (int i = 0; i < times; i++)
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
 }
 
@@ -22,7 +22,7 @@ int main(void) {
          * must not hang or crash. */
         size_t free_bytes = 0, total_bytes = 0;
         CUresult codes[2] = {cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes),
-                             cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL)};
+                             launch_on(kernel, NULL)};
         _exit(write(pipe_ends[1], codes, sizeof codes) != sizeof codes);
     }
     pid_t executing = fork();

@@ -49,12 +49,6 @@ static CUgraphExec executable(CUgraph graph, unsigned flags) {
     return exec;
 }
 
-static CUstream new_stream(void) {
-    CUstream stream;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
-    return stream;
-}
-
 static void launch(CUgraphExec exec, CUstream stream) {
     printf("%d\n", cu(cuGraphLaunch)(exec, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
@@ -212,10 +206,7 @@ static void race(size_t milliseconds, size_t mib) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: graphs WHAT COUNT MIB\n");
-        return 2;
-    }
+    usage(argc == 4, "graphs WHAT COUNT MIB");
     size_t count = strtoull(argv[2], NULL, 10), mib = strtoull(argv[3], NULL, 10);
     context = open_context();
     if (!strcmp(argv[1], "nested"))

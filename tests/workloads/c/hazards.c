@@ -20,10 +20,6 @@ static void *extra(const char *name) {
     return found;
 }
 
-static CUresult launch_on(CUfunction kernel, CUstream stream) {
-    return cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
-}
-
 typedef CUresult (*looker)(const char *, void **, int, unsigned long long, int *);
 
 /* Since CUDA 13 the function that creates a context has four parameters. */
@@ -82,11 +78,10 @@ static void constructor(const char *library) {
 
 static void capture(void) {
     CUgraph graph = NULL;
-    CUstream stream;
     size_t nodes = 0;
     open_context();
     CUfunction kernel = load_kernel("quick");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     int code = 0;
@@ -247,8 +242,8 @@ static int await_recorded(CUfunction kernel, attribute *recorded, volatile int *
     CUresult (*synchronize)(CUevent) = (CUresult(*)(CUevent))extra("cuEventSynchronize");
     CUresult (*query)(CUstream) = (CUresult(*)(CUstream))extra("cuStreamQuery");
     CUstream stream, other;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
-    CHECK(cu(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
+    other = new_stream();
     *flag = 0;
     CHECK(cu(cuStreamWaitValue32_v2)(stream, flag_at, 1, CU_STREAM_WAIT_VALUE_EQ));
     int code = launch_with(kernel, stream, recorded, 1);
@@ -267,7 +262,6 @@ static void attributes(void) {
     CUdeviceptr window, flag_at;
     CUevent timed, event;
     CUgraph graph;
-    CUstream stream;
     void *flag;
     attribute list[2];
     int launched = 0;
@@ -278,7 +272,7 @@ static void attributes(void) {
     CHECK(cu(cuMemHostGetDevicePointer_v2)(&flag_at, flag, 0));
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
     CHECK(cu(cuEventCreate)(&timed, 0));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     for (int id = 0; id <= ATTRIBUTES; id++) {
         int code, is_event = id == PROGRAMMATIC_EVENT || id == COMPLETION_EVENT;
         unsigned count = 1;
@@ -390,11 +384,10 @@ static void attached(void) {
  * destruction fail). */
 static void kept_stream(void) {
     CUgraph graph = NULL;
-    CUstream stream;
     size_t nodes = 0;
     open_context();
     CUfunction kernel = load_kernel("quick");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     int kept = cu(cuStreamDestroy_v2)(stream), code = 0;

@@ -15,8 +15,8 @@ int main(void) {
     open_context();
     CUfunction kernel = load_kernel("busy_1000us");
     CHECK(cu(cuMemAlloc_v2)(&held, BYTES));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
-    CHECK(cu(cuStreamCreate)(&fresh, CU_STREAM_NON_BLOCKING));
+    stream = new_stream();
+    fresh = new_stream();
     CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
     CHECK(cu(cuStreamSynchronize)(stream));
     puts("ready");

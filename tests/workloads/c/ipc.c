@@ -18,9 +18,8 @@ int main(void) {
     CUdeviceptr allocated[MAX_ALLOCATIONS], opened = 0;
     int count = 0;
     char line[256];
-    CUstream stream;
     open_context();
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     for (int number = 1; fgets(line, sizeof line, stdin); number++) {
         char word[32] = "", argument[160] = "", said[160] = "";
         CUresult code = CUDA_SUCCESS;

@@ -60,8 +60,7 @@ static void pool(size_t limit) {
     unsigned long long everything = ~0ull;
     CUmemoryPool own;
     CUdeviceptr at, other;
-    CUstream stream;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuMemPoolCreate)(&own, &props));
     CHECK(cu(cuMemPoolSetAttribute)(own, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &everything));
     CHECK(cu(cuMemAllocFromPoolAsync)(&at, 100 * MIB, own, stream));
@@ -93,11 +92,10 @@ static void pool(size_t limit) {
 
 /* A captured allocation takes no memory. Its graph does at the launch, and keeps the memory. */
 static void graph(size_t limit) {
-    CUstream stream;
     CUgraph graph;
     CUgraphExec exec;
     CUdeviceptr at, other;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     CHECK(cu(cuMemAllocAsync)(&at, 50 * MIB, stream));
     CHECK(cu(cuMemFreeAsync)(at, stream));
@@ -147,11 +145,10 @@ static void graph(size_t limit) {
 
 /* Launches a graph that allocates. The launch may have to wait. */
 static void late(size_t bytes) {
-    CUstream stream;
     CUgraph graph;
     CUgraphExec exec;
     CUdeviceptr at;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     CHECK(cu(cuMemAllocAsync)(&at, bytes, stream));
     CHECK(cu(cuMemFreeAsync)(at, stream));
@@ -163,10 +160,7 @@ static void late(size_t bytes) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) {
-        fprintf(stderr, "usage: kept WHAT LIMIT_BYTES\n");
-        return 2;
-    }
+    usage(argc == 3, "kept WHAT LIMIT_BYTES");
     size_t limit = strtoull(argv[2], NULL, 10);
     open_context();
     if (!strcmp(argv[1], "slabs"))

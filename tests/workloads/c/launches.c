@@ -7,8 +7,7 @@ enum { PER_ENTRY_POINT = 50, KERNELS_IN_GRAPH = 3 };
 int main(void) {
     CUcontext context = open_context();
     CUfunction kernel = load_kernel("quick");
-    CUstream stream;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
 
     CUlaunchConfig on_stream = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = stream};
     CUlaunchConfig on_default = {.grid = {1, 1, 1}, .block = {32, 1, 1}, .stream = NULL};
@@ -16,8 +15,8 @@ int main(void) {
     int kernels = 0, graphs = 0;
     CHECK(cu(cuFuncSetBlockShape)(kernel, 32, 1, 1));
     for (int i = 0; i < PER_ENTRY_POINT; i++) {
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(kernel, NULL));
+        CHECK(launch_on(kernel, stream));
         CHECK(cu(cuLaunchKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
         CHECK(cu(cuLaunchKernelEx)(&on_stream, kernel, NULL, NULL));
         CHECK(cu(cuLaunchKernelEx_ptsz)(&on_default, kernel, NULL, NULL));
@@ -36,7 +35,7 @@ int main(void) {
     size_t nodes = 0;
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     for (int i = 0; i < KERNELS_IN_GRAPH; i++)
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamEndCapture)(stream, &graph));
     CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
     CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
     CHECK(cu(cuCtxCreate_v2)(&context, CU_CTX_SCHED_AUTO, device));
     CUfunction kernel = load_kernel("quick");
     for (int i = 0; i < LAUNCHES; i++)
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
     Dl_info info = {0};
     dladdr(*(void **)&driver.cuLaunchKernel, &info);

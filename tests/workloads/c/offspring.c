@@ -6,10 +6,9 @@
 int main(void) {
     open_context();
     CUfunction kernel = load_kernel("quick");
-    CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+    CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
-    puts("ready");
-    fflush(stdout);
+    say("ready");
     for (int c = getchar(); c != EOF; c = getchar()) {
         if (c != '\n') continue;
         pid_t child = fork();

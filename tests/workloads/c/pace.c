@@ -37,12 +37,6 @@ static char **steps;
 static long streams = 1;
 static const char *default_stream = "";
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 static void spin_us(long us) {
     for (long long end = now_ns() + us * 1000LL; now_ns() < end;) {
     }
@@ -76,11 +70,10 @@ static long split_times(char *name) {
 /* Returns a graph of kernels, one after another. */
 static CUgraph captured(CUfunction kernel, long count) {
     CUgraph graph;
-    CUstream capturing;
-    CHECK(cu(cuStreamCreate)(&capturing, CU_STREAM_NON_BLOCKING));
+    CUstream capturing = new_stream();
     CHECK(cu(cuStreamBeginCapture_v2)(capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     for (long i = 0; i < count; i++)
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, capturing, NULL, NULL));
+        CHECK(launch_on(kernel, capturing));
     CHECK(cu(cuStreamEndCapture)(capturing, &graph));
     return graph;
 }
@@ -154,8 +147,7 @@ static void *run(void *unused) {
             CHECK(cu(cuStreamCreateWithPriority)(&on[i], CU_STREAM_NON_BLOCKING, least - i % priorities));
         CHECK(cu(cuEventCreate)(&reached[i], CU_EVENT_DISABLE_TIMING));
     }
-    printf("ready\n");
-    fflush(stdout);
+    say("ready");
     for (unsigned long launches = 0;;) {
         for (int i = 0; i < step_count; i++) {
             const step *s = &program[i];

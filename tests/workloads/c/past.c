@@ -6,9 +6,8 @@ enum { HOST_ALLOCATIONS = 3, WRITES = 5, OPENINGS = 2, HEAPS = 4, MALLOC_HEAP_SI
 
 int main(void) {
     CUcontext context = open_context();
-    CUstream stream;
     CUdeviceptr word;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuMemAlloc_v2)(&word, 64));
     void *host[HOST_ALLOCATIONS];
     for (int i = 0; i < HOST_ALLOCATIONS; i++)

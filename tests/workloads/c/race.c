@@ -26,9 +26,8 @@ static void *worker(void *argument) {
         size_t bytes;
         unsigned long long allocation;
     } held[HELD_PER_THREAD] = {0};
-    CUstream stream;
     CHECK(cu(cuCtxSetCurrent)(context));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     while (!atomic_load(&stop)) {
         unsigned slot = next_random(&random) % HELD_PER_THREAD;
         if (held[slot].bytes) {

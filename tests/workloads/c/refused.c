@@ -5,17 +5,14 @@
 #include <unistd.h>
 
 int main(int argc, char **argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: refused KERNEL LAUNCHES PAUSE_US\n");
-        return 2;
-    }
+    usage(argc == 4, "refused KERNEL LAUNCHES PAUSE_US");
     open_context();
     CUfunction kernel = load_kernel(argv[1]);
     int taken = 0;
     for (int i = 0; i < atoi(argv[2]); i++) {
         CUlaunchConfig config = {.grid = {1, 1, 1}, .block = {32, 1, 1}};
         CUresult result = i % 2 ? cu(cuLaunchKernelEx)(&config, kernel, NULL, NULL)
-                                : cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+                                : launch_on(kernel, NULL);
         taken += result == 0;
         usleep(atoi(argv[3]));
     }

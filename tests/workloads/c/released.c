@@ -21,14 +21,10 @@ static double now_ms(void) {
 
 int main(int argc, char **argv) {
     long rounds = argc == 2 ? atol(argv[1]) : 0;
-    CUstream stream;
-    if (rounds <= 0) {
-        fprintf(stderr, "usage: released ROUNDS\n");
-        return 2;
-    }
+    usage(rounds > 0, "released ROUNDS");
     open_context();
     CUfunction kernel = load_kernel("busy_1000us");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     /* Makes the kernel's time known, because deepres bounds the queued work by it. */
     for (int i = 0; i < 20; i++) CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
     CHECK(cu(cuStreamSynchronize)(stream));

@@ -22,7 +22,6 @@ static atomic_int stop;
 static atomic_long launches, failures;
 
 static void *launch_eagerly(void *unused) {
-    CUstream stream;
     CUevent event;
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     (void)unused;
@@ -30,11 +29,11 @@ static void *launch_eagerly(void *unused) {
     /* Otherwise this thread could not query events while another thread captures in the global
      * mode. */
     CHECK(cu(cuThreadExchangeStreamCaptureMode)(&mode));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     CHECK(cu(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
     while (!atomic_load(&stop)) {
         struct timespec pause = {0, 50 * 1000};
-        if (cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL)) atomic_fetch_add(&failures, 1);
+        if (launch_on(kernel, stream)) atomic_fetch_add(&failures, 1);
         atomic_fetch_add(&launches, 1);
         if (cu(cuEventRecord)(event, stream)) atomic_fetch_add(&failures, 1);
         CUresult code;
@@ -54,7 +53,7 @@ static void capture(CUstream stream, int mode, CUgraphExec *exec) {
     size_t nodes = 0;
     CUresult code = cu(cuStreamBeginCapture_v2)(stream, mode);
     for (int i = 0; i < KERNELS && !code; i++)
-        code = cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+        code = launch_on(kernel, stream);
     CUresult end = cu(cuStreamEndCapture)(stream, &graph);
     if (code || end) {
         fprintf(stderr, "captured: %d, ended: %d\n", code, end);
@@ -76,11 +75,10 @@ static void replay(CUstream stream, CUgraphExec exec) {
 int main(void) {
     char line[64];
     CUgraphExec exec = NULL;
-    CUstream stream;
     pthread_t other;
     context = open_context();
     kernel = load_kernel("busy_200us");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     pthread_create(&other, NULL, launch_eagerly, NULL);
     for (int number = 1; fgets(line, sizeof line, stdin); number++) {
         char order[16] = "";

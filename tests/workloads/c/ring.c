@@ -18,29 +18,21 @@ static const char *name = "ring";
 static long depth = 1;
 static int first_rank;
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 static void *run(void *argument) {
     int rank = (int)(long)argument;
     CUdevice device;
     CUcontext context;
-    CUstream stream;
     CHECK(cu(cuDeviceGet)(&device, rank));
     CHECK(cu(cuCtxCreate_v2)(&context, CU_CTX_SCHED_AUTO, device));
     CUfunction kernel = load_kernel(name);
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     if (rank == first_rank) {
-        printf("ready\n");
-        fflush(stdout);
+        say("ready");
     }
     long long last_progress = now_ns();
     for (long rounds = 0;; rounds += depth) {
         for (long i = 0; i < depth; i++)
-            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+            CHECK(launch_on(kernel, stream));
         CHECK(cu(cuStreamSynchronize)(stream));
         if (rank == first_rank && now_ns() - last_progress >= PROGRESS_NS) {
             last_progress = now_ns();

@@ -18,10 +18,7 @@ static void look_up(const char *path, int is_apart) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) {
-        fprintf(stderr, "usage: second_copy LIBRARY [namespace]\n");
-        return 2;
-    }
+    usage(argc >= 2, "second_copy LIBRARY [namespace]");
     int is_apart = argc > 2 && !strcmp(argv[2], "namespace");
     CUdeviceptr small, large;
     size_t free_bytes, total_bytes;

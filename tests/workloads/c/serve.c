@@ -26,12 +26,6 @@
 
 enum { PIECES_MAX = 1 << 20 };
 
-static long long now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 static void sleep_until(long long at_ns) {
     struct timespec t = {at_ns / 1000000000LL, at_ns % 1000000000LL};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL)) {
@@ -90,12 +84,10 @@ int main(int argc, char **argv) {
     }
     CUcontext context = open_context();
     CUfunction kernel = load_kernel(name);
-    CUstream stream;
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     double *took_us = malloc(PIECES_MAX * sizeof *took_us), *launch_us = malloc(PIECES_MAX * sizeof *launch_us);
     srand48(seed);
-    printf("ready\n");
-    fflush(stdout);
+    say("ready");
 
     long count = 0;
     unsigned long long launches = 0;
@@ -106,7 +98,7 @@ int main(int argc, char **argv) {
         if (rate > 0 || gap_us > 0) sleep_until(due);
         long long called = now_ns();
         for (long k = 0; k < kernels; k++) {
-            CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+            CHECK(launch_on(kernel, stream));
             long long returned = now_ns();
             if (k == 0) launch_us[count] = (returned - called) / 1e3;
             if (log) {
@@ -124,8 +116,7 @@ int main(int argc, char **argv) {
     printf("{\"pieces\":%ld,\"seconds\":%.6f", count, (now_ns() - start) / 1e9);
     print_times("took_us", took_us, count);
     print_times("launch_us", launch_us, count);
-    printf("}\n");
-    fflush(stdout);
+    say("}");
     CHECK(cu(cuCtxDestroy_v2)(context));
     return 0;
 }

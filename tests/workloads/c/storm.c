@@ -12,11 +12,10 @@ static CUfunction kernel;
 static atomic_int launches;
 
 static void *worker(void *number) {
-    CUstream stream;
     CHECK(cu(cuCtxSetCurrent)(context));
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     for (int i = 0; i < LAUNCHES; i++) {
-        CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+        CHECK(launch_on(kernel, stream));
         CHECK(cu(cuLaunchKernel_ptsz)(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
         atomic_fetch_add(&launches, 2);
     }

@@ -15,26 +15,21 @@ static double now_s(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) {
-        fprintf(stderr, "usage: swap BYTES KERNELS\n");
-        return 2;
-    }
+    usage(argc == 3, "swap BYTES KERNELS");
     size_t chunks = strtoull(argv[1], NULL, 10) / CHUNK_BYTES;
     long kernels = atol(argv[2]);
     CUdeviceptr held[MAX_CHUNKS];
     unsigned char mark[64], found[64];
-    CUstream stream;
     open_context();
     CUfunction kernel = load_kernel("busy_1000us");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     for (size_t i = 0; i < chunks; i++) {
         CHECK(cu(cuMemAlloc_v2)(&held[i], CHUNK_BYTES));
         memset(mark, (int)(i % 251 + 1), sizeof mark);
         CHECK(cu(cuMemcpyHtoDAsync_v2)(held[i], mark, sizeof mark, stream));
         CHECK(cu(cuStreamSynchronize)(stream));
     }
-    puts("holding");
-    fflush(stdout);
+    say("holding");
     double begun = now_s();
     for (long done = 0; done < kernels; done++) {
         CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));

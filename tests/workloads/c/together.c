@@ -16,10 +16,7 @@ int main(int argc, char **argv) {
     CUlaunchParams both[GPUS];
     CUcontext contexts[GPUS];
     char line[64];
-    if (argc != 2) {
-        fprintf(stderr, "usage: together KERNEL\n");
-        return 2;
-    }
+    usage(argc == 2, "together KERNEL");
     load_driver();
     CHECK(cu(cuInit)(0));
     memset(both, 0, sizeof both);
@@ -28,8 +25,7 @@ int main(int argc, char **argv) {
         both[i] = (CUlaunchParams){.function = load_kernel(argv[1]), .grid = {1, 1, 1}, .block = {32, 1, 1}};
         CHECK(cu(cuStreamCreate)(&both[i].stream, CU_STREAM_NON_BLOCKING));
     }
-    printf("ready\n");
-    fflush(stdout);
+    say("ready");
     for (long calls = 0; fgets(line, sizeof line, stdin);) {
         CUresult code = CUDA_SUCCESS;
         long count = 0;

@@ -5,10 +5,7 @@
 #include <signal.h>
 
 int main(int argc, char **argv) {
-    if (argc != 4) {
-        fprintf(stderr, "usage: walked allocate|free|refused KIND BYTES\n");
-        return 2;
-    }
+    usage(argc == 4, "walked allocate|free|refused KIND BYTES");
     kind k = kind_of(argv[2]);
     size_t bytes = strtoull(argv[3], NULL, 10);
     unsigned long long at;
@@ -22,8 +19,7 @@ int main(int argc, char **argv) {
     /* A multiple of every kind's granularity: more than the free memory, but below the limit, so
      * the request reaches deepres' check of the ledger. */
     size_t too_much = (free_bytes / (2 << 20) + 1) * (2 << 20);
-    puts("ready");
-    fflush(stdout);
+    say("ready");
     getchar();
     CUresult code = CUDA_SUCCESS, expected = CUDA_SUCCESS;
     raise(SIGUSR1);

@@ -14,30 +14,24 @@ static void press(int signal) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: yields BYTES\n");
-        return 2;
-    }
+    usage(argc == 2, "yields BYTES");
     size_t chunks = strtoull(argv[1], NULL, 10) / CHUNK_BYTES;
     CUdeviceptr held[MAX_CHUNKS];
-    CUstream stream;
     struct sigaction action = {.sa_handler = press, .sa_flags = SA_RESTART};
     sigaction(SIGUSR2, &action, NULL);
     open_context();
     CUfunction kernel = load_kernel("busy_1000us");
-    CHECK(cu(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+    CUstream stream = new_stream();
     for (size_t i = 0; i < chunks; i++)
         CHECK(cu(cuMemAlloc_v2)(&held[i], CHUNK_BYTES));
-    puts("holding");
-    fflush(stdout);
+    say("holding");
     while (!is_pressed) {
         CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
         CHECK(cu(cuStreamSynchronize)(stream));
     }
     for (size_t i = 0; i < chunks; i++)
         CHECK(cu(cuMemFree_v2)(held[i]));
-    puts("freed");
-    fflush(stdout);
+    say("freed");
     wait_for_end_of_input();
     return 0;
 }

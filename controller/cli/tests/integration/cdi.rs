@@ -148,7 +148,7 @@ fn a_device_is_for_the_daemon_that_a_job_would_be_shared_out_by() {
     // A socket that cannot be trusted does not count as a daemon's, for a job as for a device.
     std::fs::create_dir_all(place.directory.join("tenant")).unwrap();
     std::fs::write(place.directory.join("tenant/tenant.sock"), "").unwrap();
-    let said = complaint(&place.deepres(&arguments).output().unwrap(), 1);
+    let said = place.refuses(&arguments, 1);
     assert!(said.contains("is not a socket"), "{said}");
 }
 

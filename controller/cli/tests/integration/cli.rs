@@ -3,7 +3,7 @@
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -44,6 +44,22 @@ impl Place {
     /// Returns a place as [`Self::with_driver`] does, with a running daemon.
     pub fn beside(daemon: &Daemon) -> Self {
         Self { directory: daemon.directory.path().to_owned(), ..Self::with_driver() }
+    }
+
+    /// Returns a daemon and a place beside it.
+    pub fn with_daemon(daemon: Daemon) -> (Daemon, Self) {
+        let place = Self::beside(&daemon);
+        (daemon, place)
+    }
+
+    /// Returns the output of the command line.
+    pub fn says(&self, arguments: &[&str]) -> String {
+        text(&self.deepres(arguments).output().unwrap().stdout)
+    }
+
+    /// Returns the one line that the command line prints when it fails with this status.
+    pub fn refuses(&self, arguments: &[&str], code: i32) -> String {
+        complaint(&self.deepres(arguments).output().unwrap(), code)
     }
 
     pub fn deepres(&self, arguments: &[&str]) -> Command {
@@ -88,17 +104,19 @@ pub fn complaint(output: &Output, code: i32) -> String {
 #[test]
 fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accepted() {
     let place = Place::empty();
-    for share in ["abc", "0%", "120%", "", "-1%"] {
+    for share in ["abc", "0%", "0", "120%", "", "-1%", "nan%", "inf"] {
         let argument = format!("--share={share}");
         for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
-            let said = complaint(&place.deepres(command).output().unwrap(), 2);
+            let said = place.refuses(command, 2);
             assert!(said.contains("1% to 100%"), "{said}");
         }
     }
-    for memory in ["12XB", "0", "-1GiB"] {
+    for memory in ["12XB", "0", "-1GiB", "", "GiB", "99999999999999999999GiB"] {
         let argument = format!("--memory={memory}");
-        let said = complaint(&place.deepres(&["run", &argument, "--", "true"]).output().unwrap(), 2);
-        assert!(said.contains("8GiB"), "{said}");
+        for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
+            let said = place.refuses(command, 2);
+            assert!(said.contains("8GiB"), "{said}");
+        }
     }
     let said = place.deepres(&["run", "--", "true"]).env("DEEPRES_SHARE", "most").output().unwrap();
     assert!(complaint(&said, 2).contains("`most`"));
@@ -108,10 +126,17 @@ fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accept
 #[test]
 fn a_command_line_that_cannot_be_read_is_refused_in_one_line_that_says_what_was_meant() {
     let place = Place::empty();
-    let said = |arguments: &[&str]| complaint(&place.deepres(arguments).output().unwrap(), 2);
+    let said = |arguments: &[&str]| place.refuses(arguments, 2);
     let misspelt = said(&["deamon"]);
     assert!(misspelt.contains("'deamon'; a similar subcommand exists: 'daemon'"), "{misspelt}");
     assert!(said(&["ps", "--jsn"]).contains("--json"));
+    assert!(said(&["frobnicate"]).contains("frobnicate"));
+    assert!(said(&["run", "--shares", "30%", "--", "true"]).contains("--shares"));
+    assert!(said(&["run", "--"]).contains("COMMAND"));
+    said(&["set"]);
+    for name in ["a\u{7}b", &"n".repeat(300)] {
+        said(&["run", "--name", name, "--", "true"]);
+    }
     assert!(said(&["run"]).contains("COMMAND"));
     assert!(said(&["run", "--name=", "--", "true"]).contains("a name has from 1 to 63 bytes"));
     assert!(said(&["set", "train"]).contains("--share"), "{}", said(&["set", "train"]));
@@ -129,22 +154,24 @@ fn help_shows_examples_and_the_exit_statuses() {
     }
     let output = Place::empty().deepres(&["--help"]).output().unwrap();
     assert!(text(&output.stdout).contains("127"));
+    let version = Place::empty().deepres(&["--version"]).output().unwrap();
+    assert_eq!(text(&version.stdout).lines().count(), 1);
 }
 
 #[test]
 fn a_program_that_cannot_be_run_is_reported_as_a_shell_would_before_anything_is_started() {
     let place = Place::with_driver();
-    complaint(&place.deepres(&["run", "--", "no-such-program"]).output().unwrap(), 127);
-    complaint(&place.deepres(&["run", "--", "/no/such/program"]).output().unwrap(), 127);
-    complaint(&place.deepres(&["run", "--", "/etc/passwd"]).output().unwrap(), 126);
-    complaint(&place.deepres(&["run", "--", "/"]).output().unwrap(), 126);
+    place.refuses(&["run", "--", "no-such-program"], 127);
+    place.refuses(&["run", "--", "/no/such/program"], 127);
+    place.refuses(&["run", "--", "/etc/passwd"], 126);
+    place.refuses(&["run", "--", "/"], 126);
     assert!(!place.directory.exists(), "nothing was started");
 }
 
 #[test]
 fn without_a_driver_nothing_is_started() {
     let place = Place::empty();
-    let said = complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    let said = place.refuses(&["run", "--", "true"], 1);
     assert!(said.contains("no CUDA driver on this machine") && said.contains("libcuda.so.1"), "{said}");
     assert!(!place.directory.exists(), "nothing was started");
 }
@@ -164,9 +191,9 @@ fn without_our_library_nothing_is_started() {
 #[test]
 fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
     let place = Place::with_driver();
-    let said = complaint(&place.deepres(&["daemon"]).output().unwrap(), 1);
+    let said = place.refuses(&["daemon"], 1);
     assert!(said.contains("libnvidia-ml.so.1") && said.contains("driver"), "{said}");
-    let said = complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    let said = place.refuses(&["run", "--", "true"], 1);
     assert!(said.contains("cannot start a daemon") && said.contains("libnvidia-ml.so.1"), "{said}");
     let running = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).any(|process| {
         let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
@@ -186,17 +213,22 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
         assert!(text(&output.stderr).contains(part), "{levels}: {}", text(&output.stderr));
     }
     let config = place.scratch.path().join("c.toml");
-    std::fs::write(&config, "\nfail_mod = \"open\"\n").unwrap();
-    let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
-    let said = complaint(&output, 1);
-    assert!(said.contains("c.toml:2:1: unknown key `fail_mod`; did you mean `fail_mode`?"), "{said}");
+    for (wrong, reason) in [
+        ("\nfail_mod = \"open\"\n", "c.toml:2:1: unknown key `fail_mod`; did you mean `fail_mode`?"),
+        ("this is not TOML", "c.toml"),
+    ] {
+        std::fs::write(&config, wrong).unwrap();
+        let output = place.deepres(&["daemon", "--config", config.to_str().unwrap()]).output().unwrap();
+        let said = complaint(&output, 1);
+        assert!(said.contains(reason), "{said}");
+    }
 }
 
 #[test]
 fn without_a_daemon_ps_and_set_say_how_to_start_one() {
     let place = Place::empty();
     for command in [&["ps"][..], &["ps", "--json"], &["set", "train", "--share", "50%"]] {
-        let said = complaint(&place.deepres(command).output().unwrap(), 1);
+        let said = place.refuses(command, 1);
         assert!(said.contains("no deepres daemon is running") && said.contains("deepres run"), "{said}");
     }
 }
@@ -243,43 +275,48 @@ fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
     let (admin, tenant) = (place.directory.join("admin.sock"), place.directory.join("tenant/tenant.sock"));
     std::fs::write(&admin, "").unwrap();
     std::fs::write(&tenant, "").unwrap();
-    assert!(complaint(&place.deepres(&["ps"]).output().unwrap(), 1).contains("is not a socket"));
-    let run = |place: &Place| complaint(&place.deepres(&["run", "--", "true"]).output().unwrap(), 1);
+    assert!(place.refuses(&["ps"], 1).contains("is not a socket"));
+    let run = |place: &Place| place.refuses(&["run", "--", "true"], 1);
     assert!(run(&place).contains("is not a socket"));
 
     std::fs::remove_file(&admin).unwrap();
     std::fs::remove_file(&tenant).unwrap();
     let stranger = UnixListener::bind(&admin).unwrap();
     let _other = UnixListener::bind(&tenant).unwrap();
-    let answer = std::thread::spawn(move || {
-        use std::io::Write;
-        let (mut connection, _) = stranger.accept().unwrap();
-        connection.write_all(b"220 mail ready\n").unwrap();
-        connection
+    let answers = ["220 mail ready\n", "{\"unexpected\":true}\n", "\n", ""];
+    let server = std::thread::spawn(move || {
+        answers.map(|answer| {
+            let (mut connection, _) = stranger.accept().unwrap();
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
+            // The client asks first. It may have hung up already.
+            let _ = connection.read(&mut [0; 4096]);
+            let _ = connection.write_all(answer.as_bytes());
+        })
     });
-    let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
-    assert!(said.contains("does not answer as a deepres daemon does"), "{said}");
-    drop(answer.join().unwrap());
+    for answer in answers {
+        let said = place.refuses(&["ps"], 1);
+        assert!(answer.is_empty() || said.contains("does not answer as a deepres daemon does"), "{said}");
+    }
+    server.join().unwrap();
     assert!(run(&place).contains("is not the socket of a deepres daemon"));
 
     if deepres_e2e::skip::root_or_skipped() {
         std::os::unix::fs::lchown(&admin, Some(4711), None).unwrap();
-        let said = complaint(&place.deepres(&["ps"]).output().unwrap(), 1);
+        let said = place.refuses(&["ps"], 1);
         assert!(said.contains("belongs to user 4711"), "{said}");
     }
 }
 
 #[test]
 fn ps_shows_tenants_and_set_changes_them() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let tenant = daemon.join("train", 300_000, 8 << 30);
-    let said = complaint(&place.deepres(&["set", "trian", "--share", "50%"]).output().unwrap(), 1);
+    let said = place.refuses(&["set", "trian", "--share", "50%"], 1);
     assert!(said.contains("no tenant `trian`") && said.contains("train"), "{said}");
     let output = place.deepres(&["set", "train", "--share", "50%", "--memory", "4GiB"]).output().unwrap();
     assert_eq!(text(&output.stdout), "train: share 50%, memory 4 GiB, class fair");
     assert_eq!(tenant.gate().entitled_ppm(), 500_000);
-    let shown = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    let shown = place.says(&["ps"]);
     for part in ["train", "50%", "4 GiB", "Simulated nothing", "fake tenant"] {
         assert!(shown.contains(part), "{part} is not in:\n{shown}");
     }
@@ -299,13 +336,12 @@ fn ps_shows_tenants_and_set_changes_them() {
 #[test]
 fn ps_says_what_was_asked_for_what_is_granted_and_why() {
     let caps = Caps { share_ppm: 500_000, ..Caps::default() };
-    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config { caps, ..Config::default() }));
     let _greedy = daemon.join("greedy", 800_000, 8 << 30);
     let _rival = daemon.join("rival", 0, 0);
     let _set = daemon.join("pinned", 100_000, 0);
     place.deepres(&["set", "pinned", "--share", "90%", "--class", "guaranteed"]).output().unwrap();
-    let shown = text(&place.deepres(&["ps", "-v"]).output().unwrap().stdout);
+    let shown = place.says(&["ps", "-v"]);
     for line in [
         "share      asked for 80%, granted 50% by the cap for everybody",
         "memory     asked for 8 GiB, granted 8 GiB as asked",
@@ -325,7 +361,7 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
             && line.ends_with("by the name that it gave")),
         "{shown}"
     );
-    let brief = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    let brief = place.says(&["ps"]);
     assert!(shown.lines().count() > brief.lines().count() && !brief.contains("granted"), "{brief}");
     let output = place.deepres(&["ps", "--json"]).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -343,12 +379,11 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
 
 #[test]
 fn of_a_tenant_that_nobody_is_left_of_no_share_is_shown_as_owed_and_no_gate() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     drop(daemon.join("gone", 300_000, 0));
     let _here = daemon.join("here", 300_000, 0);
     wait_until(PATIENCE, || daemon.status().tenants.iter().any(|tenant| tenant.sessions.is_empty()));
-    let shown = text(&place.deepres(&["ps"]).output().unwrap().stdout);
+    let shown = place.says(&["ps"]);
     let cells = |name: &str| -> Vec<String> {
         let row = shown.lines().find(|line| line.starts_with(name)).unwrap();
         row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
@@ -361,14 +396,13 @@ fn of_a_tenant_that_nobody_is_left_of_no_share_is_shown_as_owed_and_no_gate() {
     let [gone, here] = [0, 1].map(|tenant| &json["tenants"][tenant]["gpus"][0]);
     assert!(gone["entitled_ppm"].is_null() && gone["gate"].is_null(), "{gone}");
     assert_eq!((&here["entitled_ppm"], &here["gate"]), (&300_000.into(), &"open".into()), "{here}");
-    let verbose = text(&place.deepres(&["ps", "-v"]).output().unwrap().stdout);
+    let verbose = place.says(&["ps", "-v"]);
     assert_eq!(verbose.lines().filter(|line| line.contains("  owed ")).count(), 1, "{verbose}");
 }
 
 #[test]
 fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let keep = |name: &str, class: &str, wait: &str| {
         place.deepres(&["run", "--name", name, "--share", "60%", "--class", class, "--", "sleep", wait])
     };
@@ -379,7 +413,7 @@ fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
     assert!(keep("second", "fair", "0").status().unwrap().success());
     let bare = place.deepres(&["run", "--class", "guaranteed", "--", "true"]).output().unwrap();
     assert!(complaint(&bare, 1).contains("--share"), "a guarantee is of a share");
-    let said = complaint(&place.deepres(&["run", "--class", "best", "--", "true"]).output().unwrap(), 2);
+    let said = place.refuses(&["run", "--class", "best", "--", "true"], 2);
     assert!(said.contains("best-effort"), "{said}");
     // `deepres run` passes the signal on to its job.
     let run = rustix::process::Pid::from_child(&first);
@@ -407,8 +441,7 @@ fn a_second_daemon_in_the_same_place_is_refused() {
 
 #[test]
 fn a_job_gets_the_library_the_socket_and_its_requests() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let arguments = ["run", "--name", "n", "--share", "12.5%", "--memory", "1GiB", "--", "env"];
     let output = place.deepres(&arguments).env("LD_PRELOAD", harmless_library()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -431,8 +464,7 @@ fn a_job_gets_the_library_the_socket_and_its_requests() {
 #[test]
 fn a_request_that_the_daemon_refuses_is_refused_before_the_job_starts() {
     let caps = deepres_model::config::Caps { share_ppm: 500_000, ..Default::default() };
-    let daemon = Daemon::start(1, Config { caps, ..Config::default() });
-    let place = Place::beside(&daemon);
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config { caps, ..Config::default() }));
     let mark = place.scratch.path().join("ran");
     let output =
         place.deepres(&["run", "--share", "80%", "--", "touch", mark.to_str().unwrap()]).output().unwrap();
@@ -442,14 +474,14 @@ fn a_request_that_the_daemon_refuses_is_refused_before_the_job_starts() {
 
 #[test]
 fn the_jobs_status_is_passed_on() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let code =
         |script: &str| place.deepres(&["run", "--", "sh", "-c", script]).output().unwrap().status.code();
     assert_eq!(code("exit 0"), Some(0));
     assert_eq!(code("exit 42"), Some(42));
     assert_eq!(code("kill -KILL $$"), Some(128 + 9));
     assert_eq!(code("kill -TERM $$"), Some(128 + 15));
+    assert_eq!(code("kill -SEGV $$"), Some(128 + 11));
     let plain = place.deepres(&["run", "--name", "n", "sh", "-c", "exit 3"]).output().unwrap();
     assert_eq!(plain.status.code(), Some(3), "the dashes may be left out");
 }
@@ -495,6 +527,7 @@ fn signals_sent_to_run_reach_the_job_once() {
         (libc::SIGUSR2, "USR2"),
         (libc::SIGALRM, "ALRM"),
         (libc::SIGXCPU, "XCPU"),
+        (libc::SIGWINCH, "WINCH"),
     ] {
         let place = Place::beside(&daemon);
         let count = place.scratch.path().join("count");
@@ -531,8 +564,7 @@ fn state_of(child: &Child) -> Option<char> {
 
 #[test]
 fn a_job_that_stops_stops_run_and_goes_on_with_it() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let (mut child, ready) = start(&place, "");
     kill(&child, libc::SIGTSTP);
     wait_until(PATIENCE, || state_of(&child) == Some('T'));
@@ -546,8 +578,7 @@ fn a_job_that_stops_stops_run_and_goes_on_with_it() {
 
 #[test]
 fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let ignored = |signals: &'static [libc::c_int], program: &str, arguments: &[&str]| {
         let mut command = if program.is_empty() { place.deepres(arguments) } else { Command::new(program) };
         if !program.is_empty() {
@@ -578,8 +609,7 @@ fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
 
 #[test]
 fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let ready = place.scratch.path().join("ready");
     let script = format!("touch {}; read line; exit 7", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
@@ -609,8 +639,7 @@ fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
 
 #[test]
 fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let sleep = |arguments: &[&str]| place.deepres(arguments).spawn().unwrap();
     let mut children = [
         sleep(&["run", "--name", "job", "--", "sleep", "60"]),
@@ -633,8 +662,7 @@ fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
 
 #[test]
 fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_that_is_none() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let _asked = daemon.join("asked", 300_000, 0);
     let _plain = daemon.join("plain", 0, 0);
     let explain = |arguments: &[&str]| place.deepres(&[&["explain"], arguments].concat()).output().unwrap();
@@ -690,8 +718,7 @@ fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_
 
 #[test]
 fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_the_option_counts() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let told = |name: &str, options: &[&str], variables: &[(&str, &str)]| {
         let arguments = [&["run", "--name", name], options, &["--", "sleep", "60"]].concat();
         let mut child = place.deepres(&arguments).envs(variables.iter().copied()).spawn().unwrap();
@@ -737,20 +764,19 @@ fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_th
     for (option, value) in
         [("--slo", "soon"), ("--deadline", "never"), ("--size", "big"), ("--criticality", "1.5")]
     {
-        let said = complaint(&place.deepres(&["run", option, value, "--", "true"]).output().unwrap(), 2);
+        let said = place.refuses(&["run", option, value, "--", "true"], 2);
         assert!(said.contains(value), "{option}: {said}");
     }
 }
 
 #[test]
 fn labels_are_shown_wherever_a_tenant_is_and_change_while_it_runs() {
-    let daemon = Daemon::start(1, Config::default());
-    let place = Place::beside(&daemon);
+    let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let arguments =
         ["run", "--name", "n", "--label", "team=vision", "--label", "cost=4711", "--", "sleep", "60"];
     let mut child = place.deepres(&arguments).env("DEEPRES_LABEL", "team=other").spawn().unwrap();
     wait_until(PATIENCE, || daemon.status().tenants.len() == 1 && job_of(&child).is_some());
-    let said = |arguments: &[&str]| text(&place.deepres(arguments).output().unwrap().stdout).to_owned();
+    let said = |arguments: &[&str]| place.says(arguments).to_owned();
     assert!(said(&["ps", "-v"]).contains("label      team=vision,cost=4711 as asked"));
     assert!(said(&["explain", "n"]).starts_with("n, label team=vision,cost=4711"));
     let json: serde_json::Value = serde_json::from_str(&said(&["ps", "--json"])).unwrap();

@@ -48,32 +48,31 @@ fn status(stream: CUstream) -> Result<u32, Stop> {
 }
 
 fn captured_work_runs_when_the_graph_is_launched(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
-    let device = gpu.memory(4)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
+    let (device, host) = (gpu.memory(4)?, gpu.pinned(1)?);
     must!(cuMemsetD32_v2(device, 0, 1));
     begin(stream, GLOBAL)?;
     facts.is("its status", status(stream)?, CU_STREAM_CAPTURE_STATUS_ACTIVE);
     must!(cuMemsetD32Async(device, 3, 1, stream));
     facts.code("a launch into it", gpu.nothing(stream)?, CUDA_SUCCESS);
+    must!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 4, stream));
     let (code, graph) = end(stream)?;
     facts.code("ending", code, CUDA_SUCCESS);
     facts.is("the status then", status(stream)?, CU_STREAM_CAPTURE_STATUS_NONE);
     let (mut nodes, mut exec) = (0, null_mut());
     must!(cuGraphGetNodes(graph, null_mut(), &mut nodes));
-    facts.is("nodes", nodes, 2);
+    facts.is("nodes", nodes, 3);
     must!(cuCtxSynchronize());
-    facts.is("nothing has run", gpu.read(device, 1)?, vec![0]);
+    facts.is("nothing has run", (gpu.read(device, 1)?, host[0]), (vec![0], 0));
     must!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
     must!(cuGraphLaunch(exec, stream));
     must!(cuStreamSynchronize(stream));
-    facts.is("now it has", gpu.read(device, 1)?, vec![3]);
+    facts.is("now it has", (gpu.read(device, 1)?, host[0]), (vec![3], 3));
     Ok(())
 }
 
 fn the_legacy_stream_is_never_captured(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     for (what, legacy) in [("null", null_mut()), ("its handle", CU_STREAM_LEGACY)] {
         facts.code(what, cu!(cuStreamBeginCapture_v2(legacy, GLOBAL)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -105,15 +104,11 @@ fn the_legacy_stream_is_out_of_bounds_meanwhile(facts: &mut Facts) -> Result<(),
 }
 
 fn asking_about_what_is_captured_breaks_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     begin(stream, RELAXED)?;
-    facts.code(
-        "waiting for the stream",
-        cu!(cuStreamSynchronize(stream)),
-        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-    );
+    let code = cu!(cuStreamSynchronize(stream));
+    facts.code("waiting for the stream", code, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     facts.code("ending that", end(stream)?.0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     begin(stream, RELAXED)?;
     facts.code("asking the stream", cu!(cuStreamQuery(stream)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -148,8 +143,7 @@ fn ask_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> Result<CUresu
 }
 
 fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     let mode = |mode: u32| ["global", "thread-local", "relaxed"][mode as usize];
     for (capture, thread, expected) in [
@@ -172,8 +166,7 @@ fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (event, other) = (gpu.event(0)?, gpu.stream(NON_BLOCKING)?);
     let kept = gpu.memory(64)?;
     let mut free = 0;
@@ -199,15 +192,19 @@ fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop
         facts.code(what, ask()?, code);
         facts.code(&format!("{what}: the capture's end"), end(stream)?.0, ended);
     }
-    begin(stream, RELAXED)?;
-    facts.code("cuMemAlloc in a relaxed capture", cu!(cuMemAlloc_v2(&mut 0, 64)), CUDA_SUCCESS);
-    facts.code("its end", end(stream)?.0, CUDA_SUCCESS);
+    for (mode, code, ended) in [
+        (THREAD_LOCAL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (RELAXED, CUDA_SUCCESS, CUDA_SUCCESS),
+    ] {
+        begin(stream, mode)?;
+        facts.code(&format!("cuMemAlloc in a capture of mode {mode}"), cu!(cuMemAlloc_v2(&mut 0, 64)), code);
+        facts.code("its end", end(stream)?.0, ended);
+    }
     Ok(())
 }
 
 fn captures_do_not_mix(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (one, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [one, other]) = Gpu::with_streams()?;
     let (inside, outside) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(outside, other));
     begin(one, RELAXED)?;
@@ -231,8 +228,7 @@ fn fork(gpu: &Gpu, origin: CUstream, branch: CUstream) -> Result<(), Stop> {
 }
 
 fn branches_have_to_come_back(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (origin, branch) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [origin, branch]) = Gpu::with_streams()?;
     let join = gpu.event(0)?;
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
@@ -245,14 +241,15 @@ fn branches_have_to_come_back(facts: &mut Facts) -> Result<(), Stop> {
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
     facts.code("a launch into the branch", gpu.nothing(branch)?, CUDA_SUCCESS);
-    facts.code("not joined", end(origin)?.0, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    let (code, graph) = end(origin)?;
+    facts.code("not joined", code, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    facts.is("its graph", graph, null_mut());
     facts.is("the branch is free again", status(branch)?, CU_STREAM_CAPTURE_STATUS_NONE);
     Ok(())
 }
 
 fn a_capture_ends_where_it_began(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (origin, branch) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [origin, branch]) = Gpu::with_streams()?;
     begin(origin, GLOBAL)?;
     fork(&gpu, origin, branch)?;
     facts.code("in its branch", end(branch)?.0, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
@@ -268,8 +265,7 @@ fn a_capture_ends_where_it_began(facts: &mut Facts) -> Result<(), Stop> {
 /// Makes the calls that deepres itself makes on an application thread during a capture, with the
 /// thread's mode relaxed.
 fn a_relaxed_thread_may_ask_anything_else(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (stream, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [stream, other]) = Gpu::with_streams()?;
     let (event, end_event) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(event, other));
     must!(cuEventRecord(end_event, other));
@@ -297,8 +293,7 @@ fn a_relaxed_thread_may_ask_anything_else(facts: &mut Facts) -> Result<(), Stop>
 }
 
 fn an_event_is_recorded_beside_a_capture(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (stream, other) = (gpu.stream(NON_BLOCKING)?, gpu.stream(NON_BLOCKING)?);
+    let (gpu, [stream, other]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     begin(stream, GLOBAL)?;
     facts.code("on a stream outside", cu!(cuEventRecord(event, other)), CUDA_SUCCESS);
@@ -308,8 +303,7 @@ fn an_event_is_recorded_beside_a_capture(facts: &mut Facts) -> Result<(), Stop> 
 }
 
 fn destroying_what_is_captured(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let other = gpu.stream(0)?;
     begin(stream, RELAXED)?;
     facts.code("the stream", cu!(cuStreamDestroy_v2(stream)), CUDA_SUCCESS);

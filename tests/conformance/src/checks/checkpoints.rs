@@ -40,26 +40,17 @@ fn a_process_goes_through_the_states_in_their_order_alone(facts: &mut Facts) -> 
     let _gpu = Gpu::new()?;
     let pid = own_pid();
     facts.is("at first", state()?, CU_PROCESS_STATE_RUNNING);
-    facts.code(
-        "checkpoint unlocked",
-        cu!(cuCheckpointProcessCheckpoint(pid, null_mut())),
-        CUDA_ERROR_ILLEGAL_STATE,
-    );
+    let code = cu!(cuCheckpointProcessCheckpoint(pid, null_mut()));
+    facts.code("checkpoint unlocked", code, CUDA_ERROR_ILLEGAL_STATE);
     facts.code("unlock unlocked", cu!(cuCheckpointProcessUnlock(pid, null_mut())), CUDA_ERROR_ILLEGAL_STATE);
     must!(cuCheckpointProcessLock(pid, null_mut()));
     facts.is("locked", state()?, CU_PROCESS_STATE_LOCKED);
-    facts.code(
-        "restore what is not away",
-        cu!(cuCheckpointProcessRestore(pid, null_mut())),
-        CUDA_ERROR_ILLEGAL_STATE,
-    );
+    let code = cu!(cuCheckpointProcessRestore(pid, null_mut()));
+    facts.code("restore what is not away", code, CUDA_ERROR_ILLEGAL_STATE);
     must!(cuCheckpointProcessCheckpoint(pid, null_mut()));
     facts.is("checkpointed", state()?, CU_PROCESS_STATE_CHECKPOINTED);
-    facts.code(
-        "unlock what is away",
-        cu!(cuCheckpointProcessUnlock(pid, null_mut())),
-        CUDA_ERROR_ILLEGAL_STATE,
-    );
+    let code = cu!(cuCheckpointProcessUnlock(pid, null_mut()));
+    facts.code("unlock what is away", code, CUDA_ERROR_ILLEGAL_STATE);
     must!(cuCheckpointProcessRestore(pid, null_mut()));
     facts.is("restored", state()?, CU_PROCESS_STATE_LOCKED);
     must!(cuCheckpointProcessUnlock(pid, null_mut()));
@@ -116,14 +107,10 @@ fn managed_memory_is_left_out_and_its_process_goes_on(facts: &mut Facts) -> Resu
     const BYTES: usize = 4 << 20;
     let gpu = Gpu::new()?;
     let pid = own_pid();
-    let mut address = 0;
-    must!(cuMemAllocManaged(&mut address, BYTES, CU_MEM_ATTACH_GLOBAL));
+    let address = made!(cuMemAllocManaged(BYTES, CU_MEM_ATTACH_GLOBAL));
     must!(cuCheckpointProcessLock(pid, null_mut()));
-    facts.code(
-        "with managed memory",
-        cu!(cuCheckpointProcessCheckpoint(pid, null_mut())),
-        CUDA_ERROR_NOT_SUPPORTED,
-    );
+    let code = cu!(cuCheckpointProcessCheckpoint(pid, null_mut()));
+    facts.code("with managed memory", code, CUDA_ERROR_NOT_SUPPORTED);
     facts.is("it stays locked", state()?, CU_PROCESS_STATE_LOCKED);
     must!(cuCheckpointProcessUnlock(pid, null_mut()));
     must!(cuMemFree_v2(address));
@@ -147,11 +134,8 @@ fn what_was_submitted_is_complete_once_the_process_is_locked(facts: &mut Facts) 
     let mut limit = [0_u32; 16];
     limit[0] = 1;
     gpu.spin(stream, crate::gpu::SPIN_NS)?;
-    facts.code(
-        "in a millisecond",
-        cu!(cuCheckpointProcessLock(pid, limit.as_mut_ptr().cast())),
-        CUDA_ERROR_NOT_READY,
-    );
+    let code = cu!(cuCheckpointProcessLock(pid, limit.as_mut_ptr().cast()));
+    facts.code("in a millisecond", code, CUDA_ERROR_NOT_READY);
     facts.is("it runs on", state()?, CU_PROCESS_STATE_RUNNING);
     must!(cuCtxSynchronize());
     Ok(())

@@ -21,22 +21,18 @@ checks! { "contexts":
 }
 
 fn current() -> Result<CUcontext, Stop> {
-    let mut context = null_mut();
-    must!(cuCtxGetCurrent(&mut context));
-    Ok(context)
+    Ok(made!(cuCtxGetCurrent()))
 }
 
 fn each_thread_has_a_stack_of_its_own(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     facts.is("creating makes current", current()?, gpu.context);
-    let mut second = null_mut();
-    must!(cuCtxCreate_v2(&mut second, 0, 0));
+    let second = made!(cuCtxCreate_v2(0, 0));
     facts.is("the newest is current", current()?, second);
     let elsewhere = std::thread::spawn(|| Ok((current()? as usize, cu!(cuCtxSynchronize())))).join();
     let elsewhere: (usize, CUresult) = elsewhere.unwrap_or(Ok((1, CUDA_ERROR_UNKNOWN)))?;
     facts.is("another thread has none", elsewhere, (0, CUDA_ERROR_INVALID_CONTEXT));
-    let mut popped = null_mut();
-    must!(cuCtxPopCurrent_v2(&mut popped));
+    let popped = made!(cuCtxPopCurrent_v2());
     facts.is("popping gives the top", popped, second);
     facts.is("what was below is current again", current()?, gpu.context);
     must!(cuCtxPushCurrent_v2(second));
@@ -91,8 +87,7 @@ fn a_primary_context_lives_as_long_as_someone_holds_it(facts: &mut Facts) -> Res
 
 fn a_primary_context_is_not_destroyed_but_released(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuInit(0));
-    let mut context = null_mut();
-    must!(cuDevicePrimaryCtxRetain(&mut context, 0));
+    let context = made!(cuDevicePrimaryCtxRetain(0));
     facts.code("cuCtxDestroy of it", cu!(cuCtxDestroy_v2(context)), CUDA_ERROR_INVALID_CONTEXT);
     facts.is("it is active", state()?.1, 1);
     Ok(())
@@ -100,8 +95,7 @@ fn a_primary_context_is_not_destroyed_but_released(facts: &mut Facts) -> Result<
 
 fn what_is_left_of_a_destroyed_one(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
-    let mut short = null_mut();
-    must!(cuCtxCreate_v2(&mut short, 0, 0));
+    let short = made!(cuCtxCreate_v2(0, 0));
     let (event, recorded, stream) = (gpu.event(0)?, gpu.event(0)?, gpu.stream(0)?);
     let address = gpu.memory(64)?;
     must!(cuEventRecord(recorded, stream));
@@ -118,11 +112,9 @@ fn what_is_left_of_a_destroyed_one(facts: &mut Facts) -> Result<(), Stop> {
 
 fn a_reset_ends_it_under_its_holders(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuInit(0));
-    let mut context = null_mut();
-    must!(cuDevicePrimaryCtxRetain(&mut context, 0));
+    let context = made!(cuDevicePrimaryCtxRetain(0));
     must!(cuCtxSetCurrent(context));
-    let mut address = 0;
-    must!(cuMemAlloc_v2(&mut address, 64));
+    let address = made!(cuMemAlloc_v2(64));
     facts.code("resetting", cu!(cuDevicePrimaryCtxReset_v2(0)), CUDA_SUCCESS);
     facts.is("it is not active any more", state()?.1, 0);
     facts.code("a call in it", cu!(cuCtxSynchronize()), CUDA_ERROR_CONTEXT_IS_DESTROYED);
@@ -149,8 +141,7 @@ fn handles_that_never_were(facts: &mut Facts) -> Result<(), Stop> {
 fn a_kernel_runs_in_its_own_context_only(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let kernel = gpu.kernel(c"nothing")?;
-    let mut other = null_mut();
-    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    made!(cuCtxCreate_v2(0, 0));
     let foreign = gpu.stream(CU_STREAM_NON_BLOCKING)?;
     facts.code("on a stream of another context", launch(kernel, foreign)?, CUDA_ERROR_INVALID_HANDLE);
     facts.code("on the default stream of another", launch(kernel, null_mut())?, CUDA_ERROR_INVALID_HANDLE);

@@ -32,8 +32,7 @@ fn one_that_was_never_recorded_is_complete(facts: &mut Facts) -> Result<(), Stop
 }
 
 fn the_latest_record_counts(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (blocked_calls, free) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (gpu, [blocked_calls, free]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     let held = gpu.hold(blocked_calls)?;
     must!(cuEventRecord(event, blocked_calls));
@@ -47,8 +46,7 @@ fn the_latest_record_counts(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn times_need_two_completed_events_with_timing(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (start, end, fresh) = (gpu.event(0)?, gpu.event(0)?, gpu.event(0)?);
     let untimed = gpu.event(CU_EVENT_DISABLE_TIMING)?;
     let mut ms = 0.0;
@@ -60,16 +58,10 @@ fn times_need_two_completed_events_with_timing(facts: &mut Facts) -> Result<(), 
     held.release()?;
     must!(cuStreamSynchronize(stream));
     facts.code("both are complete", cu!(cuEventElapsedTime(&mut ms, start, end)), CUDA_SUCCESS);
-    facts.code(
-        "one has no time",
-        cu!(cuEventElapsedTime(&mut ms, start, untimed)),
-        CUDA_ERROR_INVALID_HANDLE,
-    );
-    facts.code(
-        "one was never recorded",
-        cu!(cuEventElapsedTime(&mut ms, fresh, end)),
-        CUDA_ERROR_INVALID_HANDLE,
-    );
+    let code = cu!(cuEventElapsedTime(&mut ms, start, untimed));
+    facts.code("one has no time", code, CUDA_ERROR_INVALID_HANDLE);
+    let code = cu!(cuEventElapsedTime(&mut ms, fresh, end));
+    facts.code("one was never recorded", code, CUDA_ERROR_INVALID_HANDLE);
     Ok(())
 }
 
@@ -82,8 +74,7 @@ fn elapsed_ns(from: CUevent, to: CUevent) -> Result<f64, Stop> {
 }
 
 fn times_are_of_what_lies_between(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (start, end) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(start, stream));
     gpu.spin(stream, SPIN_NS)?;
@@ -105,8 +96,7 @@ fn times_before_are_negative_and_add_up(facts: &mut Facts) -> Result<(), Stop> {
     /// Greatest error of three times, ns. Times are multiples of half a microsecond, in single
     /// precision.
     const ROUNDING_NS: f64 = 5_000.0;
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (one, two, three) = (gpu.event(0)?, gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(one, stream));
     gpu.spin(stream, SPIN_NS)?;
@@ -144,26 +134,18 @@ fn an_event_is_recorded_in_its_own_context_and_awaited_in_any(facts: &mut Facts)
     let gpu = Gpu::new()?;
     let event = gpu.event(0)?;
     must!(cuEventRecord(event, null_mut()));
-    let mut other = null_mut();
-    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    made!(cuCtxCreate_v2(0, 0));
     let foreign = gpu.stream(CU_STREAM_NON_BLOCKING)?;
-    facts.code(
-        "recorded on another context's stream",
-        cu!(cuEventRecord(event, foreign)),
-        CUDA_ERROR_INVALID_HANDLE,
-    );
-    facts.code(
-        "awaited by another context's stream",
-        cu!(cuStreamWaitEvent(foreign, event, 0)),
-        CUDA_SUCCESS,
-    );
+    let code = cu!(cuEventRecord(event, foreign));
+    facts.code("recorded on another context's stream", code, CUDA_ERROR_INVALID_HANDLE);
+    let code = cu!(cuStreamWaitEvent(foreign, event, 0));
+    facts.code("awaited by another context's stream", code, CUDA_SUCCESS);
     facts.code("asked while another context is current", cu!(cuEventQuery(event)), CUDA_SUCCESS);
     Ok(())
 }
 
 fn destroying_one_that_is_pending_is_allowed(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (gpu, [first, second]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     let held = gpu.hold(first)?;
     must!(cuEventRecord(event, first));

@@ -8,7 +8,7 @@ use deepres_abi::driver::types::*;
 
 use super::checks;
 use crate::check::{Facts, Stop};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, launch};
 
 checks! { "general":
     Documented nothing_but_questions_about_the_driver_works_before_initialisation;
@@ -41,7 +41,8 @@ fn a_child_forked_after_initialisation_has_no_driver(facts: &mut Facts) -> Resul
     const FAILED: i32 = 255;
     let gpu = Gpu::new()?;
     let ask = || -> Result<bool, Stop> {
-        Ok([cu!(cuInit(0)), cu!(cuCtxSynchronize())].iter().all(|code| *code == CUDA_ERROR_NOT_INITIALIZED))
+        let codes = [cu!(cuInit(0)), cu!(cuCtxSynchronize()), launch(null_mut(), null_mut())?];
+        Ok(codes.iter().all(|code| *code == CUDA_ERROR_NOT_INITIALIZED))
     };
     // SAFETY: this process has no other thread of its own. The child only calls functions that
     // answer at once, and `_exit`.
@@ -85,11 +86,8 @@ fn devices_are_described_within_bounds(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("the device after the last", cu!(cuDeviceGet(&mut device, count)), CUDA_ERROR_INVALID_DEVICE);
     facts.code("a negative one", cu!(cuDeviceGet(&mut device, -1)), CUDA_ERROR_INVALID_DEVICE);
     facts.code("memory of no device", cu!(cuDeviceTotalMem_v2(&mut total, count)), CUDA_ERROR_INVALID_DEVICE);
-    facts.code(
-        "an attribute that is none",
-        cu!(cuDeviceGetAttribute(&mut value, NO_ATTRIBUTE, 0)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuDeviceGetAttribute(&mut value, NO_ATTRIBUTE, 0));
+    facts.code("an attribute that is none", code, CUDA_ERROR_INVALID_VALUE);
     must!(cuDeviceGetAttribute(&mut value, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0));
     facts.is("threads of a block", value, 1024);
     let mut bus = [0; 16];

@@ -21,15 +21,11 @@ checks! { "graphs":
 }
 
 fn graph() -> Result<CUgraph, Stop> {
-    let mut graph = null_mut();
-    must!(cuGraphCreate(&mut graph, 0));
-    Ok(graph)
+    Ok(made!(cuGraphCreate(0)))
 }
 
 fn executable(graph: CUgraph) -> Result<CUgraphExec, Stop> {
-    let mut exec = null_mut();
-    must!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-    Ok(exec)
+    Ok(made!(cuGraphInstantiateWithFlags(graph, 0)))
 }
 
 /// Returns a graph that sets a word.
@@ -41,8 +37,7 @@ fn set(gpu: &Gpu, at: CUdeviceptr, value: u32) -> Result<CUgraph, Stop> {
 }
 
 fn launches_of_one_run_one_after_another(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (gpu, [first, second]) = Gpu::with_streams()?;
     let exec = executable(set(&gpu, gpu.memory(4)?, 1)?)?;
     must!(cuGraphLaunch(exec, first));
     must!(cuStreamSynchronize(first));
@@ -86,8 +81,7 @@ fn a_conditions_first_value_decides_which_body_runs(facts: &mut Facts) -> Result
             value,
             CU_GRAPH_COND_ASSIGN_DEFAULT
         ));
-        // SAFETY: all zeros is a valid value of this plain structure.
-        let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+        let mut params = zeroed!(CUgraphNodeParams);
         params.r#type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
         params.params.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
             handle,
@@ -125,6 +119,8 @@ fn a_cycle_is_refused(facts: &mut Facts) -> Result<(), Stop> {
         let refused = cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
         facts.code("instantiating it", refused, CUDA_ERROR_INVALID_VALUE);
     }
+    must!(cuGraphDestroyNode(two));
+    facts.code("without one of both", cu!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)), CUDA_SUCCESS);
     Ok(())
 }
 
@@ -149,8 +145,7 @@ fn graph_bytes(attribute: CUgraphMem_attribute) -> Result<usize, Stop> {
 }
 
 fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (graph, address) = writing_to_its_own(stream)?;
     let exec = executable(graph)?;
     let used = || graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT);
@@ -171,8 +166,7 @@ fn memory_of_a_graph_is_taken_while_it_is_in_use(facts: &mut Facts) -> Result<()
 }
 
 fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (graph, address) = writing_to_its_own(stream)?;
     let exec = executable(graph)?;
     must!(cuDeviceGraphMemTrim(0));
@@ -220,8 +214,7 @@ fn a_graph_lives_on_in_what_was_made_of_it(facts: &mut Facts) -> Result<(), Stop
 }
 
 fn destroying_what_runs(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let device = gpu.memory(4)?;
     let exec = executable(set(&gpu, device, 5)?)?;
     let held = gpu.hold(stream)?;

@@ -100,8 +100,7 @@ pub fn be_the_other_process() -> Result<(), Stop> {
 }
 
 fn export(address: CUdeviceptr) -> Result<CUipcMemHandle, Stop> {
-    let mut supported = 0;
-    must!(cuDeviceGetAttribute(&mut supported, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 0));
+    let supported = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 0));
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
     match cu!(cuIpcGetMemHandle(&mut handle, address)) {
         CUDA_SUCCESS if supported != 0 => Ok(handle),

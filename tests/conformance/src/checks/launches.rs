@@ -22,13 +22,24 @@ checks! { "launches":
 }
 
 fn shape(kernel: CUfunction, grid: [u32; 3], block: [u32; 3], shared: u32) -> Result<CUresult, Stop> {
-    let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
-    Ok(cu!(cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, null_mut(), null_mut(), null_mut())))
+    shape_with(kernel, grid, block, shared, null_mut())
+}
+
+fn shape_with(
+    kernel: CUfunction,
+    [gx, gy, gz]: [u32; 3],
+    [bx, by, bz]: [u32; 3],
+    shared: u32,
+    params: *mut *mut c_void,
+) -> Result<CUresult, Stop> {
+    Ok(cu!(cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, null_mut(), params, null_mut())))
 }
 
 fn shapes_that_no_gpu_could_run(facts: &mut Facts) -> Result<(), Stop> {
     /// Shared memory that exceeds a block's limit on any GPU.
     const TOO_MUCH_SHARED: u32 = 1 << 20;
+    /// Shared memory that every GPU since Volta has for a block whose kernel asks for it.
+    const LARGE_SHARED: u32 = 64 << 10;
     let gpu = Gpu::new()?;
     let kernel = gpu.kernel(c"nothing")?;
     for (what, grid, block, shared) in [
@@ -41,6 +52,11 @@ fn shapes_that_no_gpu_could_run(facts: &mut Facts) -> Result<(), Stop> {
     ] {
         facts.code(what, shape(kernel, grid, block, shared)?, CUDA_ERROR_INVALID_VALUE);
     }
+    let large = || shape(kernel, [1; 3], [32, 1, 1], LARGE_SHARED);
+    facts.code("more shared memory than a kernel has at first", large()?, CUDA_ERROR_INVALID_VALUE);
+    let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    must!(cuFuncSetAttribute(kernel, attribute, LARGE_SHARED as i32));
+    facts.code("the same once that is allowed", large()?, CUDA_SUCCESS);
     facts.code("what follows", shape(kernel, [1; 3], [1; 3], 0)?, CUDA_SUCCESS);
     facts.code("none of them stays with the context", cu!(cuCtxSynchronize()), CUDA_SUCCESS);
     Ok(())
@@ -52,19 +68,7 @@ fn more_threads_than_the_kernel_allows(facts: &mut Facts) -> Result<(), Stop> {
     let (mut out, mut count) = (0_u64, 0_u32);
     let mut parameters = [(&raw mut out).cast::<c_void>(), (&raw mut count).cast()];
     for (threads, expected) in [(65, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES), (64, CUDA_SUCCESS)] {
-        let code = cu!(cuLaunchKernel(
-            kernel,
-            1,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            0,
-            null_mut(),
-            parameters.as_mut_ptr(),
-            null_mut()
-        ));
+        let code = shape_with(kernel, [1; 3], [threads, 1, 1], 0, parameters.as_mut_ptr())?;
         facts.code(&format!("{threads} where the kernel says 64"), code, expected);
     }
     Ok(())
@@ -85,19 +89,9 @@ fn a_cooperative_launch_has_to_fit_at_once(facts: &mut Facts) -> Result<(), Stop
     must!(cuDeviceGetAttribute(&mut processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
     must!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, kernel, THREADS as i32, 0));
     let fits = (processors * blocks) as u32;
+    let none = null_mut();
     let launch = |grid| {
-        Ok::<_, Stop>(cu!(cuLaunchCooperativeKernel(
-            kernel,
-            grid,
-            1,
-            1,
-            THREADS,
-            1,
-            1,
-            0,
-            null_mut(),
-            null_mut()
-        )))
+        Ok::<_, Stop>(cu!(cuLaunchCooperativeKernel(kernel, grid, 1, 1, THREADS, 1, 1, 0, none, null_mut())))
     };
     facts.code("what fits", launch(fits)?, CUDA_SUCCESS);
     facts.code("a block more", launch(fits + 1)?, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
@@ -107,8 +101,7 @@ fn a_cooperative_launch_has_to_fit_at_once(facts: &mut Facts) -> Result<(), Stop
 fn attributes_of_the_extended_launch(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let kernel = gpu.kernel(c"nothing")?;
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    let mut attribute = zeroed!(CUlaunchAttribute);
     let launch = |attribute: &mut CUlaunchAttribute, count| {
         let config = CUlaunchConfig {
             gridDimX: 4,
@@ -133,8 +126,7 @@ fn attributes_of_the_extended_launch(facts: &mut Facts) -> Result<(), Stop> {
     attribute.id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
     attribute.value.priority = 0;
     facts.code("a priority", launch(&mut attribute, 1)?, CUDA_SUCCESS);
-    let mut major = 0;
-    must!(cuDeviceGetAttribute(&mut major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
+    let major = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
     if major >= 9 {
         attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         attribute.value.clusterDim = [3, 1, 1];

@@ -77,6 +77,7 @@ fn flags_choose_the_default_stream(facts: &mut Facts) -> Result<(), Stop> {
     ] {
         let found = look_up(c"cuStreamQuery", 12_000, flags)?;
         facts.code(&format!("cuStreamQuery with flags {flags}"), found.code, CUDA_SUCCESS);
+        facts.is("its status", found.status, CU_GET_PROC_ADDRESS_SUCCESS);
         facts.is(&format!("its address is {symbol}'s"), Some(found.address), find(symbol));
     }
     let found = look_up(c"cuMemAlloc", 12_000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)?;
@@ -101,11 +102,8 @@ fn what_is_not_there_is_told_from_what_is_too_new(facts: &mut Facts) -> Result<(
     facts.code("the older look-up of such a name", old, CUDA_ERROR_NOT_FOUND);
     let unasked = cu!(cuGetProcAddress_v2(c"cuInit".as_ptr(), &mut address, 12_000, 0, null_mut()));
     facts.code("a caller who does not want the status", unasked, CUDA_SUCCESS);
-    facts.code(
-        "a null name",
-        cu!(cuGetProcAddress_v2(null(), &mut address, 12_000, 0, null_mut())),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuGetProcAddress_v2(null(), &mut address, 12_000, 0, null_mut()));
+    facts.code("a null name", code, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 
@@ -116,10 +114,7 @@ fn the_empty_name_and_unknown_tables(facts: &mut Facts) -> Result<(), Stop> {
     facts.code("the empty name with version 0", empty.code, CUDA_SUCCESS);
     facts.is("its address", empty.address, 0);
     let (id, mut table) = (CUuuid { bytes: [7; 16] }, null());
-    facts.code(
-        "a private table that nobody has",
-        cu!(cuGetExportTable(&mut table, &id)),
-        CUDA_ERROR_NOT_FOUND,
-    );
+    let code = cu!(cuGetExportTable(&mut table, &id));
+    facts.code("a private table that nobody has", code, CUDA_ERROR_NOT_FOUND);
     Ok(())
 }

@@ -49,11 +49,8 @@ fn more_than_there_is(facts: &mut Facts) -> Result<(), Stop> {
     facts.is("both ways to ask for the total", whole, total);
     facts.has("free", (free, total), "less than all", free < total);
     facts.code("a byte more", cu!(cuMemAlloc_v2(&mut address, total + 1)), CUDA_ERROR_OUT_OF_MEMORY);
-    facts.code(
-        "as much as can be said",
-        cu!(cuMemAlloc_v2(&mut address, usize::MAX)),
-        CUDA_ERROR_OUT_OF_MEMORY,
-    );
+    let code = cu!(cuMemAlloc_v2(&mut address, usize::MAX));
+    facts.code("as much as can be said", code, CUDA_ERROR_OUT_OF_MEMORY);
     facts.code("what follows", cu!(cuMemAlloc_v2(&mut address, 64)), CUDA_SUCCESS);
     facts.code("the context is well", gpu.nothing(null_mut())?, CUDA_SUCCESS);
     Ok(())
@@ -103,13 +100,21 @@ fn rows_are_aligned(facts: &mut Facts) -> Result<(), Stop> {
         "at least 12, a multiple of 256",
         pitch >= 12 && pitch % 256 == 0,
     );
+    let rows: Vec<u32> = (0..9).collect();
+    let mut copy = zeroed!(CUDA_MEMCPY2D);
+    (copy.srcMemoryType, copy.srcHost, copy.srcPitch) = (CU_MEMORYTYPE_HOST, rows.as_ptr().cast(), 12);
+    (copy.dstMemoryType, copy.dstDevice, copy.dstPitch) = (CU_MEMORYTYPE_DEVICE, address, pitch);
+    (copy.WidthInBytes, copy.Height) = (12, 3);
+    must!(cuMemcpy2D_v2(&copy));
+    facts.is("the last row of a copy", gpu.read(address + 2 * pitch as u64, 3)?, vec![6, 7, 8]);
+    must!(cuMemsetD2D32_v2(address, pitch, 9, 2, 2));
+    facts.is("a row that is set in part", gpu.read(address + pitch as u64, 3)?, vec![9, 9, 5]);
+    copy.dstPitch = 8;
+    facts.code("a copy with such a pitch", cu!(cuMemcpy2D_v2(&copy)), CUDA_ERROR_INVALID_VALUE);
     must!(cuMemsetD2D32_v2(address, pitch, 5, 3, 3));
     facts.is("the last row", gpu.read(address + 2 * pitch as u64, 3)?, vec![5; 3]);
-    facts.code(
-        "a pitch smaller than a row",
-        cu!(cuMemsetD2D32_v2(address, 8, 5, 3, 3)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuMemsetD2D32_v2(address, 8, 5, 3, 3));
+    facts.code("a pitch smaller than a row", code, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 
@@ -137,6 +142,9 @@ fn host_memory_is_registered_once(facts: &mut Facts) -> Result<(), Stop> {
     let mut own = vec![0_u8; 3 * PAGE_BYTES];
     let at = own.as_mut_ptr().cast();
     facts.code("once", cu!(cuMemHostRegister_v2(at, own.len(), 0)), CUDA_SUCCESS);
+    let (mut kind, attribute) = (0_u32, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+    must!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at as u64));
+    facts.is("what it is then", kind, CU_MEMORYTYPE_HOST);
     let again = cu!(cuMemHostRegister_v2(at, own.len(), 0));
     facts.code("twice", again, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     facts.code("taking it back", cu!(cuMemHostUnregister(at)), CUDA_SUCCESS);
@@ -165,10 +173,8 @@ fn managed_memory(facts: &mut Facts) -> Result<(), Stop> {
 fn managed_memory_goes_where_it_is_prefetched(facts: &mut Facts) -> Result<(), Stop> {
     let _gpu = Gpu::new()?;
     const BYTES: usize = 4 * MIB;
-    let mut migrates = 0;
-    must!(cuDeviceGetAttribute(&mut migrates, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0));
-    let mut address = 0;
-    must!(cuMemAllocManaged(&mut address, BYTES, CU_MEM_ATTACH_GLOBAL));
+    let migrates = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0));
+    let address = made!(cuMemAllocManaged(BYTES, CU_MEM_ATTACH_GLOBAL));
     let mut handle = CUipcMemHandle { reserved: [0; 64] };
     let exported = cu!(cuIpcGetMemHandle(&mut handle, address));
     facts.has("exporting it to other processes", exported, "refused", exported != CUDA_SUCCESS);
@@ -199,11 +205,8 @@ fn managed_memory_goes_where_it_is_prefetched(facts: &mut Facts) -> Result<(), S
     let (mut total, mut large) = (0, 0);
     must!(cuDeviceTotalMem_v2(&mut total, 0));
     if migrates != 0 {
-        facts.code(
-            "more of it than the GPU has",
-            cu!(cuMemAllocManaged(&mut large, total + MIB, CU_MEM_ATTACH_GLOBAL)),
-            CUDA_SUCCESS,
-        );
+        let code = cu!(cuMemAllocManaged(&mut large, total + MIB, CU_MEM_ATTACH_GLOBAL));
+        facts.code("more of it than the GPU has", code, CUDA_SUCCESS);
         must!(cuMemFree_v2(large));
     }
     must!(cuMemFree_v2(address));
@@ -223,11 +226,8 @@ fn arrays(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuArrayDestroy(array));
     facts.code("one that is destroyed", cu!(cuArrayDestroy(array)), CUDA_ERROR_INVALID_HANDLE);
     descriptor.NumChannels = 3;
-    facts.code(
-        "elements of three parts",
-        cu!(cuArrayCreate_v2(&mut array, &descriptor)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuArrayCreate_v2(&mut array, &descriptor));
+    facts.code("elements of three parts", code, CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }
 
@@ -246,8 +246,7 @@ fn levels_of_a_mipmapped_array_are_arrays(facts: &mut Facts) -> Result<(), Stop>
     must!(cuMipmappedArrayCreate(&mut mipmapped, &descriptor, 100));
     let taken = gpu.used_bytes()? - before;
     facts.has("all levels", taken, "more than the first alone", taken > 8 * MIB);
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut found: CUDA_ARRAY3D_DESCRIPTOR = unsafe { std::mem::zeroed() };
+    let mut found = zeroed!(CUDA_ARRAY3D_DESCRIPTOR);
     must!(cuMipmappedArrayGetLevel(&mut level, mipmapped, 10));
     must!(cuArray3DGetDescriptor_v2(&mut found, level));
     facts.is("the last level is one element", (found.Width, found.Height), (1, 1));
@@ -266,8 +265,7 @@ fn levels_of_a_mipmapped_array_are_arrays(facts: &mut Facts) -> Result<(), Stop>
 fn a_context_takes_memory_and_gives_it_back(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let before = gpu.used_bytes()?;
-    let mut other = null_mut();
-    must!(cuCtxCreate_v2(&mut other, 0, 0));
+    let other = made!(cuCtxCreate_v2(0, 0));
     let _lost = gpu.memory(64 * MIB)?;
     let with = gpu.used_bytes()?;
     facts.has("a second context with 64 MiB", with - before, "more than that", with - before > 64 * MIB);
@@ -277,8 +275,7 @@ fn a_context_takes_memory_and_gives_it_back(facts: &mut Facts) -> Result<(), Sto
 }
 
 fn a_free_waits_for_the_work_before_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let address = gpu.memory(4 * MIB)?;
     gpu.spin(stream, crate::gpu::SPIN_NS)?;
     facts.code("freeing behind work", cu!(cuMemFree_v2(address)), CUDA_SUCCESS);

@@ -36,6 +36,8 @@ fn variables_begin_with_their_first_values(facts: &mut Facts) -> Result<(), Stop
     must!(cuModuleGetGlobal_v2(&mut address, &mut bytes, gpu.module, c"answer".as_ptr()));
     facts.is("length", bytes, 4);
     facts.is("value", gpu.read(address, 1)?, vec![42]);
+    let module = made!(cuFuncGetModule(gpu.kernel(c"two")?));
+    facts.is("a kernel's module", module, gpu.module);
     Ok(())
 }
 
@@ -78,6 +80,7 @@ fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> 
     facts.code("its function", launch(function, null_mut())?, CUDA_SUCCESS);
     must!(cuCtxCreate_v2(&mut other, 0, 0));
     facts.code("the kernel in another context", launch(kernel as CUfunction, null_mut())?, CUDA_SUCCESS);
+    facts.code("its function there", launch(function, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
     must!(cuCtxSetCurrent(gpu.context));
     facts.code("unloading", cu!(cuLibraryUnload(library)), CUDA_SUCCESS);
     Ok(())

@@ -21,29 +21,22 @@ checks! { "physical":
 }
 
 fn properties() -> CUmemAllocationProp {
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    let mut properties = zeroed!(CUmemAllocationProp);
     properties.r#type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
     properties
 }
 
 fn piece_bytes() -> Result<usize, Stop> {
-    let mut granularity = 0;
-    must!(cuMemGetAllocationGranularity(&mut granularity, &properties(), CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-    Ok(granularity)
+    Ok(made!(cuMemGetAllocationGranularity(&properties(), CU_MEM_ALLOC_GRANULARITY_MINIMUM)))
 }
 
 fn create(bytes: usize) -> Result<CUmemGenericAllocationHandle, Stop> {
-    let mut handle = 0;
-    must!(cuMemCreate(&mut handle, bytes, &properties(), 0));
-    Ok(handle)
+    Ok(made!(cuMemCreate(bytes, &properties(), 0)))
 }
 
 fn reserve(bytes: usize) -> Result<CUdeviceptr, Stop> {
-    let mut address = 0;
-    must!(cuMemAddressReserve(&mut address, bytes, 0, 0, 0));
-    Ok(address)
+    Ok(made!(cuMemAddressReserve(bytes, 0, 0, 0)))
 }
 
 fn allow(address: CUdeviceptr, bytes: usize) -> Result<(), Stop> {
@@ -83,8 +76,7 @@ fn it_lives_until_its_last_handle_and_mapping_are_gone(facts: &mut Facts) -> Res
     facts.is("one piece, mapped twice", gpu.read(address + piece as u64, 1)?, vec![77]);
     must!(cuMemRelease(handle));
     facts.is("mappings keep it", gpu.used_bytes()? - before, piece);
-    let mut retained = 0;
-    must!(cuMemRetainAllocationHandle(&mut retained, address as *mut c_void));
+    let retained = made!(cuMemRetainAllocationHandle(address as *mut c_void));
     must!(cuMemUnmap(address, 2 * piece));
     facts.is("so does a handle", gpu.used_bytes()? - before, piece);
     must!(cuMemRelease(retained));
@@ -114,22 +106,13 @@ fn whole_mappings_are_unmapped(facts: &mut Facts) -> Result<(), Stop> {
     let piece = piece_bytes()?;
     let (handle, address) = (create(2 * piece)?, reserve(4 * piece)?);
     must!(cuMemMap(address, 2 * piece, 0, handle, 0));
-    facts.code(
-        "freeing mapped addresses",
-        cu!(cuMemAddressFree(address, 4 * piece)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
-    facts.code(
-        "mapping over a mapping",
-        cu!(cuMemMap(address, 2 * piece, 0, handle, 0)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuMemAddressFree(address, 4 * piece));
+    facts.code("freeing mapped addresses", code, CUDA_ERROR_INVALID_VALUE);
+    let code = cu!(cuMemMap(address, 2 * piece, 0, handle, 0));
+    facts.code("mapping over a mapping", code, CUDA_ERROR_INVALID_VALUE);
     facts.code("half of one", cu!(cuMemUnmap(address, piece)), CUDA_ERROR_INVALID_VALUE);
-    facts.code(
-        "where nothing is",
-        cu!(cuMemUnmap(address + 2 * piece as u64, piece)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuMemUnmap(address + 2 * piece as u64, piece));
+    facts.code("where nothing is", code, CUDA_ERROR_INVALID_VALUE);
     facts.code("all of it", cu!(cuMemUnmap(address, 2 * piece)), CUDA_SUCCESS);
     facts.code("freeing the addresses", cu!(cuMemAddressFree(address, 4 * piece)), CUDA_SUCCESS);
     Ok(())
@@ -238,8 +221,7 @@ const _: () = assert!(size_of::<MapInfo>() == 96);
 fn an_array_that_it_is_mapped_into_keeps_it(facts: &mut Facts) -> Result<(), Stop> {
     const EXTENT: u32 = 1024;
     let gpu = Gpu::new()?;
-    let mut supported = 0;
-    must!(cuDeviceGetAttribute(&mut supported, CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, 0));
+    let supported = made!(cuDeviceGetAttribute(CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, 0));
     if supported == 0 {
         return Err(Stop::Absent("arrays that memory is mapped into".to_owned()));
     }

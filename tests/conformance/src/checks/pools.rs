@@ -36,15 +36,11 @@ fn reserved(pool: CUmemoryPool) -> Result<usize, Stop> {
 }
 
 fn default_pool() -> Result<CUmemoryPool, Stop> {
-    let mut pool = null_mut();
-    must!(cuDeviceGetDefaultMemPool(&mut pool, 0));
-    Ok(pool)
+    Ok(made!(cuDeviceGetDefaultMemPool(0)))
 }
 
 fn allocate(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Stop> {
-    let mut address = 0;
-    must!(cuMemAllocAsync(&mut address, bytes, stream));
-    Ok(address)
+    Ok(made!(cuMemAllocAsync(bytes, stream)))
 }
 
 fn what_is_freed_in_a_stream_is_used_again_in_it(facts: &mut Facts) -> Result<(), Stop> {
@@ -105,8 +101,7 @@ fn either_free_takes_what_a_pool_gave(facts: &mut Facts) -> Result<(), Stop> {
 fn what_a_pool_gave_outlives_contexts(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let pool = default_pool()?;
-    let mut second = null_mut();
-    must!(cuCtxCreate_v2(&mut second, 0, 0));
+    let second = made!(cuCtxCreate_v2(0, 0));
     let address = allocate(MIB, null_mut())?;
     must!(cuMemsetD8_v2(address, 7, 1));
     let kept = reserved(pool)?;
@@ -136,10 +131,8 @@ fn a_pool_grows_by_thirty_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    let (_gpu, [stream]) = Gpu::with_streams()?;
+    let mut props = zeroed!(CUmemPoolProps);
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
     let (mut pool, mut address) = (null_mut(), 0);
@@ -147,11 +140,8 @@ fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuMemAllocFromPoolAsync(&mut address, MIB, pool, stream));
     facts.code("destroying it with memory in use", cu!(cuMemPoolDestroy(pool)), CUDA_SUCCESS);
     facts.code("freeing that afterwards", cu!(cuMemFreeAsync(address, stream)), CUDA_SUCCESS);
-    facts.code(
-        "destroying the device's own",
-        cu!(cuMemPoolDestroy(default_pool()?)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuMemPoolDestroy(default_pool()?));
+    facts.code("destroying the device's own", code, CUDA_ERROR_INVALID_VALUE);
     props.location.id = -1;
     facts.code("on no device", cu!(cuMemPoolCreate(&mut pool, &props)), CUDA_ERROR_INVALID_DEVICE);
     must!(cuStreamSynchronize(stream));
@@ -159,8 +149,7 @@ fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let linear = gpu.memory(64)?;
     facts.code("what cuMemAlloc gave", cu!(cuMemFreeAsync(linear, stream)), CUDA_SUCCESS);
     facts.code("what never was", cu!(cuMemFreeAsync(0x1234_0000, stream)), CUDA_ERROR_INVALID_VALUE);
@@ -172,8 +161,7 @@ fn addresses_that_are_not_a_pools(facts: &mut Facts) -> Result<(), Stop> {
 
 /// Returns a pool as clients create it.
 fn own_pool(location: CUmemLocation, handles: CUmemAllocationHandleType) -> Result<CUmemoryPool, Stop> {
-    // SAFETY: all zeroes is a valid value of this plain structure.
-    let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    let mut props = zeroed!(CUmemPoolProps);
     (props.allocType, props.handleTypes) = (CU_MEM_ALLOCATION_TYPE_PINNED, handles);
     props.location = location;
     let mut pool = null_mut();
@@ -187,12 +175,10 @@ fn own_pool(location: CUmemLocation, handles: CUmemAllocationHandleType) -> Resu
 const DEVICE: CUmemLocation = CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
 
 fn a_pool_of_the_hosts_memory_takes_nothing_of_the_device(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let before = gpu.used_bytes()?;
     let pool = own_pool(CUmemLocation { r#type: CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 }, 0)?;
-    let mut address = 0;
-    must!(cuMemAllocFromPoolAsync(&mut address, 64 * MIB, pool, stream));
+    let address = made!(cuMemAllocFromPoolAsync(64 * MIB, pool, stream));
     must!(cuStreamSynchronize(stream));
     facts.is("the device", gpu.used_bytes()?, before);
     facts.is(
@@ -214,8 +200,7 @@ fn exported(pool: CUmemoryPool) -> Result<usize, Stop> {
 }
 
 fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     let own = own_pool(DEVICE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
     let (mut pool, mut address, descriptor) = (null_mut(), 0, exported(own)?);
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -230,8 +215,7 @@ fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn what_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (_gpu, [stream]) = Gpu::with_streams()?;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let (own, plain) = (own_pool(DEVICE, kind)?, own_pool(DEVICE, CU_MEM_HANDLE_TYPE_NONE)?);
     let mut descriptor = -1_i32;
@@ -243,11 +227,8 @@ fn what_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop
     facts.code("memory of such a pool", pointer, CUDA_ERROR_INVALID_VALUE);
     must!(cuMemFreeAsync(address, stream));
     must!(cuMemAllocFromPoolAsync(&mut address, MIB, own, stream));
-    facts.code(
-        "memory of the other",
-        cu!(cuMemPoolExportPointer(data.as_mut_ptr().cast(), address)),
-        CUDA_SUCCESS,
-    );
+    let code = cu!(cuMemPoolExportPointer(data.as_mut_ptr().cast(), address));
+    facts.code("memory of the other", code, CUDA_SUCCESS);
     must!(cuMemFreeAsync(address, stream));
     must!(cuStreamSynchronize(stream));
     let mut imported = null_mut();

@@ -26,8 +26,7 @@ checks! { "streams":
 }
 
 fn work_is_done_in_order_and_can_be_asked_about(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let held = gpu.hold(stream)?;
     must!(cuLaunchKernel(gpu.kernel(c"nothing")?, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()));
     facts.code("before it is through", cu!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
@@ -85,8 +84,7 @@ fn per_thread_streams_are_each_threads_own(facts: &mut Facts) -> Result<(), Stop
 }
 
 fn a_stream_waits_for_an_event_of_another(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (first, second) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, gpu.stream(CU_STREAM_NON_BLOCKING)?);
+    let (gpu, [first, second]) = Gpu::with_streams()?;
     let event = gpu.event(CU_EVENT_DISABLE_TIMING)?;
     let held = gpu.hold(first)?;
     must!(cuEventRecord(event, first));
@@ -113,8 +111,7 @@ unsafe extern "C" fn note(data: *mut c_void) {
 fn a_host_function_sees_what_came_before_and_holds_up_what_comes_after(
     facts: &mut Facts,
 ) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (device, host) = (gpu.memory(4)?, gpu.pinned(1)?);
     must!(cuMemsetD32Async(device, 7, 1, stream));
     must!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 4, stream));
@@ -127,8 +124,7 @@ fn a_host_function_sees_what_came_before_and_holds_up_what_comes_after(
 }
 
 fn a_stream_may_be_destroyed_with_work_in_it(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let device = gpu.memory(4)?;
     must!(cuMemsetD32_v2(device, 0, 1));
     let held = gpu.hold(stream)?;
@@ -141,8 +137,7 @@ fn a_stream_may_be_destroyed_with_work_in_it(facts: &mut Facts) -> Result<(), St
 }
 
 fn a_destroyed_stream_is_refused(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     must!(cuStreamDestroy_v2(stream));
     facts.code("asking it", cu!(cuStreamQuery(stream)), CUDA_ERROR_INVALID_HANDLE);
     facts.code("launching on it", gpu.nothing(stream)?, CUDA_ERROR_INVALID_HANDLE);
@@ -151,8 +146,7 @@ fn a_destroyed_stream_is_refused(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn pageable_memory_may_change_once_the_copy_has_returned(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let device = gpu.memory(16)?;
     let mut host = vec![3_u32; 4];
     must!(cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), 16, stream));
@@ -165,8 +159,7 @@ fn pageable_memory_may_change_once_the_copy_has_returned(facts: &mut Facts) -> R
 }
 
 fn page_locked_memory_is_read_when_the_copy_runs(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let (host, device) = (gpu.pinned(4)?, gpu.memory(16)?);
     host.fill(1);
     let held = gpu.hold(stream)?;
@@ -196,15 +189,11 @@ fn streams_tell_their_flags_and_context(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 fn waiting_on_addresses_that_are_none(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let stream = gpu.stream(CU_STREAM_NON_BLOCKING)?;
+    let (gpu, [stream]) = Gpu::with_streams()?;
     let address = gpu.memory(64)?;
     facts.code("unknown", cu!(cuStreamWaitValue32_v2(stream, 0x10, 1, 0)), CUDA_ERROR_INVALID_VALUE);
-    facts.code(
-        "not aligned",
-        cu!(cuStreamWaitValue32_v2(stream, address + 2, 1, 0)),
-        CUDA_ERROR_INVALID_VALUE,
-    );
+    let code = cu!(cuStreamWaitValue32_v2(stream, address + 2, 1, 0));
+    facts.code("not aligned", code, CUDA_ERROR_INVALID_VALUE);
     facts.code("writing there", cu!(cuStreamWriteValue32_v2(stream, 0x10, 1, 0)), CUDA_ERROR_INVALID_VALUE);
     Ok(())
 }

@@ -1,121 +1,114 @@
 //! Guaranteed memory. The daemon promises it once. A later job that asks for promised memory is
 //! refused with the reason, or waits.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use deepres_e2e::prelude::*;
 
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use rustix::process::Signal;
+/// A GPU of 4 GiB.
+const GPU: &str = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
 
-const GPU: &str = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\n";
+fn host() -> Host {
+    Host::new().simgpu(GPU)
+}
+
+/// Returns the options of a guaranteed tenant with a share of 40 %.
+fn guaranteed<'a>(name: &'a str, memory: &'a str) -> [&'a str; 8] {
+    ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", memory]
+}
+
+/// Runs the client that shows what it sees of the GPU, until it has said so.
+fn viewing(host: &Host, options: &[&str]) -> Process {
+    host.told(host.run(options, c_client("view"), &[])).0
+}
+
+/// Runs a client until it holds this much memory.
+fn holding(host: &Host, options: &[&str], bytes: u64) -> Process {
+    host.start(host.run(options, c_client("yields"), &[&bytes.to_string()]), "holding")
+}
+
+/// Runs a client that takes all memory that it can get. Returns what it says.
+fn filled(host: &Host, options: &[&str]) -> Value {
+    host.finish(host.run(options, c_client("fill"), &["33554432", "cuMemAlloc_v2"])).success().json()
+}
 
 #[test]
 fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let guaranteed =
-        |name, share, memory| ["--name", name, "--class", "guaranteed", "--share", share, "--memory", memory];
-    let view = || c_client("view", Way::Dlsym);
-    let mut first = host.spawn(host.run(&guaranteed("first", "40%", "3GiB"), view(), &[]));
-    first.await_json(COMMAND_LIMIT);
+    let (host, _daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
 
-    let refused = host.finish(host.run(&guaranteed("second", "40%", "2GiB"), view(), &[]));
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("what they hold leave 1 GiB of a GPU's"), "{}", refused.stderr);
+    let refused = host.finish(host.run(&guaranteed("second", "2GiB"), c_client("view"), &[]));
+    refused.refused("what they hold leave 1 GiB of a GPU's");
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
     // A tenant without a guarantee is admitted, and takes the memory that is free.
-    let mut fair = host.spawn(host.run(&["--name", "fair", "--memory", "4GiB"], view(), &[]));
-    fair.await_json(COMMAND_LIMIT);
-    fair.finish(COMMAND_LIMIT).success();
+    viewing(&host, &["--name", "fair", "--memory", "4GiB"]).finish().success();
 
-    let options: Vec<&str> = guaranteed("second", "40%", "2GiB").into_iter().chain(["--wait"]).collect();
-    let mut second = host.spawn(host.run(&options, view(), &[]));
-    second.await_error_line(|line| line.contains("waiting: 2 GiB of memory"), COMMAND_LIMIT);
+    let options = [&guaranteed("second", "2GiB")[..], &["--wait"]].concat();
+    let mut second = host.spawn(host.run(&options, c_client("view"), &[]));
+    second.await_error_line(|line| line.contains("waiting: 2 GiB of memory"));
     thread::sleep(Duration::from_millis(600));
     assert!(host.ps().find("second").is_none(), "it waits still");
-    first.finish(COMMAND_LIMIT).success();
-    second.await_json(COMMAND_LIMIT);
-    second.finish(COMMAND_LIMIT).success();
+    first.finish().success();
+    second.await_json();
+    second.finish().success();
 }
 
 #[test]
 fn nobody_waits_for_a_guarantee_that_was_not_asked_for() {
-    let host = Host::new().simgpu(GPU);
+    let host = host();
     let options = ["--class", "fair", "--memory", "2GiB", "--wait"];
-    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
+    let refused = host.finish(host.run(&options, c_client("view"), &[]));
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(refused.stderr.contains("a tenant of class fair has no guarantee"), "{}", refused.stderr);
 }
 
 #[test]
 fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "huge", "--class", "guaranteed", "--share", "40%", "--memory", "5GiB", "--wait"];
-    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("the largest GPU has 4 GiB"), "{}", refused.stderr);
+    let (host, _daemon) = host().with_daemon();
+    let options = [&guaranteed("huge", "5GiB")[..], &["--wait"]].concat();
+    let refused = host.finish(host.run(&options, c_client("view"), &[]));
+    refused.refused("the largest GPU has 4 GiB");
     assert!(!refused.stderr.contains("waiting"), "{}", refused.stderr);
 }
 
 #[test]
 fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
-    const MIB: u64 = 1 << 20;
-    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
-    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
-    let bytes = (640 * MIB).to_string();
-    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
-    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
+    let mut holder = holding(&host, &["--name", "holder"], 640 * MIB);
 
     let options = ["--name", "late", "--memory", "800MiB"];
-    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    assert_ne!(refused.code, 0);
-    assert!(
-        refused.stderr.contains("beside what the user's other tenants have of it there is 384 MiB"),
-        "{}",
-        refused.stderr
-    );
+    host.finish(host.run(&options, c_client("view"), &[]))
+        .refused("beside what the user's other tenants have of it there is 384 MiB");
 
     // The daemon does not refuse a process that runs already. The process gets a lower limit until
     // there is room.
-    let mut late = host.preloaded(c_client("yields", Way::Dlsym));
+    let mut late = host.preloaded(c_client("yields"));
     late.env("DEEPRES_TENANT", "late").env("DEEPRES_MEMORY", "800MiB").arg((320 * MIB).to_string());
-    let mut late = host.spawn(late);
-    late.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let _late = host.start(late, "holding");
     let limits = |holder: u64, late: u64| {
-        move |ps: &deepres_e2e::Ps| {
+        move |ps: &Ps| {
             let limit = |name| ps.find(name).and_then(|tenant| tenant.memory_limit_bytes);
             (limit("holder"), limit("late")) == (Some(holder * MIB), Some(late * MIB))
         }
     };
-    host.await_ps(limits(640, 384), COMMAND_LIMIT);
+    host.await_ps(limits(640, 384));
     holder.signal(Signal::USR2);
-    holder.await_line(|line| line == "freed", COMMAND_LIMIT);
-    host.await_ps(limits(224, 800), COMMAND_LIMIT);
+    holder.await_exactly("freed");
+    host.await_ps(limits(224, 800));
 }
 
 #[test]
 fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_grow() {
     const CAP_BYTES: u64 = 1 << 30;
     const PIECE_BYTES: u64 = 16 << 20;
-    let host = Host::new().simgpu(GPU).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
     let greedy = |name: &str| {
-        let client = c_client("greedy", Way::Dlsym);
+        let client = c_client("greedy");
         host.spawn(host.run(&["--name", name], client, &["6000"]))
     };
     let [first, second] = ["first", "second"].map(greedy);
     thread::sleep(Duration::from_secs(2));
     for process in [first, second, greedy("third")] {
-        let most = process.finish(COMMAND_LIMIT).success().stdout;
+        let most = process.finish().success().stdout;
         let most: u64 = most.trim().parse().expect("a number");
         assert!(most >= CAP_BYTES / 3 - PIECE_BYTES, "each had its part of it: {most}");
     }
@@ -125,59 +118,33 @@ fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_gro
 
 #[test]
 fn who_comes_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
-    let simgpu = format!("{GPU}kernel = [{{ name = \"busy_1000us\", ns = 1000000 }}]\n");
-    let host = Host::new().simgpu(&simgpu).config("[caps]\nmemory = \"1GiB\"\n");
-    let _daemon = host.daemon();
-    let holding = |name: &str, bytes: u64| {
-        let client = c_client("yields", Way::Dlsym);
-        let mut process = host.spawn(host.run(&["--name", name], client, &[&bytes.to_string()]));
-        process.await_line(|line| line == "holding", COMMAND_LIMIT);
-        process
-    };
-    let _holder = holding("holder", 64 << 20);
-    let _late = holding("late", 512 << 20);
+    let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 64 << 20);
+    let _late = holding(&host, &["--name", "late"], 512 << 20);
 }
 
 #[test]
 fn memory_that_others_hold_cannot_be_guaranteed_either() {
-    let host = Host::new().simgpu(
-        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
-    let bytes = (2u64 << 30).to_string();
-    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
-    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
-    let options = ["--name", "late", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let refused = host.finish(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("what they hold leave 2 GiB of a GPU's"), "{}", refused.stderr);
+    let (host, _daemon) = host().with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 2 << 30);
+    host.finish(host.run(&guaranteed("late", "3GiB"), c_client("view"), &[]))
+        .refused("what they hold leave 2 GiB of a GPU's");
 }
 
 #[test]
 fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    first.await_json(COMMAND_LIMIT);
-    let mut command = host.preloaded(c_client("view", Way::Dlsym));
+    let (host, _daemon) = host().with_daemon();
+    let _first = viewing(&host, &guaranteed("first", "3GiB"));
+    let mut command = host.preloaded(c_client("view"));
     for (name, value) in [("TENANT", "late"), ("CLASS", "guaranteed"), ("SHARE", "40%"), ("MEMORY", "2GiB")] {
         command.env(format!("DEEPRES_{name}"), value);
     }
-    let mut late = host.spawn(command);
-    late.await_json(COMMAND_LIMIT);
-    let class = || {
-        let status = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
-        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
-        let tenants = status["tenants"].as_array().expect("a list").clone();
-        tenants.iter().find(|tenant| tenant["name"] == "late").expect("it is here")["class"].clone()
-    };
+    let (_late, _) = host.told(command);
+    let class = || host.tenant("late")["class"].clone();
     assert_eq!(class(), "fair");
-    let set =
-        |memory| host.finish(host.deepres(&["set", "late", "--class", "guaranteed", "--memory", memory]));
+    let set = |memory| host.call(&["set", "late", "--class", "guaranteed", "--memory", memory]);
     let refused = set("2GiB");
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("2 GiB of memory cannot be guaranteed now"), "{}", refused.stderr);
+    refused.refused("2 GiB of memory cannot be guaranteed now");
     assert_eq!(class(), "fair");
     set("1GiB").success();
     assert_eq!(class(), "guaranteed");
@@ -185,155 +152,93 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
 
 #[test]
 fn what_was_promised_is_kept_from_those_who_come_later() {
-    let host = Host::new().simgpu(
-        "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let mut daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    first.await_json(COMMAND_LIMIT);
-    let greedy = |name| {
-        let arguments = ["33554432", "cuMemAlloc_v2"];
-        host.finish(host.run(&["--name", name], c_client("fill", Way::Dlsym), &arguments)).success().json()
-    };
-    let filled = greedy("greedy");
-    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
-    assert_eq!(filled["info_total"], 1u64 << 30, "{filled}");
+    let (host, mut daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
+    let greedy = filled(&host, &["--name", "greedy"]);
+    assert_eq!(greedy["kinds"][0]["bytes"], 1u64 << 30, "{greedy}");
+    assert_eq!(greedy["info_total"], 1u64 << 30, "{greedy}");
     // This tenant has no limit of its own.
-    daemon.await_error_line(
-        |line| {
-            line.contains("refused 32 MiB for cuMemAlloc_v2")
-                && line.contains("passes the 1 GiB that others leave it")
-        },
-        COMMAND_LIMIT,
-    );
-    first.finish(COMMAND_LIMIT).success();
-    let filled = greedy("later");
-    assert_eq!(filled["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {filled}");
+    daemon.await_error_line(|line| {
+        line.contains("refused 32 MiB for cuMemAlloc_v2")
+            && line.contains("passes the 1 GiB that others leave it")
+    });
+    first.finish().success();
+    let later = filled(&host, &["--name", "later"]);
+    assert_eq!(later["kinds"][0]["bytes"], 4u64 << 30, "nothing is promised any more: {later}");
 }
 
 #[test]
 fn memory_is_guaranteed_on_the_gpu_that_a_job_uses_or_not_at_all() {
-    let host = Host::new().simgpu(
-        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu(&format!("gpus = 2\n{GPU}")).with_daemon();
     let bytes = (2u64 << 30).to_string();
-    let mut command = host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]);
+    let mut command = host.run(&["--name", "holder"], c_client("yields"), &[&bytes]);
     command.env("CUDA_VISIBLE_DEVICES", "0");
-    let mut holder = host.spawn(command);
-    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
+    let _holder = host.start(command, "holding");
     for (name, gpu, class) in [("beside", "0", "fair"), ("elsewhere", "1", "guaranteed")] {
-        let options = ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-        let mut command = host.run(&options, c_client("view", Way::Dlsym), &[]);
+        let mut command = host.run(&guaranteed(name, "3GiB"), c_client("view"), &[]);
         command.env("CUDA_VISIBLE_DEVICES", gpu);
-        let mut client = host.spawn(command);
-        client.await_json(COMMAND_LIMIT);
-        let status = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
-        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
-        let tenants = status["tenants"].as_array().expect("a list");
-        let tenant = tenants.iter().find(|tenant| tenant["name"] == name).expect("it is here");
+        let (client, _) = host.told(command);
+        let tenant = host.tenant(name);
         assert_eq!(tenant["class"], class, "{name}: {tenant}");
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 
 #[test]
 fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() {
-    let host = Host::new().simgpu(
-        "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n",
-    );
-    let _daemon = host.daemon();
-    let holding = |options: &[&str], bytes: u64| {
-        let mut client = host.spawn(host.run(options, c_client("yields", Way::Dlsym), &[&bytes.to_string()]));
-        client.await_line(|line| line == "holding", COMMAND_LIMIT);
-        client
-    };
-    let _holder = holding(&["--name", "holder"], 2 << 30);
+    let (host, _daemon) = Host::new().simgpu(&format!("gpus = 2\n{GPU}")).with_daemon();
+    let _holder = holding(&host, &["--name", "holder"], 2 << 30);
     // The tenant sees both GPUs, and uses the first.
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "1GiB"];
-    let _first = holding(&options, 512 << 20);
-    let set = |memory| host.finish(host.deepres(&["set", "first", "--memory", memory]));
+    let _first = holding(&host, &guaranteed("first", "1GiB"), 512 << 20);
+    let set = |memory| host.call(&["set", "first", "--memory", memory]);
     let refused = set("3GiB");
-    assert_ne!(refused.code, 0);
-    assert!(refused.stderr.contains("what they hold leave 2 GiB of a GPU's"), "{}", refused.stderr);
+    refused.refused("what they hold leave 2 GiB of a GPU's");
     set("2GiB").success();
 }
 
 #[test]
 fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
-    let host = Host::new().simgpu(GPU);
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    first.await_json(COMMAND_LIMIT);
-    let arguments = ["33554432", "cuMemAlloc_v2"];
+    let (host, _daemon) = host().with_daemon();
+    let first = viewing(&host, &guaranteed("first", "3GiB"));
     let options = ["--name", "follower", "--memory-follow-use"];
-    let follower = host.spawn(host.run(&options, c_client("fill", Way::Dlsym), &arguments));
-    let filled = follower.finish(COMMAND_LIMIT).success().json();
-    assert_eq!(filled["kinds"][0]["bytes"], 1u64 << 30, "{filled}");
+    let most = filled(&host, &options);
+    assert_eq!(most["kinds"][0]["bytes"], 1u64 << 30, "{most}");
     let bytes = (512u64 << 20).to_string();
-    let mut follower = host.spawn(host.run(&options, c_client("holds", Way::Dlsym), &[&bytes]));
-    follower.await_line(|line| line == "holding", COMMAND_LIMIT);
-    let told = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    let follower = host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding");
+    let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("1 GiB are kept for it"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
-    first.finish(COMMAND_LIMIT).success();
+    first.finish().success();
     // Without other tenants, all of the GPU's memory is kept for the follower.
     let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
-    let begun = Instant::now();
-    while !all(&host.finish(host.deepres(&["ps", "-v"])).success().stdout) {
-        assert!(begun.elapsed() < COMMAND_LIMIT);
-        thread::sleep(Duration::from_millis(50));
-    }
-    follower.finish(COMMAND_LIMIT).success();
+    eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
+    follower.finish().success();
 }
 
 #[test]
 fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
-    let gpu = "memory_bytes = 4294967296\ncontext_overhead_bytes = 0\nkernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
-    let host = Host::new().simgpu(gpu).config("memory_follow_ms = 200\n");
-    let _daemon = host.daemon();
-    let options = ["--name", "first", "--class", "guaranteed", "--share", "40%", "--memory", "3GiB"];
-    let options = [&options[..], &["--memory-follow-use"]].concat();
-    let mut first = host.spawn(host.run(&options, c_client("view", Way::Dlsym), &[]));
-    first.await_json(COMMAND_LIMIT);
-    let greedy = || {
-        let arguments = ["33554432", "cuMemAlloc_v2"];
-        let run = host.run(&["--name", "greedy"], c_client("fill", Way::Dlsym), &arguments);
-        host.finish(run).success().json()["kinds"][0]["bytes"].as_u64().expect("a number")
-    };
-    const MIB: u64 = 1 << 20;
+    let (host, _daemon) = host().config("memory_follow_ms = 200\n").with_daemon();
+    let first = viewing(&host, &[&guaranteed("first", "3GiB")[..], &["--memory-follow-use"]].concat());
+    let taken = |name| filled(&host, &["--name", name])["kinds"][0]["bytes"].as_u64().expect("a number");
+    let greedy = || taken("greedy");
     // Everything but the margin is lent, once the daemon has seen for a while that `first` uses
     // nothing.
-    let begun = Instant::now();
-    while greedy() != (4096 - 256) * MIB {
-        assert!(begun.elapsed() < COMMAND_LIMIT);
-    }
-    let told = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    await_value(greedy, |bytes| *bytes == (4096 - 256) * MIB);
+    let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("it follows its use as asked"), "{told}");
     assert!(told.contains("256 MiB are kept for it"), "{told}");
 
     // Lent memory comes back once the borrower has freed it, and not before.
-    let bytes = (3072 * MIB).to_string();
-    let mut holder = host.spawn(host.run(&["--name", "holder"], c_client("yields", Way::Dlsym), &[&bytes]));
-    holder.await_line(|line| line == "holding", COMMAND_LIMIT);
-    let stop = || host.finish(host.deepres(&["set", "first", "--memory-follow-use=false"]));
+    let holder = holding(&host, &["--name", "holder"], 3072 * MIB);
+    let stop = || host.call(&["set", "first", "--memory-follow-use=false"]);
     let refused = stop();
-    assert!(refused.code != 0 && refused.stderr.contains("cannot be guaranteed now"), "{}", refused.stderr);
+    refused.refused("cannot be guaranteed now");
     // The limit of `first` follows the memory that is left, and is never below the memory that is
     // kept for it.
-    let arguments = ["33554432", "cuMemAlloc_v2"];
-    let filled =
-        host.finish(host.run(&["--name", "first"], c_client("fill", Way::Dlsym), &arguments)).success();
-    let mine = filled.json()["kinds"][0]["bytes"].as_u64().expect("a number");
+    let mine = taken("first");
     assert!((256 * MIB..=1024 * MIB).contains(&mine), "{mine}");
     holder.signal(Signal::TERM);
-    let begun = Instant::now();
-    while stop().code != 0 {
-        assert!(begun.elapsed() < COMMAND_LIMIT);
-        thread::sleep(Duration::from_millis(50));
-    }
+    eventually("it is given back", || stop().code == 0);
     assert_eq!(greedy(), 1024 * MIB);
-    first.finish(COMMAND_LIMIT).success();
+    first.finish().success();
 }

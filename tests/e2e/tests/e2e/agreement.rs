@@ -5,15 +5,9 @@
 //! The tests compare each tenant's part of the GPU time used, and its GPU time for each second. The
 //! cost of a hand-off depends on the machine, so virtual time takes it from the daemon.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
-use deepres_eval::{policy::Policy, scenario::Scenario};
+use deepres_e2e::prelude::*;
+use deepres_eval::policy::Policy;
+use deepres_eval::scenario::Scenario;
 
 /// Time after which all clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(1_000);
@@ -22,13 +16,35 @@ const MEASURED: Duration = Duration::from_secs(8);
 /// Greatest relative difference between the two, as a part of the figure in virtual time.
 const ALLOWED: f64 = 0.05;
 
-/// One tenant: its table in the scenario, the same wishes as options of `deepres run`, and the
-/// steps of the client `pace`.
+/// One tenant.
 struct Tenant {
     name: &'static str,
-    scenario: &'static str,
-    options: &'static [&'static str],
-    steps: &'static [&'static str],
+    /// Wishes as lines of a scenario.
+    wishes: &'static str,
+    /// The same wishes as options of `deepres run`.
+    options: &'static str,
+    step: Step,
+}
+
+/// A step that the tenant repeats: kernels, a wait for them, and a pause.
+#[derive(Clone, Copy)]
+struct Step {
+    kernels: u64,
+    kernel_us: u64,
+    pause_ms: u64,
+}
+
+impl Step {
+    const fn new(kernels: u64, kernel_us: u64, pause_ms: u64) -> Self {
+        Self { kernels, kernel_us, pause_ms }
+    }
+}
+
+const SHORT: Step = Step::new(100, 200, 0);
+const LONG: Step = Step::new(4, 5000, 0);
+
+const fn tenant(name: &'static str, wishes: &'static str, options: &'static str, step: Step) -> Tenant {
+    Tenant { name, wishes, options, step }
 }
 
 /// GPU time that a tenant used, percent.
@@ -42,10 +58,12 @@ struct Had {
 
 /// Returns each tenant's figures in virtual time, where a hand-off costs `handoff_ns`.
 fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
-    let tables: String = tenants
-        .iter()
-        .map(|Tenant { name, scenario, .. }| format!("[[tenant]]\nname = \"{name}\"\n{scenario}\n"))
-        .collect();
+    let table = |tenant: &Tenant| {
+        let Tenant { name, wishes, step: Step { kernels, kernel_us, pause_ms }, .. } = tenant;
+        let step = format!("kernels = {kernels}\nkernel_us = {kernel_us}\npause_ms = {pause_ms}");
+        format!("[[tenant]]\nname = \"{name}\"\n{wishes}\n[tenant.steps]\n{step}\n")
+    };
+    let tables: String = tenants.iter().map(table).collect();
     let handoff_us = handoff_ns as f64 / 1e3;
     let text = format!(
         "name = \"agreement\"\nshows = \"both\"\nduration_s = 12\nwarmup_s = 2\n[gpu]\nhandoff_us = {handoff_us:.3}\n{tables}"
@@ -61,10 +79,16 @@ fn in_virtual_time(tenants: &[Tenant], handoff_ns: u64) -> Vec<Had> {
 }
 
 fn start(host: &Host, tenant: &Tenant) -> Process {
-    let options = [&["--name", tenant.name], tenant.options].concat();
-    let mut client = host.spawn(host.run(&options, c_client("pace", Way::ProcAddress), tenant.steps));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    let Step { kernels, kernel_us, pause_ms } = tenant.step;
+    let (kernels, pause) = (
+        format!("busy_{kernel_us}usx{kernels}"),
+        format!("wait:{}", Duration::from_millis(pause_ms).as_micros()),
+    );
+    let steps = [kernels.as_str(), "sync", &pause];
+    let steps = if pause_ms == 0 { &steps[..2] } else { &steps };
+    let options: Vec<&str> =
+        ["--name", tenant.name].into_iter().chain(tenant.options.split_whitespace()).collect();
+    host.start(host.run(&options, c_client_by("pace", Way::ProcAddress), steps), "ready")
 }
 
 /// Runs the scenario in real and in virtual time, and asserts that the figures agree.
@@ -75,8 +99,7 @@ fn assert_agreement(tenants: &[Tenant]) {
 
 #[track_caller]
 fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
     thread::sleep(SETTLED);
     let window = Window::measure(&host, measured);
@@ -103,9 +126,6 @@ fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
     assert!(worst <= ALLOWED, "{table}");
 }
 
-const SHORT: &[&str] = &["busy_200usx100", "sync"];
-const LONG: &[&str] = &["busy_5000usx4", "sync"];
-
 /// These measure, so each has the machine to itself.
 mod measured {
     use super::*;
@@ -113,62 +133,31 @@ mod measured {
     #[test]
     fn shares_come_to_the_same_in_real_and_in_virtual_time() {
         assert_agreement(&[
-            Tenant {
-                name: "short",
-                scenario: "share = \"70%\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
-                options: &["--share", "70%"],
-                steps: SHORT,
-            },
-            Tenant {
-                name: "long",
-                scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 4\nkernel_us = 5000",
-                options: &["--share", "30%"],
-                steps: LONG,
-            },
+            tenant("short", "share = \"70%\"", "--share 70%", SHORT),
+            tenant("long", "share = \"30%\"", "--share 30%", LONG),
         ]);
     }
 
     #[test]
     #[ignore = "deep: takes long"]
     fn priorities_come_to_the_same_in_real_and_in_virtual_time() {
+        let urgent = "criticality = \"critical\"\ndeadline_s = 1800\nsize_s = 600";
+        let options = "--criticality critical --deadline 30min --size 10min";
+        let patient = "criticality = \"low\"\nsize_s = 600";
         assert_agreement(&[
-            Tenant {
-                name: "urgent",
-                scenario: "criticality = \"critical\"\ndeadline_s = 1800\nsize_s = 600\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
-                options: &["--criticality", "critical", "--deadline", "30min", "--size", "10min"],
-                steps: SHORT,
-            },
-            Tenant {
-                name: "patient",
-                scenario: "criticality = \"low\"\nsize_s = 600\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
-                options: &["--priority", "low", "--size", "10min"],
-                steps: SHORT,
-            },
+            tenant("urgent", urgent, options, SHORT),
+            tenant("patient", patient, "--priority low --size 10min", SHORT),
         ]);
     }
 
     #[test]
     #[ignore = "deep: takes long"]
     fn classes_come_to_the_same_in_real_and_in_virtual_time() {
+        let guaranteed = "class = \"guaranteed\"\nshare = \"50%\"";
         assert_agreement(&[
-            Tenant {
-                name: "guaranteed",
-                scenario: "class = \"guaranteed\"\nshare = \"50%\"\n[tenant.steps]\nkernels = 4\nkernel_us = 5000",
-                options: &["--class", "guaranteed", "--share", "50%"],
-                steps: LONG,
-            },
-            Tenant {
-                name: "asked",
-                scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 100\nkernel_us = 200",
-                options: &["--share", "30%"],
-                steps: SHORT,
-            },
-            Tenant {
-                name: "rest",
-                scenario: "[tenant.steps]\nkernels = 100\nkernel_us = 200",
-                options: &[],
-                steps: SHORT,
-            },
+            tenant("guaranteed", guaranteed, "--class guaranteed --share 50%", LONG),
+            tenant("asked", "share = \"30%\"", "--share 30%", SHORT),
+            tenant("rest", "", "", SHORT),
         ]);
     }
 
@@ -177,23 +166,11 @@ mod measured {
     fn what_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
         // The measurement covers many pauses, so that one pause more or less changes the result
         // little.
-        assert_agreement_over(
-            3 * MEASURED,
-            &[
-                Tenant {
-                    name: "sparing",
-                    scenario: "share = \"70%\"\n[tenant.steps]\nkernels = 20\nkernel_us = 1000\npause_ms = 60",
-                    options: &["--share", "70%"],
-                    steps: &["busy_1000usx20", "sync", "wait:60000"],
-                },
-                Tenant {
-                    name: "greedy",
-                    scenario: "share = \"30%\"\n[tenant.steps]\nkernels = 1000\nkernel_us = 1000",
-                    options: &["--share", "30%"],
-                    steps: &["busy_1000usx1000", "sync"],
-                },
-            ],
-        );
+        let tenants = [
+            tenant("sparing", "share = \"70%\"", "--share 70%", Step::new(20, 1000, 60)),
+            tenant("greedy", "share = \"30%\"", "--share 30%", Step::new(1000, 1000, 0)),
+        ];
+        assert_agreement_over(3 * MEASURED, &tenants);
     }
 
     #[test]
@@ -201,26 +178,16 @@ mod measured {
     fn a_guest_gets_in_real_time_what_it_gets_in_virtual_time() {
         // The measurement covers many pauses. The guard knows little of the first ones, and one
         // pause more or less must change the result little.
-        assert_agreement_over(
-            3 * MEASURED,
-            &[
-                Tenant {
-                    name: "production",
-                    scenario: "[tenant.steps]\nkernels = 50\nkernel_us = 1000\npause_ms = 210",
-                    options: &[],
-                    steps: &["busy_1000usx50", "sync", "wait:210000"],
-                },
-                Tenant {
-                    name: "guest",
-                    scenario: "class = \"best-effort\"\n[tenant.steps]\nkernels = 100\nkernel_us = 20000",
-                    options: &["--class", "best-effort"],
-                    // The kernels are long. Beside owners a guest has one kernel in flight, and the
-                    // machine decides how soon the guest's thread wakes for the next. Ten kernels
-                    // fit into a pause, and the eleventh never fits. If one more just fitted, one
-                    // millisecond would decide about a tenth of the time.
-                    steps: &["busy_20000usx100", "sync"],
-                },
-            ],
-        );
+        //
+        // The guest's kernels are long. Beside owners a guest has one kernel in flight, and the
+        // machine decides how soon the guest's thread wakes for the next. Ten kernels fit into a
+        // pause, and the eleventh never fits. If one more just fitted, one millisecond would decide
+        // about a tenth of the time.
+        let guest = "class = \"best-effort\"";
+        let tenants = [
+            tenant("production", "", "", Step::new(50, 1000, 210)),
+            tenant("guest", guest, "--class best-effort", Step::new(100, 20_000, 0)),
+        ];
+        assert_agreement_over(3 * MEASURED, &tenants);
     }
 }

@@ -1,14 +1,8 @@
 //! Allocators that take all free memory get all of their tenant's part. The clients ask for memory
 //! as TensorFlow, JAX and PyTorch do.
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const GPU_BYTES: u64 = 4096 * MIB;
 const LIMIT_BYTES: u64 = 1000 * MIB;
 
@@ -18,24 +12,18 @@ fn host() -> Host {
 
 fn start(host: &Host, name: &str, limit_bytes: u64, way: &str) -> (Process, Value) {
     let limit = limit_bytes.to_string();
-    let mut client = host.spawn(host.run(
+    let (client, said) = host.told(host.run(
         &["--name", name, "--memory", &limit],
-        c_client("allocators", Way::ProcAddress),
+        c_client_by("allocators", Way::ProcAddress),
         &[way],
     ));
-    let said = client.await_json(COMMAND_LIMIT);
     (client, said)
-}
-
-fn number(said: &Value, key: &str) -> u64 {
-    said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
 }
 
 /// Runs a client that takes all the memory it can get. Requires that the client's view, the account
 /// and the GPU's record agree.
 fn assert_fills_its_part(way: &str, least_bytes: u64) {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let (client, said) = start(&host, "framework", LIMIT_BYTES, way);
     for (key, bytes) in [("free", LIMIT_BYTES), ("info_total", LIMIT_BYTES), ("device_total", LIMIT_BYTES)] {
         assert_eq!(number(&said, key), bytes, "{key}: {said}");
@@ -47,7 +35,7 @@ fn assert_fills_its_part(way: &str, least_bytes: u64) {
     assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "{truth:?}");
     let tenant = host.ps().tenant("framework").clone();
     assert_eq!(tenant.memory_bytes, truth.memory_used_bytes);
-    client.finish(COMMAND_LIMIT).success();
+    client.finish().success();
 }
 
 #[test]
@@ -62,14 +50,13 @@ fn expandable_segments_fill_the_tenants_part_and_are_mapped_again_after_they_wer
 
 #[test]
 fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let tenants = ["a", "b", "c", "d"].map(|name| start(&host, name, GPU_BYTES / 4, "preallocate"));
     for (_, said) in &tenants {
         assert_eq!(number(said, "got"), GPU_BYTES / 4 * 3 / 4, "{said}");
     }
     for (client, _) in tenants {
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 
@@ -92,8 +79,7 @@ print("wrong", take(0), cuda.cuMemAlloc_v2(nothing, large), cuda.cuMemAllocManag
 
 #[test]
 fn all_that_is_shown_as_free_can_be_had_at_once_and_the_limit_answers_before_the_driver() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     // The limit is no multiple of the blocks in which the driver takes memory.
     let limit = (1001 * MIB - 1000).to_string();
     let first = (3 * MIB).to_string();

@@ -1,14 +1,7 @@
 //! Captures while the gate is closed. Captured calls do not wait and are not charged. Launches of
 //! the captured graph wait and are charged.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
 /// Time for which the test observes that a launch still waits.
 const WATCHED: Duration = Duration::from_millis(500);
@@ -18,53 +11,35 @@ const KERNELS_IN_GRAPH: u64 = 50;
 
 /// A client that captures and launches on orders, while another of its threads launches all the
 /// time.
-struct Client {
-    process: Process,
-    orders: u64,
-}
+struct Client(Orders);
 
 impl Client {
     fn start(host: &Host) -> Self {
-        let command = host.run(&["--name", "capturer"], c_client("replays", Way::ProcAddress), &[]);
-        Self { process: host.spawn(command), orders: 0 }
-    }
-
-    fn say(&mut self, order: &str) {
-        self.process.say(order);
-        self.orders += 1;
-    }
-
-    fn begin_of_answer(&self) -> String {
-        format!("{{\"order\":{},", self.orders)
-    }
-
-    fn has_answered(&self) -> bool {
-        self.process.stdout().contains(&self.begin_of_answer())
+        let command = host.run(&["--name", "capturer"], c_client_by("replays", Way::ProcAddress), &[]);
+        Self(Orders::new(host.spawn(command), 1, |order| format!("{{\"order\":{order},")))
     }
 
     /// Returns the answer to the last order. Asserts that no call of it failed.
     #[track_caller]
     fn answer(&mut self) -> Value {
-        let begin = self.begin_of_answer();
-        let said = self.process.await_line(|line| line.starts_with(&begin), COMMAND_LIMIT);
+        let said = self.0.answer();
         let answer: Value = serde_json::from_str(&said).expect("JSON");
         for count in ["failed", "wrong_nodes", "other_failures"] {
-            assert_eq!(answer[count], 0, "{said}\n{}", self.process.stderr());
+            assert_eq!(answer[count], 0, "{said}\n{}", self.0.process.stderr());
         }
         answer
     }
 
     #[track_caller]
     fn order(&mut self, order: &str) -> Value {
-        self.say(order);
+        self.0.say(order);
         self.answer()
     }
 }
 
 /// Returns the number of the client's kernels that really ran, and their GPU time, ns.
 fn ran(host: &Host, pid: u32) -> (u64, u64) {
-    let record = host.truth();
-    let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+    let process = host.record(pid);
     (process.gpus[0].kernels, process.gpus[0].kernel_busy_ns)
 }
 
@@ -76,7 +51,7 @@ fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
     let eager = client.order("stop")["launches"].as_u64().expect("a number");
     let (kernels, busy_ns) = ran(host, pid);
     assert_eq!(kernels, eager + graphs * KERNELS_IN_GRAPH, "nothing ran that was only captured");
-    host.await_ps(
+    host.await_ps_within(
         |ps| {
             let capturer = ps.tenant("capturer");
             (capturer.kernel_launches, capturer.graph_launches) == (eager, graphs)
@@ -88,35 +63,35 @@ fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
 
 #[test]
 fn a_paused_tenant_captures_and_launches_its_graphs_once_it_is_resumed() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut client = Client::start(&host);
     client.order("both 1");
     let pid = host.ps().tenant("capturer").pids()[0];
-    host.finish(host.deepres(&["pause", "capturer"])).success();
+    host.call(&["pause", "capturer"]).success();
     // The work that was launched before the pause finishes.
     thread::sleep(WATCHED);
     let before = ran(&host, pid);
     client.order("capture 5");
-    client.say("replay 3");
+    client.0.say("replay 3");
     thread::sleep(WATCHED);
-    assert!(!client.has_answered(), "a graph's launch waits at the gate");
+    assert!(
+        !client.0.process.stdout().contains(&client.0.begin_of_answer()),
+        "a graph's launch waits at the gate"
+    );
     assert_eq!(ran(&host, pid), before, "and nothing of it runs");
     assert_eq!(host.ps().tenant("capturer").graph_launches, MODES);
-    host.finish(host.deepres(&["resume", "capturer"])).success();
+    host.call(&["resume", "capturer"]).success();
     client.answer();
     assert_all_is_counted(&host, &mut client, MODES + 3);
-    client.process.finish(COMMAND_LIMIT).success();
+    client.0.process.finish().success();
 }
 
 #[test]
 fn captures_hold_while_another_tenant_has_the_gpu_and_only_their_launches_wait_and_count() {
     const ROUNDS: u64 = 20;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let arguments = ["--kernel", "busy_5000us"];
-    let mut other = host.spawn(host.run(&["--name", "other"], c_client("backlog", Way::Dlsym), &arguments));
-    other.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let _other = host.start(host.run(&["--name", "other"], c_client("backlog"), &arguments), "ready");
     let mut client = Client::start(&host);
     for _ in 0..ROUNDS {
         client.order("both 1");
@@ -125,5 +100,5 @@ fn captures_hold_while_another_tenant_has_the_gpu_and_only_their_launches_wait_a
     let capturer = host.ps().tenant("capturer").clone();
     assert!(capturer.wait_ns > 0, "its gate was closed again and again: {capturer:?}");
     assert_all_is_counted(&host, &mut client, ROUNDS * MODES);
-    client.process.finish(COMMAND_LIMIT).success();
+    client.0.process.finish().success();
 }

@@ -1,17 +1,10 @@
 //! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out. The processes in
 //! one cgroup are one tenant, by what the kernel reports.
 
-use deepres_e2e::{
-    Host, Process, Ps,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepres_e2e::prelude::*;
 
 /// Mount points of cgroup hierarchies: version 1 with one controller, and version 2 beside version
 /// 1 or alone.
@@ -49,10 +42,8 @@ impl Cgroup {
         inside
             .args(["-c", "echo $$ > \"$0\" && exec \"$1\""])
             .arg(self.path.join(PROCESSES))
-            .arg(c_client("backlog", Way::Dlsym));
-        let mut process = host.spawn(inside);
-        process.await_line(|line| line == "ready", COMMAND_LIMIT);
-        process
+            .arg(c_client("backlog"));
+        host.start(inside, "ready")
     }
 }
 
@@ -102,13 +93,12 @@ fn who_runs_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_is_its_tenant() {
     let hierarchies = hierarchies();
     assert!(!hierarchies.is_empty(), "no cgroups are mounted at {V1} or {V2:?}");
     for hierarchy in hierarchies {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         for (paths, tenant) in &places {
             let cgroups = paths.each_ref().map(|path| Cgroup::make(hierarchy, path));
             let running = cgroups.each_ref().map(|cgroup| cgroup.start(&host));
             let both = |ps: &Ps| ps.find(tenant).is_some_and(|tenant| tenant.sessions.len() == 2);
-            let ps = host.await_ps(both, COMMAND_LIMIT);
+            let ps = host.await_ps(both);
             let mut pids = ps.tenant(tenant).pids();
             pids.sort_unstable();
             let mut expected = running.each_ref().map(Process::pid);

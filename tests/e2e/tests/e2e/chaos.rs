@@ -1,18 +1,8 @@
 //! Kills, stops and restarts tenants and the daemon at random. Afterwards no trace of dead
 //! processes is left, and shares are right.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    random::Random,
-    shares::Window,
-};
-use rustix::process::Signal;
+use deepres_e2e::prelude::*;
+use deepres_e2e::random::Random;
 
 /// Tenants and their shares, percent.
 const TENANTS: [(&str, f64); 3] = [("a", 50.0), ("b", 30.0), ("c", 20.0)];
@@ -39,7 +29,7 @@ struct Client {
 impl Client {
     fn start(host: &Host, tenant: usize) -> Self {
         let (name, percent) = TENANTS[tenant];
-        let mut command = host.preloaded(c_client("backlog", Way::Dlsym));
+        let mut command = host.preloaded(c_client("backlog"));
         command
             .args(["--kernel", "busy_1000us", "--progress", "--hold", &HELD_BYTES.to_string()])
             .env("DEEPRES_TENANT", name)
@@ -50,10 +40,6 @@ impl Client {
     fn go_on(&mut self) {
         self.process.signal(Signal::CONT);
         self.stopped_until = None;
-    }
-
-    fn launches(&self) -> u64 {
-        self.process.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
     }
 }
 
@@ -95,8 +81,7 @@ fn reign(host: &Host, daemon: &mut Process, clients: &mut [Client], random: &mut
 }
 
 fn survive(lasts: Duration) {
-    let host = Host::measuring().lasting(lasts).light_contexts();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::measuring().lasting(lasts).light_contexts().with_daemon();
     let mut clients: Vec<Client> =
         (0..TENANTS.len() * PROCESSES).map(|number| Client::start(&host, number % TENANTS.len())).collect();
     let mut random = Random::new();
@@ -105,7 +90,7 @@ fn survive(lasts: Duration) {
 
     // All tenants are connected, and the accounts hold nothing of dead processes.
     let held_bytes = HELD_BYTES * PROCESSES as u64;
-    host.await_ps(
+    host.await_ps_within(
         |ps| {
             TENANTS.iter().all(|(name, _)| {
                 ps.find(name).is_some_and(|tenant| {
@@ -116,7 +101,7 @@ fn survive(lasts: Duration) {
         SETTLES_WITHIN,
     );
     thread::sleep(RIGHT_WITHIN);
-    let before: Vec<u64> = clients.iter().map(Client::launches).collect();
+    let before: Vec<u64> = clients.iter().map(|client| client.process.last_number()).collect();
     let window = Window::measure(&host, MEASURED);
     for (name, percent) in TENANTS {
         let had = window.true_percent(name);
@@ -130,11 +115,11 @@ fn survive(lasts: Duration) {
             "a process of {name} ended: {}",
             client.process.stderr()
         );
-        assert!(client.launches() > before, "a process of {name} is stuck");
+        assert!(client.process.last_number() > before, "a process of {name} is stuck");
     }
 
     drop(clients);
-    host.await_ps(
+    host.await_ps_within(
         |ps| ps.tenants.iter().all(|tenant| tenant.memory_bytes == 0 && tenant.sessions.is_empty()),
         SETTLES_WITHIN,
     );

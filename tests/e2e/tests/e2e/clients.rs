@@ -1,16 +1,12 @@
 //! Clients from PyPI and crates.io. deepres counts as many launches as they do, they see the limit
 //! as their own out-of-memory error, and all their look-ups reach the hooks.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use deepres_e2e::{
-    Host, Tenant,
-    artefacts::{clients_python, pycuda},
-    clients::{cuda_program, cudarc_client, script},
-    host::COMMAND_LIMIT,
-    witness::{self, assert_every_look_up_is_answered_with_our_hook},
-};
-use serde_json::Value;
+use deepres_e2e::artefacts::{clients_python, pycuda};
+use deepres_e2e::clients::{cuda_program, cudarc_client};
+use deepres_e2e::prelude::*;
+use deepres_e2e::witness::{self, assert_every_look_up_is_answered_with_our_hook};
 use simgpu_engine::Config;
 
 /// Time limit of a client. Python clients import and compile first, on a machine with other work.
@@ -64,12 +60,11 @@ impl Client {
 /// the client reports. The client must get all memory up to the limit, and then its own error for a
 /// full device. Returns the client's output.
 fn assert_counted_and_limited(client: &Client) -> Value {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let limit = LIMIT_BYTES.to_string();
     let options = ["--name", client.name, "--memory", &limit];
     let mut process = host.spawn(host.run(&options, &client.program, &client.arguments("1000")));
-    let said = process.await_json(CLIENT_LIMIT);
+    let said = process.await_json_within(CLIENT_LIMIT);
     let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number: {said}"));
 
     let launches = number(&said["kernel_launches"]);
@@ -85,7 +80,7 @@ fn assert_counted_and_limited(client: &Client) -> Value {
         tenant.kernel_launches == launches
             && tenant.gpu_ns as f64 >= record.gpus[0].kernel_busy_ns as f64 * METERED_AT_LEAST
     };
-    let ps = host.await_ps(|ps| ps.find(client.name).is_some_and(is_metered), METER_SETTLES_WITHIN);
+    let ps = host.await_ps_within(|ps| ps.find(client.name).is_some_and(is_metered), METER_SETTLES_WITHIN);
     let tenant = ps.tenant(client.name);
     println!("{}: metered {} ns of {} ns", client.name, tenant.gpu_ns, record.gpus[0].kernel_busy_ns);
     assert_eq!(tenant.pids(), [record.pid]);
@@ -95,7 +90,7 @@ fn assert_counted_and_limited(client: &Client) -> Value {
     assert!(tenant.refusals > 0, "the limit refused: {tenant:?}");
     let most = LIMIT_BYTES - Config::default().context_overhead_bytes;
     assert_eq!(number(&said["filled"]["bytes"]), most, "all that its context leaves of the limit can be had");
-    process.finish(COMMAND_LIMIT).success();
+    process.finish().success();
     said
 }
 

@@ -1,9 +1,12 @@
 //! Runs the driver-semantics program (tests/conformance). The simulated driver must behave as that
 //! program expects, with and without deepres in between.
 
-use std::{fs, process::Command, time::Duration};
+use std::fs;
+use std::process::Command;
 
-use deepres_e2e::{Finished, Host, artefacts::repository, clients::conformance};
+use deepres_e2e::artefacts::repository;
+use deepres_e2e::clients::conformance;
+use deepres_e2e::prelude::*;
 
 /// Time limit. The program starts a hundred processes with a context each, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
@@ -15,7 +18,7 @@ fn host() -> Host {
 
 #[track_caller]
 fn assert_every_check_agrees(host: &Host, command: Command) {
-    let Finished { code, stdout, stderr, .. } = host.spawn(command).finish(WITHIN);
+    let Finished { code, stdout, stderr, .. } = host.spawn(command).finish_within(WITHIN);
     assert_eq!(code, 0, "{stdout}\n{stderr}");
     assert!(stdout.contains(" agree, 0 differ, 0 absent"), "{stdout}\n{stderr}");
 }
@@ -28,8 +31,7 @@ fn the_simulated_driver_does_what_the_conformance_program_expects_of_a_driver() 
 
 #[test]
 fn with_deepres_in_between_the_driver_does_the_same() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     assert_every_check_agrees(&host, host.run(&["--name", "asked"], conformance(), &[]));
 }
 

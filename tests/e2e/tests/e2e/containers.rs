@@ -1,19 +1,14 @@
 //! Containers that get deepres by a CDI device. Their root file system contains nothing of deepres,
 //! and may have an older glibc.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::fs;
+use std::path::PathBuf;
 
-use deepres_e2e::{
-    Host, Ps,
-    artefacts::artefacts,
-    clients::{CLibrary, Way, c_client_on, c_program_on},
-    containers::{Container, Containers, OUTER_ROOT, Users, wait_until},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
+use deepres_e2e::clients::{c_client_on, c_program_on};
+use deepres_e2e::containers::{Container, Containers, OUTER_ROOT, Users};
+use deepres_e2e::prelude::*;
 use simgpu_engine::Config;
 
-const GIB: u64 = 1 << 30;
 /// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(4);
 /// Time after which both clients are connected, metered and past their first launches.
@@ -33,7 +28,7 @@ fn client(name: &str) -> String {
 fn start(containers: &Containers<'_>, device: &str, users: Users, arguments: &[&str]) -> Container {
     let client = client("backlog");
     let mut container = containers.start(device, users, &[&[client.as_str()], arguments].concat());
-    container.process.await_line(|line| line == "ready", COMMAND_LIMIT);
+    container.process.await_exactly("ready");
     container
 }
 
@@ -89,7 +84,7 @@ fn a_containers_users_are_bounded_as_whoever_started_it() {
         ordinary,
     ];
     let all = |ps: &Ps| ["mapped", "plain", "other"].iter().all(|name| ps.find(name).is_some());
-    let ps = host.await_ps(all, COMMAND_LIMIT);
+    let ps = host.await_ps(all);
     let memory_limit = |name| ps.tenant(name).memory_limit_bytes.expect("all are bounded");
     let roots = [memory_limit("mapped"), memory_limit("plain")];
     assert!(
@@ -125,7 +120,7 @@ fn a_container_without_a_name_is_known_by_its_id_with_all_its_processes() {
         let complete = |tenant: &&deepres_e2e::Tenant| tenant.sessions.len() == 2 && tenant.entitled_ppm > 0;
         ps.tenants.iter().filter(complete).count() == 2
     };
-    let ps = host.await_ps(both, COMMAND_LIMIT);
+    let ps = host.await_ps(both);
     for container in &running {
         let id = containers.id(container);
         let name = format!("podman-{}", &id[..12]);
@@ -144,7 +139,7 @@ fn a_name_holds_in_its_container_alone_unless_it_is_shared() {
         let device = containers.device("train", &["--tenant", "train", "--memory", "1GiB"]);
         let _running = [Users::Shared; 2].map(|users| start(&containers, &device, users, &[]));
         let all = |ps: &Ps| ps.tenants.iter().map(|tenant| tenant.sessions.len()).sum::<usize>() == 2;
-        let ps = host.await_ps(all, COMMAND_LIMIT);
+        let ps = host.await_ps(all);
         let names: Vec<&str> = ps.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
         assert_eq!(names, tenants, "{config}");
     }
@@ -180,11 +175,11 @@ fn a_running_container_meets_the_next_daemon() {
     daemon.kill();
     let _next = host.daemon();
     let is_back = |ps: &Ps| ps.find("patient").is_some_and(|tenant| tenant.pids() == pids);
-    let ps = host.await_ps(is_back, RECONNECTED_WITHIN);
+    let ps = host.await_ps_within(is_back, RECONNECTED_WITHIN);
     assert_eq!(ps.tenant("patient").memory_limit_bytes, Some(GIB));
     let launched = |ps: &Ps| ps.find("patient").map_or(0, |tenant| tenant.kernel_launches);
     let before = launched(&ps);
-    host.await_ps(|ps| launched(ps) > before, COMMAND_LIMIT);
+    host.await_ps(|ps| launched(ps) > before);
     drop(container);
 }
 
@@ -201,12 +196,12 @@ fn a_killed_container_gives_everything_back_and_harms_nobody() {
     let used = || host.truth().gpus[0].memory_used_bytes;
     assert!(used() >= 2 * GIB && host.ps().tenant("doomed").memory_bytes >= 2 * GIB);
     containers.kill(victim);
-    wait_until("the GPU's memory is free", FREED_WITHIN, || used() < 2 * GIB);
+    eventually_within("the GPU's memory is free", FREED_WITHIN, || used() < 2 * GIB);
     let gone = |ps: &Ps| {
         ps.find("doomed").is_none_or(|tenant| tenant.memory_bytes == 0 && tenant.sessions.is_empty())
     };
-    let launched = host.await_ps(gone, FREED_WITHIN).tenant("other").kernel_launches;
-    host.await_ps(|ps| ps.tenant("other").kernel_launches > launched, COMMAND_LIMIT);
+    let launched = host.await_ps_within(gone, FREED_WITHIN).tenant("other").kernel_launches;
+    host.await_ps(|ps| ps.tenant("other").kernel_launches > launched);
 }
 
 #[test]
@@ -237,7 +232,7 @@ fn a_container_with_a_read_only_root_and_an_ordinary_user_is_a_tenant_too() {
     let options = ["--read-only", "--user", "1000:1000"];
     let program = [&client("fill"), CHUNK_BYTES, "cuMemAlloc_v2"];
     let container = containers.start_with(&options, &device, Users::Apart, &program);
-    let said = container.process.finish(COMMAND_LIMIT).success().json();
+    let said = container.process.finish().success().json();
     assert_eq!(said["device_total"], GIB);
 }
 

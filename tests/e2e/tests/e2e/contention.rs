@@ -4,18 +4,10 @@
 //! The driver may let a pool grow although enough of its memory is spare. Such a pool passes the
 //! limit for the length of a call, which shows in the GPU's record of its peak.
 
-use std::{
-    collections::BTreeMap,
-    thread,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    contention::{Kill, Log},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::contention::{Kill, Log};
+use deepres_e2e::prelude::*;
 use rustix::time::{ClockId, clock_gettime};
 
 const OPERATIONS: u64 = 100_000;
@@ -31,7 +23,7 @@ fn now_ns() -> u64 {
 }
 
 fn racer(host: &Host, log: &Log, number: u32) -> (u32, Process) {
-    let mut command = host.preloaded(c_client("contend", Way::Dlsym));
+    let mut command = host.preloaded(c_client("contend"));
     command.arg(log.path()).args([OPERATIONS.to_string(), number.to_string()]).arg(THREADS);
     command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
     (number, host.spawn(command))
@@ -40,31 +32,25 @@ fn racer(host: &Host, log: &Log, number: u32) -> (u32, Process) {
 #[test]
 fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
     // Contexts take no memory, so the record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let log = Log::create(&host.path().join("log"), OPERATIONS).expect("a folder of our own");
     let mut racers: Vec<_> = (0..PROCESSES).map(|number| racer(&host, &log, number)).collect();
     let mut kills = BTreeMap::new();
     for kill in 0..KILLS {
         let point = OPERATIONS * u64::from(kill + 1) / u64::from(KILLS + 1);
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        while log.begun().expect("the log is there") < point {
-            assert!(Instant::now() < deadline, "the race stands still");
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the race goes on", || log.begun().expect("the log is there") >= point);
         let replacement = racer(&host, &log, PROCESSES + kill);
         let (number, mut victim) = std::mem::replace(&mut racers[(kill % PROCESSES) as usize], replacement);
         let pid = victim.pid();
-        let is_there =
-            |ps: &deepres_e2e::Ps| ps.find(TENANT).is_some_and(|tenant| tenant.pids().contains(&pid));
-        host.await_ps(is_there, COMMAND_LIMIT);
+        let is_there = |ps: &Ps| ps.find(TENANT).is_some_and(|tenant| tenant.pids().contains(&pid));
+        host.await_ps(is_there);
         let sent_ns = now_ns();
         victim.kill();
         kills.insert(number, Kill { sent_ns, dead_ns: now_ns() });
-        host.await_ps(|ps| !is_there(ps), COMMAND_LIMIT);
+        host.await_ps(|ps| !is_there(ps));
     }
     for (_, racer) in &mut racers {
-        racer.await_line(|line| line == "done", COMMAND_LIMIT);
+        racer.await_exactly("done");
     }
     let truth = host.truth().gpus[0];
     // Managed memory counts wherever its pages are.
@@ -81,7 +67,7 @@ fn no_race_and_no_kill_breaks_the_limit_or_refuses_what_fits() {
     );
     for (_, mut racer) in racers {
         racer.close_stdin();
-        racer.finish(COMMAND_LIMIT).success();
+        racer.finish().success();
     }
     assert_eq!(host.ps().tenant(TENANT).memory_bytes, 0);
 }

@@ -1,16 +1,11 @@
 //! Contexts that are made at the same time, by threads of a process, by many processes, and on
 //! several GPUs. Each context counts, and no call waits for an unrelated context.
 
-use std::{fs, path::Path, time::Duration};
+use std::fs;
+use std::path::Path;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client, c_library},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const CONTEXT_MIB: u64 = 100;
 const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "t";
@@ -34,20 +29,13 @@ fn daemon_of_slow_nvml(host: &Host, ms: &str, awaited: Option<&Path>) -> Process
     host.daemon_with(&variables)
 }
 
-/// Returns the tenant's account on its first GPU.
-fn account(host: &Host) -> Value {
-    let ps: Value =
-        serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout).expect("JSON");
-    ps["tenants"][0]["gpus"][0].clone()
-}
-
 fn contexts_mib(host: &Host) -> u64 {
-    account(host)["memory_by_kind"]["driver"].as_u64().unwrap_or(0) / MIB
+    host.account(TENANT)["memory_by_kind"]["driver"].as_u64().unwrap_or(0) / MIB
 }
 
 /// Starts a process that makes contexts on command.
 fn maker(host: &Host) -> Process {
-    let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+    let mut command = host.preloaded(c_client("overheads"));
     command.env("DEEPRES_TENANT", TENANT);
     host.spawn(command)
 }
@@ -55,10 +43,10 @@ fn maker(host: &Host) -> Process {
 /// Runs `retains` in this mode. Returns the process, the result codes of both threads, and the time
 /// between the ends of their calls.
 fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
-    let mut command = host.preloaded(c_client("retains", Way::Dlsym));
+    let mut command = host.preloaded(c_client("retains"));
     command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());
     let mut process = host.spawn(command);
-    let line = process.await_line(|line| line.split(' ').count() == 3, COMMAND_LIMIT);
+    let line = process.await_line(|line| line.split(' ').count() == 3);
     let (codes, apart_ms) = line.rsplit_once(' ').expect("three words");
     let apart = Duration::from_millis(apart_ms.parse().expect("milliseconds"));
     (process, codes.to_owned(), apart)
@@ -67,8 +55,7 @@ fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, Str
 #[test]
 fn a_gpus_primary_context_does_not_wait_for_anothers() {
     const DRIVER_TAKES: Duration = Duration::from_secs(2);
-    let host = host_of(2);
-    let _daemon = host.daemon();
+    let (host, _daemon) = host_of(2).with_daemon();
     let fault = format!("cuDevicePrimaryCtxRetain:delay:{}s", DRIVER_TAKES.as_secs());
     let (_process, codes, apart) = retains(&host, "other", &[("SIMGPU_FAULTS", &fault)]);
     assert_eq!(codes, "0 0");
@@ -93,13 +80,12 @@ fn contexts_of_many_processes_that_begin_at_once_all_count() {
     let mut makers: Vec<Process> = (0..PROCESSES).map(|_| maker(&host)).collect();
     makers.iter_mut().for_each(|maker| maker.say("create 0 0"));
     for maker in &mut makers {
-        maker.await_line(|line| line == "0 0", COMMAND_LIMIT);
+        maker.await_exactly("0 0");
     }
     // A context that NVML does not report in time is counted soon after.
-    host.await_ps(
-        |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == PROCESSES * CONTEXT_MIB * MIB),
-        COMMAND_LIMIT,
-    );
+    host.await_ps(|ps| {
+        ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == PROCESSES * CONTEXT_MIB * MIB)
+    });
     assert_eq!(contexts_mib(&host), PROCESSES * CONTEXT_MIB);
 }
 
@@ -111,17 +97,14 @@ fn contexts_that_nvml_does_not_tell_of_in_time_count_once_it_does() {
     let mut maker = maker(&host);
     for (number, command) in ["create 0 0", "create 1 0", "create 2 0", "destroy 1 0"].iter().enumerate() {
         maker.say(command);
-        maker.await_line(|line| line == format!("{number} 0"), COMMAND_LIMIT);
+        maker.await_line(|line| line == format!("{number} 0"));
     }
     assert_eq!(contexts_mib(&host), 0);
-    maker.await_error_line(|line| line.contains("counts for nothing until NVML"), COMMAND_LIMIT);
+    maker.await_error_line(|line| line.contains("counts for nothing until NVML"));
     fs::write(&file, []).expect("the host's own folder");
-    host.await_ps(
-        |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == 2 * CONTEXT_MIB * MIB),
-        COMMAND_LIMIT,
-    );
+    host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == 2 * CONTEXT_MIB * MIB));
     assert_eq!(contexts_mib(&host), 2 * CONTEXT_MIB);
     maker.say("destroy 0 0");
-    maker.await_line(|line| line == "4 0", COMMAND_LIMIT);
+    maker.await_exactly("4 0");
     assert_eq!(contexts_mib(&host), CONTEXT_MIB);
 }

@@ -1,13 +1,6 @@
 //! Charged copies. Their time counts toward the share, by the record of the simulated GPU.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host, Process,
-    artefacts::artefacts,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 /// Kernels by name. A copy of 1 MB takes 1 ms, much longer than the host takes to move 1 MB.
 const SIMGPU_TOML: &str = r#"
@@ -36,9 +29,7 @@ fn host() -> Host {
 
 fn start(host: &Host, name: &str, options: &[&str], steps: &[&str]) -> Process {
     let options = [&["--name", name], options].concat();
-    let mut client = host.spawn(host.run(&options, c_client("pace", Way::ProcAddress), steps));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&options, c_client_by("pace", Way::ProcAddress), steps), "ready")
 }
 
 /// GPU time used: ns, or percent of the time.
@@ -83,8 +74,7 @@ fn pid_of(host: &Host, name: &str) -> u32 {
 /// Runs the pattern alone, once without and once with charged copies.
 fn assert_charged(steps: &[&str]) {
     for (options, is_charged) in [(&[][..], false), (&[CHARGED], true)] {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _client = start(&host, "copies", options, steps);
         thread::sleep(SETTLED);
         let (had, charged) = percent(&host, "copies", pid_of(&host, "copies"));
@@ -117,8 +107,7 @@ mod measured {
 
     #[test]
     fn a_tenant_whose_copies_are_charged_has_its_share_with_them() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _copier = start(&host, "copier", &[CHARGED], &[COPY_4_MS, "k4000"]);
         let _other = start(&host, "other", &[], &["k1000x20", "sync"]);
         thread::sleep(SETTLED);
@@ -142,11 +131,9 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn an_administrator_says_whether_copies_are_charged_and_all_who_look_are_told() {
-        let host = host().config("[caps]\ncharge_copies = true\n");
-        let _daemon = host.daemon();
-        let shown = |arguments: &[&str]| host.finish(host.deepres(arguments)).success().stdout;
-        let refused = host.finish(host.run(&["--charge-copies=false"], "true", &[]));
-        assert!(refused.code != 0 && refused.stderr.contains("copies"), "{}", refused.stderr);
+        let (host, _daemon) = host().config("[caps]\ncharge_copies = true\n").with_daemon();
+        let shown = |arguments: &[&str]| host.shows(arguments);
+        host.finish(host.run(&["--charge-copies=false"], "true", &[])).refused("copies");
         let _client = start(&host, "copies", &[], &[COPY_2_MS, "k1000", "sync"]);
         thread::sleep(SETTLED);
         let pid = pid_of(&host, "copies");
@@ -171,14 +158,9 @@ mod measured {
             [(&[("DEEPRES_CHARGE_COPIES", "true")][..], true), (&[("DEEPRES_CHARGE_COPIES", "off")], false)]
         {
             let host = host();
-            let mut command = host.command(c_client("pace", Way::ProcAddress));
-            command
-                .args([COPY_2_MS, "k1000x2"])
-                .env("LD_PRELOAD", &artefacts().library)
-                .env("DEEPRES_SHARE", "30%")
-                .envs(variables.iter().copied());
-            let mut client = host.spawn(command);
-            client.await_line(|line| line == "ready", COMMAND_LIMIT);
+            let mut command = host.alone(c_client_by("pace", Way::ProcAddress));
+            command.args([COPY_2_MS, "k1000x2"]).env("DEEPRES_SHARE", "30%").envs(variables.iter().copied());
+            let client = host.start(command, "ready");
             thread::sleep(SETTLED);
             let (began_ns, before) = had(&host, client.pid());
             thread::sleep(MEASURED);

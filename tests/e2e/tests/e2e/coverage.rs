@@ -1,14 +1,7 @@
 //! `deepres ps --coverage` shows how a process reached the driver, and which calls bypassed the
 //! hooks.
 
-use std::time::{Duration, Instant};
-
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
 /// Time within which the session's meter thread brings the meter page up to date.
 const PAGE_SETTLES_WITHIN: Duration = Duration::from_secs(10);
@@ -16,17 +9,13 @@ const PAGE_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Waits until the process of this tenant satisfies `wanted`.
 #[track_caller]
 fn await_process(host: &Host, tenant: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + PAGE_SETTLES_WITHIN;
-    loop {
-        let said = host.finish(host.deepres(&["ps", "--coverage", "--json"])).success().stdout;
-        let processes: Value = serde_json::from_str(&said).expect("JSON");
+    let process = || {
+        let processes = host.json(&["ps", "--coverage", "--json"]);
         let own = processes.as_array().into_iter().flatten().find(|process| process["tenant"] == tenant);
-        if let Some(process) = own.filter(|process| wanted(process)) {
-            return process.clone();
-        }
-        assert!(Instant::now() < deadline, "not within {PAGE_SETTLES_WITHIN:?}: {said}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        own.cloned()
+    };
+    await_value_within(process, |process| process.as_ref().is_some_and(&wanted), PAGE_SETTLES_WITHIN)
+        .expect("it was there")
 }
 
 fn names<'p>(process: &'p Value, list: &str) -> Vec<&'p str> {
@@ -48,12 +37,10 @@ fn let_through(process: &Value) -> Vec<(&str, u64)> {
 
 #[test]
 fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_past() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for way in [Way::Dlsym, Way::ProcAddress] {
         let tenant = format!("{way:?}");
-        let mut client = host.spawn(host.run(&["--name", &tenant], c_client("launches", way), &[]));
-        let said = client.await_json(COMMAND_LIMIT);
+        let (client, said) = host.told(host.run(&["--name", &tenant], c_client_by("launches", way), &[]));
         let captured = said["graph_nodes"].as_u64().expect("a number");
         let process = await_process(&host, &tenant, |process| {
             !names(process, "hooked").is_empty() && let_through(process) == [("captured", captured)]
@@ -85,37 +72,33 @@ fn every_function_of_a_client_is_listed_as_hooked_or_forwarded_and_nothing_went_
             assert_eq!(process[count], 0, "{way:?}: {count}");
         }
         assert_eq!(process["unaccounted"].as_array().map(Vec::len), Some(0), "{way:?}");
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 
 #[test]
 fn launches_without_an_event_to_time_them_are_counted_as_let_through() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let mut command = host.run(&["--name", "untimed"], c_client("launches", Way::Dlsym), &[]);
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut command = host.run(&["--name", "untimed"], c_client("launches"), &[]);
     command.env("SIMGPU_FAULTS", "cuEventCreate:every:1:2");
-    let mut client = host.spawn(command);
-    let said = client.await_json(COMMAND_LIMIT);
+    let (client, said) = host.told(command);
     let launches = ["kernel_launches", "graph_launches"].map(|kind| said[kind].as_u64().expect("a number"));
     let launches: u64 = launches.iter().sum();
     await_process(&host, "untimed", |process| let_through(process).contains(&("no-event", launches)));
-    let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+    let shown = host.shows(&["ps", "--coverage"]);
     let past = shown.lines().nth(1).and_then(|row| row.split_whitespace().nth(4));
     assert_eq!(past, Some(launches.to_string().as_str()), "{shown}");
     assert!(shown.contains(&format!("{launches} calls let through (no-event): The driver")), "{shown}");
-    client.finish(COMMAND_LIMIT).success();
+    client.finish().success();
 }
 
 #[test]
 fn calls_that_deepres_does_not_account_for_are_counted_one_by_one() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let bare = host.finish(host.command(c_client("past", Way::Dlsym))).success().json();
+    let (host, _daemon) = Host::new().with_daemon();
+    let bare = host.finish(host.command(c_client("past"))).success().json();
     for way in Way::ALL {
         let tenant = format!("{way:?}");
-        let mut client = host.spawn(host.run(&["--name", &tenant], c_client("past", way), &[]));
-        let said = client.await_json(COMMAND_LIMIT);
+        let (client, said) = host.told(host.run(&["--name", &tenant], c_client_by("past", way), &[]));
         assert_eq!(said, bare, "{way:?}: the client is answered as without deepres");
         let counted = [
             "cuMemHostAlloc",
@@ -127,11 +110,11 @@ fn calls_that_deepres_does_not_account_for_are_counted_one_by_one() {
         await_process(&host, &tenant, |process| {
             counted.iter().all(|function| Some(calls(process, function)) == said[*function].as_u64())
         });
-        let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+        let shown = host.shows(&["ps", "--coverage"]);
         assert!(
             shown.contains("cuIpcOpenMemHandle_v2 called 2 times: device memory that is not charged"),
             "{shown}"
         );
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }

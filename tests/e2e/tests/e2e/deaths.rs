@@ -1,20 +1,11 @@
 //! The death of any process, at any moment, costs no other process anything.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use deepres_e2e::{
-    Host, Process, Ps, Tally,
-    clients::{Way, c_client, c_library},
-    host::COMMAND_LIMIT,
-    ledger::Ledger,
-    shares::Window,
-};
-use rustix::process::{Pid, Signal, kill_process};
+use deepres_e2e::ledger::Ledger;
+use deepres_e2e::prelude::*;
+use rustix::process::{Pid, kill_process};
 
 /// Time within which a dead tenant's memory and lease are free.
 const FREE_WITHIN: Duration = Duration::from_millis(100);
@@ -76,24 +67,17 @@ fn backlog(host: &Host, name: &str, share: &str, arguments: &[&str]) -> Process 
     let options = ["--name", name, "--share", share];
     let mut all = vec!["--kernel", "busy_1000us", "--progress"];
     all.extend(arguments);
-    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Dlsym), &all));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&options, c_client("backlog"), &all), "ready")
 }
 
 fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("it runs");
 }
 
-fn launches(client: &Process) -> u64 {
-    client.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
-}
-
 /// Asserts that nobody waits for a stopped tenant, however it is stopped. The other tenant uses the
 /// stopped tenant's share meanwhile, and the stopped tenant runs again afterwards.
 fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let stopped = backlog(&host, "stopped", "70%", &[]);
     let _other = backlog(&host, "other", "30%", &[]);
     let ps = host.ps();
@@ -101,39 +85,32 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     thread::sleep(Duration::from_millis(500));
     stop(&host, stopped_pid);
     thread::sleep(Duration::from_millis(500));
-    let before = host.truth();
-    thread::sleep(Duration::from_secs(3));
-    let tally = Tally::between(&before, &host.truth());
-    let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+    let busy = Tally::over(&host, Duration::from_secs(3)).percent_of_time(&[other_pid]);
     // The tenant is continued before the assertions, because a frozen process cannot be killed.
     go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
-    let before = launches(&stopped);
+    let before = stopped.last_number();
     thread::sleep(Duration::from_millis(500));
-    assert!(launches(&stopped) > before + 50, "and it goes on itself");
+    assert!(stopped.last_number() > before + 50, "and it goes on itself");
 }
 
 #[test]
 fn a_tenant_started_after_the_daemons_death_runs() {
-    let host = Host::new();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().with_daemon();
     daemon.kill();
     // The socket's file still exists, and no process listens on it.
-    let said = host.finish(host.preloaded(c_client("storm", Way::Dlsym))).success().json();
+    let said = host.finish(host.preloaded(c_client("storm"))).success().json();
     assert_eq!(said["kernel_launches"], 64_000);
 }
 
 #[test]
 fn what_killed_processes_held_their_tenant_can_have_again() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let options = ["--name", "family", "--memory", "1GiB"];
     let start = |hold_mib: u64| {
         let arguments = ["--kernel", "quick", "--hold", &(hold_mib << 20).to_string()];
-        let mut client = host.spawn(host.run(&options, c_client("backlog", Way::Linked), &arguments));
-        client.await_line(|line| line == "ready", COMMAND_LIMIT);
-        client
+        host.start(host.run(&options, c_client_by("backlog", Way::Linked), &arguments), "ready")
     };
     // The limit applies to all processes of a tenant together. The processes fit one after the
     // other only if each death frees memory.
@@ -156,8 +133,7 @@ mod measured {
 
     #[test]
     fn tenants_go_on_when_the_daemon_is_killed() {
-        let host = Host::measuring();
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = Host::measuring().with_daemon();
         let clients = [
             backlog(&host, "a", "70%", &["--seconds", "5"]),
             backlog(&host, "b", "30%", &["--seconds", "5"]),
@@ -167,30 +143,29 @@ mod measured {
         assert!(governed.tenant("a").wait_ns > 0 && governed.tenant("b").wait_ns > 0, "{governed:?}");
         daemon.kill();
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(launches);
+        let before = clients.each_ref().map(Process::last_number);
         thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(launches);
+        let after = clients.each_ref().map(Process::last_number);
         for (before, after) in before.iter().zip(after) {
             assert!(after >= before + 50, "launched {before}, half a second later {after}");
         }
         for client in clients {
-            client.finish(COMMAND_LIMIT).success();
+            client.finish().success();
         }
     }
 
     #[test]
     fn tenants_go_on_while_the_daemon_hangs_and_share_again_when_it_does_not() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let clients = [backlog(&host, "a", "80%", &[]), backlog(&host, "b", "20%", &[])];
         thread::sleep(Duration::from_millis(500));
         let charged = |ps: &Ps| -> u64 { ps.tenants.iter().map(|tenant| tenant.gpu_ns).sum() };
         let governed = host.ps();
         host.stop(daemon.pid());
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(launches);
+        let before = clients.each_ref().map(Process::last_number);
         thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(launches);
+        let after = clients.each_ref().map(Process::last_number);
         for (before, after) in before.iter().zip(after) {
             assert!(after >= before + 50, "launched {before}, half a second later {after}");
         }
@@ -229,34 +204,25 @@ mod measured {
 
     #[test]
     fn a_killed_tenants_memory_and_lease_are_free_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let mut doomed = backlog(&host, "doomed", "70%", &["--hold", &HELD_BYTES.to_string()]);
         let other = backlog(&host, "other", "30%", &[]);
-        let ps = host
-            .await_ps(|ps| ps.find("doomed").is_some_and(|t| t.memory_bytes >= HELD_BYTES), COMMAND_LIMIT);
+        let ps = host.await_ps(|ps| ps.find("doomed").is_some_and(|t| t.memory_bytes >= HELD_BYTES));
         let doomed_pid = ps.tenant("doomed").sessions[0].pid;
         let other_pid = ps.tenant("other").sessions[0].pid;
         thread::sleep(Duration::from_millis(500));
 
         let killed = Instant::now();
         signal(doomed_pid, Signal::KILL);
-        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0), COMMAND_LIMIT);
+        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0));
         let freed = killed.elapsed();
         assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
 
         // After the allowed time, the other tenant has the whole GPU.
         thread::sleep(FREE_WITHIN.saturating_sub(killed.elapsed()));
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(500));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[other_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(500)).percent_of_time(&[other_pid]);
         assert!(busy >= 70.0, "the other had the GPU {busy:.1} % of the time");
-        assert_eq!(
-            doomed.await_end(COMMAND_LIMIT).code,
-            128 + 9,
-            "deepres run passes the signal on as a shell does"
-        );
+        assert_eq!(doomed.await_end().code, 128 + 9, "deepres run passes the signal on as a shell does");
         drop(other);
     }
 
@@ -273,23 +239,19 @@ mod measured {
         fs::write(&held, "").expect("a folder of our own");
         let hold = HELD_BYTES.to_string();
         let _doomed = backlog(&host, "doomed", "50%", &["--hold", &hold]);
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        while !tells.exists() {
-            assert!(Instant::now() < deadline, "the state is not written");
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the state is being written", || tells.exists());
         // New sessions, queries and deaths do not wait for the disk either.
         let _other = backlog(&host, "other", "50%", &["--hold", &hold]);
         let doomed_pid = host.ps().tenant("doomed").sessions[0].pid;
         let killed = Instant::now();
         signal(doomed_pid, Signal::KILL);
-        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0), COMMAND_LIMIT);
+        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0));
         let freed = killed.elapsed();
         assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
         assert!(held.exists(), "the state was never written meanwhile");
         fs::remove_file(&held).expect("it is there");
         // The daemon answers an administrator's setting after it has written the setting to disk.
-        host.finish(host.deepres(&["set", "other", "--share", "30%"])).success();
+        host.call(&["set", "other", "--share", "30%"]).success();
         let state = fs::read_to_string(host.deepres_dir().join("state.json")).expect("it was written");
         assert!(state.contains("300000"), "{state}");
     }
@@ -297,8 +259,7 @@ mod measured {
     #[test]
     fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
         const CROWD: usize = 6;
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let first = backlog(&host, "t", "50%", &[]);
         let ledger = Ledger::of(&daemon);
         let crowd: Vec<Process> = (0..CROWD).map(|_| backlog(&host, "t", "50%", &[])).collect();
@@ -309,11 +270,7 @@ mod measured {
             signal(session.pid, Signal::KILL);
         }
         drop(crowd);
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        while ledger.slots_looked_at() > 1 {
-            assert!(Instant::now() < deadline, "{} slots are looked at", ledger.slots_looked_at());
-            thread::sleep(Duration::from_millis(50));
-        }
+        await_value(|| ledger.slots_looked_at(), |slots| *slots <= 1);
         drop(first);
     }
 }

@@ -2,15 +2,8 @@
 //! own files at their numbers, and use every descriptor that its limit allows.
 
 use std::process::Command;
-use std::time::Duration;
 
-use deepres_e2e::{
-    Host,
-    artefacts::artefacts,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
 /// Time within which the daemon sees a session's end, the job sees a daemon, and the meter thread
 /// sees new work.
@@ -29,15 +22,13 @@ fn assert_calm(said: &Value) {
 
 #[test]
 fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_metering_goes_on() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     for kind in KINDS {
         let options = ["--name", kind, "--memory", "4GiB"];
-        let mut client = host.spawn(host.run(&options, c_client("closes", Way::Dlsym), &[kind]));
-        let said = client.await_json(COMMAND_LIMIT);
+        let (mut client, said) = host.told(host.run(&options, c_client("closes"), &[kind]));
         assert_calm(&said);
         assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
-        host.await_ps(
+        host.await_ps_within(
             |ps| {
                 ps.find(kind).is_some_and(|tenant| {
                     tenant.sessions.len() == 1
@@ -48,7 +39,7 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_me
             SETTLES_WITHIN,
         );
         client.close_stdin();
-        let end = client.finish(COMMAND_LIMIT).success();
+        let end = client.finish().success();
         assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
     }
 }
@@ -57,26 +48,24 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_me
 fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_without_a_daemon() {
     let host = Host::new();
     for kind in KINDS {
-        let mut command = host.command(c_client("closes", Way::Linked));
+        let mut command = host.alone(c_client_by("closes", Way::Linked));
         command
             .arg(kind)
-            .env("LD_PRELOAD", &artefacts().library)
             .env("DEEPRES_TENANT", "alone")
             .env("DEEPRES_MEMORY", "4GiB")
             .env("DEEPRES_SHARE", "50%");
-        let mut client = host.spawn(command);
-        let said = client.await_json(COMMAND_LIMIT);
+        let (mut client, said) = host.told(command);
         assert_calm(&said);
         assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
         client.close_stdin();
-        let end = client.finish(COMMAND_LIMIT).success();
+        let end = client.finish().success();
         assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
     }
 }
 
 /// Returns a command that runs a client with a limit on open files.
 fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
-    let client = c_client("past", Way::Dlsym);
+    let client = c_client("past");
     let mut command = host.command("/bin/sh");
     command.args(["-c", &format!("ulimit -n {limit}; exec {}", client.display())]);
     if preload {
@@ -88,8 +77,7 @@ fn with_few(host: &Host, limit: u32, preload: bool) -> Command {
 
 #[test]
 fn a_job_that_may_open_few_files_has_all_of_them_for_its_driver() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let works = |limit, preload| host.finish(with_few(&host, limit, preload)).code == 0;
     let least = (4..64).find(|limit| works(*limit, false)).expect("with 64 it works");
     assert!(works(least, true), "with {least} descriptors, which are enough without us");
@@ -116,10 +104,10 @@ fn nothing_of_ours_stands_where_a_job_without_standard_streams_writes() {
     let told = |command: &mut Command, name: &str| {
         let file = host.path().join(name);
         command.args(["-c", WITHOUT_STREAMS]).arg(&file).env("DEEPRES_TENANT", name);
-        host.spawn(std::mem::replace(command, Command::new("true"))).finish(COMMAND_LIMIT).success();
+        host.spawn(std::mem::replace(command, Command::new("true"))).finish().success();
         let said: Value =
             serde_json::from_slice(&std::fs::read(file).expect("it was written")).expect("JSON");
-        assert_eq!(said["codes"], serde_json::json!([0, 0, 0, 2]), "{name}: 6 GiB of 4: {said}");
+        assert_eq!(said["codes"], json!([0, 0, 0, 2]), "{name}: 6 GiB of 4: {said}");
         for stands in said["stand"].as_array().expect("a list") {
             let stands = stands.as_str().expect("a path");
             let is_ours =
@@ -127,8 +115,8 @@ fn nothing_of_ours_stands_where_a_job_without_standard_streams_writes() {
             assert!(!is_ours && !stands.contains("standalone"), "{name}: {said}");
         }
     };
-    let mut alone = host.command("python3");
-    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB");
+    let mut alone = host.alone("python3");
+    alone.env("DEEPRES_MEMORY", "4GiB");
     told(&mut alone, "alone");
     let _daemon = host.daemon();
     told(host.preloaded("python3").env("DEEPRES_MEMORY", "4GiB"), "shared");

@@ -5,22 +5,16 @@ use std::process::Command;
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::forwarded;
-use deepres_e2e::{
-    Host,
-    clients::{every_call, recording_driver},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::clients::{every_call, recording_driver};
+use deepres_e2e::prelude::*;
 
 /// Fewest answers of a whole run, which makes some thousand calls.
 const FEWEST_ANSWERS: usize = 1000;
 
 #[test]
 fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_back_its_answer() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
-        .expect("ps --json is JSON");
+    let (host, _daemon) = Host::new().with_daemon();
+    let ps: Value = host.status();
     let uuid = ps["gpus"][0]["uuid"].as_str().expect("a GPU with a UUID").to_owned();
     let hooked = ApiId::ALL.into_iter().filter(|id| forwarded::reason(*id).is_none()).count();
     let on_recorder = |mut command: Command| {
@@ -31,28 +25,27 @@ fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_ba
         host.spawn(command)
     };
     let mut bare = on_recorder(host.command(every_call()));
-    let said = bare.await_line(|line| line.contains("functions"), COMMAND_LIMIT);
+    let said = bare.await_line(|line| line.contains("functions"));
     assert_eq!(said, format!("{hooked} functions, 0 of them hooks"));
 
     let mut command = host.preloaded(every_call());
     command.env("DEEPRES_TENANT", "exact");
     let mut tenant = on_recorder(command);
-    let said = tenant.await_line(|line| line.contains("functions"), COMMAND_LIMIT);
+    let said = tenant.await_line(|line| line.contains("functions"));
     assert_eq!(said, format!("{hooked} functions, {hooked} of them hooks"));
     assert_eq!(host.ps().tenant("exact").sessions.len(), 1, "hooks worked with a session");
-    tenant.finish(COMMAND_LIMIT).success();
+    tenant.finish().success();
     // Hooks forward calls also without a session.
     let mut command = host.preloaded(every_call());
     command.env_remove("DEEPRES_SOCKET").env("DEEPRES_DIR", host.path().join("nowhere"));
     let mut alone = on_recorder(command);
-    let said = alone.await_line(|line| line.contains("functions"), COMMAND_LIMIT);
+    let said = alone.await_line(|line| line.contains("functions"));
     assert_eq!(said, format!("{hooked} functions, {hooked} of them hooks"));
 }
 
 #[test]
 fn every_error_that_a_reference_names_reaches_the_client_and_nothing_stays_on_the_account() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let mut rules = host.command(every_call());
     rules.arg("rules");
     let rules = host.finish(rules).success().stdout;
@@ -73,12 +66,11 @@ fn every_error_that_a_reference_names_reaches_the_client_and_nothing_stays_on_th
 
     let mut command = failing(host.preloaded(every_call()));
     command.env("DEEPRES_TENANT", "unlucky");
-    let mut tenant = host.spawn(command);
-    tenant.await_line(|line| line == "end", COMMAND_LIMIT);
+    let tenant = host.start(command, "end");
     let ps = host.ps();
     assert_eq!(ps.tenant("unlucky").sessions.len(), 1);
     assert_eq!(ps.tenant("unlucky").memory_bytes, 0, "nothing is charged: {ps:?}");
-    let said = tenant.finish(COMMAND_LIMIT).success().stdout;
+    let said = tenant.finish().success().stdout;
     let differs = said.lines().zip(bare.lines()).find(|(said, bare)| said != bare);
     assert_eq!(differs, None, "with deepres and without");
     assert_eq!(said.len(), bare.len());

@@ -1,17 +1,7 @@
 //! Tenants with ranks on two GPUs, whose kernels spin until the other rank's kernel runs. Such a
 //! tenant has both GPUs or none, and its share of each.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use rustix::process::Signal;
+use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
 
 /// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
@@ -37,23 +27,15 @@ fn host() -> Host {
 fn ring(host: &Host, name: &str, share: &str, kernel: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("{kernel}_{name}"), "--depth", depth];
     let options = ["--name", name, "--share", share];
-    let mut process = host.spawn(host.run(&options, c_client("ring", Way::Dlsym), &arguments));
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
+    host.start(host.run(&options, c_client("ring"), &arguments), "ready")
 }
 
 /// Starts one rank of a tenant that has a process for each rank.
 fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Process {
     let arguments = ["--kernel", &format!("ring_{name}"), "--rank", rank, "--depth", depth];
-    let mut command = host.preloaded(c_client("ring", Way::Dlsym));
+    let mut command = host.preloaded(c_client("ring"));
     command.args(arguments).env("DEEPRES_TENANT", name).env("DEEPRES_SHARE", share);
-    let mut process = host.spawn(command);
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
-}
-
-fn rounds(process: &Process) -> u64 {
-    process.stdout().lines().rev().find_map(|line| line.parse().ok()).unwrap_or(0)
+    host.start(command, "ready")
 }
 
 fn busy_ns(record: &Snapshot, pids: &[u32], gpu: usize) -> u64 {
@@ -85,22 +67,18 @@ fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {
 }
 
 fn assert_goes_on(process: &Process) {
-    let (before, deadline) = (rounds(process), Instant::now() + GOES_ON_WITHIN);
-    while rounds(process) < before + 100 {
-        assert!(Instant::now() < deadline, "{} rounds, then {}", before, rounds(process));
-        thread::sleep(Duration::from_millis(20));
-    }
+    let before = process.last_number();
+    await_value_within(|| process.last_number(), |now| *now >= before + 100, GOES_ON_WITHIN);
 }
 
 fn assert_seventy_thirty(kernel: &str, depth: &str) {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let gangs = [ring(&host, "major", "70%", kernel, depth), ring(&host, "minor", "30%", kernel, depth)];
     thread::sleep(SETTLED);
-    let before = [0, 1].map(|gang: usize| rounds(&gangs[gang]));
+    let before = gangs.each_ref().map(Process::last_number);
     let had = shares(&host, &["major", "minor"]);
     assert_shares(&had, &[70.0, 30.0]);
-    let done = [0, 1].map(|gang: usize| rounds(&gangs[gang]) - before[gang]);
+    let done = [0, 1].map(|gang: usize| gangs[gang].last_number() - before[gang]);
     println!("{done:?} rounds");
     assert!(done.iter().all(|rounds| *rounds > 100), "{done:?} rounds");
 }
@@ -123,8 +101,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn gangs_of_processes_that_launch_ahead_share_two_gpus_too() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let _ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "8"));
         let _gang = ring(&host, "threads", "50%", "ring", "8");
         thread::sleep(SETTLED);
@@ -133,8 +110,7 @@ mod measured {
 
     #[test]
     fn when_a_rank_is_killed_or_stopped_the_other_tenant_goes_on() {
-        let host = host();
-        let _daemon = host.daemon();
+        let (host, _daemon) = host().with_daemon();
         let mut ranks = ["0", "1"].map(|number| rank(&host, "pair", "50%", number, "1"));
         let gang = ring(&host, "threads", "50%", "ring", "1");
         assert_goes_on(&gang);

@@ -1,13 +1,8 @@
 //! Memory that graphs allocate. It never passes the limit, however deep in a graph the allocation
 //! is. An allocation that the driver would grant within the limit is granted.
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const LIMIT_MIB: u64 = 400;
 const SUCCESS: u64 = 0;
 const INVALID_VALUE: u64 = 1;
@@ -22,17 +17,15 @@ fn host() -> Host {
 /// their numbers, and asserts that the tenant never held more than the limit.
 #[track_caller]
 fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let start = |_| {
-        let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
+        let mut command = host.preloaded(c_client("graphs"));
         command.args([what, &count.to_string(), &mib.to_string()]);
         command.env("DEEPRES_TENANT", "t").env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
         host.spawn(command)
     };
     let clients: Vec<Process> = (0..processes).map(start).collect();
-    let finished: Vec<String> =
-        clients.into_iter().map(|client| client.finish(COMMAND_LIMIT).success().stdout).collect();
+    let finished: Vec<String> = clients.into_iter().map(|client| client.finish().success().stdout).collect();
     let peak_bytes = host.truth().gpus[0].memory_peak_bytes;
     assert!(peak_bytes <= LIMIT_MIB * MIB, "{} MiB were held", peak_bytes / MIB);
     let numbers = |said: &String| said.lines().map(|line| line.parse().expect("a number")).collect();
@@ -47,9 +40,9 @@ fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
 
 #[test]
 fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
-    let host = Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
-    let client = host.run(&["--name", "t"], c_client("graphs", Way::Dlsym), &["nested", "0", "300"]);
+    let (host, _daemon) =
+        Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n").with_daemon();
+    let client = host.run(&["--name", "t"], c_client("graphs"), &["nested", "0", "300"]);
     assert_eq!(host.finish(client).success().stdout.trim(), FULL.to_string());
     let account = host.status()["tenants"][0]["gpus"][0].clone();
     assert_eq!(account["refusals"], 1, "{account}");
@@ -94,9 +87,8 @@ fn what_one_graph_left_is_not_counted_on_by_another() {
 #[test]
 fn a_graph_that_the_driver_does_not_destroy_is_held_to_the_limit_as_before() {
     const FAILS: u64 = 3;
-    let host = host();
-    let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("graphs", Way::Dlsym));
+    let (host, _daemon) = host().with_daemon();
+    let mut command = host.preloaded(c_client("graphs"));
     command.args(["kept", &FAILS.to_string(), "300"]);
     let faults: Vec<String> = (1..=FAILS).map(|call| format!("cuGraphExecDestroy:{call}:999")).collect();
     command.env("SIMGPU_FAULTS", faults.join(","));

@@ -1,30 +1,20 @@
 //! Client behaviour that breaks careless hooks: captures among launches, forks, storms of threads.
 
 use std::process::Command;
-use std::time::Duration;
 
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 #[test]
 fn captures_in_every_mode_hold_while_other_threads_launch() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     // A second tenant keeps the gates and the markers busy.
-    let mut other = host.spawn(host.run(
-        &["--name", "other"],
-        c_client("backlog", Way::Dlsym),
-        &["--kernel", "busy_200us"],
-    ));
-    other.await_line(|line| line == "ready", COMMAND_LIMIT);
-    let command = host.run(&["--name", "capturer"], c_client("captures", Way::ProcAddress), &[]);
-    let said = host.spawn(command).finish(Duration::from_secs(60)).success();
+    let _other =
+        host.start(host.run(&["--name", "other"], c_client("backlog"), &["--kernel", "busy_200us"]), "ready");
+    let command = host.run(&["--name", "capturer"], c_client_by("captures", Way::ProcAddress), &[]);
+    let said = host.spawn(command).finish_within(Duration::from_secs(60)).success();
     let counted = host.ps().tenant("capturer").kernel_launches;
     assert!(counted > 1000, "{counted} launches of the capturing process were metered");
-    let modes: Vec<serde_json::Value> =
+    let modes: Vec<Value> =
         said.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(modes.len(), 3, "{}", said.stdout);
     for mode in modes {
@@ -38,57 +28,57 @@ fn captures_in_every_mode_hold_while_other_threads_launch() {
 #[test]
 fn a_forked_child_gets_the_drivers_answer_and_the_parent_goes_on() {
     let host = Host::new();
-    let bare = host.finish(host.command(c_client("forks", Way::Dlsym))).success().json();
+    let bare = host.finish(host.command(c_client("forks"))).success().json();
     let _daemon = host.daemon();
-    let mut client = host.spawn(host.run(&["--name", "parent"], c_client("forks", Way::Dlsym), &[]));
-    let said = client.await_json(COMMAND_LIMIT);
+    let (client, said) = host.told(host.run(&["--name", "parent"], c_client("forks"), &[]));
     assert_eq!(said, bare, "as without deepres");
     assert_eq!(said["child_status"], 0, "{said}");
     assert_eq!(said["exec_status"], 0, "{said}");
-    let ps = host.await_ps(
+    let ps = host.await_ps_within(
         |ps| ps.tenant("parent").kernel_launches == said["kernel_launches"].as_u64().unwrap_or(0),
         Duration::from_secs(5),
     );
     assert_eq!(ps.tenant("parent").sessions.len(), 1, "the children are no sessions: {ps:?}");
-    client.finish(COMMAND_LIMIT).success();
+    client.finish().success();
 }
 
 #[test]
 fn a_storm_of_short_lived_threads_is_counted_in_full() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let mut client = host.spawn(host.run(&["--name", "storm"], c_client("storm", Way::Linked), &[]));
-    let said = client.await_json(Duration::from_secs(60));
-    host.await_ps(
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut client = host.spawn(host.run(&["--name", "storm"], c_client_by("storm", Way::Linked), &[]));
+    let said = client.await_json_within(Duration::from_secs(60));
+    host.await_ps_within(
         |ps| ps.tenant("storm").kernel_launches == said["kernel_launches"].as_u64().unwrap_or(0),
         Duration::from_secs(5),
     );
-    client.finish(COMMAND_LIMIT).success();
+    client.finish().success();
 }
 
 #[test]
 fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
     let host = Host::new();
-    let client = c_client("behind", Way::Dlsym);
+    let client = c_client("behind");
     // The driver's queue takes 1,024 entries, including the events of deepres.
     let launches = ["20", "500", "1020"];
     for launches in launches {
         let mut alone = host.preloaded(&client);
         alone.arg(launches).env_remove("DEEPRES_SOCKET").env("DEEPRES_SHARE", "50%");
         let mut alone = host.spawn(alone);
-        alone.await_json(Duration::from_secs(60));
+        alone.await_json_within(Duration::from_secs(60));
         alone.close_stdin();
-        alone.finish(Duration::from_secs(10)).success();
+        alone.finish_within(Duration::from_secs(10)).success();
     }
     let _daemon = host.daemon();
     for launches in launches {
-        let mut ours = host.spawn(host.run(&["--name", launches], &client, &[launches]));
-        let said = ours.await_json(COMMAND_LIMIT);
+        let (mut ours, said) = host.told(host.run(&["--name", launches], &client, &[launches]));
         let launched = said["kernel_launches"].as_u64();
         assert!(launched.is_some());
-        host.await_ps(|ps| Some(ps.tenant(launches).kernel_launches) == launched, Duration::from_secs(10));
+        host.await_ps_within(
+            |ps| Some(ps.tenant(launches).kernel_launches) == launched,
+            Duration::from_secs(10),
+        );
         ours.close_stdin();
-        ours.finish(COMMAND_LIMIT).success();
+        ours.finish().success();
     }
 }
 
@@ -96,9 +86,8 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
 fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up_once() {
     /// The hook stops waiting for a completion after a second.
     const HELD_UP_MS: f64 = 500.0;
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("released", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("released");
     let said = host.finish(host.run(&["--name", "released"], client, &["4"]));
     let said = said.success().json();
     let longest_ms = said["longest_ms"].as_array().expect("a figure for each round");
@@ -113,9 +102,8 @@ fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
     /// Most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
     /// is allocated once and reused, and the simulated driver's records of destroyed objects.
     const LEFT_KIB: i64 = 4 * ROUNDS as i64;
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("cycles", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("cycles");
     let said =
         host.finish(host.run(&["--name", "cycles", "--memory", "4GiB"], client, &[&ROUNDS.to_string()]));
     let left = said.success().json();
@@ -132,7 +120,7 @@ fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
 #[test]
 fn a_job_that_forbids_itself_system_calls_goes_on_as_without_deepres() {
     let host = Host::new();
-    let client = c_client("filtered", Way::Dlsym);
+    let client = c_client("filtered");
     let with = |mut command: Command, calls: &str| {
         command.arg(calls).env("DEEPRES_TENANT", "filtered").env("DEEPRES_MEMORY", "4GiB");
         host.finish(command)
@@ -156,9 +144,9 @@ fn a_job_that_forbids_itself_system_calls_goes_on_as_without_deepres() {
 #[test]
 fn a_thread_that_is_to_be_cancelled_gets_as_far_as_without_deepres() {
     let host = Host::new();
-    let client = c_client("cancelled", Way::Dlsym);
+    let client = c_client("cancelled");
     let bare = host.finish(host.command(&client)).success().json();
-    assert_eq!(bare["threads"][1], serde_json::json!({"reached": 2, "is_cancelled": true}), "{bare}");
+    assert_eq!(bare["threads"][1], json!({"reached": 2, "is_cancelled": true}), "{bare}");
     for has_daemon in [false, true] {
         let _daemon = has_daemon.then(|| host.daemon());
         let mut command = host.preloaded(&client);

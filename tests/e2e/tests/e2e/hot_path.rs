@@ -1,14 +1,8 @@
 //! Cost of a launch while the gate is open. The launch allocates nothing, makes no system call and
 //! takes no lock.
 
-use std::time::Duration;
-
-use deepres_e2e::{
-    Host,
-    clients::{c_program, stub_driver},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::clients::stub_driver;
+use deepres_e2e::prelude::*;
 
 /// Pause after which the meter thread sleeps until a launch wakes it: ten looks, two milliseconds
 /// apart.
@@ -27,14 +21,9 @@ const KINDS: [(&str, u64, u64); 4] = [
     ("cuMemGetInfo", 62, 50),
 ];
 
-fn number(said: &Value, key: &str) -> u64 {
-    said[key].as_u64().unwrap_or_else(|| panic!("no {key} in {said}"))
-}
-
 /// Runs the client in this mode as a tenant, and returns its output.
 fn run(host: &Host, way: &str) -> Value {
-    let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
-        .expect("ps --json is JSON");
+    let ps: Value = host.status();
     let uuid = ps["gpus"][0]["uuid"].as_str().expect("a GPU with a UUID");
     let mut command = host.preloaded(c_program("hot"));
     command
@@ -43,16 +32,14 @@ fn run(host: &Host, way: &str) -> Value {
         .env("STUB_DRIVER_UUID", uuid.trim_start_matches("GPU-").replace('-', ""))
         .env("DEEPRES_TENANT", "hot")
         .env("DEEPRES_MEMORY", "4GiB");
-    let mut client = host.spawn(command);
-    let said = client.await_json(COMMAND_LIMIT);
-    client.finish(COMMAND_LIMIT).success();
+    let (client, said) = host.told(command);
+    client.finish().success();
     said
 }
 
 #[test]
 fn a_launch_allocates_nothing_and_calls_no_kernel() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "counted");
     assert_eq!((number(&said, "allocations"), number(&said, "system_calls")), (0, 0), "{said}");
     // If the scheduler delays a thread, the thread may find the meter thread asleep and wake it.
@@ -77,8 +64,7 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
 /// execute none.
 #[test]
 fn a_call_of_each_kind_takes_no_lock() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let said = run(&host, "watched");
     for (kind, watched, unlocked) in KINDS {
         let seen = &said[kind];

@@ -1,59 +1,42 @@
 //! Linear memory that one process allocates and another opens. The memory counts only where it was
 //! allocated.
 
-use std::time::{Duration, Instant};
+use deepres_e2e::prelude::*;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
-
-const MIB: u64 = 1 << 20;
 const SHARED_BYTES: u64 = 32 * MIB;
+/// Time within which accounts, counters and NVML show what happened.
+const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const CUDA_SUCCESS: u64 = 0;
 const CUDA_ERROR_INVALID_VALUE: u64 = 1;
 const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 const CUDA_ERROR_INVALID_HANDLE: u64 = 400;
 
 /// A client that executes orders, one line after another.
-struct Client {
-    process: Process,
-    lines: u64,
-}
+struct Client(Orders);
 
 impl Client {
     fn start(host: &Host, tenant: &str, limit_bytes: u64) -> Self {
         let limit = format!("{}MiB", limit_bytes / MIB);
         let options = ["--name", tenant, "--memory", &limit];
-        Self { process: host.spawn(host.run(&options, c_client("ipc", Way::ProcAddress), &[])), lines: 0 }
-    }
-
-    #[track_caller]
-    fn answer(&mut self, line: &str) -> Value {
-        self.process.say(line);
-        self.lines += 1;
-        let begin = format!("{{\"line\":{},", self.lines);
-        let said = self.process.await_line(|said| said.starts_with(&begin), COMMAND_LIMIT);
-        serde_json::from_str(&said).expect("JSON")
+        let process = host.spawn(host.run(&options, c_client_by("ipc", Way::ProcAddress), &[]));
+        Self(Orders::new(process, 1, |line| format!("{{\"line\":{line},")))
     }
 
     #[track_caller]
     fn code(&mut self, line: &str) -> u64 {
-        self.answer(line)["code"].as_u64().expect("a code")
+        self.0.ask_json(line)["code"].as_u64().expect("a code")
     }
 
     #[track_caller]
     fn read(&mut self) -> String {
-        self.answer("read")["said"].as_str().expect("text").to_owned()
+        self.0.ask_json("read")["said"].as_str().expect("text").to_owned()
     }
 
     #[track_caller]
     fn exported(&mut self, bytes: u64) -> String {
         assert_eq!(self.code(&format!("allocate {bytes}")), CUDA_SUCCESS);
         assert_eq!(self.code("write 77"), CUDA_SUCCESS);
-        self.answer("export")["said"].as_str().expect("a handle").to_owned()
+        self.0.ask_json("export")["said"].as_str().expect("a handle").to_owned()
     }
 }
 
@@ -68,8 +51,7 @@ fn really_held(host: &Host) -> u64 {
 
 /// Returns how often processes of a tenant opened memory of other processes, by `ps --coverage`.
 fn openings(host: &Host, tenant: &str) -> u64 {
-    let said = host.finish(host.deepres(&["ps", "--coverage", "--json"])).success().stdout;
-    let processes: Value = serde_json::from_str(&said).expect("JSON");
+    let processes = host.json(&["ps", "--coverage", "--json"]);
     let own = processes.as_array().into_iter().flatten().filter(|process| process["tenant"] == tenant);
     let calls = own.flat_map(|process| process["unaccounted"].as_array().into_iter().flatten());
     calls
@@ -80,36 +62,25 @@ fn openings(host: &Host, tenant: &str) -> u64 {
 
 #[track_caller]
 fn await_openings(host: &Host, tenant: &str, wanted: u64) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while openings(host, tenant) != wanted {
-        assert!(Instant::now() < deadline, "{} openings of {wanted}", openings(host, tenant));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    await_value_within(|| openings(host, tenant), |openings| *openings == wanted, SETTLES_WITHIN);
 }
 
 /// Waits until a tenant's account agrees with NVML. Asserts that the sum over its kinds agrees with
 /// its total.
 #[track_caller]
 fn await_no_drift(host: &Host, tenant: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let status = host.status();
-        let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == tenant);
-        let gpu = &own.expect("the tenant is there")["gpus"][0];
-        assert_eq!(gpu["kinds_drift_bytes"], 0, "{gpu}");
-        if gpu["drift_bytes"].as_u64() == Some(0) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{gpu}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let account = || {
+        let account = host.account(tenant);
+        assert_eq!(account["kinds_drift_bytes"], 0, "{account}");
+        account
+    };
+    await_value_within(account, |account| account["drift_bytes"] == 0, SETTLES_WITHIN);
 }
 
 #[test]
 fn memory_that_processes_of_one_tenant_share_counts_once() {
     const LIMIT_BYTES: u64 = 2 * SHARED_BYTES;
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let mut exporter = Client::start(&host, "family", LIMIT_BYTES);
     let handle = exporter.exported(SHARED_BYTES);
     let mut opener = Client::start(&host, "family", LIMIT_BYTES);
@@ -129,7 +100,7 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
     assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "at the limit too: it takes nothing");
     assert_eq!((held(&host, "family"), really_held(&host)), (LIMIT_BYTES, LIMIT_BYTES));
     await_openings(&host, "family", 2);
-    let shown = host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+    let shown = host.shows(&["ps", "--coverage"]);
     assert!(
         shown.contains("cuIpcOpenMemHandle_v2 called 2 times: device memory that is not charged"),
         "{shown}"
@@ -151,15 +122,14 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
     assert_eq!((held(&host, "family"), really_held(&host)), (0, 0));
     await_no_drift(&host, "family");
     for client in [exporter, opener] {
-        client.process.finish(COMMAND_LIMIT).success();
+        client.0.process.finish().success();
     }
 }
 
 #[test]
 fn memory_that_another_tenant_opens_counts_for_its_owner() {
     const OPENERS_LIMIT_BYTES: u64 = SHARED_BYTES / 2;
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let mut owner = Client::start(&host, "owner", SHARED_BYTES);
     let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
     let handle = owner.exported(SHARED_BYTES);
@@ -175,13 +145,12 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     await_no_drift(&host, "opener");
 
     // When the opener is gone, the owner still has all its memory.
-    opener.process.kill();
-    let opener_is_gone = || host.ps().find("opener").is_none_or(|opener| opener.memory_bytes == 0);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !opener_is_gone() {
-        assert!(Instant::now() < deadline, "{:?}", host.ps());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    opener.0.process.kill();
+    let await_gone = |name: &str| {
+        let holds_nothing = |ps: &Ps| ps.find(name).is_none_or(|tenant| tenant.memory_bytes == 0);
+        host.await_ps_within(holds_nothing, SETTLES_WITHIN);
+    };
+    await_gone("opener");
     assert_eq!(held(&host, "owner"), SHARED_BYTES);
     assert_eq!(owner.read(), "77");
 
@@ -189,8 +158,8 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
     assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
     assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
-    owner.process.kill();
-    host.await_ps(|ps| ps.find("owner").is_none_or(|owner| owner.memory_bytes == 0), Duration::from_secs(10));
+    owner.0.process.kill();
+    await_gone("owner");
     assert_eq!((held(&host, "opener"), really_held(&host)), (OPENERS_LIMIT_BYTES, OPENERS_LIMIT_BYTES));
     assert_eq!(opener.read(), "77", "it goes on");
     assert_eq!(opener.code("close"), CUDA_SUCCESS);
@@ -198,5 +167,5 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
     assert_eq!(held(&host, "opener"), 0);
     await_no_drift(&host, "opener");
-    opener.process.finish(COMMAND_LIMIT).success();
+    opener.0.process.finish().success();
 }

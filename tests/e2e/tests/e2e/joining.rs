@@ -1,16 +1,10 @@
 //! A job that finds no daemon at its start runs without one. As soon as a daemon answers, it takes
 //! up the job with the memory that the job holds. From then on the gates of the tenant apply.
 
-use std::{path::PathBuf, process::Command, thread, time::Duration};
+use std::path::PathBuf;
+use std::process::Command;
 
-use deepres_e2e::{
-    Host, Process, Ps, Tally,
-    artefacts::artefacts,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
-use rustix::process::Signal;
+use deepres_e2e::prelude::*;
 
 const GPU_BYTES: u64 = 4 << 30;
 const GPUS: &str = "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes = 0\n\
@@ -34,24 +28,24 @@ fn backlog(host: &Host, name: &str, share: &str) -> Process {
     let held = HELD_BYTES.to_string();
     let arguments = ["--kernel", "busy_1000us", "--hold", &held];
     let variables = [("DEEPRES_TENANT", name), ("DEEPRES_SHARE", share)];
-    job(host, c_client("backlog", Way::Dlsym), &arguments, &variables)
+    job(host, c_client("backlog"), &arguments, &variables)
 }
 
 #[track_caller]
 fn await_ready(client: &mut Process) {
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    client.await_exactly("ready");
 }
 
 /// Returns the total memory that the client sees first.
 #[track_caller]
 fn total(view: &mut Process) -> u64 {
-    view.await_json(COMMAND_LIMIT)["total"].as_u64().expect("a number")
+    view.await_json()["total"].as_u64().expect("a number")
 }
 
 #[track_caller]
 fn await_limit(view: &mut Process) {
     let limited = format!("\"total\":{LIMIT_BYTES},");
-    view.await_line(|line| line.contains(&limited), COMMAND_LIMIT);
+    view.await_line(|line| line.contains(&limited));
 }
 
 #[test]
@@ -62,8 +56,8 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
     // differently from the process alone.
     let variables = [("DEEPRES_TENANT", "early"), ("DEEPRES_MEMORY", "1GiB"), ("CUDA_VISIBLE_DEVICES", "1")];
     let arguments = ["--kernel", "busy_1000us", "--hold", &held, "--progress"];
-    let mut early = job(&host, c_client("backlog", Way::ProcAddress), &arguments, &variables);
-    let mut view = job(&host, c_client("view", Way::Dlsym), &[], &variables);
+    let mut early = job(&host, c_client_by("backlog", Way::ProcAddress), &arguments, &variables);
+    let mut view = job(&host, c_client("view"), &[], &variables);
     await_ready(&mut early);
     assert!(
         early.stderr().contains("the job runs unshared until a daemon takes it up"),
@@ -78,7 +72,7 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
             ps.find("early")
                 .is_some_and(|early| early.sessions.len() == 2 && early.memory_bytes == HELD_BYTES)
         };
-        let ps = host.await_ps(is_whole, TAKEN_UP_WITHIN);
+        let ps = host.await_ps_within(is_whole, TAKEN_UP_WITHIN);
         assert_eq!(ps.tenant("early").memory_limit_bytes, Some(LIMIT_BYTES));
         let status = host.status();
         let gpus = status["tenants"][0]["gpus"].as_array().expect("a list").clone();
@@ -87,34 +81,31 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
         daemon.kill();
     }
     await_limit(&mut view);
-    view.finish(COMMAND_LIMIT).success();
+    view.finish().success();
 }
 
 #[test]
 fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
-    let host = Host::new().config("max_connections = 1\n");
-    let _daemon = host.daemon();
-    let mut first = job(&host, c_client("view", Way::Dlsym), &[], &[("DEEPRES_TENANT", "first")]);
+    let (host, _daemon) = Host::new().config("max_connections = 1\n").with_daemon();
+    let mut first = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "first")]);
     total(&mut first);
     let variables = [("DEEPRES_TENANT", "second"), ("DEEPRES_MEMORY", "1GiB")];
-    let mut second = job(&host, c_client("view", Way::Dlsym), &[], &variables);
+    let mut second = job(&host, c_client("view"), &[], &variables);
     assert_ne!(total(&mut second), LIMIT_BYTES);
     let said = second.stderr();
     assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
-    let mut command = host.command(c_client("view", Way::Dlsym));
-    command.env("LD_PRELOAD", &artefacts().library);
-    let mut third = host.spawn(with(command, &[], &[("DEEPRES_MEMORY", "1GiB")]));
+    let mut third = host.spawn(with(host.alone(c_client("view")), &[], &[("DEEPRES_MEMORY", "1GiB")]));
     assert_eq!(
         total(&mut third),
         LIMIT_BYTES,
         "nobody names the socket, so its limits hold without a daemon"
     );
     assert!(third.stderr().contains("the job keeps its limits by itself until"), "{}", third.stderr());
-    third.finish(COMMAND_LIMIT).success();
-    first.finish(COMMAND_LIMIT).success();
+    third.finish().success();
+    first.finish().success();
     await_limit(&mut second);
     let said = second.stderr();
-    second.finish(COMMAND_LIMIT).success();
+    second.finish().success();
     assert_eq!(said.matches("max_connections").count(), 1, "it is said once");
 }
 
@@ -124,8 +115,7 @@ mod measured {
 
     #[test]
     fn jobs_that_start_while_the_daemon_hangs_share_once_it_does_not() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         host.stop(daemon.pid());
         let mut clients = [backlog(&host, "a", "70%"), backlog(&host, "b", "30%")];
         clients.iter_mut().for_each(await_ready);
@@ -140,7 +130,7 @@ mod measured {
                     .is_some_and(|tenant| tenant.sessions.len() == 1 && tenant.memory_bytes == HELD_BYTES)
             })
         };
-        host.await_ps(all_are_here, TAKEN_UP_WITHIN);
+        host.await_ps_within(all_are_here, TAKEN_UP_WITHIN);
         thread::sleep(Duration::from_secs(1));
         let window = Window::measure(&host, Duration::from_secs(2));
         let had = window.true_percent("a");
@@ -155,30 +145,24 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn a_job_that_keeps_its_limits_beside_a_daemon_that_hangs_goes_over_to_it() {
-        let host = Host::measuring().simgpu(GPUS);
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().simgpu(GPUS).with_daemon();
         host.stop(daemon.pid());
         let variables = [("DEEPRES_TENANT", "alone"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_SHARE", "25%")];
         // No variable names the socket, so the limits apply without a daemon.
-        let alone = |program, arguments: &[&str]| {
-            let mut command = host.command(program);
-            command.env("LD_PRELOAD", &artefacts().library);
-            host.spawn(with(command, arguments, &variables))
-        };
+        let alone =
+            |program, arguments: &[&str]| host.spawn(with(host.alone(program), arguments, &variables));
         let held = HELD_BYTES.to_string();
         let arguments = ["--kernel", "busy_1000us", "--hold", &held];
-        let mut clients = [0, 1].map(|_| alone(c_client("backlog", Way::Linked), &arguments));
-        let mut view = alone(c_client("view", Way::Linked), &[]);
+        let mut clients = [0, 1].map(|_| alone(c_client_by("backlog", Way::Linked), &arguments));
+        let mut view = alone(c_client_by("view", Way::Linked), &[]);
         clients.iter_mut().for_each(await_ready);
         let said = clients[0].stderr();
         assert!(said.contains("the job keeps its limits by itself until a daemon takes it up"), "{said}");
         assert_eq!(total(&mut view), LIMIT_BYTES);
         let pids = clients.each_ref().map(Process::pid);
         let had = |host: &Host| {
-            let before = host.truth();
-            thread::sleep(Duration::from_secs(2));
-            let tally = Tally::between(&before, &host.truth());
-            tally.percent(&pids) * tally.total_ns as f64 / tally.elapsed_ns as f64
+            let tally = Tally::over(host, Duration::from_secs(2));
+            tally.percent_of_time(&pids)
         };
         thread::sleep(Duration::from_secs(1));
         let share = had(&host);
@@ -188,12 +172,12 @@ mod measured {
             ps.find("alone")
                 .is_some_and(|alone| alone.sessions.len() == 3 && alone.memory_bytes == 2 * HELD_BYTES)
         };
-        let ps = host.await_ps(is_whole, TAKEN_UP_WITHIN);
+        let ps = host.await_ps_within(is_whole, TAKEN_UP_WITHIN);
         assert_eq!(ps.tenant("alone").memory_limit_bytes, Some(LIMIT_BYTES));
         thread::sleep(Duration::from_secs(1));
         // The daemon enforces a share only while other tenants want the GPU.
         let share = had(&host);
         assert!(share >= 80.0, "now they have {share:.1} %");
-        view.finish(COMMAND_LIMIT).success();
+        view.finish().success();
     }
 }

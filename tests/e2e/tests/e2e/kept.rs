@@ -1,14 +1,8 @@
 //! Memory that the driver keeps for freed objects counts too: shared blocks, pools, rows of arrays,
 //! memory of graphs. Account and GPU agree at every stage.
 
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
 /// Line of the client when an allocation is refused.
 const FULL: &str = "full 2";
@@ -18,16 +12,14 @@ const FULL: &str = "full 2";
 #[track_caller]
 fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("kept", Way::Dlsym));
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
+    let mut command = host.preloaded(c_client("kept"));
     command.args([what, &LIMIT_BYTES.to_string()]);
     command.env("DEEPRES_TENANT", "keeper").env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
     let mut client = host.spawn(command);
     for (stage, kind, mib) in expected {
-        client.await_line(|line| line == format!("stage {stage}"), COMMAND_LIMIT);
-        let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
-            .expect("JSON");
+        client.await_line(|line| line == format!("stage {stage}"));
+        let ps: Value = host.status();
         let account = &ps["tenants"][0]["gpus"][0];
         let truth = host.truth().gpus[0];
         assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{stage}: {account}");
@@ -35,7 +27,7 @@ fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
         assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "{stage}: {truth:?}");
         client.say("");
     }
-    let finished = client.finish(COMMAND_LIMIT).success();
+    let finished = client.finish().success();
     let lines: Vec<&str> = finished.stdout.lines().filter(|line| !line.starts_with("stage")).collect();
     assert_eq!(lines, said);
 }
@@ -70,9 +62,8 @@ fn a_pool_counts_for_what_it_keeps_and_gives_it_back_before_anything_is_refused(
 
 #[test]
 fn a_destroyed_pool_counts_until_the_stream_has_come_to_the_end_of_its_memory() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("poolends", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("poolends");
     let said = host.finish(host.run(&["--name", "ends", "--memory", "2GiB"], client, &[]));
     let said = said.success().json();
     let free_bytes = |stage: &str| said[stage].as_u64().expect("a number of bytes");

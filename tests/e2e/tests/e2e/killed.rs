@@ -2,13 +2,9 @@
 //! work. The tenant's account then holds only memory that the GPU holds, and the others can have
 //! the rest.
 
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client, conformance},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::clients::conformance;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
 /// Memory that another process of the tenant holds: three quarters of the limit.
 const OTHER_BYTES: u64 = 300 * MIB;
@@ -39,17 +35,15 @@ const APIS: [&str; 14] = [
 #[test]
 fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
     let in_tenant = |program| {
         let mut command = host.preloaded(program);
         command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
         command
     };
-    let mut command = in_tenant(c_client("allocators", Way::Dlsym));
+    let mut command = in_tenant(c_client("allocators"));
     command.arg("preallocate");
-    let mut other = host.spawn(command);
-    other.await_json(COMMAND_LIMIT);
+    let (other, _) = host.told(command);
 
     for api in APIS {
         for when in ["die", "die-after"] {
@@ -59,15 +53,15 @@ fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
                 victim.args(["--sequence", CALLS, "--seed", "7"]).env("SIMGPU_FAULTS", &fault);
                 let ended = host.finish(victim);
                 assert_eq!(ended.code, KILLED, "{fault}: {}", ended.stderr);
-                host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1, COMMAND_LIMIT);
+                host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1);
                 let truth = host.truth().gpus[0];
                 assert_eq!(truth.memory_used_bytes, OTHER_BYTES, "{fault}");
                 assert_eq!(host.ps().tenant(TENANT).memory_bytes, OTHER_BYTES, "{fault}");
             }
         }
-        let mut all = in_tenant(c_client("kept", Way::Dlsym));
+        let mut all = in_tenant(c_client("kept"));
         all.args(["all", &(LIMIT_BYTES - OTHER_BYTES).to_string()]);
         host.finish(all).success();
     }
-    other.finish(COMMAND_LIMIT).success();
+    other.finish().success();
 }

@@ -2,21 +2,18 @@
 //! mistake breaks the client. Under deepres the client gets the same answers as without any
 //! library.
 
-use std::{path::Path, process::Command};
+use std::path::Path;
+use std::process::Command;
 
-use deepres_e2e::{
-    Finished, Host,
-    artefacts::artefacts,
-    clients::{Way, c_client, c_library, c_library_on, c_program},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::clients::c_library_on;
+use deepres_e2e::prelude::*;
 
 /// A client's exit code, signal and standard output. Standard error is left out, because the
 /// libraries write to it.
 type Life = (i32, Option<i32>, String);
 
 fn live(host: &Host, command: Command) -> Life {
-    let Finished { code, signal, stdout, .. } = host.spawn(command).finish(COMMAND_LIMIT);
+    let Finished { code, signal, stdout, .. } = host.spawn(command).finish();
     (code, signal, stdout)
 }
 
@@ -36,8 +33,7 @@ fn naive(host: &Host, mistake: &str, program: &Path, what: &[&str]) -> Command {
 /// Runs the client alone, as a tenant, and with a naive library that makes the mistake.
 #[track_caller]
 fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&str]) {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let bare = live(&host, hazard(host.command(program), what));
     assert_eq!((bare.0, bare.1), (0, None), "{mistake}: alone it works: {bare:?}");
     let mut ours = hazard(host.preloaded(program), what);
@@ -50,9 +46,31 @@ fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&s
     assert_ne!(live(&host, naive(&host, mistake, program, what)), bare, "{mistake}: made");
 }
 
-#[track_caller]
-fn assert_only_the_naive_client_fails(mistake: &str, what: &str) {
-    assert_only_the_naive_library_fails(mistake, &c_client("hazards", Way::Dlsym), &[what]);
+/// Declares tests in which the client `hazards` runs one of its parts, and only a naive library
+/// with this mistake fails.
+macro_rules! hazards {
+    ($($name:ident: $mistake:literal, $part:literal;)+) => {
+        $(
+            #[test]
+            fn $name() {
+                assert_only_the_naive_library_fails($mistake, &c_client("hazards"), &[$part]);
+            }
+        )+
+    };
+}
+
+hazards! {
+    a_function_that_changed_its_parameters_is_told_from_the_one_before: "by-name", "abi";
+    a_variant_for_per_thread_streams_launches_on_them: "detour", "per-thread";
+    the_real_dlsym_is_found_without_dlsym: "itself", "launches";
+    no_marker_gets_into_a_capture: "markers", "capture";
+    a_thread_that_looks_at_events_breaks_no_capture_of_another_thread: "looks", "capture-meanwhile";
+    nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured: "legacy-markers", "capture-blocking";
+    events_end_with_their_context: "pooled-events", "contexts";
+    physical_memory_needs_no_current_context: "no-context", "without-context";
+    null_and_odd_arguments_are_the_drivers_to_answer: "null", "nulls";
+    a_forked_child_inherits_no_lock: "thread", "forked";
+    device_memory_is_not_swapped_for_managed_memory: "managed", "device-memory";
 }
 
 #[test]
@@ -62,49 +80,18 @@ fn names_that_only_begin_like_the_drivers_are_somebody_elses() {
 }
 
 #[test]
-fn a_function_that_changed_its_parameters_is_told_from_the_one_before() {
-    assert_only_the_naive_client_fails("by-name", "abi");
-}
-
-#[test]
-fn a_variant_for_per_thread_streams_launches_on_them() {
-    assert_only_the_naive_client_fails("detour", "per-thread");
-}
-
-#[test]
 fn a_look_up_in_a_librarys_constructor_waits_for_nobody() {
     let library = c_library("constructor").display().to_string();
-    let client = c_client("hazards", Way::Dlsym);
+    let client = c_client("hazards");
     assert_only_the_naive_library_fails("lock", &client, &["constructor", &library]);
-}
-
-#[test]
-fn the_real_dlsym_is_found_without_dlsym() {
-    assert_only_the_naive_client_fails("itself", "launches");
-}
-
-#[test]
-fn no_marker_gets_into_a_capture() {
-    assert_only_the_naive_client_fails("markers", "capture");
-}
-
-#[test]
-fn a_thread_that_looks_at_events_breaks_no_capture_of_another_thread() {
-    assert_only_the_naive_client_fails("looks", "capture-meanwhile");
-}
-
-#[test]
-fn nothing_is_put_on_the_legacy_stream_while_one_that_waits_for_it_is_captured() {
-    assert_only_the_naive_client_fails("legacy-markers", "capture-blocking");
 }
 
 #[test]
 fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
     /// Number of processes that start.
     const PROCESSES: usize = 60;
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let stuck = |mut command: Command| {
         command.env("SIMGPU_FAULTS", "cuInit:delay:200s");
         host.spawn(command)
@@ -121,7 +108,7 @@ fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
     let _ours = stuck(ours());
     let mut many: Vec<_> = (0..PROCESSES).map(|_| host.spawn(ours())).collect();
     for process in &mut many {
-        let Finished { code, signal, stdout, .. } = process.await_end(COMMAND_LIMIT);
+        let Finished { code, signal, stdout, .. } = process.await_end();
         assert_eq!((code, signal, stdout), allocated);
     }
     let mut holder = theirs();
@@ -129,41 +116,15 @@ fn processes_begin_beside_one_that_is_stuck_in_its_beginning() {
     let _theirs = host.spawn(holder);
     let waited = |path: &Path| std::fs::read(path).is_ok_and(|flag| flag.first() == Some(&1));
     while !waited(&lock) {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(live(&host, theirs()).1, Some(14), "it waits until the alarm ends it");
 }
 
 #[test]
-fn events_end_with_their_context() {
-    assert_only_the_naive_client_fails("pooled-events", "contexts");
-}
-
-#[test]
-fn physical_memory_needs_no_current_context() {
-    assert_only_the_naive_client_fails("no-context", "without-context");
-}
-
-#[test]
-fn null_and_odd_arguments_are_the_drivers_to_answer() {
-    assert_only_the_naive_client_fails("null", "nulls");
-}
-
-#[test]
-fn a_forked_child_inherits_no_lock() {
-    assert_only_the_naive_client_fails("thread", "forked");
-}
-
-#[test]
-fn device_memory_is_not_swapped_for_managed_memory() {
-    assert_only_the_naive_client_fails("managed", "device-memory");
-}
-
-#[test]
 fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let ours = host.run(&["--name", "freer", "--memory", "1GiB"], &client, &["unknown-frees"]);
     let (code, _, said) = live(&host, ours);
     assert_eq!(code, 0);
@@ -176,21 +137,20 @@ fn freeing_what_was_never_counted_takes_nothing_from_the_account() {
 fn a_context_that_was_attached_to_keeps_what_is_in_it_until_its_last_user_leaves() {
     /// Memory that the client allocates before it attaches to the context.
     const PART_BYTES: u64 = 1 << 30;
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let mut bare = host.spawn(hazard(host.command(&client), &["attached"]));
     bare.close_stdin();
-    let bare = bare.finish(COMMAND_LIMIT).success().stdout;
+    let bare = bare.finish().success().stdout;
     let mut ours = host.spawn(host.run(&["--name", "guest", "--memory", "4GiB"], &client, &["attached"]));
-    ours.await_line(|line| line.starts_with("launches that failed: 0"), COMMAND_LIMIT);
-    let ps = host.await_ps(|ps| ps.tenant("guest").kernel_launches == 1001, COMMAND_LIMIT);
+    ours.await_line(|line| line.starts_with("launches that failed: 0"));
+    let ps = host.await_ps(|ps| ps.tenant("guest").kernel_launches == 1001);
     assert!(ps.tenant("guest").memory_bytes >= PART_BYTES, "what is there is charged: {ps:?}");
     ours.say("");
-    ours.await_line(|line| line.starts_with("left for good"), COMMAND_LIMIT);
+    ours.await_line(|line| line.starts_with("left for good"));
     assert_eq!(host.ps().tenant("guest").memory_bytes, 0, "it ended with its context");
     ours.say("");
-    assert_eq!(ours.finish(COMMAND_LIMIT).success().stdout, bare);
+    assert_eq!(ours.finish().success().stdout, bare);
 }
 
 #[test]
@@ -200,9 +160,8 @@ fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
     const REFUSED: [u32; 5] = [3, 13, 15, 19, 12345];
     /// Number of attributes that the client tries.
     const TRIED: usize = 21;
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::ProcAddress);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client_by("hazards", Way::ProcAddress);
     let bare = live(&host, hazard(host.command(&client), &["attributes"]));
     let answers: Vec<(u32, u32)> = (bare.2.lines())
         .filter_map(|line| line.strip_prefix("attribute ")?.split_once(": "))
@@ -228,9 +187,8 @@ fn a_launch_with_any_attribute_is_answered_as_without_deepres_and_counted() {
 
 #[test]
 fn a_stream_that_was_not_destroyed_captures_as_before() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let failing = |mut command: Command| {
         command.env("SIMGPU_FAULTS", "cuStreamDestroy_v2:1:999");
         live(&host, command)
@@ -246,28 +204,19 @@ fn a_stream_that_was_not_destroyed_captures_as_before() {
 /// Makes the process die in functions that load a kernel lazily or may take as long.
 #[test]
 fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
-    let fatal: Vec<String> = [
-        "cuFuncGetName",
-        "cuFuncGetAttribute",
-        "cuFuncGetModule",
-        "cuFuncGetParamInfo",
-        "cuFuncLoad",
-        "cuKernelGetFunction",
-        "cuKernelGetName",
-        "cuKernelGetAttribute",
-        "cuModuleGetFunction",
-        "cuModuleGetLoadingMode",
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-        "cuOccupancyMaxPotentialBlockSize",
-    ]
-    .iter()
-    // The client itself looks up its one kernel.
-    .map(|function| format!("die:{function}:{}", if *function == "cuModuleGetFunction" { 2 } else { 1 }))
-    .collect();
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
+    let fatal: Vec<String> =
+        "cuFuncGetName cuFuncGetAttribute cuFuncGetModule cuFuncGetParamInfo cuFuncLoad \
+         cuKernelGetFunction cuKernelGetName cuKernelGetAttribute cuModuleGetFunction cuModuleGetLoadingMode \
+         cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags \
+         cuOccupancyMaxPotentialBlockSize"
+            .split(' ')
+            // The client itself looks up its one kernel.
+            .map(|function| {
+                format!("die:{function}:{}", if function == "cuModuleGetFunction" { 2 } else { 1 })
+            })
+            .collect();
     let mut ours = host.run(&["--name", "namer"], &client, &["launches"]);
     ours.env("SIMGPU_FAULTS", fatal.join(","));
     assert_eq!(live(&host, ours), (0, None, "failed: 0, waited 0\n".to_owned()));
@@ -278,9 +227,8 @@ fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
 
 #[test]
 fn whoever_dies_inside_an_allocation_holds_nobody_up() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let lock = host.path().join("naive.lock");
     let ours = || host.run(&["--name", "mortal", "--memory", "1GiB"], &client, &["allocate"]);
     let theirs = || {
@@ -304,9 +252,8 @@ fn whoever_dies_inside_an_allocation_holds_nobody_up() {
 /// libraries. deepres reports such a library.
 #[test]
 fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_of() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let library = c_library_on("deepbound", &artefacts().simgpu.join("libcuda.so.1")).display().to_string();
     let (opens, looks) = (c_library("opens"), c_library("lookups_alone"));
     let (opens, looks) = (opens.display().to_string(), looks.display().to_string());
@@ -318,18 +265,14 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
     let cases = cases.chain(["deepbound", "elsewhere"].map(|way| (&looks, (way, 0, 0, false))));
     for (number, (library, (way, launches, failed, is_known))) in cases.enumerate() {
         let name = format!("{way}-{number}");
-        let mut ours = host.spawn(host.run(&["--name", &name], &client, &[way, library]));
-        ours.await_line(|line| line == "waited: 0", COMMAND_LIMIT);
-        host.await_ps(|ps| ps.tenant(&name).kernel_launches == launches, COMMAND_LIMIT);
-        let told = || host.finish(host.deepres(&["ps", "--coverage"])).success().stdout;
+        let mut ours = host.start(host.run(&["--name", &name], &client, &[way, library]), "waited: 0");
+        host.await_ps(|ps| ps.tenant(&name).kernel_launches == launches);
+        let told = || host.shows(&["ps", "--coverage"]);
         if is_known {
-            let until = std::time::Instant::now() + COMMAND_LIMIT;
-            while !told().contains("1 libraries bound to the driver itself") {
-                assert!(std::time::Instant::now() < until, "{library} {way}: {}", told());
-            }
+            await_value(told, |told| told.contains("1 libraries bound to the driver itself"));
         }
         ours.say("");
-        let ended = ours.finish(COMMAND_LIMIT).success();
+        let ended = ours.finish().success();
         assert_eq!(ended.stdout, format!("failed: {failed}\nwaited: 0\n"), "{library} {way}");
         assert_eq!(ended.stderr.contains("RTLD_DEEPBIND"), is_known, "{library} {way}: {}", ended.stderr);
     }
@@ -337,22 +280,21 @@ fn a_library_that_is_bound_to_the_driver_itself_or_looks_it_up_past_us_is_told_o
     naive.env("NAIVE", "markers");
     let mut naive = host.spawn(naive);
     naive.close_stdin();
-    assert!(naive.finish(COMMAND_LIMIT).success().stderr.is_empty(), "nobody tells of it");
+    assert!(naive.finish().success().stderr.is_empty(), "nobody tells of it");
 }
 
 /// A client that looks up functions in the driver's own library bypasses a library that only
 /// exports the driver's names. Then limits do not hold, and no message says so.
 #[test]
 fn a_client_that_looks_into_the_drivers_library_is_seen_too() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let client = c_client("hazards", Way::Dlsym);
+    let (host, _daemon) = Host::new().with_daemon();
+    let client = c_client("hazards");
     let mut exports = hazard(host.command(&client), &["launches"]);
     exports.env("LD_PRELOAD", c_library("exports"));
     let (_, _, said) = live(&host, exports);
     assert!(said.ends_with("seen: 0\n"), "{said}");
     let mut ours = host.spawn(host.run(&["--name", "looker"], &client, &["launches"]));
-    assert!(ours.await_end(COMMAND_LIMIT).success().stdout.starts_with("failed: 0"));
+    assert!(ours.await_end().success().stdout.starts_with("failed: 0"));
     let launches = host.ps().tenant("looker").kernel_launches;
     assert_eq!(launches, 1000, "every launch was metered");
 }

@@ -4,19 +4,12 @@
 //! Their CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver cannot do
 //! that, so these tests see no GPU work.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use deepres_e2e::{
-    Host,
-    clients::script,
-    venv,
-    witness::{Client, assert_every_look_up_is_answered_with_our_hook},
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
+use deepres_e2e::venv;
+use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
 /// Time limit. The import of a framework reads gigabytes, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(200);
@@ -55,7 +48,7 @@ fn assert_gets_as_far_and_looks_nothing_up_past_the_hooks(client: &Client<'_>) -
     let host = Host::new();
     let mut bare = host.command(client.program);
     client.prepare(&mut bare);
-    let bare = host.spawn(bare).finish(client.within).success().json();
+    let bare = host.spawn(bare).finish_within(client.within).success().json();
     drop(host);
 
     let (said, got) = assert_every_look_up_is_answered_with_our_hook(client);

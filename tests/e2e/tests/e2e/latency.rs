@@ -1,13 +1,7 @@
 //! How soon the GPU changes hands. A tenant with a latency objective gets it at once. The others
 //! get it as often as the cost of hand-offs allows.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 /// Time after which the rivals are metered and the times of their kernels are known.
 const SETTLED: Duration = Duration::from_millis(700);
@@ -17,20 +11,17 @@ const PART: f64 = 0.5;
 
 /// Returns the mean wait of a server's first launches beside two backlogged jobs, µs.
 fn waited_us(objective: &[&str]) -> f64 {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _rivals = ["one", "other"].map(|name| {
         let arguments = ["--kernel", "busy_1000us", "--sync-every", "50"];
-        let mut rival = host.spawn(host.run(&["--name", name], c_client("backlog", Way::Dlsym), &arguments));
-        rival.await_line(|line| line == "ready", COMMAND_LIMIT);
-        rival
+        host.start(host.run(&["--name", name], c_client("backlog"), &arguments), "ready")
     });
     thread::sleep(SETTLED);
     let options = [&["--name", "server"], objective].concat();
     // The requests need about 2 % of the GPU, far less than the server's entitlement.
     let requests = ["--kernel", "busy_1000us", "--kernels", "2", "--rate", "10", "--seconds", "6"];
-    let server = host.run(&options, c_client("serve", Way::Dlsym), &requests);
-    let said = host.spawn(server).finish(COMMAND_LIMIT).success().json();
+    let server = host.run(&options, c_client("serve"), &requests);
+    let said = host.spawn(server).finish().success().json();
     println!("{objective:?}: {said}");
     said["launch_us"]["mean"].as_f64().expect("a figure")
 }
@@ -52,22 +43,17 @@ mod measured {
 
     #[test]
     fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         // The jobs wait for nothing and launch more slowly than the GPU runs, as jobs do whose CPU
         // is the bottleneck.
         let _jobs = ["one", "other"].map(|name| {
-            let mut job = host.spawn(host.run(
-                &["--name", name, "--share", "50%"],
-                c_client("pace", Way::Dlsym),
-                &["busy_20us", "wait:25"],
-            ));
-            job.await_line(|line| line == "ready", COMMAND_LIMIT);
-            job
+            host.start(
+                host.run(&["--name", name, "--share", "50%"], c_client("pace"), &["busy_20us", "wait:25"]),
+                "ready",
+            )
         });
         thread::sleep(3 * SETTLED);
-        let ps = host.finish(host.deepres(&["ps", "--json"])).success().stdout;
-        let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
+        let ps = host.status();
         let gpu = &ps["gpus"][0];
         let (handoffs, quantum_ns) = (gpu["handoffs"].as_u64(), gpu["quantum_ns"].as_u64());
         assert!(handoffs > Some(50) && quantum_ns < Some(LONGEST_QUANTUM_NS / QUANTUM_PART), "{gpu}");

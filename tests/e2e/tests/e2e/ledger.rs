@@ -5,10 +5,8 @@
 //! The long run is `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture`: ten
 //! million calls in four to seven minutes.
 
-use std::time::Duration;
-
-use deepres_e2e::{Host, clients::conformance};
-use serde_json::Value;
+use deepres_e2e::clients::conformance;
+use deepres_e2e::prelude::*;
 
 /// Number of calls in a sequence.
 const CALLS: u64 = 40_000;
@@ -44,8 +42,7 @@ const DRIVER: usize = KINDS.len();
 
 fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
     // Contexts take no memory, so the GPU's record contains allocations alone.
-    let host = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN);
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").lasting(WITHIN).with_daemon();
     let mut command = host.preloaded(conformance());
     let (number, every) = (seed.to_string(), (calls / LOOKS).to_string());
     command.args(["--sequence", &calls.to_string(), "--seed", &number, "--account", &every]);
@@ -55,11 +52,10 @@ fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
     let looks = (1..=LOOKS).map(|look| (calls / LOOKS * look).to_string());
     for stage in looks.chain(["cleaned".to_owned()]) {
         let prefix = format!("account {stage} ");
-        let line = client.await_line(|line| line.starts_with(&prefix), WITHIN);
+        let line = client.await_line_within(|line| line.starts_with(&prefix), WITHIN);
         let truth: Vec<u64> =
             line[prefix.len()..].split(' ').map(|word| word.parse().expect("a number")).collect();
-        let ps: Value = serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout)
-            .expect("JSON");
+        let ps: Value = host.status();
         let account = &ps["tenants"][0]["gpus"][0];
         let held = |kind: &&str| account["memory_by_kind"][*kind].as_u64().unwrap_or(0);
         let ledger: Vec<u64> = KINDS.iter().map(|kinds| kinds.iter().map(held).sum()).collect();
@@ -97,13 +93,13 @@ fn assert_exact(seed: u64, calls: u64, limit_bytes: u64, faults: &str) {
         );
         client.say("");
     }
-    client.await_line(|line| line == "end", WITHIN);
+    client.await_line_within(|line| line == "end", WITHIN);
     let refusals = host.ps().tenant("random").refusals;
     assert!(
         limit_bytes != TIGHT_BYTES || refusals > calls / LOOKS / LOOKS,
         "seed {seed}: {refusals} refused"
     );
-    client.finish(WITHIN).success();
+    client.finish_within(WITHIN).success();
 }
 
 /// Runs one sequence without a tight limit and one with it.

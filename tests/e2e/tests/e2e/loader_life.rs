@@ -1,18 +1,10 @@
 //! A program may reach the driver in any way, and other libraries may be preloaded beside deepres.
 //! Each look-up gets a hook, or the same answer as without deepres.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use deepres_e2e::{
-    Host, Ps,
-    artefacts::artefacts,
-    clients::{Way, c_client, c_library, c_program},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
@@ -20,7 +12,7 @@ const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Waits until the daemon has counted this many launches of a tenant.
 #[track_caller]
 fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
-    host.await_ps(
+    host.await_ps_within(
         |ps| ps.find(tenant).is_some_and(|t| Some(t.kernel_launches) == launches),
         METER_SETTLES_WITHIN,
     );
@@ -28,39 +20,36 @@ fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
 
 #[test]
 fn the_driver_is_hooked_however_it_is_opened() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for way in ["local", "global", "deepbind", "absolute", "again", "namespace"] {
-        let mut client = host.spawn(host.run(&["--name", way], c_program("loads"), &[way]));
-        let said = client.await_json(COMMAND_LIMIT);
+        let (client, said) = host.told(host.run(&["--name", way], c_program("loads"), &[way]));
         assert_eq!(said["object"], "libdeepres.so", "{way}: whose launch function it found");
         await_launches(&host, way, said["kernel_launches"].as_u64());
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 
 #[test]
 fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_past_no_limit() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let copy = host.path().join("libcuda.so.1");
     std::fs::copy(artefacts().simgpu.join("libcuda.so.1"), &copy).expect("a folder of our own");
     for way in [Way::Linked, Way::Dlsym] {
         for place in ["here", "namespace"] {
-            let client = c_client("second_copy", way);
+            let client = c_client_by("second_copy", way);
             let arguments = [copy.to_str().expect("UTF-8"), place];
             let mut bare = host.command(&client);
             bare.args(arguments);
             let mut bare = host.spawn(bare);
             bare.close_stdin();
-            let bare = bare.finish(COMMAND_LIMIT).success().stdout;
+            let bare = bare.finish().success().stdout;
             assert!(bare.lines().all(|line| line.ends_with('0')), "{bare}");
             let name = format!("{way:?}-{place}");
             let mut ours = host.spawn(host.run(&["--name", &name, "--memory", "4GiB"], &client, &arguments));
-            ours.await_line(|line| line.starts_with("6 GiB"), COMMAND_LIMIT);
+            ours.await_line(|line| line.starts_with("6 GiB"));
             await_launches(&host, &name, Some(1));
             ours.close_stdin();
-            let ours = ours.finish(COMMAND_LIMIT).success().stdout;
+            let ours = ours.finish().success().stdout;
             assert_eq!(ours, bare.replace("6 GiB: 0", "6 GiB: 2"), "{name}");
         }
     }
@@ -68,8 +57,7 @@ fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_
 
 #[test]
 fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes_on() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let installed = host.path().join("libdeepres.so");
     // The installation replaces the library as package managers do: a new file takes the old file's
     // name.
@@ -79,14 +67,12 @@ fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes
         std::fs::rename(&beside, &installed).expect("the same folder");
     };
     let start = |name: &str| {
-        let mut command = host.preloaded(c_client("backlog", Way::Dlsym));
+        let mut command = host.preloaded(c_client("backlog"));
         command
             .args(["--kernel", "busy_1000us", "--progress"])
             .env("LD_PRELOAD", &installed)
             .env("DEEPRES_TENANT", name);
-        let mut client = host.spawn(command);
-        client.await_line(|line| line == "ready", COMMAND_LIMIT);
-        client
+        host.start(command, "ready")
     };
     install();
     let _before = start("before");
@@ -95,7 +81,7 @@ fn a_library_is_replaced_under_the_jobs_that_use_it_and_under_a_daemon_that_goes
     let launched =
         |ps: &Ps| ["before", "after"].map(|name| ps.find(name).map_or(0, |tenant| tenant.kernel_launches));
     let first = launched(&host.ps());
-    host.await_ps(|ps| launched(ps).iter().zip(first).all(|(now, first)| *now > first + 50), COMMAND_LIMIT);
+    host.await_ps(|ps| launched(ps).iter().zip(first).all(|(now, first)| *now > first + 50));
 }
 
 /// Returns the path of a library from a Debian package, in a folder that the linker searches.
@@ -108,8 +94,7 @@ fn system_library(name: &str, package: &str) -> PathBuf {
 
 #[test]
 fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let ours = artefacts().library.display().to_string();
     for (name, package, variables) in [
         ("libjemalloc.so.2", "libjemalloc2", &[][..]),
@@ -128,15 +113,14 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
         {
             for way in [Way::Dlsym, Way::ProcAddress] {
                 let tenant = format!("{name} {order} {way:?}");
-                let mut command = host.preloaded(c_client("launches", way));
+                let mut command = host.preloaded(c_client_by("launches", way));
                 command
                     .env("LD_PRELOAD", &preload)
                     .env("DEEPRES_TENANT", &tenant)
                     .envs(variables.iter().copied());
-                let mut client = host.spawn(command);
-                let said = client.await_json(COMMAND_LIMIT);
+                let (client, said) = host.told(command);
                 await_launches(&host, &tenant, said["kernel_launches"].as_u64());
-                client.finish(COMMAND_LIMIT).success();
+                client.finish().success();
             }
         }
     }
@@ -144,15 +128,13 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
 
 #[test]
 fn a_tool_that_has_some_of_the_drivers_functions_for_itself_sees_what_it_sees_alone() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let (tool, client) = (c_library("counts"), c_client("launches", Way::Linked));
+    let (host, _daemon) = Host::new().with_daemon();
+    let (tool, client) = (c_library("counts"), c_client_by("launches", Way::Linked));
     let live = |mut command: Command, meanwhile: &dyn Fn(Option<u64>)| {
         command.env("LD_PRELOAD", &tool);
-        let mut client = host.spawn(command);
-        let said = client.await_json(COMMAND_LIMIT);
+        let (client, said) = host.told(command);
         meanwhile(said["kernel_launches"].as_u64());
-        client.finish(COMMAND_LIMIT).success().stderr
+        client.finish().success().stderr
     };
     let alone = live(host.command(&client), &|_| {});
     assert!(alone.starts_with("counted "), "{alone}");

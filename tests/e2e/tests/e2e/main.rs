@@ -51,7 +51,6 @@ mod pause;
 mod pieces;
 mod pressure;
 mod process_life;
-mod ps;
 mod reconciliation;
 mod recording;
 mod restarts;

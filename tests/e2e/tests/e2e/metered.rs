@@ -5,34 +5,25 @@
 
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use deepres_e2e::clients::{CLibrary, Way, c_client, c_library, c_program_on};
-use deepres_e2e::probes::are_possible;
-use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
-use serde_json::Value;
+use deepres_e2e::clients::c_program_on;
+use deepres_e2e::prelude::*;
+use deepres_e2e::probes;
 
-/// Lets one test run at a time. Returns `None` where probes are impossible. The kernel places and
-/// removes probes one after the other on the whole host, and outside the tests a host has one
-/// daemon.
-fn alone() -> Option<MutexGuard<'static, ()>> {
+/// Returns a host, and lets one test run at a time. Returns `None` where probes are impossible. The
+/// kernel places and removes probes one after the other on the whole host, and outside the tests a
+/// host has one daemon.
+fn alone(config: &str) -> Option<(Host, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
-    are_possible().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((probes::host(config)?, alone))
 }
 
 /// Waits until the metered processes satisfy `wanted`, and returns them.
 #[track_caller]
 fn await_metered(host: &Host, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    loop {
-        let processes = host.status()["metering"]["processes"].as_array().expect("a list").clone();
-        if wanted(&processes) {
-            return processes;
-        }
-        assert!(Instant::now() < deadline, "{processes:#?}");
-        thread::sleep(Duration::from_millis(50));
-    }
+    let processes = || host.status()["metering"]["processes"].as_array().expect("a list").clone();
+    await_value(processes, |processes| wanted(processes))
 }
 
 fn all_ended(processes: &[Value], count: usize) -> bool {
@@ -41,26 +32,25 @@ fn all_ended(processes: &[Value], count: usize) -> bool {
 
 #[test]
 fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one_on() {
-    let Some(_alone) = alone() else { return };
-    let host = Host::new();
+    let Some((host, _alone)) = alone("") else { return };
     let _daemon = host.daemon();
     // Hundreds of threads launch on both kinds of default streams.
-    let storm = c_client("storm", Way::Dlsym);
+    let storm = c_client("storm");
     let job = host.spawn(host.run(&["--no-preload", "--name", "outside"], &storm, &[]));
-    let said = job.finish(COMMAND_LIMIT).success();
+    let said = job.finish().success();
     assert!(!said.stderr.contains("not counted"), "{}", said.stderr);
     let launches = said.json()["kernel_launches"].as_u64().unwrap();
     let ended = await_metered(&host, |processes| all_ended(processes, 1)).swap_remove(0);
     assert_eq!((&ended["tenant"], &ended["launches"]), (&"outside".into(), &launches.into()), "{ended}");
     assert_eq!(ended["functions"]["cuLaunchKernel_ptsz"], launches / 2);
-    let shown = host.finish(host.deepres(&["ps", "-v"])).success().stdout;
+    let shown = host.shows(&["ps", "-v"]);
     assert!(shown.contains("METERED") && shown.contains(&launches.to_string()), "{shown}");
     assert_eq!(host.status()["unmanaged"].as_array().map(Vec::len), Some(0), "it is known");
 }
 
 #[test]
 fn children_are_metered_and_tenants_of_the_same_library_are_not() {
-    let Some(_alone) = alone() else { return };
+    let Some((host, _alone)) = alone("") else { return };
     const CHILD: &str = "import ctypes, time\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
         cuda.cuInit(0)\n\
@@ -68,40 +58,29 @@ fn children_are_metered_and_tenants_of_the_same_library_are_not() {
         for _ in range(700): cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)\n\
         memory = ctypes.c_void_p()\n\
         for _ in range(3): cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20))\n";
-    let host = Host::new();
     let _daemon = host.daemon();
-    let tenant = host.spawn(host.run(&["--name", "inside"], c_client("storm", Way::Dlsym), &[]));
+    let tenant = host.spawn(host.run(&["--name", "inside"], c_client("storm"), &[]));
     let job = host.run(
         &["--no-preload", "--name", "outside"],
         "sh",
         &["-c", "python3 -c \"$0\"; python3 -c \"$0\"", CHILD],
     );
-    host.spawn(job).finish(COMMAND_LIMIT).success();
-    tenant.finish(COMMAND_LIMIT).success();
+    host.spawn(job).finish().success();
+    tenant.finish().success();
     // The shell was named too, and has no driver library of its own.
     let ended = await_metered(&host, |processes| all_ended(processes, 3));
-    let shown: Vec<_> = ended
-        .iter()
-        .map(|process| {
-            (
-                process["launches"].as_u64(),
-                process["allocations"].as_u64(),
-                process["allocated_bytes"].as_u64(),
-            )
-        })
-        .collect();
-    assert_eq!(
-        shown.iter().filter(|counts| **counts == (Some(700), Some(3), Some(3 << 20))).count(),
-        2,
-        "{ended:#?}"
-    );
+    let is_child = |process: &&Value| {
+        (&process["launches"], &process["allocations"], &process["allocated_bytes"])
+            == (&700.into(), &3.into(), &(3 << 20).into())
+    };
+    assert_eq!(ended.iter().filter(is_child).count(), 2, "{ended:#?}");
     assert!(ended.iter().all(|process| process["tenant"] == "outside"), "{ended:#?}");
 }
 
 #[test]
 #[ignore = "deep: takes long"]
 fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
-    let Some(_alone) = alone() else { return };
+    let Some((host, _alone)) = alone(probes::CONFIG) else { return };
     const LIBRARIES: usize = 20;
     /// Most libraries of one process that the daemon probes. No real program has so many.
     const PROBED: usize = 16;
@@ -112,7 +91,6 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
         except OSError: pass\n\
         print('{}', flush=True)\n\
         sys.stdin.read()";
-    let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
     let mut daemon = host.daemon();
     // Each copy is a library of its own, because the kernel tells files apart.
     let make = |name: &str| {
@@ -123,14 +101,9 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
         }
         let mut command = host.command("python3");
         command.args(["-c", MAKER]).arg(&folder);
-        let mut maker = host.spawn(command);
-        maker.await_json(COMMAND_LIMIT);
+        let (maker, _) = host.told(command);
         let pid = maker.pid().to_string();
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        while host.finish(host.deepres(&["adopt", &pid, "--name", name])).code != 0 {
-            assert!(Instant::now() < deadline, "it is not found");
-            thread::sleep(Duration::from_millis(50));
-        }
+        eventually("it is found", || host.call(&["adopt", &pid, "--name", name]).code == 0);
         let metered =
             await_metered(&host, |processes| processes.iter().any(|process| process["tenant"] == name));
         let its = metered.into_iter().find(|process| process["tenant"] == name).expect("it is listed");
@@ -138,7 +111,7 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
         maker
     };
     let maker = make("maker");
-    let other = host.run(&["--no-preload", "--name", "other"], c_client("storm", Way::Dlsym), &[]);
+    let other = host.run(&["--no-preload", "--name", "other"], c_client("storm"), &[]);
     let launches = host.finish(other).success().json()["kernel_launches"].clone();
     let is_other = |process: &&Value| process["tenant"] == "other" && process["state"] == "ended";
     let ended = await_metered(&host, |processes| processes.iter().any(|process| is_other(&process)));
@@ -147,15 +120,14 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     // The libraries of a job are no longer probed after its end, although another process is
     // metered all the while.
     let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
-    maker.finish(COMMAND_LIMIT).success();
+    maker.finish().success();
     let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
-    daemon.await_error_line(forgotten, COMMAND_LIMIT);
+    daemon.await_error_line(forgotten);
 }
 
 #[test]
 fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_not() {
-    let Some(_alone) = alone() else { return };
-    let host = Host::new();
+    let Some((host, _alone)) = alone("") else { return };
     let _daemon = host.daemon();
     let program = c_program_on(CLibrary::Static, "inside");
     let said = host.finish(host.run(&["--no-preload"], &program, &["5000", "40"])).success();
@@ -180,7 +152,7 @@ fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_no
 
 #[test]
 fn a_program_that_was_adopted_is_metered_from_then_on() {
-    let Some(_alone) = alone() else { return };
+    let Some((host, _alone)) = alone(probes::CONFIG) else { return };
     const STRANGER: &str = "import ctypes, os, signal, sys\n\
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n\
         cuda = ctypes.CDLL('libcuda.so.1')\n\
@@ -193,35 +165,30 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
         signal.sigwait({signal.SIGUSR1})\n\
         launch(123)\n\
         while sys.stdin.buffer.read(4096): pass\n";
-    let host = Host::new().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
     let mut command = host.command("python3");
     command.args(["-c", STRANGER]);
-    let mut stranger: Process = host.spawn(command);
-    stranger.await_json(COMMAND_LIMIT);
+    let (stranger, _) = host.told(command);
     let _daemon = host.daemon();
     let pid = stranger.pid().to_string();
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    while host.status()["unmanaged"].as_array().is_none_or(Vec::is_empty) {
-        assert!(Instant::now() < deadline, "it is not found");
-        thread::sleep(Duration::from_millis(50));
-    }
-    let adopted = host.finish(host.deepres(&["adopt", &pid, "--name", "nightly"])).success();
+    let unmanaged = || host.status()["unmanaged"].clone();
+    await_value(unmanaged, |users| users.as_array().is_some_and(|users| !users.is_empty()));
+    let adopted = host.call(&["adopt", &pid, "--name", "nightly"]).success();
     assert_eq!(adopted.stderr, "", "it is metered");
-    stranger.signal(rustix::process::Signal::USR1);
+    stranger.signal(Signal::USR1);
     let metered =
         await_metered(&host, |processes| processes.iter().any(|process| process["launches"] == 123));
     assert_eq!((&metered[0]["tenant"], &metered[0]["state"]), (&"nightly".into(), &"metered".into()));
     // A process that is adopted again belongs to the new tenant everywhere, and its counts go on.
-    host.finish(host.deepres(&["adopt", &pid, "--name", "daily"])).success();
+    host.call(&["adopt", &pid, "--name", "daily"]).success();
     let metered =
         await_metered(&host, |processes| processes.iter().all(|process| process["tenant"] == "daily"));
     assert_eq!((metered.len(), &metered[0]["launches"]), (1, &123.into()));
     assert_eq!(host.status()["unmanaged"][0]["tenant"], "daily");
     for name in ["", "\x1b[31mred", &"x".repeat(300)] {
-        let refused = host.finish(host.deepres(&["adopt", &pid, "--name", name]));
+        let refused = host.call(&["adopt", &pid, "--name", name]);
         assert_eq!(refused.code, 2, "{name:?}: {}", refused.stderr);
     }
-    stranger.finish(COMMAND_LIMIT).success();
+    stranger.finish().success();
 }
 
 /// These measure, so each has the machine to itself.
@@ -230,29 +197,24 @@ mod measured {
 
     #[test]
     fn a_metered_programs_child_that_cannot_be_probed_is_not_listed_as_unmanaged() {
-        let Some(_alone) = alone() else { return };
         const CHILD: &str = "import fcntl, os, time\n\
         device = os.open('/dev/vga_arbiter', os.O_RDWR)\n\
         for _ in range(30):\n\
         \x20try: fcntl.ioctl(device, 0xc020462a, bytearray(32))\n\
         \x20except OSError: pass\n\
         \x20time.sleep(0.1)";
-        let host = Host::measuring().config("[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n");
-        let mut daemon = host.daemon();
+        let Some((host, mut daemon)) = probes::measuring(probes::CONFIG).map(Host::with_daemon) else {
+            return;
+        };
         // In the two seconds after its start the daemon reports no unmanaged process.
         thread::sleep(Duration::from_millis(2_200));
         let mut job =
             host.run(&["--no-preload", "--name", "outside"], "sh", &["-c", "python3 -c \"$0\"; true", CHILD]);
         // The program has no shared driver library either.
         job.env_remove("LD_LIBRARY_PATH");
-        host.spawn(job).finish(COMMAND_LIMIT).success();
-        let deadline = Instant::now() + COMMAND_LIMIT;
-        while host.status()["probes"]["calls"].as_u64().is_none_or(|calls| calls < 30) {
-            assert!(Instant::now() < deadline, "its calls are not seen");
-            thread::sleep(Duration::from_millis(50));
-        }
-        daemon.signal(rustix::process::Signal::TERM);
-        let log = daemon.await_end(COMMAND_LIMIT).success().stderr;
+        host.spawn(job).finish().success();
+        await_value(|| host.status()["probes"].clone(), |probes| probes["calls"].as_u64() >= Some(30));
+        let log = daemon.terminate().success().stderr;
         assert!(!log.contains("an unmanaged process uses"), "{log}");
     }
 }

@@ -2,13 +2,7 @@
 //! pace. The gate is always open. The results do not depend on the machine's speed, because meter
 //! and record cover the same time.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 /// Kernels by name. Each launch costs the GPU 1 µs more. Kernels with a k leave room for others on
 /// the SMs, and kernels with a w do not.
@@ -40,10 +34,7 @@ const SETTLED: Duration = Duration::from_millis(700);
 const ALLOWED_POINTS: f64 = 1.0;
 
 fn start(host: &Host, arguments: &[&str]) -> Process {
-    let mut client =
-        host.spawn(host.run(&["--name", "paced"], c_client("pace", Way::ProcAddress), arguments));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&["--name", "paced"], c_client_by("pace", Way::ProcAddress), arguments), "ready")
 }
 
 /// Runs the pattern alone, and compares the times of kernels and copies with the record.
@@ -64,8 +55,7 @@ fn assert_exact_by_chance(arguments: &[&str]) {
 
 /// Does the same on a GPU with this configuration.
 fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arguments: &[&str]) {
-    let host = Host::measuring().simgpu(simgpu_toml);
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().simgpu(simgpu_toml).with_daemon();
     let _client = start(&host, arguments);
     thread::sleep(SETTLED);
     let (began_ns, before) = look(&host);
@@ -97,10 +87,7 @@ struct Times {
 
 /// Returns the time of the observation, ns, and the times on each GPU.
 fn look(host: &Host) -> (u64, Vec<Times>) {
-    let status = host.status();
-    let truth = host.truth();
-    let tenants = status["tenants"].as_array().expect("a list");
-    let tenant = tenants.iter().find(|tenant| tenant["name"] == "paced").expect("it is there");
+    let (tenant, truth) = (host.tenant("paced"), host.truth());
     let pid = tenant["sessions"][0]["pid"].as_u64().expect("its process");
     let process = truth.processes.iter().find(|process| u64::from(process.pid) == pid);
     let accounts = tenant["gpus"].as_array().expect("a list");
@@ -121,17 +108,48 @@ fn look(host: &Host) -> (u64, Vec<Times>) {
 mod measured {
     use super::*;
 
-    #[test]
-    fn small_kernels_with_gaps() {
-        assert_exact(&["k6", "wait:32"]);
+    /// Declares tests, each of which runs one pattern of the client `pace` and compares it by the
+    /// named function.
+    macro_rules! patterns {
+        ($assert:ident: $($(#[$track:meta])? $name:ident: $steps:literal;)+) => {
+            $(
+                #[test]
+                $(#[$track])?
+                fn $name() {
+                    $assert(&$steps.split(' ').collect::<Vec<_>>());
+                }
+            )+
+        };
     }
 
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn kernels_of_many_lengths_with_gaps() {
-        assert_exact(&[
-            "k6", "wait:30", "k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6", "k6", "wait:20",
-        ]);
+    patterns! { assert_exact:
+        small_kernels_with_gaps: "k6 wait:32";
+        #[ignore = "deep: takes long"]
+        kernels_of_many_lengths_with_gaps: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6 wait:20";
+        storms_of_the_smallest_kernels: "k2x1000 sync";
+        bursts_with_pauses: "k20x50 wait:2000 k6x3 wait:300 sync wait:500";
+        a_full_queue: "k200x500 sync";
+        long_kernels_with_a_sync_each: "k5000 sync wait:1000";
+        the_legacy_stream_with_gaps: "--default legacy k6 wait:40 k20x5 wait:700";
+        #[ignore = "deep: takes long"]
+        streams_in_turn_with_gaps: "--streams 4 k20 wait:30";
+        streams_whose_kernels_overlap: "--streams 4 k80 wait:30 k20 wait:80";
+        #[ignore = "deep: takes long"]
+        graphs_with_conditions_on_several_streams: "--streams 2 while:k80x5 wait:100 k20 wait:50 while:k20x3";
+        several_contexts_in_turn: "--contexts 3 --streams 6 k20 wait:60 k80 wait:150";
+        graphs_with_gaps: "graph:k6x20 wait:200 graph:k20x5 wait:50";
+        copies_between_kernels: "to:1000000 k20x10 to:4000000 k80 wait:100";
+        #[ignore = "deep: takes long"]
+        host_functions_and_waits_between_kernels: "--streams 2 k80 host:200 k20 after:0 k20 wait:400";
+        #[ignore = "deep: takes long"]
+        waits_of_all_streams_of_a_context_between_kernels: "--streams 2 k20 k20 host:200 all:0 k20 k20 wait:400";
+    }
+
+    patterns! { assert_exact_by_chance:
+        #[ignore = "deep: takes long"]
+        per_thread_streams_with_gaps: "--default per-thread --threads 2 k20 wait:150";
+        #[ignore = "deep: takes long"]
+        threads_whose_kernels_overlap_by_chance: "--threads 3 k80 wait:200 k20 wait:70";
     }
 
     #[test]
@@ -159,57 +177,9 @@ mod measured {
     }
 
     #[test]
-    fn storms_of_the_smallest_kernels() {
-        assert_exact(&["k2x1000", "sync"]);
-    }
-
-    #[test]
-    fn bursts_with_pauses() {
-        assert_exact(&["k20x50", "wait:2000", "k6x3", "wait:300", "sync", "wait:500"]);
-    }
-
-    #[test]
-    fn a_full_queue() {
-        assert_exact(&["k200x500", "sync"]);
-    }
-
-    #[test]
-    fn long_kernels_with_a_sync_each() {
-        assert_exact(&["k5000", "sync", "wait:1000"]);
-    }
-
-    #[test]
     #[ignore = "deep: takes long"]
     fn kernels_of_a_tenth_of_a_second() {
         assert_exact_but_for(Duration::from_millis(100), &["k100000", "sync", "wait:20000"]);
-    }
-
-    #[test]
-    fn the_legacy_stream_with_gaps() {
-        assert_exact(&["--default", "legacy", "k6", "wait:40", "k20x5", "wait:700"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn per_thread_streams_with_gaps() {
-        assert_exact_by_chance(&["--default", "per-thread", "--threads", "2", "k20", "wait:150"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn streams_in_turn_with_gaps() {
-        assert_exact(&["--streams", "4", "k20", "wait:30"]);
-    }
-
-    #[test]
-    fn streams_whose_kernels_overlap() {
-        assert_exact(&["--streams", "4", "k80", "wait:30", "k20", "wait:80"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn threads_whose_kernels_overlap_by_chance() {
-        assert_exact_by_chance(&["--threads", "3", "k80", "wait:200", "k20", "wait:70"]);
     }
 
     #[test]
@@ -238,17 +208,6 @@ mod measured {
         let many = format!("while_rounds = 100\n{SIMGPU_TOML}");
         let steps = ["while:k80x3", "k20x5", "wait:70", "while:k2"];
         assert_exact_on(&many, MEASURED_BY_CHANCE, Duration::from_millis(100), &steps);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn graphs_with_conditions_on_several_streams() {
-        assert_exact(&["--streams", "2", "while:k80x5", "wait:100", "k20", "wait:50", "while:k20x3"]);
-    }
-
-    #[test]
-    fn several_contexts_in_turn() {
-        assert_exact(&["--contexts", "3", "--streams", "6", "k20", "wait:60", "k80", "wait:150"]);
     }
 
     #[test]
@@ -285,41 +244,18 @@ mod measured {
     }
 
     #[test]
-    fn graphs_with_gaps() {
-        assert_exact(&["graph:k6x20", "wait:200", "graph:k20x5", "wait:50"]);
-    }
-
-    #[test]
-    fn copies_between_kernels() {
-        assert_exact(&["to:1000000", "k20x10", "to:4000000", "k80", "wait:100"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn host_functions_and_waits_between_kernels() {
-        assert_exact(&["--streams", "2", "k80", "host:200", "k20", "after:0", "k20", "wait:400"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn waits_of_all_streams_of_a_context_between_kernels() {
-        assert_exact(&["--streams", "2", "k20", "k20", "host:200", "all:0", "k20", "k20", "wait:400"]);
-    }
-
-    #[test]
     fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
         for kernel in ["k200", "k5000"] {
-            let host = Host::measuring().simgpu(SIMGPU_TOML);
-            let _daemon = host.daemon();
-            let client = c_client("drains", Way::Dlsym);
-            let mut client = host.spawn(host.run(&["--name", "drains"], client, &[kernel]));
-            let said = client.await_json(COMMAND_LIMIT);
+            let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
+            let client = c_client("drains");
+            let (_client, said) = host.told(host.run(&["--name", "drains"], client, &[kernel]));
             let launched = said["kernel_launches"].as_u64();
-            let ps = host
-                .await_ps(|ps| Some(ps.tenant("drains").kernel_launches) == launched, Duration::from_secs(5));
+            let ps = host.await_ps_within(
+                |ps| Some(ps.tenant("drains").kernel_launches) == launched,
+                Duration::from_secs(5),
+            );
             let metered_ns = ps.tenant("drains").gpu_ns;
-            let true_ns: u64 =
-                host.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum();
+            let true_ns = host.kernel_ns();
             println!("{kernel}: metered {metered_ns} ns, in truth {true_ns} ns");
             // The time of a kernel's first launch is unknown. The meter then charges the whole time
             // that the launch could have taken.
@@ -333,8 +269,7 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn processes_of_a_tenant_that_pause_are_not_charged_for_each_others_time() {
-        let host = Host::measuring().simgpu(SIMGPU_TOML);
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
         let _clients = [(); 2].map(|()| start(&host, &["k5000", "sync", "wait:15000"]));
         thread::sleep(SETTLED);
         let look = || {

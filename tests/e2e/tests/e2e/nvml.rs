@@ -1,24 +1,14 @@
 //! NVML inside a tenant shows the tenant's part of the GPU, to clients of NVIDIA's own Python
 //! package. A process that asks NVML does not become a session.
 
-use std::time::{Duration, Instant};
-
-use deepres_e2e::{
-    Host, Process,
-    artefacts::{artefacts, clients_python},
-    clients::{Way, c_client, c_program, script},
-    host::COMMAND_LIMIT,
-};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType},
-};
-use serde_json::{Value, json};
+use deepres_e2e::artefacts::clients_python;
+use deepres_e2e::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 use simgpu_engine::Config;
 
 /// NVML's error code for a list that is too short.
 const INSUFFICIENT_SIZE: u32 = 7;
-const GIB: u64 = 1 << 30;
 /// Memory that each tenant's process holds.
 const HELD_BYTES: u64 = GIB;
 /// Time limit. A share takes a second to show in NVML's figures.
@@ -27,9 +17,7 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(20);
 /// Starts a process that holds memory and keeps the GPU busy.
 fn busy(host: &Host, options: &[&str]) -> Process {
     let held = HELD_BYTES.to_string();
-    let mut process = host.spawn(host.run(options, c_client("backlog", Way::Dlsym), &["--hold", &held]));
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
+    host.start(host.run(options, c_client("backlog"), &["--hold", &held]), "ready")
 }
 
 /// Returns NVML's answers to a process of this tenant, or of no tenant.
@@ -49,11 +37,10 @@ fn asked(host: &Host, tenant: Option<&str>) -> Value {
 
 #[test]
 fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _one = busy(&host, &["--name", "one", "--share", "30%", "--memory", "4GiB"]);
     let _two = busy(&host, &["--name", "two", "--share", "70%"]);
-    let ps = host.await_ps(
+    let ps = host.await_ps_within(
         |ps| ["one", "two"].iter().all(|name| ps.find(name).is_some_and(|t| t.gpu_ns > 1_000_000_000)),
         SETTLES_WITHIN,
     );
@@ -111,7 +98,7 @@ fn a_tenant_sees_its_own_memory_processes_and_use_and_is_no_session_for_asking()
 fn without_a_daemon_or_for_a_tenant_that_is_not_there_nvml_is_as_ever() {
     let host = Host::new();
     // This run creates the simulated GPU's state.
-    host.finish(host.command(c_client("past", Way::Dlsym))).success();
+    host.finish(host.command(c_client("past"))).success();
     let bare = asked(&host, None);
     let preloaded = |host: &Host| {
         let mut command = host.preloaded(clients_python().python());
@@ -148,8 +135,7 @@ os.wait()
 
 #[test]
 fn a_forked_child_sees_its_tenants_processes_alone_and_who_has_none_is_told_that_nothing_was_found() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _other = busy(&host, &["--name", "other"]);
     let python = &clients_python().python();
     let asked = |name| {
@@ -186,8 +172,8 @@ print(json.dumps({"grew": after.used - before, "nvml": [after.free, after.total]
 fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_without() {
     let host = Host::new();
     let python = &clients_python().python();
-    let mut alone = host.command(python);
-    alone.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_MEMORY", "4GiB").args(["-c", ALLOCATING]);
+    let mut alone = host.alone(python);
+    alone.env("DEEPRES_MEMORY", "4GiB").args(["-c", ALLOCATING]);
     let alone = host.finish(alone).success().json();
     let _daemon = host.daemon();
     let options = ["--name", "t", "--memory", "4GiB"];
@@ -202,7 +188,6 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
 /// go-nvml and other libraries in the same process open the library, close it and open it again.
 #[test]
 fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
-    const MIB: u64 = 1 << 20;
     let host = Host::new();
     let whole = Config::default().memory_bytes / MIB;
     let reopens = c_program("reopens");
@@ -212,11 +197,7 @@ fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() 
         said.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{said}"))).collect::<Vec<u64>>()
     };
     let limit = 4 * GIB / MIB;
-    let alone = || {
-        let mut command = host.command(&reopens);
-        command.env("LD_PRELOAD", &artefacts().library);
-        command
-    };
+    let alone = || host.alone(&reopens);
     for way in ["base", "namespace"] {
         assert_eq!(totals(host.command(&reopens), &[way]), [whole; 3], "{way}: bare");
         assert_eq!(totals(alone(), &[way]), [whole; 3], "{way}: without a session there is no limit to show");
@@ -251,9 +232,8 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
     let mute = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     net::bind(&mute, &SocketAddrUnix::new(&path).expect("a short path")).expect("a new path");
     net::listen(&mute, 16).expect("a bound socket");
-    let mut command = host.command(clients_python().python());
-    command.args(["-c", ASKING_AGAIN]);
-    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let mut command = host.alone(clients_python().python());
+    command.args(["-c", ASKING_AGAIN]).env("DEEPRES_SOCKET", &path);
     let mut client = host.spawn(command);
     // Time that each connection waited for an answer.
     let mut waited = Vec::new();
@@ -267,7 +247,7 @@ fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again
         while net::recv(&connection, &mut [0; 4096], RecvFlags::empty()).is_ok_and(|(bytes, _)| bytes > 0) {}
         waited.push(since.elapsed());
     }
-    let ended = client.finish(COMMAND_LIMIT).success();
+    let ended = client.finish().success();
     let whole = Config::default().memory_bytes;
     assert_eq!(ended.stdout, format!("[{whole}]\n"), "as without deepres");
     let [first, again, of_child] = waited[..] else { panic!("each asked once, and the child: {waited:?}") };
@@ -303,8 +283,7 @@ print(json.dumps({name: [ask(nvml._nvmlGetFunctionPointer(name), room, fields) f
 #[test]
 fn a_list_of_processes_is_as_long_as_the_tenants_own_for_whoever_has_little_room() {
     const INSUFFICIENT_SIZE: u64 = 7;
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let _processes = ["one", "two", "three"].map(|name| busy(&host, &["--name", name]));
     let python = &clients_python().python();
     let inside = host.run(&["--name", "one"], python, &["-c", ASKING_WITH_LITTLE_ROOM]);

@@ -1,15 +1,6 @@
 //! The daemon reports work that does not end.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::prelude::*;
 
 /// A kernel that does not end.
 const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000 }]"#;
@@ -18,14 +9,12 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_kernel_that_stays_for_good_is_told_of() {
-    let host = Host::new().simgpu(SIMGPU_TOML);
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = Host::new().simgpu(SIMGPU_TOML).with_daemon();
     let arguments = ["--kernel", "persistent", "--sync-every", "1"];
-    let mut client = host.spawn(host.run(&["--name", "stays"], c_client("backlog", Way::Dlsym), &arguments));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    let told = daemon.await_error_line(|line| line.contains("work that does not end"), TOLD_WITHIN);
+    let _client = host.start(host.run(&["--name", "stays"], c_client("backlog"), &arguments), "ready");
+    let told = daemon.await_error_line_within(|line| line.contains("work that does not end"), TOLD_WITHIN);
     assert!(told.contains(&host.ps().tenant("stays").sessions[0].pid.to_string()), "{told}");
-    let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+    let shown = host.shows(&["ps"]);
     assert!(
         shown.lines().any(|line| line.starts_with("stays (") && line.contains("does not end")),
         "{shown}"
@@ -62,10 +51,7 @@ fn percent_of_time(host: &Host, pid: u32) -> f64 {
 
 /// Returns the time for which `ps` has reported the tenant's work as not ending, ns.
 fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
-    let status = host.status();
-    let tenants = status["tenants"].as_array().expect("a list").clone();
-    let tenant = tenants.into_iter().find(|tenant| tenant["name"] == name).expect("it is there");
-    tenant["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
+    host.tenant(name)["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
 }
 
 /// These measure, so each has the machine to itself.
@@ -74,22 +60,19 @@ mod measured {
 
     #[test]
     fn beside_a_kernel_that_spins_others_go_on_and_it_is_the_one_told_of_until_it_ends() {
-        let host = Host::measuring().simgpu(BESIDE_TOML);
-        let mut daemon = host.daemon();
+        let (host, mut daemon) = Host::measuring().simgpu(BESIDE_TOML).with_daemon();
         let start = |name: &str, arguments: &[&str]| {
-            let mut client =
-                host.spawn(host.run(&["--name", name], c_client("backlog", Way::Dlsym), arguments));
-            client.await_line(|line| line == "ready", COMMAND_LIMIT);
-            client
+            host.start(host.run(&["--name", name], c_client("backlog"), arguments), "ready")
         };
         let _works = start("works", &["--kernel", "short"]);
         let works = host.ps().tenant("works").sessions[0].pid;
         // The client launches once, and then waits for the end of its input.
         let mut spins = start("spins", &["--kernel", "spins", "--sync-every", "1", "--seconds", "0.001"]);
         let pid = host.ps().tenant("spins").sessions[0].pid;
-        let told = daemon.await_error_line(|line| line.contains("work that does not end"), TOLD_WITHIN);
+        let told =
+            daemon.await_error_line_within(|line| line.contains("work that does not end"), TOLD_WITHIN);
         assert!(told.contains(&pid.to_string()), "{told}");
-        let shown = host.finish(host.deepres(&["ps"])).success().stdout;
+        let shown = host.shows(&["ps"]);
         let lines: Vec<&str> = shown.lines().filter(|line| line.contains("does not end")).collect();
         assert!(lines.len() == 1 && lines[0].starts_with(&format!("spins ({pid})")), "{shown}");
         assert!(overdue_ns(&host, "spins") >= Some(2_000_000_000), "{shown}");
@@ -98,16 +81,11 @@ mod measured {
         println!("{beside:.1} % of the time beside it");
         assert!(beside > LEAST_PERCENT, "{beside:.1} % of the time");
         // The kernel ends after all. Afterwards no tenant is reported.
-        spins.await_json(TOLD_WITHIN);
-        let is_over = || overdue_ns(&host, "spins").is_none();
-        let deadline = Instant::now() + TOLD_WITHIN;
-        while !is_over() {
-            assert!(Instant::now() < deadline, "it ended");
-            thread::sleep(Duration::from_millis(50));
-        }
+        spins.await_json_within(TOLD_WITHIN);
+        await_value_within(|| overdue_ns(&host, "spins"), Option::is_none, TOLD_WITHIN);
         let alone = percent_of_time(&host, works);
         println!("{alone:.1} % of the time once it ended");
         assert!(alone > ALONE_PERCENT, "{alone:.1} % of the time");
-        spins.finish(COMMAND_LIMIT).success();
+        spins.finish().success();
     }
 }

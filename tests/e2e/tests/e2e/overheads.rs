@@ -3,14 +3,8 @@
 
 use std::process::Command;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 /// Size of a context on the simulated GPU.
 const CONTEXT_MIB: u64 = 500;
 const OUT_OF_MEMORY: u32 = 2;
@@ -26,14 +20,11 @@ fn host() -> Host {
 }
 
 /// A client that executes one order after another.
-struct Client {
-    process: Process,
-    calls: u32,
-}
+struct Client(Orders);
 
 impl Client {
     fn start(host: &Host, limit_mib: Option<u64>) -> Self {
-        Self::of(host, host.preloaded(c_client("overheads", Way::Dlsym)), limit_mib)
+        Self::of(host, host.preloaded(c_client("overheads")), limit_mib)
     }
 
     fn of(host: &Host, mut command: Command, limit_mib: Option<u64>) -> Self {
@@ -41,28 +32,29 @@ impl Client {
         if let Some(mib) = limit_mib {
             command.env("DEEPRES_MEMORY", format!("{mib}MiB"));
         }
-        Self { process: host.spawn(command), calls: 0 }
+        Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")))
     }
 
     /// Makes the client do `what` with its object number `which`. Returns the driver's result code.
     fn asks(&mut self, what: &str, which: u32, bytes: u64) -> u32 {
-        self.process.say(&format!("{what} {which} {bytes}"));
-        let prefix = format!("{} ", self.calls);
-        self.calls += 1;
-        let line = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
-        line[prefix.len()..].parse().expect("a code")
+        self.0.ask(&format!("{what} {which} {bytes}")).parse().expect("a code")
     }
 
     #[track_caller]
     fn does(&mut self, what: &str, which: u32, bytes: u64) {
         assert_eq!(self.asks(what, which, bytes), 0, "{what} {which}");
     }
+
+    /// Does the same as [`Self::does`]. Then asserts what [`assert_held`] asserts.
+    #[track_caller]
+    fn comes_to_hold(&mut self, host: &Host, what: &str, which: u32, bytes: u64, kinds: &[(&str, u64)]) {
+        self.does(what, which, bytes);
+        assert_held(host, kinds);
+    }
 }
 
 fn account(host: &Host) -> Value {
-    let ps: Value =
-        serde_json::from_str(&host.finish(host.deepres(&["ps", "--json"])).success().stdout).expect("JSON");
-    ps["tenants"][0]["gpus"][0].clone()
+    host.account(TENANT)
 }
 
 /// Asserts that the account has this many MiB of each kind, and that its total is what the GPU has
@@ -80,34 +72,24 @@ fn assert_held(host: &Host, kinds: &[(&str, u64)]) {
 
 #[test]
 fn a_context_counts_for_what_nvml_says_until_it_ends_however_it_ends() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, None);
-    client.does("create", 0, 0);
-    assert_held(&host, &[("driver", CONTEXT_MIB)]);
+    client.comes_to_hold(&host, "create", 0, 0, &[("driver", CONTEXT_MIB)]);
     client.does("allocate", 0, 64 * MIB);
-    client.does("create", 1, 0);
-    assert_held(&host, &[("driver", 2 * CONTEXT_MIB), ("linear", 64)]);
+    client.comes_to_hold(&host, "create", 1, 0, &[("driver", 2 * CONTEXT_MIB), ("linear", 64)]);
     client.does("retain", 0, 0);
+    client.comes_to_hold(&host, "retain", 0, 0, &[("driver", 3 * CONTEXT_MIB)]);
+    client.comes_to_hold(&host, "release", 0, 0, &[("driver", 3 * CONTEXT_MIB)]);
+    client.comes_to_hold(&host, "release", 0, 0, &[("driver", 2 * CONTEXT_MIB)]);
     client.does("retain", 0, 0);
-    assert_held(&host, &[("driver", 3 * CONTEXT_MIB)]);
-    client.does("release", 0, 0);
-    assert_held(&host, &[("driver", 3 * CONTEXT_MIB)]);
-    client.does("release", 0, 0);
-    assert_held(&host, &[("driver", 2 * CONTEXT_MIB)]);
-    client.does("retain", 0, 0);
-    client.does("reset", 0, 0);
-    assert_held(&host, &[("driver", 2 * CONTEXT_MIB)]);
-    client.does("destroy", 0, 0);
-    assert_held(&host, &[("driver", CONTEXT_MIB), ("linear", 0)]);
-    client.does("destroy", 1, 0);
-    assert_held(&host, &[("driver", 0)]);
+    client.comes_to_hold(&host, "reset", 0, 0, &[("driver", 2 * CONTEXT_MIB)]);
+    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", CONTEXT_MIB), ("linear", 0)]);
+    client.comes_to_hold(&host, "destroy", 1, 0, &[("driver", 0)]);
 }
 
 #[test]
 fn a_context_that_the_limit_has_no_room_for_is_refused_as_by_a_full_gpu() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, Some(3 * CONTEXT_MIB / 2));
     client.does("create", 0, 0);
     assert_eq!(client.asks("create", 1, 0), OUT_OF_MEMORY);
@@ -126,26 +108,21 @@ fn a_context_that_the_limit_has_no_room_for_is_refused_as_by_a_full_gpu() {
     assert_eq!(other.asks("create", 0, 0), OUT_OF_MEMORY);
     assert_eq!(other.asks("retain", 0, 0), OUT_OF_MEMORY);
     assert_held(&host, &[("driver", CONTEXT_MIB), ("linear", 250)]);
-    client.process.kill();
+    client.0.process.kill();
     other.does("retain", 0, 0);
     assert_held(&host, &[("driver", CONTEXT_MIB), ("linear", 0)]);
 }
 
 #[test]
 fn a_context_of_a_process_that_another_daemon_takes_up_counts_there() {
-    let host = host();
-    let mut daemon = host.daemon();
+    let (host, mut daemon) = host().with_daemon();
     let mut client = Client::start(&host, None);
     client.does("create", 0, 0);
     daemon.kill();
     let _daemon = host.daemon();
-    host.await_ps(
-        |ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == CONTEXT_MIB * MIB),
-        COMMAND_LIMIT,
-    );
+    host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == CONTEXT_MIB * MIB));
     assert_held(&host, &[("driver", CONTEXT_MIB)]);
-    client.does("destroy", 0, 0);
-    assert_held(&host, &[("driver", 0)]);
+    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", 0)]);
 }
 
 #[test]
@@ -162,8 +139,7 @@ fn where_nvml_does_not_answer_contexts_are_made_and_count_for_nothing() {
 #[test]
 fn modules_count_for_what_they_took_and_are_unloaded_if_that_is_too_much() {
     const GIB: u64 = 1 << 30;
-    let host = host_with(0);
-    let _daemon = host.daemon();
+    let (host, _daemon) = host_with(0).with_daemon();
     let mut client = Client::start(&host, Some(4096));
     client.does("create", 0, 0);
     for which in 0..20 {
@@ -174,15 +150,12 @@ fn modules_count_for_what_they_took_and_are_unloaded_if_that_is_too_much() {
     assert_eq!(host.truth().gpus[0].memory_peak_bytes, 5 * GIB, "one at a time was measured");
     assert_eq!(client.asks("allocate", 0, 1), OUT_OF_MEMORY);
     client.does("unload", 2, 0);
-    client.does("allocate", 0, GIB);
-    assert_held(&host, &[("driver", 3072), ("linear", 1024)]);
+    client.comes_to_hold(&host, "allocate", 0, GIB, &[("driver", 3072), ("linear", 1024)]);
     client.does("free", 0, 0);
     // The modules of a context end with the context.
-    client.does("destroy", 0, 0);
-    assert_held(&host, &[("driver", 0)]);
+    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", 0)]);
     client.does("create", 0, 0);
-    client.does("load", 0, GIB + 1);
-    assert_held(&host, &[("driver", 1026)]);
+    client.comes_to_hold(&host, "load", 0, GIB + 1, &[("driver", 1026)]);
     let code = client.asks("load", 1, u64::MAX / 2);
     assert_eq!(code, OUT_OF_MEMORY);
 }
@@ -190,9 +163,8 @@ fn modules_count_for_what_they_took_and_are_unloaded_if_that_is_too_much() {
 #[test]
 fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
     const UNSUPPORTED_PTX_VERSION: u32 = 222;
-    let host = host_with(0);
-    let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+    let (host, _daemon) = host_with(0).with_daemon();
+    let mut command = host.preloaded(c_client("overheads"));
     command.env("CUDA_MODULE_LOADING", "EAGER");
     let mut client = Client::of(&host, command, Some(64));
     client.does("create", 0, 0);
@@ -207,9 +179,8 @@ fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
 
 #[test]
 fn a_library_counts_in_every_context_while_it_is_loaded_if_the_driver_loads_it_at_once() {
-    let host = host();
-    let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+    let (host, _daemon) = host().with_daemon();
+    let mut command = host.preloaded(c_client("overheads"));
     command.env("CUDA_MODULE_LOADING", "EAGER");
     let mut client = Client::of(&host, command, Some(4 * CONTEXT_MIB));
     let holds = |contexts: u64, libraries: u64| {
@@ -239,9 +210,8 @@ fn a_library_counts_in_every_context_while_it_is_loaded_if_the_driver_loads_it_a
 
 #[test]
 fn a_library_that_the_driver_loads_later_counts_from_the_next_look_on() {
-    let host = host();
-    let _daemon = host.daemon();
-    let mut command = host.preloaded(c_client("overheads", Way::Dlsym));
+    let (host, _daemon) = host().with_daemon();
+    let mut command = host.preloaded(c_client("overheads"));
     command.env("CUDA_MODULE_LOADING", "LAZY");
     let mut client = Client::of(&host, command, None);
     client.does("create", 0, 0);

@@ -2,40 +2,41 @@
 //! the host's and of managed memory, pools and external memory of another process, and arrays with
 //! memory mapped later. Account and GPU agree after each step.
 
-use deepres_e2e::{Host, Process, clients::script, containers::wait_until, host::COMMAND_LIMIT};
-use serde_json::Value;
+use std::process::Command;
 
-const MIB: u64 = 1 << 20;
+use deepres_e2e::prelude::*;
+
 const LIMIT_MIB: u64 = 256;
 const OUT_OF_MEMORY: &str = "2";
 
-/// A client that executes one order after another.
-struct Client {
-    process: Process,
-    calls: u32,
-}
+struct Client(Orders);
 
 impl Client {
     fn start(host: &Host, tenant: &str) -> Self {
         let mut command = host.preloaded("python3");
-        command.arg(script("pieces")).env("DEEPRES_TENANT", tenant);
-        command.env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
-        let mut client = Self { process: host.spawn(command), calls: 0 };
+        command.env("DEEPRES_TENANT", tenant).env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
+        Self::start_by(host, command)
+    }
+
+    fn start_by(host: &Host, mut command: Command) -> Self {
+        command.arg(script("pieces"));
+        let mut client = Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")));
         client.does("start()");
         client
     }
 
+    #[track_caller]
     fn asks(&mut self, expression: &str) -> String {
-        self.process.say(expression);
-        let prefix = format!("{} ", self.calls);
-        self.calls += 1;
-        let line = self.process.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT);
-        line[prefix.len()..].to_owned()
+        self.0.ask(expression)
     }
 
     #[track_caller]
     fn does(&mut self, expression: &str) {
         assert_eq!(self.asks(expression), "0", "{expression}");
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.process.pid()
     }
 }
 
@@ -43,20 +44,20 @@ fn host() -> Host {
     Host::new().light_contexts()
 }
 
-/// Returns a tenant's account on the GPU.
-#[track_caller]
-fn account(host: &Host, tenant: &str) -> Value {
-    let mut status = host.status();
-    let own = status["tenants"].as_array_mut().into_iter().flatten().find(|one| one["name"] == tenant);
-    own.expect("the tenant is there")["gpus"][0].take()
-}
-
 /// Asserts that a tenant's account has this many MiB of a kind.
 #[track_caller]
 fn assert_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
-    let account = account(host, tenant);
+    let account = host.account(tenant);
     assert_eq!(account["memory_by_kind"][kind].as_u64().unwrap_or(0), mib * MIB, "{kind}: {account}");
     assert_eq!(account["memory_bytes"].as_u64(), Some(mib * MIB), "{account}");
+}
+
+/// Asserts that a tenant's account has this many MiB of a kind, and that the GPU has given out as
+/// much.
+#[track_caller]
+fn assert_all_counts(host: &Host, tenant: &str, kind: &str, mib: u64) {
+    assert_counts(host, tenant, kind, mib);
+    assert_taken(host, mib);
 }
 
 #[track_caller]
@@ -66,16 +67,14 @@ fn assert_taken(host: &Host, mib: u64) {
 
 #[test]
 fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_what_it_has() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     for (name, location) in [("host", "HOST"), ("numa", "HOST_NUMA")] {
         client.does(&format!("pool('{name}', {location})"));
         client.does(&format!("take('{name} memory', '{name}', 1 << 30)"));
         client.does(&format!("write('{name} memory', 7)"));
     }
-    assert_counts(&host, "t", "pool", 0);
-    assert_taken(&host, 0);
+    assert_all_counts(&host, "t", "pool", 0);
     for (name, location) in [("near", "DEVICE"), ("anywhere", "0")] {
         client.does(&format!("pool('{name}', {location}, kind=MANAGED)"));
         client.does(&format!("take('{name} memory', '{name}', 128 << 20)"));
@@ -92,8 +91,7 @@ fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_w
 fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_those_that_are_made() {
     /// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`, and the second domain of the first device.
     const PART: &str = "6, 0x100";
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     for (tenant, asked) in [("first", "False"), ("present", "True")] {
         let mut client = Client::start(&host, tenant);
         client.does(&format!("driver_pool('anywhere', 0, 0, MANAGED, {asked})"));
@@ -116,15 +114,14 @@ fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_t
 
 #[test]
 fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
     owner.does("pool('shared', handles=FILE_DESCRIPTOR)");
     owner.does("take('memory', 'shared', 64 << 20)");
     owner.does("write('memory', 7)");
     let descriptor = owner.asks("export_pool('shared')");
     let data = owner.asks("export_pointer('memory')");
-    guest.does(&format!("import_pool('pool', {}, {descriptor})", owner.process.pid()));
+    guest.does(&format!("import_pool('pool', {}, {descriptor})", owner.pid()));
     guest.does(&format!("import_pointer('memory', 'pool', '{data}')"));
     assert_eq!(guest.asks("read('memory')"), "7");
     guest.does("write('memory', 8)");
@@ -136,41 +133,35 @@ fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
     guest.does("give('memory')");
     assert_counts(&host, "guest", "pool", 0);
     owner.does("give('memory')");
-    assert_counts(&host, "owner", "pool", 0);
-    assert_taken(&host, 0);
+    assert_all_counts(&host, "owner", "pool", 0);
 }
 
 #[test]
 fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     client.does("pool('own')");
     client.does("in_a_context_that_ends(lambda: take('memory', 'own', 64 << 20))");
-    assert_counts(&host, "t", "pool", 64);
-    assert_taken(&host, 64);
+    assert_all_counts(&host, "t", "pool", 64);
     client.does("write('memory', 7)");
     client.does("end_pool('own')");
     client.does("in_a_context_that_ends(lambda: 0)");
-    assert_counts(&host, "t", "pool", 64);
-    assert_taken(&host, 64);
+    assert_all_counts(&host, "t", "pool", 64);
     assert_eq!(client.asks("read('memory')"), "7");
     client.does("give('memory')");
     // No call asks about a destroyed pool any more. The meter thread sees that the process's work
     // has ended.
-    wait_until("it counts no more", COMMAND_LIMIT, || account(&host, "t")["memory_bytes"] == 0);
-    assert_counts(&host, "t", "pool", 0);
-    assert_taken(&host, 0);
+    eventually("it counts no more", || host.account("t")["memory_bytes"] == 0);
+    assert_all_counts(&host, "t", "pool", 0);
 }
 
 #[test]
 fn external_memory_counts_where_it_was_made() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
     owner.does("physical('memory', 200 << 20)");
     let descriptor = owner.asks("export_physical('memory')");
-    let pid = owner.process.pid();
+    let pid = owner.pid();
     guest.does(&format!("external('import', {pid}, {descriptor}, 200 << 20)"));
     guest.does("buffer('all', 'import', 0, 200 << 20)");
     guest.does("buffer('part', 'import', 2 << 20, 4096)");
@@ -194,8 +185,7 @@ fn external_memory_counts_where_it_was_made() {
 
 #[test]
 fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_there() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     client.does("array('deferred', DEFERRED)");
     client.does("array('sparse', SPARSE)");
@@ -211,26 +201,21 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
         client.does("release('left')");
         client.does("release('right')");
         // The handles are gone, and the memory is still there because it is mapped.
-        assert_counts(&host, "t", "physical", 4 * number as u64 + 8);
-        assert_taken(&host, 4 * number as u64 + 8);
+        assert_all_counts(&host, "t", "physical", 4 * number as u64 + 8);
         client.does(&format!("box({resource}, '{name}', 0, 512)"));
-        assert_counts(&host, "t", "physical", 4 * number as u64 + 4);
-        assert_taken(&host, 4 * number as u64 + 4);
+        assert_all_counts(&host, "t", "physical", 4 * number as u64 + 4);
     }
     client.does("cuda.cuArrayDestroy(kept['deferred'])");
     client.does("cuda.cuMipmappedArrayDestroy(kept['levels'])");
-    assert_counts(&host, "t", "physical", 4);
-    assert_taken(&host, 4);
+    assert_all_counts(&host, "t", "physical", 4);
     // The rest ends with the context.
     client.does("cuda.cuCtxDestroy_v2(context())");
-    assert_counts(&host, "t", "physical", 0);
-    assert_taken(&host, 0);
+    assert_all_counts(&host, "t", "physical", 0);
 }
 
 #[test]
 fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_array_ends() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     client.does("array('sparse', SPARSE)");
     client.does("physical('all', 8 << 20)");
@@ -238,12 +223,10 @@ fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_a
     client.does("release('all')");
     for (x, width) in [(0, 256), (512, 512), (0, 256)] {
         client.does(&format!("box(ARRAY, 'sparse', {x}, {width})"));
-        assert_counts(&host, "t", "physical", 8);
-        assert_taken(&host, 8);
+        assert_all_counts(&host, "t", "physical", 8);
     }
     client.does("cuda.cuArrayDestroy(kept['sparse'])");
-    assert_counts(&host, "t", "physical", 0);
-    assert_taken(&host, 0);
+    assert_all_counts(&host, "t", "physical", 0);
 }
 
 /// Requests that no driver grants, however much memory is free.
@@ -266,12 +249,8 @@ const WRONG: [&str; 14] = [
 
 #[test]
 fn a_wrong_request_at_the_limit_fails_and_leaves_nothing_behind() {
-    let host = host();
-    let _daemon = host.daemon();
-    let mut bare = host.command("python3");
-    bare.arg(script("pieces"));
-    let mut bare = Client { process: host.spawn(bare), calls: 0 };
-    bare.does("start()");
+    let (host, _daemon) = host().with_daemon();
+    let mut bare = Client::start_by(&host, host.command("python3"));
     let mut full = Client::start(&host, "t");
     full.does("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(256 << 20))");
     assert_eq!(full.asks("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1))"), OUT_OF_MEMORY);

@@ -1,11 +1,8 @@
 //! Processes end, fork and start others as they do without deepres, and leave nothing behind.
 
-use deepres_e2e::{
-    Finished, Host,
-    clients::{Way, c_client, script},
-    host::COMMAND_LIMIT,
-};
-use std::{process::Command, time::Duration};
+use std::process::Command;
+
+use deepres_e2e::prelude::*;
 
 /// Time within which the memory of dead processes is given back, however busy the machine is.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(5);
@@ -14,12 +11,12 @@ const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(5);
 #[track_caller]
 fn assert_same_life(host: &Host, what: &str, command: impl Fn(Life) -> Command) {
     let lived = |life| {
-        let Finished { code, signal, stdout, .. } = host.spawn(command(life)).finish(COMMAND_LIMIT);
+        let Finished { code, signal, stdout, .. } = host.spawn(command(life)).finish();
         (code, signal, stdout)
     };
     let bare = lived(Life::Bare);
     assert_eq!(lived(Life::Tenant), bare, "{what}, as a tenant");
-    host.await_ps(
+    host.await_ps_within(
         |ps| ps.tenants.iter().all(|tenant| tenant.sessions.is_empty() && tenant.memory_bytes == 0),
         GIVEN_BACK_WITHIN,
     );
@@ -33,8 +30,7 @@ enum Life {
 
 #[test]
 fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for manner in [
         "exit",
         "_exit",
@@ -55,7 +51,7 @@ fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
         "fork-among-threads",
         "stopped",
     ] {
-        let client = c_client("ends", Way::Dlsym);
+        let client = c_client("ends");
         assert_same_life(&host, manner, |life| match life {
             Life::Bare => {
                 let mut command = host.command(&client);
@@ -73,8 +69,7 @@ fn processes_end_as_they_do_without_deepres_whatever_they_were_doing() {
 
 #[test]
 fn multiprocessings_children_are_answered_as_without_deepres() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let script = script("processes").display().to_string();
     assert_same_life(&host, "multiprocessing", |life| match life {
         Life::Bare => {

@@ -1,20 +1,16 @@
 //! `deepres run --record` writes the clients' driver calls into a file, and the evaluation runs the
 //! file as a workload.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::fs;
+use std::path::Path;
 
-use deepres_e2e::{
-    Host,
-    artefacts::clients_python,
-    clients::{Way, c_client, demo_simgpu, script},
-    host::COMMAND_LIMIT,
-};
-use deepres_eval::{
-    metrics,
-    policy::Policy,
-    scenario::Scenario,
-    trace::{Process, Trace},
-};
+use deepres_e2e::artefacts::clients_python;
+use deepres_e2e::clients::demo_simgpu;
+use deepres_e2e::prelude::*;
+use deepres_eval::metrics;
+use deepres_eval::policy::Policy;
+use deepres_eval::scenario::Scenario;
+use deepres_eval::trace::{Process, Trace};
 
 /// Time limit of a client. Python clients import and compile first, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
@@ -48,14 +44,13 @@ fn assert_replayable(file: &Path) {
 
 #[test]
 fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let file = host.path().join("numba.trace");
     let options = ["--record", file.to_str().expect("UTF-8"), "--memory", "1GiB"];
     let client = script("numba_client").display().to_string();
     let mut process = host.spawn(host.run(&options, clients_python().python(), &[&client, "500"]));
-    let said = process.await_json(CLIENT_LIMIT);
-    process.finish(COMMAND_LIMIT).success();
+    let said = process.await_json_within(CLIENT_LIMIT);
+    process.finish().success();
     let trace = Trace::read(&file).expect("a trace");
     let recorded = launcher(&trace);
     assert_eq!((recorded.lost, recorded.is_whole, trace.torn_bytes), (0, true, 0));
@@ -75,12 +70,11 @@ fn every_call_of_a_numba_client_is_in_its_trace_and_the_trace_is_a_workload() {
 #[test]
 #[ignore = "deep: takes long"]
 fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_workload() {
-    let host = Host::new().simgpu(&demo_simgpu());
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().simgpu(&demo_simgpu()).with_daemon();
     let file = host.path().join("tinygrad.trace");
     let options = ["--record", file.to_str().expect("UTF-8")];
     let process = host.spawn(host.run_training(&options, &["--steps", "12"]));
-    process.finish(CLIENT_LIMIT).success();
+    process.finish_within(CLIENT_LIMIT).success();
     let trace = Trace::read(&file).expect("a trace");
     let recorded = launcher(&trace);
     assert_eq!((recorded.lost, recorded.is_whole, trace.torn_bytes), (0, true, 0));
@@ -98,16 +92,13 @@ fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_wo
 
 #[test]
 fn what_a_client_that_was_killed_did_before_can_be_read() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let file = host.path().join("killed.trace");
     let options = ["--record", file.to_str().expect("UTF-8")];
-    let mut client = host.spawn(host.run(
-        &options,
-        c_client("pace", Way::ProcAddress),
-        &["busy_200usx10", "sync", "wait:2000"],
-    ));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
+    let client = host.start(
+        host.run(&options, c_client_by("pace", Way::ProcAddress), &["busy_200usx10", "sync", "wait:2000"]),
+        "ready",
+    );
     thread::sleep(Duration::from_millis(500));
     drop(client);
     let trace = Trace::read(&file).expect("a trace");
@@ -126,9 +117,8 @@ fn what_a_client_that_was_killed_did_before_can_be_read() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_said_before_the_job_starts() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let command = host.run(&["--record", "/no-such-folder/x.trace"], c_client("hello", Way::Dlsym), &[]);
+    let (host, _daemon) = Host::new().with_daemon();
+    let command = host.run(&["--record", "/no-such-folder/x.trace"], c_client("hello"), &[]);
     let finished = host.finish(command);
     assert!(finished.code != 0 && finished.stderr.contains("cannot record into /no-such-folder/x.trace"));
 }

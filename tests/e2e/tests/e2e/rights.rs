@@ -4,15 +4,11 @@
 //! The tests need root, to run with other rights than root's.
 
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use deepres_e2e::clients::{Way, c_client};
-use deepres_e2e::probes::{are_possible, open_node};
-use deepres_e2e::{Host, Process, host::COMMAND_LIMIT};
+use deepres_e2e::prelude::*;
+use deepres_e2e::probes::{self, open_node};
 use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
-use serde_json::Value;
 
 /// A user without any rights.
 const NOBODY: u32 = 65_534;
@@ -24,16 +20,16 @@ const ASKS: &str = "import fcntl,os,sys\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
 
-/// Returns a host whose folders all users may use. The user [`NOBODY`] owns the daemon's directory.
-fn open_host(config: &str) -> Host {
-    let host = Host::new().config(config);
+/// Returns a host, where kernel programs are possible, whose folders all users may use. The user [`NOBODY`] owns the daemon's directory.
+fn open_host(config: &str) -> Option<Host> {
+    let host = probes::host(config)?;
     host.let_all_users_in();
     let folder = host.deepres_dir();
     std::fs::create_dir(&folder).unwrap();
     chmod(&folder, 0o700.into()).unwrap();
     let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
     chown(&folder, Some(user), Some(group)).unwrap();
-    host
+    Some(host)
 }
 
 /// Returns the command `deepres`, run as [`NOBODY`] with these capabilities.
@@ -47,78 +43,58 @@ fn as_nobody(host: &Host, capabilities: &str, arguments: &[&str]) -> Command {
 }
 
 fn await_state(host: &Host, wanted: &str) -> Value {
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    loop {
+    let probes = || {
         let shown = host.finish(as_nobody(host, "", &["ps", "--json"]));
-        let probes =
-            serde_json::from_str(&shown.stdout).map_or(Value::Null, |status: Value| status["probes"].clone());
-        if probes["state"] == wanted {
-            return probes;
-        }
-        assert!(Instant::now() < deadline, "{probes} {}", shown.stderr);
-        thread::sleep(Duration::from_millis(20));
-    }
+        serde_json::from_str(&shown.stdout).map_or(Value::Null, |status: Value| status["probes"].clone())
+    };
+    await_value(probes, |probes| probes["state"] == wanted)
 }
 
 /// Asserts that a tenant works.
 fn assert_serves(host: &Host) {
-    let client = c_client("storm", Way::Dlsym).display().to_string();
+    let client = c_client("storm").display().to_string();
     let job = as_nobody(host, "", &["run", "--name", "job", "--", &client]);
     assert!(
         host.finish(job).success().json()["kernel_launches"].as_u64().is_some_and(|launches| launches > 0)
     );
 }
 
-fn end(mut daemon: Process) -> String {
-    daemon.signal(rustix::process::Signal::TERM);
-    daemon.await_end(COMMAND_LIMIT).success().stderr
-}
-
 #[test]
 fn a_daemon_without_rights_says_once_what_is_missing_and_serves() {
-    if !are_possible() {
-        return;
-    }
-    let host = open_host(&format!("[probes]\ndevices = [\"{DEVICE}\"]\n"));
+    let Some(host) = open_host(&format!("[probes]\ndevices = [\"{DEVICE}\"]\n")) else { return };
     let config = host.path().join("deepres.toml").display().to_string();
-    let daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
+    let mut daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
     let probes = await_state(&host, "unavailable");
     assert!(probes["detail"].as_str().unwrap().contains("CAP_BPF and CAP_PERFMON"), "{probes}");
     assert_serves(&host);
     let refused = host.finish(as_nobody(&host, "", &["run", "--no-preload", "--", "true"]));
     assert!(refused.stderr.contains("CAP_BPF"), "{}", refused.stderr);
-    let log = end(daemon);
+    let log = daemon.terminate().success().stderr;
     let said = log.lines().filter(|line| line.contains("not by their ioctls")).count();
     assert_eq!(said, 1, "{log}");
 }
 
 #[test]
 fn a_daemon_that_is_to_do_without_says_so_where_it_is_asked_and_serves() {
-    if !are_possible() {
-        return;
-    }
-    let host = open_host("[probes]\nenabled = false\n");
+    let Some(host) = open_host("[probes]\nenabled = false\n") else { return };
     let config = host.path().join("deepres.toml").display().to_string();
-    let daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
+    let mut daemon = host.spawn(as_nobody(&host, "", &["daemon", "--config", &config]));
     let probes = await_state(&host, "off");
     assert!(probes["detail"].as_str().unwrap().contains("probes.enabled"), "{probes}");
     assert_serves(&host);
-    end(daemon);
+    daemon.terminate().success();
 }
 
 #[test]
 fn a_trace_takes_two_capabilities_and_names_them_without() {
-    if !are_possible() {
-        return;
-    }
-    let host = open_host("");
+    let Some(host) = open_host("") else { return };
     let node = open_node(&host).display().to_string();
     let trace = |capabilities: &str| {
         let arguments = ["trace", "--json", "--device", DEVICE, "--", "python3", "-c", ASKS, &node];
         host.finish(as_nobody(&host, capabilities, &arguments))
     };
     let refused = trace("");
-    assert!(refused.code == 1 && refused.stderr.contains("CAP_BPF and CAP_PERFMON"), "{}", refused.stderr);
+    refused.refused("CAP_BPF and CAP_PERFMON");
     let told = trace(",+bpf,+perfmon").success();
     let event: Value = serde_json::from_str(told.stdout.trim()).expect("one event");
     assert_eq!((&event["name"], &event["error"]), (&"NV_ESC_RM_CONTROL".into(), &"ENOTTY".into()));

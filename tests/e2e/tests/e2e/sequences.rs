@@ -8,10 +8,10 @@
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use deepres_e2e::artefacts::repository;
-use deepres_e2e::{Host, Process, clients::conformance, host::COMMAND_LIMIT};
+use deepres_e2e::clients::conformance;
+use deepres_e2e::prelude::*;
 
 /// Number of calls in a sequence.
 const CALLS: &str = "2000";
@@ -25,45 +25,14 @@ const PAIRS_ON_A_HOST: u32 = 20;
 const CODES: [u32; 7] = [1, 2, 700, 719, 801, 999, 98765];
 /// Functions that clients call and deepres does not call itself. A failure of these affects the
 /// client alone.
-const FUNCTIONS: [&str; 37] = [
-    "cuMemAlloc_v2",
-    "cuMemAllocPitch_v2",
-    "cuMemAllocManaged",
-    "cuMemFree_v2",
-    "cuMemAllocAsync",
-    "cuMemFreeAsync",
-    "cuMemCreate",
-    "cuMemRelease",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuArrayCreate_v2",
-    "cuArrayDestroy",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuLaunchGridAsync",
-    "cuGraphLaunch",
-    "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuCtxDestroy_v2",
-    "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
-    "cuCtxSynchronize",
-    "cuCtxAttach",
-    "cuCtxDetach",
-    "cuDevicePrimaryCtxReset_v2",
-    "cuMemPoolCreate",
-    "cuMemAllocFromPoolAsync",
-    "cuMemPoolDestroy",
-    "cuArray3DCreate_v2",
-    "cuMemcpy2D_v2",
-    "cuMemcpy3D_v2",
-    "cuLaunchHostFunc",
-    "cuLibraryUnload",
-    "cuModuleUnload",
-    "cuGraphExecUpdate_v2",
-    "cuMemExportToShareableHandle",
-    "cuMemImportFromShareableHandle",
-];
+const FUNCTIONS: &str = "cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged cuMemFree_v2 cuMemAllocAsync \
+     cuMemFreeAsync cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuArrayCreate_v2 cuArrayDestroy \
+     cuLaunchKernel cuLaunchKernelEx cuLaunchGridAsync cuGraphLaunch cuStreamBeginCapture_v2 \
+     cuStreamEndCapture cuCtxDestroy_v2 cuStreamDestroy_v2 cuStreamSynchronize cuCtxSynchronize \
+     cuCtxAttach cuCtxDetach cuDevicePrimaryCtxReset_v2 cuMemPoolCreate cuMemAllocFromPoolAsync \
+     cuMemPoolDestroy cuArray3DCreate_v2 cuMemcpy2D_v2 cuMemcpy3D_v2 cuLaunchHostFunc \
+     cuLibraryUnload cuModuleUnload cuGraphExecUpdate_v2 cuMemExportToShareableHandle \
+     cuMemImportFromShareableHandle";
 
 /// Two processes that run at once, each with its seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +59,7 @@ impl Pair {
         }
         let (code, every) = (CODES[seed as usize % CODES.len()], 3 + seed % 4);
         let rules: Vec<String> =
-            FUNCTIONS.iter().map(|function| format!("{function}:every:{every}:{code}")).collect();
+            FUNCTIONS.split(' ').map(|function| format!("{function}:every:{every}:{code}")).collect();
         rules.join(",")
     }
 
@@ -110,7 +79,7 @@ impl Pair {
     fn assert_same_answers(self, host: &Host) {
         let bare = self
             .start(host, |_| host.command(conformance()))
-            .map(|process| process.finish(COMMAND_LIMIT).success().stdout);
+            .map(|process| process.finish().success().stdout);
         let name = |which: usize| format!("{}-of-{}-{}", which, self.seeds[0], self.seeds[1]);
         let mut tenants = self.start(host, |which| {
             let mut command = host.preloaded(conformance());
@@ -118,14 +87,14 @@ impl Pair {
             command
         });
         for tenant in &mut tenants {
-            tenant.await_line(|line| line == "end", COMMAND_LIMIT);
+            tenant.await_exactly("end");
         }
         let ps = host.ps();
         for (which, (tenant, bare)) in tenants.into_iter().zip(bare).enumerate() {
             let account = ps.tenant(&name(which));
             assert_eq!(account.sessions.len(), 1, "{self:?}: process {which} ran as a tenant");
             assert_eq!(account.memory_bytes, 0, "{self:?}: process {which} freed everything");
-            let said = tenant.finish(COMMAND_LIMIT).success().stdout;
+            let said = tenant.finish().success().stdout;
             let differs = said.lines().zip(bare.lines()).find(|(said, bare)| said != bare);
             assert_eq!(differs, None, "{self:?}: process {which}, with deepres and without");
             assert_eq!(said.len(), bare.len(), "{self:?}: process {which}");
@@ -151,8 +120,7 @@ fn pairs(is_failing: bool) -> Vec<Pair> {
 }
 
 fn assert_committed(is_failing: bool) {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for pair in pairs(is_failing) {
         pair.assert_same_answers(&host);
     }

@@ -1,13 +1,6 @@
 //! `deepres set` takes effect for running processes within 10 ms.
 
-use std::{thread, time::Duration};
-
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
+use deepres_e2e::prelude::*;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time within which a setting takes effect: 10 ms from the end of the command, and 1 ms between
@@ -21,21 +14,18 @@ fn now_ns() -> i64 {
 
 #[test]
 fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let hold = (2u64 << 30).to_string();
     let options = ["--name", "t", "--memory", "4GiB"];
-    let mut client = host.spawn(host.run(
-        &options,
-        c_client("backlog", Way::Dlsym),
-        &["--kernel", "busy_200us", "--hold", &hold],
-    ));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    host.finish(host.deepres(&["set", "t", "--memory", "1GiB"])).success();
+    let mut client = host.start(
+        host.run(&options, c_client("backlog"), &["--kernel", "busy_200us", "--hold", &hold]),
+        "ready",
+    );
+    host.call(&["set", "t", "--memory", "1GiB"]).success();
     let ps = host.ps();
     assert!(ps.tenant("t").memory_bytes >= 2 << 30, "{ps:?}");
     assert_eq!(ps.tenant("t").memory_limit_bytes, Some(1 << 30));
-    let second = host.run(&["--name", "t"], c_client("fill", Way::Dlsym), &["33554432", "cuMemAlloc_v2"]);
+    let second = host.run(&["--name", "t"], c_client("fill"), &["33554432", "cuMemAlloc_v2"]);
     let said = host.finish(second).success().json();
     assert_eq!(said["kinds"][0]["bytes"], 0, "{said}");
     assert_eq!(said["kinds"][0]["code"], 2, "{said}");
@@ -55,23 +45,15 @@ for number, line in enumerate(sys.stdin):
 
 #[test]
 fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
-    let host = Host::new().light_contexts();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let options = ["--name", "t", "--memory", "256MiB"];
-    let mut client = host.spawn(host.run(&options, "python3", &["-c", ALLOCATING]));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    let mut asked = 0;
-    let mut code = |bytes: u64| {
-        client.say(&bytes.to_string());
-        let number = format!("{asked} ");
-        asked += 1;
-        let line = client.await_line(|line| line.starts_with(&number), COMMAND_LIMIT);
-        line[number.len()..].to_owned()
-    };
+    let client = host.start(host.run(&options, "python3", &["-c", ALLOCATING]), "ready");
+    let mut client = Orders::new(client, 0, |number| format!("{number} "));
+    let mut code = |bytes: u64| client.ask(&bytes.to_string());
     assert_eq!(code(300 << 20), "2");
-    host.finish(host.deepres(&["set", "t", "--memory", "1GiB"])).success();
+    host.call(&["set", "t", "--memory", "1GiB"]).success();
     assert_eq!(code(300 << 20), "0");
-    host.finish(host.deepres(&["set", "t", "--memory", "512MiB"])).success();
+    host.call(&["set", "t", "--memory", "512MiB"]).success();
     assert_eq!(code(300 << 20), "2", "lowered below what the two together are");
 }
 
@@ -81,34 +63,28 @@ mod measured {
 
     #[test]
     fn a_new_memory_limit_is_in_force_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
-        let mut client =
-            host.spawn(host.run(&["--name", "t", "--memory", "8GiB"], c_client("view", Way::Dlsym), &[]));
-        let first = client.await_json(COMMAND_LIMIT);
+        let (host, _daemon) = Host::measuring().with_daemon();
+        let (mut client, first) =
+            host.told(host.run(&["--name", "t", "--memory", "8GiB"], c_client("view"), &[]));
         assert_eq!(first["total"].as_u64(), Some(8 << 30));
         for (text, bytes) in [("4GiB", 4u64 << 30), ("6GiB", 6 << 30), ("1GiB", 1 << 30)] {
-            host.finish(host.deepres(&["set", "t", "--memory", text])).success();
+            host.call(&["set", "t", "--memory", text]).success();
             let set_ns = now_ns();
-            let line = client.await_line(|line| line.contains(&format!("\"total\":{bytes},")), COMMAND_LIMIT);
-            let seen: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+            let line = client.await_line(|line| line.contains(&format!("\"total\":{bytes},")));
+            let seen: Value = serde_json::from_str(&line).expect("JSON");
             let late_ns = seen["at_ns"].as_i64().expect("a time") - set_ns;
             assert!(late_ns <= IN_FORCE_WITHIN_NS, "seen {late_ns} ns after the command had ended");
             assert_eq!(host.ps().tenant("t").memory_limit_bytes, Some(bytes));
         }
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 
     #[test]
     fn new_shares_are_in_force_at_once() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let start = |name: &str, share: &str| {
             let options = ["--name", name, "--share", share];
-            let mut client =
-                host.spawn(host.run(&options, c_client("backlog", Way::Dlsym), &["--kernel", "busy_200us"]));
-            client.await_line(|line| line == "ready", COMMAND_LIMIT);
-            client
+            host.start(host.run(&options, c_client("backlog"), &["--kernel", "busy_200us"]), "ready")
         };
         let _clients = [start("a", "50%"), start("b", "50%")];
         thread::sleep(Duration::from_millis(700));
@@ -117,7 +93,7 @@ mod measured {
             let mut settings = [("a", a), ("b", b)];
             settings.sort_by(|x, y| x.1.total_cmp(&y.1));
             for (name, share) in settings {
-                host.finish(host.deepres(&["set", name, "--share", &format!("{share}%")])).success();
+                host.call(&["set", name, "--share", &format!("{share}%")]).success();
             }
             // Comparable systems take 5 s until a new quota shows. Here the very next second must
             // show it.

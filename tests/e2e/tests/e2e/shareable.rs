@@ -1,14 +1,8 @@
 //! A process exports physical memory and imports it again. The memory counts as long as the process
 //! has any handle or mapping of it.
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const PIECE_BYTES: u64 = 32 * MIB;
 /// Limit of the tenant: one and a half pieces.
 const LIMIT_BYTES: u64 = PIECE_BYTES + PIECE_BYTES / 2;
@@ -19,25 +13,21 @@ const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
 /// A client that executes orders, one line after another.
 struct Client<'h> {
     host: &'h Host,
-    process: Process,
-    lines: u64,
+    orders: Orders,
 }
 
 impl<'h> Client<'h> {
     fn start(host: &'h Host, faults: &str) -> Self {
-        let mut command = host.preloaded(c_client("shareable", Way::ProcAddress));
+        let mut command = host.preloaded(c_client_by("shareable", Way::ProcAddress));
         command.arg(PIECE_BYTES.to_string()).env("SIMGPU_FAULTS", faults);
         command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
-        Self { host, process: host.spawn(command), lines: 0 }
+        let orders = Orders::new(host.spawn(command), 1, |line| format!("{{\"line\":{line},"));
+        Self { host, orders }
     }
 
     #[track_caller]
     fn answer(&mut self, line: &str) -> (u64, u64) {
-        self.process.say(line);
-        self.lines += 1;
-        let begin = format!("{{\"line\":{},", self.lines);
-        let said = self.process.await_line(|said| said.starts_with(&begin), COMMAND_LIMIT);
-        let said: Value = serde_json::from_str(&said).expect("JSON");
+        let said = self.orders.ask_json(line);
         (said["code"].as_u64().expect("a code"), said["given"].as_u64().expect("a number"))
     }
 
@@ -69,7 +59,7 @@ impl<'h> Client<'h> {
 
     #[track_caller]
     fn end(self) {
-        self.process.finish(COMMAND_LIMIT).success();
+        self.orders.process.finish().success();
     }
 }
 
@@ -80,8 +70,7 @@ fn host() -> Host {
 
 #[test]
 fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mapping_are_gone() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
@@ -102,8 +91,7 @@ fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mappi
 
 #[test]
 fn the_order_in_which_handles_are_released_does_not_matter() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     let imported = client.given(&format!("import {descriptor}"));
@@ -127,8 +115,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
 
 #[test]
 fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     client.given(&format!("release {piece}"));
@@ -149,8 +136,7 @@ fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
 
 #[test]
 fn a_release_that_fails_changes_nothing() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     // Every second release fails.
     let mut client = Client::start(&host, "cuMemRelease:every:2:999");
     let spare = client.given("create");
@@ -170,14 +156,13 @@ fn a_release_that_fails_changes_nothing() {
 
 #[test]
 fn what_is_imported_of_the_own_goes_with_the_process() {
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
     client.given(&format!("import {descriptor}"));
     client.given(&format!("release {piece}"));
-    client.process.kill();
-    host.await_ps(|ps| ps.find(TENANT).is_none_or(|tenant| tenant.memory_bytes == 0), COMMAND_LIMIT);
+    client.orders.process.kill();
+    host.await_ps(|ps| ps.find(TENANT).is_none_or(|tenant| tenant.memory_bytes == 0));
     let mut next = Client::start(&host, "");
     next.assert_held(0, "another process of the tenant has all of it");
     next.end();

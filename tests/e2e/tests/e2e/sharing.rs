@@ -1,17 +1,7 @@
 //! Shares of GPU time. The clients launch small kernels, long kernels and graphs, on several
 //! streams and in several processes.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process, Tally,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
+use deepres_e2e::prelude::*;
 
 /// Time of a measurement. A hundred quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(4);
@@ -28,15 +18,12 @@ fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Pr
     if let Some(share) = share {
         options.extend(["--share", share]);
     }
-    let mut client = host.spawn(host.run(&options, c_client("backlog", Way::ProcAddress), arguments));
-    client.await_line(|line| line == "ready", COMMAND_LIMIT);
-    client
+    host.start(host.run(&options, c_client_by("backlog", Way::ProcAddress), arguments), "ready")
 }
 
 /// Runs the same client as two tenants, with 70 % and 30 %.
 fn assert_seventy_thirty(arguments: &[&str]) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::measuring().with_daemon();
     let _clients =
         [start(&host, "major", Some("70%"), arguments), start(&host, "minor", Some("30%"), arguments)];
     thread::sleep(SETTLED);
@@ -49,32 +36,32 @@ fn assert_seventy_thirty(arguments: &[&str]) {
 mod measured {
     use super::*;
 
-    #[test]
-    fn small_kernels_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_200us", "--sync-every", "100"]);
+    /// Declares tests in which two tenants with 70 % and 30 % run the client `backlog` with these
+    /// arguments.
+    macro_rules! seventy_thirty {
+        ($($(#[$track:meta])? $name:ident: $arguments:literal;)+) => {
+            $(
+                #[test]
+                $(#[$track])?
+                fn $name() {
+                    assert_seventy_thirty(&$arguments.split(' ').collect::<Vec<_>>());
+                }
+            )+
+        };
     }
 
-    #[test]
-    fn long_kernels_with_a_sync_each_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_5000us", "--sync-every", "1"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn graphs_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
-    }
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn clients_with_four_streams_share_seventy_to_thirty() {
-        assert_seventy_thirty(&["--kernel", "busy_1000us", "--streams", "4", "--sync-every", "256"]);
+    seventy_thirty! {
+        small_kernels_share_seventy_to_thirty: "--kernel busy_200us --sync-every 100";
+        long_kernels_with_a_sync_each_share_seventy_to_thirty: "--kernel busy_5000us --sync-every 1";
+        #[ignore = "deep: takes long"]
+        graphs_share_seventy_to_thirty: "--kernel busy_200us --graph 40 --sync-every 4";
+        #[ignore = "deep: takes long"]
+        clients_with_four_streams_share_seventy_to_thirty: "--kernel busy_1000us --streams 4 --sync-every 256";
     }
 
     #[test]
     fn unlike_clients_share_seventy_to_thirty() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let _clients = [
             start(&host, "long", Some("30%"), &["--kernel", "busy_20000us", "--sync-every", "2"]),
             start(&host, "short", Some("70%"), &["--kernel", "busy_200us", "--sync-every", "50"]),
@@ -85,8 +72,7 @@ mod measured {
 
     #[test]
     fn a_tenants_processes_share_what_is_the_tenants() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let arguments = ["--kernel", "busy_1000us"];
         let _clients = [
             start(&host, "pair", Some("40%"), &arguments),
@@ -99,8 +85,7 @@ mod measured {
 
     #[test]
     fn tenants_that_ask_for_nothing_share_alike() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let arguments = ["--kernel", "busy_1000us"];
         let _clients = ["a", "b"].map(|name| start(&host, name, None, &arguments));
         thread::sleep(SETTLED);
@@ -109,33 +94,24 @@ mod measured {
 
     #[test]
     fn when_one_leaves_the_other_has_everything_within_a_tenth_of_a_second() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().with_daemon();
         let mut leaver = start(&host, "leaver", Some("70%"), &["--kernel", "busy_1000us", "--seconds", "2"]);
         let _stayer = start(&host, "stayer", Some("30%"), &["--kernel", "busy_1000us"]);
         let stayer_pid = host.ps().tenant("stayer").sessions[0].pid;
         // The client prints its result when its last kernel has ended.
-        leaver.await_json(COMMAND_LIMIT);
+        leaver.await_json();
         let left = Instant::now();
         thread::sleep(EVERYTHING_WITHIN.saturating_sub(left.elapsed()));
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(400));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[stayer_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(400)).percent_of_time(&[stayer_pid]);
         println!("the one that stayed had the GPU {busy:.1} % of the time");
         assert!(busy >= BUSY_PERCENT, "the one that stayed had the GPU {busy:.1} % of the time");
     }
 
     #[test]
     fn an_idle_tenants_share_is_the_others() {
-        let host = Host::measuring();
-        let _daemon = host.daemon();
-        let mut idler = host.spawn(host.run(
-            &["--name", "idler", "--share", "70%"],
-            c_client("launches", Way::Dlsym),
-            &[],
-        ));
-        idler.await_json(COMMAND_LIMIT);
+        let (host, _daemon) = Host::measuring().with_daemon();
+        let (_idler, _) =
+            host.told(host.run(&["--name", "idler", "--share", "70%"], c_client("launches"), &[]));
         let _worker = start(&host, "worker", Some("30%"), &["--kernel", "busy_1000us"]);
         thread::sleep(SETTLED);
         let window = Window::measure(&host, Duration::from_secs(1));

@@ -1,25 +1,14 @@
 //! Many connections at once: hundreds of processes that start together, and hostile connections to
 //! the tenant socket. Neither delays the other tenants.
 
-use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    thread,
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::wire::{Hello, Role};
 use deepres_abi::wish::Wish;
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    finally::Finally,
-    host::COMMAND_LIMIT,
-    shares::Window,
-};
-use rustix::{
-    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket},
-    time::{ClockId, clock_gettime},
-};
+use deepres_e2e::finally::Finally;
+use deepres_e2e::prelude::*;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::IntoBytes;
 
 /// Number of processes that start at once.
@@ -28,9 +17,8 @@ const PROCESSES: usize = 300;
 /// Starts all processes, spread over this many tenants, and asserts that all get a session. `cargo
 /// xtask bench storm` measures how long they wait.
 fn storm(tenants: usize) {
-    let host = Host::measuring();
-    let _daemon = host.daemon();
-    let client = c_client("boot", Way::Dlsym);
+    let (host, _daemon) = Host::measuring().with_daemon();
+    let client = c_client("boot");
     // This run creates the simulated GPU's state.
     host.finish(host.command(&client)).success();
     let mut clients: Vec<Process> = (0..PROCESSES)
@@ -41,14 +29,14 @@ fn storm(tenants: usize) {
         })
         .collect();
     for client in &mut clients {
-        client.await_json(COMMAND_LIMIT);
+        client.await_json();
     }
     let ps = host.ps();
     let sessions: usize = ps.tenants.iter().map(|tenant| tenant.sessions.len()).sum();
     assert_eq!((sessions, ps.tenants.len()), (PROCESSES, tenants));
     clients.iter_mut().for_each(Process::close_stdin);
     for mut client in clients {
-        client.await_end(COMMAND_LIMIT).success();
+        client.await_end().success();
     }
 }
 
@@ -112,17 +100,13 @@ mod measured {
 
     #[test]
     fn strangers_at_the_socket_take_nothing_from_those_who_share() {
-        let host = Host::measuring();
-        let daemon = host.daemon();
+        let (host, daemon) = Host::measuring().with_daemon();
         let start = |name: &str, share: &str| {
             let arguments = ["--kernel", "busy_1000us"];
-            let mut client = host.spawn(host.run(
-                &["--name", name, "--share", share],
-                c_client("backlog", Way::Dlsym),
-                &arguments,
-            ));
-            client.await_line(|line| line == "ready", COMMAND_LIMIT);
-            client
+            host.start(
+                host.run(&["--name", name, "--share", share], c_client("backlog"), &arguments),
+                "ready",
+            )
         };
         let _clients = [start("a", "70%"), start("b", "30%")];
         let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");

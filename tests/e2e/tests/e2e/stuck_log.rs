@@ -1,20 +1,11 @@
 //! A daemon whose log nobody reads (a full pipe, a journal that hangs) serves as any other.
 
-use std::{
-    io::{PipeReader, PipeWriter, Read as _, Write as _, pipe},
-    process::Child,
-    thread,
-    time::{Duration, Instant},
-};
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _, pipe};
+use std::process::Child;
 
-use deepres_e2e::{
-    Host,
-    clients::{Way, c_client},
-};
-use rustix::{
-    io::ioctl_fionbio,
-    process::{Pid, Signal, kill_process},
-};
+use deepres_e2e::prelude::*;
+use rustix::io::ioctl_fionbio;
+use rustix::process::{Pid, kill_process};
 
 /// Time limit for the daemon's start and for its end.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -48,12 +39,8 @@ fn a_daemon_whose_log_nobody_reads_serves_and_ends_as_any_other() {
         Daemon(command.env("DEEPRES_LOG", "trace").stderr(writer).spawn().expect("the daemon starts"));
     // The command still holds the writing end of the pipe.
     drop(command);
-    let deadline = Instant::now() + LIMIT;
-    while host.finish(host.deepres(&["ps", "--json"])).code != 0 {
-        assert!(Instant::now() < deadline, "the daemon does not answer");
-        thread::sleep(Duration::from_millis(10));
-    }
-    let client = c_client("hello", Way::Dlsym);
+    eventually_within("the daemon answers", LIMIT, || host.call(&["ps", "--json"]).code == 0);
+    let client = c_client("hello");
     for tenant in ["first", "second"] {
         host.finish(host.run(&["--name", tenant, "--memory", "64MiB"], &client, &[])).success();
     }

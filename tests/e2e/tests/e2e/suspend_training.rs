@@ -2,10 +2,8 @@
 //! each. They take turns on the GPU as a whole, and both finish. `cargo xtask bench suspend`
 //! measures their speed.
 
-use std::thread;
-use std::time::Duration;
-
-use deepres_e2e::{Host, Process, clients::demo_simgpu};
+use deepres_e2e::clients::demo_simgpu;
+use deepres_e2e::prelude::*;
 
 /// Time limit of a trainer. tinygrad compiles its kernels first, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(150);
@@ -32,8 +30,8 @@ fn start(host: &Host, name: &str) -> Process {
 }
 
 fn finish(mut trainer: Process) {
-    trainer.await_line(|line| line.starts_with("trained"), WITHIN);
-    trainer.finish(WITHIN).success();
+    trainer.await_line_within(|line| line.starts_with("trained"), WITHIN);
+    trainer.finish_within(WITHIN).success();
 }
 
 /// Does the same as [`finish`]. Returns samples of the GPU memory used meanwhile, in ascending
@@ -54,8 +52,7 @@ fn finish_observed(host: &Host, trainer: Process) -> Vec<u64> {
 #[ignore = "deep: takes long"]
 fn two_trainers_of_sixty_percent_of_the_memory_each_take_turns_and_finish() {
     let (usual_bytes, most_bytes) = {
-        let host = Host::new().simgpu(&simgpu(8 << 30));
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().simgpu(&simgpu(8 << 30)).with_daemon();
         let taken = finish_observed(&host, start(&host, "alone"));
         (taken[taken.len() / 2], *taken.last().expect("it took memory"))
     };
@@ -63,8 +60,10 @@ fn two_trainers_of_sixty_percent_of_the_memory_each_take_turns_and_finish() {
     // The GPU's size follows from the median use. The two trainers' short peaks might never
     // coincide.
     let memory_bytes = (usual_bytes * 10 / 6).max(most_bytes);
-    let host = Host::new().simgpu(&simgpu(memory_bytes)).config(&format!("suspend_turn_ms = {TURN_MS}\n"));
-    let daemon = host.daemon();
+    let (host, daemon) = Host::new()
+        .simgpu(&simgpu(memory_bytes))
+        .config(&format!("suspend_turn_ms = {TURN_MS}\n"))
+        .with_daemon();
     let trainers = ["one", "other"].map(|name| start(&host, name));
     trainers.into_iter().for_each(finish);
     // Without suspensions the trainers would not have needed more than the GPU has, and the test

@@ -1,17 +1,7 @@
 //! `cuLaunchCooperativeKernelMultiDevice` launches on two GPUs with one call. Each GPU has its own
 //! gate and meter.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-};
-use serde_json::Value;
+use deepres_e2e::prelude::*;
 
 const KERNEL_NS: u64 = 5_000_000;
 /// The kernel `ring_long` keeps the second GPU busy. It is longer than any other work here.
@@ -28,38 +18,31 @@ fn host() -> Host {
 }
 
 fn start(host: &Host, kernel: &str) -> Process {
-    let command = host.run(&["--name", "both"], c_client("together", Way::ProcAddress), &[kernel]);
-    let mut process = host.spawn(command);
-    process.await_line(|line| line == "ready", COMMAND_LIMIT);
-    process
-}
-
-fn answers(process: &Process) -> usize {
-    process.stdout().lines().filter(|line| line.starts_with("done ")).count()
+    let command = host.run(&["--name", "both"], c_client_by("together", Way::ProcAddress), &[kernel]);
+    host.start(command, "ready")
 }
 
 /// Gives an order and waits until it is done, and calls `look` meanwhile. Returns the result code.
 #[track_caller]
 fn order(process: &mut Process, line: &str, mut look: impl FnMut(&Process)) -> u64 {
-    let before = answers(process);
-    let deadline = Instant::now() + COMMAND_LIMIT;
+    let answers = |process: &Process| -> Vec<u64> {
+        let said = process.stdout();
+        said.lines().filter_map(|line| line.strip_prefix("done ")?.parse().ok()).collect()
+    };
+    let before = answers(process).len();
     process.say(line);
-    while answers(process) == before {
+    eventually(line, || {
         assert!(process.try_wait().is_none(), "{}{}", process.stdout(), process.stderr());
-        assert!(Instant::now() < deadline, "{}", process.stdout());
         look(process);
-        thread::sleep(Duration::from_millis(5));
-    }
-    let said = process.stdout();
-    let code = said.lines().rev().find_map(|line| line.strip_prefix("done ")).map(str::parse);
-    code.expect("it answered").expect("a number")
+        answers(process).len() > before
+    });
+    answers(process)[before]
 }
 
 /// Returns a counter of the tenant on each GPU.
 fn counter(host: &Host, key: &str) -> [u64; 2] {
-    let status = host.status();
-    let own = status["tenants"].as_array().into_iter().flatten().find(|one| one["name"] == "both");
-    let gpus = own.expect("the tenant is there")["gpus"].as_array().expect("a list");
+    let own = host.tenant("both");
+    let gpus = own["gpus"].as_array().expect("a list");
     let of = |index: u64| {
         let gpu: Option<&Value> = gpus.iter().find(|gpu| gpu["gpu"].as_u64() == Some(index));
         gpu.map_or(0, |gpu| gpu[key].as_u64().unwrap_or_else(|| panic!("no {key} in {gpu}")))
@@ -69,43 +52,34 @@ fn counter(host: &Host, key: &str) -> [u64; 2] {
 
 #[track_caller]
 fn await_launches(host: &Host, wanted: u64) {
-    let deadline = Instant::now() + SETTLES_WITHIN;
-    while counter(host, "kernel_launches") != [wanted; 2] {
-        assert!(Instant::now() < deadline, "{:?} launches of {wanted}", counter(host, "kernel_launches"));
-        thread::sleep(Duration::from_millis(10));
-    }
+    let launches = || counter(host, "kernel_launches");
+    await_value_within(launches, |launches| *launches == [wanted; 2], SETTLES_WITHIN);
 }
 
 /// Waits until the tenant is charged for this many kernels on each GPU, within a tenth.
 #[track_caller]
 fn await_charges(host: &Host, kernels: u64) {
     let wanted = kernels * KERNEL_NS;
-    let is_near = |charged: u64| charged.abs_diff(wanted) <= wanted / 10;
-    let deadline = Instant::now() + SETTLES_WITHIN;
-    while !counter(host, "gpu_ns").iter().all(|charged| is_near(*charged)) {
-        assert!(Instant::now() < deadline, "charged {:?}, ran {wanted} ns", counter(host, "gpu_ns"));
-        thread::sleep(Duration::from_millis(10));
-    }
+    let is_near = |charged: &u64| charged.abs_diff(wanted) <= wanted / 10;
+    await_value_within(|| counter(host, "gpu_ns"), |charged| charged.iter().all(is_near), SETTLES_WITHIN);
 }
 
 /// Returns the number of kernels that really ran on each GPU.
 fn ran(host: &Host, pid: u32) -> [u64; 2] {
-    let record = host.truth();
-    let process = record.processes.iter().find(|process| process.pid == pid).expect("it is attached");
+    let process = host.record(pid);
     [0, 1].map(|gpu| process.gpus[gpu].kernels)
 }
 
 #[test]
 fn a_launch_on_two_gpus_is_counted_and_charged_on_each() {
     const CALLS: u64 = 40;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "both");
     assert_eq!(order(&mut process, &format!("launch {CALLS}"), |_| ()), 0);
     await_launches(&host, CALLS);
     await_charges(&host, CALLS);
     assert_eq!(ran(&host, host.ps().tenant("both").pids()[0]), [CALLS; 2]);
-    process.finish(COMMAND_LIMIT).success();
+    process.finish().success();
 }
 
 #[test]
@@ -113,11 +87,11 @@ fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
     const CALLS: u64 = 20;
     let host = host();
     let bare = {
-        let mut command = host.command(c_client("together", Way::ProcAddress));
+        let mut command = host.command(c_client_by("together", Way::ProcAddress));
         command.arg("both");
         let mut process = host.spawn(command);
         let codes = ["twice", "default"].map(|wrong| order(&mut process, wrong, |_| ()));
-        process.finish(COMMAND_LIMIT).success();
+        process.finish().success();
         codes
     };
     assert_eq!(bare, [CUDA_ERROR_INVALID_VALUE; 2]);
@@ -136,20 +110,19 @@ fn a_call_that_the_driver_refuses_counts_on_no_gpu() {
         await_launches(&host, (round + 1) * CALLS);
     }
     await_charges(&host, 3 * CALLS);
-    process.finish(COMMAND_LIMIT).success();
+    process.finish().success();
 }
 
 #[test]
 fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
     const CALLS: u64 = 2000;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "quick");
     for round in 1..=3 {
         assert_eq!(order(&mut process, &format!("amid {CALLS}"), |_| ()), CUDA_ERROR_INVALID_VALUE);
         await_launches(&host, round * CALLS);
     }
-    process.finish(COMMAND_LIMIT).success();
+    process.finish().success();
 }
 
 #[test]
@@ -162,17 +135,15 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     /// Number of looks after which a launch counts as early. A client that has launched and not yet
     /// said so looks early too, but not for this many looks.
     const LOOKS: u32 = 20;
-    let host = host();
-    let _daemon = host.daemon();
+    let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "both");
     let pid = host.ps().tenant("both").pids()[0];
     assert_eq!(order(&mut process, "launch 4", |_| ()), 0);
     await_charges(&host, 4);
     // Another tenant always wants the second GPU, and holds it for 300 ms or more at a time.
     let arguments = ["--kernel", "ring_long", "--rank", "1", "--depth", "2"];
-    let mut other = host.spawn(host.run(&["--name", "other"], c_client("ring", Way::Dlsym), &arguments));
-    other.await_line(|line| line == "ready", COMMAND_LIMIT);
-    host.await_ps(|ps| ps.find("other").is_some_and(|other| other.gpu_ns > 0), COMMAND_LIMIT);
+    let other = host.start(host.run(&["--name", "other"], c_client("ring"), &arguments), "ready");
+    host.await_ps(|ps| ps.find("other").is_some_and(|other| other.gpu_ns > 0));
 
     let calls_in = |process: &Process| {
         let said = process.stdout();
@@ -211,5 +182,5 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     assert_eq!(ran(&host, pid), [calls; 2]);
     // The wait for one GPU does not count as use of the other.
     await_charges(&host, calls);
-    process.finish(COMMAND_LIMIT).success();
+    process.finish().success();
 }

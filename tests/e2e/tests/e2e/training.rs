@@ -1,11 +1,7 @@
 //! The main use case: two unmodified tinygrad training scripts share one GPU, 70 to 30.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use deepres_e2e::{Host, Process, Tally, clients::demo_simgpu, shares::Window};
+use deepres_e2e::clients::demo_simgpu;
+use deepres_e2e::prelude::*;
 use simgpu_engine::truth::Snapshot;
 
 /// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
@@ -33,11 +29,10 @@ mod measured {
 
     #[test]
     fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
-        let host = Host::measuring().simgpu(&demo_simgpu());
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::measuring().simgpu(&demo_simgpu()).with_daemon();
         let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
         for trainer in &mut trainers {
-            trainer.await_line(|line| line.starts_with("compiled"), COMPILED_WITHIN);
+            trainer.await_line_within(|line| line.starts_with("compiled"), COMPILED_WITHIN);
         }
         thread::sleep(SETTLED);
         let window = Window::measure(&host, MEASURED);
@@ -55,7 +50,7 @@ mod measured {
         let ps = host.ps();
         let (major_pid, minor_pid) = (ps.tenant("major").sessions[0].pid, ps.tenant("minor").sessions[0].pid);
         let [mut major, minor] = trainers;
-        major.signal(rustix::process::Signal::TERM);
+        major.signal(Signal::TERM);
         // A trainer is gone when it has no work on the GPU any more.
         let mut last = kernel_ns(&host.truth(), major_pid);
         let mut left = Instant::now();
@@ -68,13 +63,10 @@ mod measured {
             }
             assert!(Instant::now() < deadline, "the trainer does not end");
         }
-        let before = host.truth();
-        thread::sleep(Duration::from_millis(1000));
-        let tally = Tally::between(&before, &host.truth());
-        let busy = tally.percent(&[minor_pid]) * tally.total_ns as f64 / tally.elapsed_ns as f64;
+        let busy = Tally::over(&host, Duration::from_millis(1000)).percent_of_time(&[minor_pid]);
         println!("the trainer that is left has the GPU {busy:.1} % of the time");
         assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
-        assert_eq!(major.await_end(Duration::from_secs(10)).code, 128 + 15);
+        assert_eq!(major.await_end_within(Duration::from_secs(10)).code, 128 + 15);
         drop(minor);
     }
 }

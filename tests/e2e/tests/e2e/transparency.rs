@@ -1,13 +1,11 @@
 //! With the library preloaded and nothing to share, everything is as without the library.
 
-use std::{os::unix::net::UnixListener, path::Path, process::Command};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
 
-use deepres_e2e::{
-    Finished, Host,
-    artefacts::{artefacts, repository},
-    clients::{Way, c_client, c_library, c_program},
-    host::COMMAND_LIMIT,
-};
+use deepres_e2e::artefacts::repository;
+use deepres_e2e::prelude::*;
 
 /// Runs a command bare and preloaded, and asserts that exit status and output are equal.
 #[track_caller]
@@ -50,8 +48,7 @@ fn everyday_programs_print_and_return_exactly_the_same() {
 
 #[test]
 fn everyday_programs_are_the_same_under_deepres_run() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     for words in [
         vec!["git", "--version"],
         vec!["python3", "-c", "print(1)"],
@@ -105,7 +102,7 @@ fn a_library_that_wraps_dlsym_and_uses_rtld_next_works_before_and_behind() {
 
 /// Returns the output of a client that launches and allocates, without deepres.
 fn bare_client(host: &Host) -> Finished {
-    host.finish(host.command(c_client("launches", Way::Dlsym))).success()
+    host.finish(host.command(c_client("launches"))).success()
 }
 
 #[test]
@@ -113,15 +110,11 @@ fn a_gpu_client_without_a_daemon_is_the_same() {
     let host = Host::new();
     let bare = bare_client(&host);
     for way in Way::ALL {
-        let mut command = host.command(c_client("launches", way));
-        command.env("LD_PRELOAD", &artefacts().library);
-        let hooked = host.finish(command);
+        let hooked = host.finish(host.alone(c_client_by("launches", way)));
         assert_eq!(hooked.success().json()["kernels_run"], bare.json()["kernels_run"]);
     }
     // If the client reaches the driver in the same way, even standard error is equal.
-    let mut command = host.command(c_client("launches", Way::Dlsym));
-    command.env("LD_PRELOAD", &artefacts().library);
-    assert_eq!(host.finish(command), bare);
+    assert_eq!(host.finish(host.alone(c_client("launches"))), bare);
 }
 
 #[test]
@@ -137,8 +130,8 @@ fn a_gpu_client_with_a_dead_or_foreign_socket_is_the_same() {
     std::fs::write(&file, "not a socket").expect("a folder of our own");
     let long = folder.join("x".repeat(200));
     for socket in [dead.as_path(), &foreign, &file, Path::new("/nonexistent/socket"), &long, Path::new("")] {
-        let mut command = host.command(c_client("launches", Way::Dlsym));
-        command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", socket);
+        let mut command = host.alone(c_client("launches"));
+        command.env("DEEPRES_SOCKET", socket);
         let hooked = host.finish(command);
         assert_eq!(
             (hooked.code, &hooked.stdout),
@@ -161,16 +154,15 @@ fn a_gpu_client_whose_daemon_never_answers_is_the_same() {
     rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).expect("a short path"))
         .expect("a new path");
     rustix::net::listen(&socket, 16).expect("a bound socket");
-    let mut command = host.command(c_client("launches", Way::Dlsym));
-    command.env("LD_PRELOAD", &artefacts().library).env("DEEPRES_SOCKET", &path);
+    let mut command = host.alone(c_client("launches"));
+    command.env("DEEPRES_SOCKET", &path);
     let hooked = host.finish(command);
     assert_eq!((hooked.code, &hooked.stdout), (0, &bare.stdout), "{}", hooked.stderr);
 }
 
 #[test]
 fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     let bare = bare_client(&host);
     let garbage = [
         "",
@@ -184,7 +176,7 @@ fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
     ];
     for variable in ["DEEPRES_SHARE", "DEEPRES_MEMORY", "DEEPRES_TENANT", "DEEPRES_LOG", "DEEPRES_SOCKET"] {
         for value in garbage {
-            let mut command = host.preloaded(c_client("launches", Way::Dlsym));
+            let mut command = host.preloaded(c_client("launches"));
             command.env(variable, value);
             let hooked = host.finish(command);
             let shown: String = value.chars().take(20).collect();
@@ -200,15 +192,11 @@ fn a_gpu_client_with_garbage_in_the_environment_is_the_same() {
 
 #[test]
 fn the_kill_switch_lets_everything_through() {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let mut command = host.run(
-        &["--name", "off", "--memory", "64MiB"],
-        c_client("fill", Way::Dlsym),
-        &["33554432", "cuMemAlloc_v2"],
-    );
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut command =
+        host.run(&["--name", "off", "--memory", "64MiB"], c_client("fill"), &["33554432", "cuMemAlloc_v2"]);
     command.env("DEEPRES_DISABLE", "1");
-    let said = host.spawn(command).finish(COMMAND_LIMIT).success().json();
+    let said = host.spawn(command).finish().success().json();
     let bytes = said["kinds"][0]["bytes"].as_u64().expect("a number");
     assert!(bytes > 100 << 30, "the limit of 64 MiB is off: {said}");
     let sessions: usize = host.ps().tenants.iter().map(|tenant| tenant.sessions.len()).sum();
@@ -220,7 +208,7 @@ fn a_gpu_client_on_a_machine_without_the_driver_fails_as_ever() {
     let host = Host::new();
     for way in Way::ALL {
         let bare = assert_same(&host, || {
-            let mut command = host.command(c_client("launches", way));
+            let mut command = host.command(c_client_by("launches", way));
             command.env_remove("LD_LIBRARY_PATH");
             command
         });

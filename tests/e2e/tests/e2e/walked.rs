@@ -8,14 +8,9 @@
 
 use std::ptr::null_mut;
 
-use deepres_e2e::{
-    Host, Process,
-    clients::{Way, c_client},
-    host::COMMAND_LIMIT,
-    ledger::{Ledger, SLOT_BYTES},
-};
+use deepres_e2e::ledger::{Ledger, SLOT_BYTES};
+use deepres_e2e::prelude::*;
 
-const MIB: u64 = 1 << 20;
 const LIMIT_BYTES: u64 = 400 * MIB;
 /// Memory that another process of the tenant holds.
 const OTHER_BYTES: u64 = 300 * MIB;
@@ -79,7 +74,7 @@ fn stopped_by(pid: u32) -> i32 {
 /// Walks through the victim's call up to `end`.
 fn walk(victim: &mut Process, ledger: &Ledger, end: End) -> Walked {
     let pid = victim.pid();
-    victim.await_line(|line| line == "ready", COMMAND_LIMIT);
+    victim.await_exactly("ready");
     trace(pid, libc::PTRACE_SEIZE);
     victim.say("");
     assert_eq!(stopped_by(pid), libc::SIGUSR1, "it stops before the call");
@@ -108,17 +103,15 @@ struct Tenant {
     host: Host,
     daemon: Process,
     /// Process that allocates all free memory and frees it again.
-    other: Process,
-    asked: usize,
+    other: Orders,
 }
 
 impl Tenant {
     fn start() -> Self {
         // Contexts take no memory, so the GPU's record contains allocations alone.
-        let host = Host::new().simgpu("context_overhead_bytes = 0\n");
-        let daemon = host.daemon();
-        let other = host.spawn(in_tenant(&host, "overheads"));
-        let mut tenant = Self { host, daemon, other, asked: 0 };
+        let (host, daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
+        let other = Orders::new(host.spawn(in_tenant(&host, "overheads")), 0, |number| format!("{number} "));
+        let mut tenant = Self { host, daemon, other };
         assert_eq!(tenant.ask("create 0 0"), "0");
         assert_eq!(tenant.ask(&format!("allocate 0 {OTHER_BYTES}")), "0");
         tenant
@@ -126,10 +119,7 @@ impl Tenant {
 
     /// Gives an order to the other process. Returns the driver's result code.
     fn ask(&mut self, what: &str) -> String {
-        self.other.say(what);
-        let prefix = format!("{} ", self.asked);
-        self.asked += 1;
-        self.other.await_line(|line| line.starts_with(&prefix), COMMAND_LIMIT)[prefix.len()..].to_owned()
+        self.other.ask(what)
     }
 
     /// Walks a victim through its call up to `end` and kills it.
@@ -145,7 +135,7 @@ impl Tenant {
         assert_eq!(self.ask(&format!("allocate 1 {LEFT_BYTES}")), "0", "{at}");
         assert_eq!(self.ask("allocate 2 1"), OUT_OF_MEMORY, "{at}");
         assert_eq!(self.ask("free 1 0"), "0", "{at}");
-        self.host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1, COMMAND_LIMIT);
+        self.host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1);
         let truth = self.host.truth().gpus[0];
         assert_eq!(truth.memory_used_bytes, OTHER_BYTES, "{at}");
         assert!(truth.memory_peak_bytes <= LIMIT_BYTES, "{at}: {truth:?}");
@@ -155,7 +145,7 @@ impl Tenant {
 }
 
 fn in_tenant(host: &Host, client: &str) -> std::process::Command {
-    let mut command = host.preloaded(c_client(client, Way::Dlsym));
+    let mut command = host.preloaded(c_client(client));
     command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
     command
 }

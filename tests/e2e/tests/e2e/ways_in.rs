@@ -1,15 +1,10 @@
 //! Every way into the driver is hooked. deepres, the client and the GPU count the same launches.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use deepres_e2e::{
-    Host,
-    artefacts::artefacts,
-    clients::{Way, c_client, c_library, c_library_on, c_program},
-    host::COMMAND_LIMIT,
-    witness::{Client, assert_every_look_up_is_answered_with_our_hook},
-};
+use deepres_e2e::clients::c_library_on;
+use deepres_e2e::prelude::*;
+use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
@@ -17,44 +12,34 @@ const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// Runs `launches` as tenant `counted`, with `preload` in addition to the library of `deepres run`.
 /// Compares the three counts.
 fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
-    let host = Host::new();
-    let _daemon = host.daemon();
-    let mut command = host.run(&["--name", "counted"], c_client("launches", way), &[]);
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut command = host.run(&["--name", "counted"], c_client_by("launches", way), &[]);
     if let Some(preload) = preload {
         // `deepres run` prepends its library. So a user preloads another library behind it with
         // this variable.
         command.env("LD_PRELOAD", preload);
     }
-    let mut client = host.spawn(command);
-    let said = client.await_json(COMMAND_LIMIT);
+    let (client, said) = host.told(command);
     let count = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
 
     let wanted = (count("kernel_launches"), count("graph_launches"));
-    let ps = host.await_ps(
+    let ps = host.await_ps_within(
         |ps| ps.find("counted").is_some_and(|t| (t.kernel_launches, t.graph_launches) == wanted),
         METER_SETTLES_WITHIN,
     );
     assert_eq!(count("graph_nodes"), 3, "{way:?}: the graph holds what was captured and nothing else");
     let pid = ps.tenant("counted").sessions[0].pid;
-    let truth = host.truth();
-    let process = truth.processes.iter().find(|p| p.pid == pid).expect("the session is in the record");
-    assert_eq!(process.gpus[0].kernels, count("kernels_run"), "{way:?}: the GPU ran what was launched");
-    client.finish(COMMAND_LIMIT).success();
+    assert_eq!(
+        host.record(pid).gpus[0].kernels,
+        count("kernels_run"),
+        "{way:?}: the GPU ran what was launched"
+    );
+    client.finish().success();
 }
 
 #[test]
-fn a_linked_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::Linked, None);
-}
-
-#[test]
-fn a_dlsym_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::Dlsym, None);
-}
-
-#[test]
-fn a_get_proc_address_client_is_counted_launch_by_launch() {
-    assert_every_launch_is_counted(Way::ProcAddress, None);
+fn a_client_is_counted_launch_by_launch_however_it_reaches_the_driver() {
+    Way::ALL.into_iter().for_each(|way| assert_every_launch_is_counted(way, None));
 }
 
 #[test]
@@ -70,18 +55,17 @@ fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
     let preload = preloaded.iter().map(|library| library.display().to_string()).collect::<Vec<_>>().join(":");
     for way in Way::ALL {
         let tenant = format!("{way:?}");
-        let mut command = host.preloaded(c_client("launches", way));
+        let mut command = host.preloaded(c_client_by("launches", way));
         command.env("LD_PRELOAD", &preload).env("DEEPRES_TENANT", &tenant);
-        let mut client = host.spawn(command);
-        let said = client.await_json(COMMAND_LIMIT);
-        let ps = host.await_ps(
+        let (client, said) = host.told(command);
+        let ps = host.await_ps_within(
             |ps| {
                 ps.find(&tenant).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64())
             },
             METER_SETTLES_WITHIN,
         );
         assert_eq!(ps.tenant(&tenant).sessions.len(), 1, "{tenant} with {preload}");
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
     }
 }
 
@@ -89,8 +73,7 @@ fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
 /// the hook too.
 #[test]
 fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
-    let host = Host::new();
-    let _daemon = host.daemon();
+    let (host, _daemon) = Host::new().with_daemon();
     assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
 }
 
@@ -100,8 +83,7 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
 fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
     for preloaded in [[&wraps, ours], [ours, &wraps]] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         assert_every_way_is_counted_beside(&host, &preloaded.map(PathBuf::as_path));
     }
 }
@@ -111,8 +93,7 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
 #[test]
 fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
     for wraps in ["wrapnext", "wraphandle"] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         let (tool, wraps) = (c_library("nexts"), c_library(wraps));
         assert_every_way_is_counted_beside(&host, &[&tool, &artefacts().library, &wraps]);
     }
@@ -122,7 +103,7 @@ fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that
 fn who_was_given_the_c_librarys_dlsym_behind_us_is_told_of() {
     let host = Host::new();
     let told = |beside: &Path| {
-        let mut command = host.preloaded(c_client("past", Way::Dlsym));
+        let mut command = host.preloaded(c_client("past"));
         let preload = format!("{}:{}", artefacts().library.display(), beside.display());
         command.env("LD_PRELOAD", preload).env("DEEPRES_LOG", "debug").env("DEEPRES_MEMORY", "4GiB");
         command.env_remove("DEEPRES_SOCKET");
@@ -143,16 +124,14 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
         .flat_map(|forwards| ["local", "global"].map(|scope| (c_library(forwards), scope)))
     {
         let stand_in = c_library_on("stand_in", &forwards).display().to_string();
-        let host = Host::new().light_contexts();
-        let _daemon = host.daemon();
-        let mut client = host.spawn(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
-        let said = client.await_json(COMMAND_LIMIT);
-        let ps = host.await_ps(
+        let (host, _daemon) = Host::new().light_contexts().with_daemon();
+        let (client, said) = host.told(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
+        let ps = host.await_ps_within(
             |ps| ps.find(scope).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64()),
             METER_SETTLES_WITHIN,
         );
         assert_eq!(Some(ps.tenant(scope).memory_bytes), said["bytes"].as_u64(), "{scope}: each byte once");
-        client.finish(COMMAND_LIMIT).success();
+        client.finish().success();
 
         let asker = forwards.file_name().and_then(|name| name.to_str()).unwrap();
         assert_every_look_up_is_answered_with_our_hook(&Client {
@@ -171,8 +150,7 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     let copy = folder.path().join("libdeepres.so");
     std::fs::copy(&artefacts().library, &copy).unwrap();
     for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
-        let host = Host::new();
-        let _daemon = host.daemon();
+        let (host, _daemon) = Host::new().with_daemon();
         assert_every_way_is_counted_beside(&host, &preloaded.map(|library| library.as_path()));
     }
 }

@@ -130,16 +130,12 @@ fn with_unbacked<T>(
             let array = by_handle(handle).map_err(|_| status::INVALID_VALUE)?;
             let flags = array.descriptor.Flags;
             // The mipmapped array maps the memory of its levels.
-            if array.is_level || !is_unbacked(flags) {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(array.is_level || !is_unbacked(flags))?;
             Ok(on(&array.mapped, array.bytes, flags))
         }
         cu::CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
             let array = MIPMAPPED.get(handle).ok_or(status::INVALID_VALUE)?;
-            if !is_unbacked(array.flags) {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(!is_unbacked(array.flags))?;
             Ok(on(&array.mapped, array.bytes, array.flags))
         }
         _ => Err(status::INVALID_VALUE),
@@ -203,9 +199,7 @@ fn element_bytes(format: u32, channels: u32) -> Result<u64> {
 fn lay_out(descriptor: &cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<(u64, Layout)> {
     let element = element_bytes(descriptor.Format, descriptor.NumChannels)?;
     let width = descriptor.Width as u64;
-    if width == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(width == 0)?;
     let rows = (descriptor.Height as u64).max(1);
     let layers = (descriptor.Depth as u64).max(1);
     let pitch_bytes = width
@@ -245,9 +239,7 @@ pub fn create(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR) -> Result<Arc<Array>> {
     let (bytes, layout) = lay_out(&descriptor)?;
     if is_unbacked(descriptor.Flags) {
         // One-dimensional arrays have no tiles.
-        if descriptor.Height == 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(descriptor.Height == 0)?;
         context::current()?;
         return enter(descriptor, (bytes, layout), false);
     }
@@ -272,9 +264,7 @@ pub fn create_external(
 /// allow.
 pub fn create_mipmapped(descriptor: cu::CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> Result<usize> {
     let is_unbacked = is_unbacked(descriptor.Flags);
-    if is_unbacked && descriptor.Height == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(is_unbacked && descriptor.Height == 0)?;
     create_levels(descriptor, levels, |bytes| {
         context::current()?;
         Ok((if is_unbacked { 0 } else { allocate(bytes)? }, None))
@@ -389,9 +379,7 @@ pub fn forget_context(context: usize) {
 /// Destroys an array.
 pub fn destroy(handle: usize) -> Result<()> {
     account::note_free();
-    if by_handle(handle)?.is_level {
-        return Err(status::INVALID_HANDLE);
-    }
+    status::refuse_as(by_handle(handle)?.is_level, status::INVALID_HANDLE)?;
     let array = ARRAYS.remove(handle).ok_or(status::INVALID_HANDLE)?;
     unmap_all(&array.mapped);
     memory::free_internal(array.layout.base);

@@ -99,15 +99,9 @@ fn discharge(stream: &Stream) {
 
 /// Begins the capture of a stream, into a new graph or behind nodes of a given graph.
 pub fn begin(stream: &Arc<Stream>, mode: u32, target: Option<(Arc<Graph>, Vec<Dependency>)>) -> Result<()> {
-    if mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED {
-        return Err(status::INVALID_VALUE);
-    }
-    if stream.is_legacy() {
-        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
-    }
-    if stream.is_capturing() {
-        return Err(status::ILLEGAL_STATE);
-    }
+    status::refuse(mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    status::refuse_as(stream.is_legacy(), status::STREAM_CAPTURE_UNSUPPORTED)?;
+    status::refuse_as(stream.is_capturing(), status::ILLEGAL_STATE)?;
     let is_borrowed = target.is_some();
     let (graph, after) = match target {
         Some(target) => target,
@@ -249,9 +243,7 @@ pub fn join(stream: &Arc<Stream>, event: &Event) -> Result<()> {
             Ok(())
         }
         (None, Some(captured)) => {
-            if captured.session.is_invalid() {
-                return Err(status::CAPTURED_EVENT);
-            }
+            status::refuse_as(captured.session.is_invalid(), status::CAPTURED_EVENT)?;
             if stream.is_legacy() {
                 return captured.session.break_with(status::STREAM_CAPTURE_IMPLICIT);
             }
@@ -350,9 +342,7 @@ fn refuse_unsafe_now() -> Result<()> {
 
 /// Sets the calling thread's mode and returns the previous mode.
 pub fn exchange_mode(mode: u32) -> Result<u32> {
-    if mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(mode > cu::CU_STREAM_CAPTURE_MODE_RELAXED)?;
     Ok(MODE.replace(mode))
 }
 
@@ -374,9 +364,7 @@ pub fn update_dependencies(stream: &Stream, nodes: Vec<Dependency>, replaces: bo
         let own = own.as_mut().ok_or(status::ILLEGAL_STATE)?;
         own.session.check()?;
         let known: Vec<usize> = own.session.graph.nodes().iter().map(|node| node.handle).collect();
-        if nodes.iter().any(|node| !known.contains(&node.node)) {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(nodes.iter().any(|node| !known.contains(&node.node)))?;
         if replaces {
             own.after.clear();
         }

@@ -24,9 +24,7 @@ static CONDITIONS: LazyLock<Mutex<HashMap<u64, Condition>>> = LazyLock::new(Mute
 /// Creates a handle for a condition of a graph.
 pub fn create(graph: usize, at_launch: u32, flags: u32) -> Result<u64> {
     graph::by_handle(graph)?;
-    if flags & !cu::CU_GRAPH_COND_ASSIGN_DEFAULT != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !cu::CU_GRAPH_COND_ASSIGN_DEFAULT != 0)?;
     // Without a default, CUDA leaves the value undefined. Here the value is 0.
     let at_launch = if flags & cu::CU_GRAPH_COND_ASSIGN_DEFAULT == 0 { 0 } else { at_launch };
     let handle = process::next_id();
@@ -55,9 +53,7 @@ impl Conditional {
         };
         let mut conditions = lock(&CONDITIONS);
         let condition = conditions.get_mut(&handle).ok_or(status::INVALID_VALUE)?;
-        if !is_of_kind || condition.graph != graph || condition.has_node {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(!is_of_kind || condition.graph != graph || condition.has_node)?;
         let bodies = (0..count).map(|_| Graph::create()).collect::<Result<Vec<_>>>()?;
         let handles = bodies.iter().map(|body| body.handle).collect();
         condition.has_node = true;

@@ -96,9 +96,7 @@ pub fn code_of(error: &Error) -> Status {
 
 impl Context {
     fn create(device: i32, flags: u32, primary: bool) -> Result<Arc<Self>> {
-        if flags & !FLAGS_MASK != 0 || (flags & cu::CU_CTX_SCHED_MASK).count_ones() > 1 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags & !FLAGS_MASK != 0 || (flags & cu::CU_CTX_SCHED_MASK).count_ones() > 1)?;
         let gpu = process::gpu_of(device)?;
         let engine = host().create_context(gpu).map_err(|error| code_of(&error))?;
         let context = CONTEXTS
@@ -219,9 +217,7 @@ impl Context {
 
     /// Replaces the creation flags.
     pub fn set_flags(&self, flags: u32) -> Result<()> {
-        if flags & !FLAGS_MASK != 0 || (flags & cu::CU_CTX_SCHED_MASK).count_ones() > 1 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags & !FLAGS_MASK != 0 || (flags & cu::CU_CTX_SCHED_MASK).count_ones() > 1)?;
         self.flags.store(flags, Ordering::Relaxed);
         Ok(())
     }
@@ -252,18 +248,14 @@ impl Context {
 
     /// Changes the preferred split of L1 cache and shared memory.
     pub fn set_cache_config(&self, config: u32) -> Result<()> {
-        if config > cu::CU_FUNC_CACHE_PREFER_EQUAL {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(config > cu::CU_FUNC_CACHE_PREFER_EQUAL)?;
         self.cache_config.store(config, Ordering::Relaxed);
         Ok(())
     }
 
     /// Gives this context access to the memory of `peer`.
     pub fn enable_peer(&self, peer: &Context) -> Result<()> {
-        if self.gpu == peer.gpu {
-            return Err(status::INVALID_DEVICE);
-        }
+        status::refuse_as(self.gpu == peer.gpu, status::INVALID_DEVICE)?;
         if lock(&self.peers).insert(peer.handle) { Ok(()) } else { Err(status::PEER_ACCESS_ALREADY_ENABLED) }
     }
 
@@ -339,9 +331,7 @@ pub fn create(device: i32, flags: u32) -> Result<usize> {
 /// popped.
 pub fn destroy(handle: usize) -> Result<()> {
     let context = by_handle(handle)?;
-    if context.primary {
-        return Err(status::INVALID_CONTEXT);
-    }
+    status::refuse_as(context.primary, status::INVALID_CONTEXT)?;
     context.destroy();
     with_stack(|stack| {
         if stack.last().is_some_and(|top| top.handle == handle) {
@@ -360,9 +350,7 @@ pub fn attach() -> Result<usize> {
 /// Removes a user from the current context, and destroys the context with the last user.
 pub fn detach(handle: usize) -> Result<()> {
     let context = by_handle(handle)?;
-    if current_handle() != handle {
-        return Err(status::INVALID_CONTEXT);
-    }
+    status::refuse_as(current_handle() != handle, status::INVALID_CONTEXT)?;
     let is_others = context
         .users
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |users| {
@@ -395,9 +383,7 @@ pub fn release_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
     let mut all = lock(primaries());
     let primary = all.entry(gpu).or_default();
-    if primary.retained == 0 {
-        return Err(status::INVALID_CONTEXT);
-    }
+    status::refuse_as(primary.retained == 0, status::INVALID_CONTEXT)?;
     primary.retained -= 1;
     if primary.retained == 0
         && let Some(context) = primary.context.take()

@@ -69,15 +69,11 @@ impl Plan {
         let from = memory::find(source.address);
         let to = memory::find(target.address);
         for (side, found) in [(source, &from), (target, &to)] {
-            if side.address == 0 {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(side.address == 0)?;
             // Host memory is the client's responsibility. Device memory is checked, as a GPU's page
             // tables would do.
             let length = span(side, width_bytes, height, depth).ok_or(status::INVALID_VALUE)?;
-            if lies_in_gpu(found.as_ref()) && !memory::is_usable(side.address, length) {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(lies_in_gpu(found.as_ref()) && !memory::is_usable(side.address, length))?;
         }
         let kind = match (lies_in_gpu(from.as_ref()), lies_in_gpu(to.as_ref())) {
             (true, true) if from.as_ref().map(Allocation::device) == to.as_ref().map(Allocation::device) => {
@@ -220,9 +216,7 @@ fn side(corner: Corner, width_bytes: u64, height: u64) -> Result<Side> {
         cu::CU_MEMORYTYPE_ARRAY => {
             let layout = array::layout(corner.array)?;
             let [x, y, z] = corner.at;
-            if x + width_bytes > layout.pitch_bytes || y + height > layout.rows {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(x + width_bytes > layout.pitch_bytes || y + height > layout.rows)?;
             let layer_bytes = layout.pitch_bytes * layout.rows;
             let address = layout.base + z * layer_bytes + y * layout.pitch_bytes + x;
             return Ok(Side { address, pitch_bytes: layout.pitch_bytes, layer_bytes });
@@ -230,15 +224,11 @@ fn side(corner: Corner, width_bytes: u64, height: u64) -> Result<Side> {
         _ => return Err(status::INVALID_VALUE),
     };
     let is_device = corner.memory_type == cu::CU_MEMORYTYPE_DEVICE;
-    if is_device && width_bytes != 0 && height != 0 && memory::find(base).is_none() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(is_device && width_bytes != 0 && height != 0 && memory::find(base).is_none())?;
     let [x, y, z] = corner.at;
     let pitch_bytes = if corner.pitch_bytes == 0 { x + width_bytes } else { corner.pitch_bytes };
     let rows = if corner.rows == 0 { y + height } else { corner.rows };
-    if x + width_bytes > pitch_bytes || y + height > rows {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(x + width_bytes > pitch_bytes || y + height > rows)?;
     let layer_bytes = pitch_bytes.checked_mul(rows).ok_or(status::INVALID_VALUE)?;
     let offset = z
         .checked_mul(layer_bytes)
@@ -272,9 +262,7 @@ impl Fill {
             return Err(status::INVALID_VALUE);
         }
         let row_bytes = self.width.checked_mul(element_bytes).ok_or(status::INVALID_VALUE)?;
-        if self.height > 1 && self.pitch_bytes < row_bytes {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(self.height > 1 && self.pitch_bytes < row_bytes)?;
         let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
         match span(side, row_bytes, self.height, 1) {
             Some(length) if row_bytes == 0 || memory::is_usable(self.address, length) => Ok(self),
@@ -343,33 +331,26 @@ fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
     }
 }
 
+/// Returns a strided struct with all fields 0.
+pub fn blank() -> cu::CUDA_MEMCPY3D {
+    // SAFETY: the struct holds numbers and pointers only.
+    unsafe { std::mem::zeroed() }
+}
+
 /// Returns the strided struct for a linear copy. Graphs describe all copies with this struct.
 pub fn describe_linear(target: u64, source: u64, bytes: u64) -> cu::CUDA_MEMCPY3D {
     cu::CUDA_MEMCPY3D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcZ: 0,
-        srcLOD: 0,
         srcMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
-        srcHost: std::ptr::null(),
         srcDevice: source,
-        srcArray: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
         srcPitch: bytes as usize,
         srcHeight: 1,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstZ: 0,
-        dstLOD: 0,
         dstMemoryType: cu::CU_MEMORYTYPE_UNIFIED,
-        dstHost: std::ptr::null_mut(),
         dstDevice: target,
-        dstArray: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
         dstPitch: bytes as usize,
         dstHeight: 1,
         WidthInBytes: bytes as usize,
         Height: 1,
         Depth: 1,
+        ..blank()
     }
 }

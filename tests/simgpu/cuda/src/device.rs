@@ -189,9 +189,7 @@ pub fn can_access_peer(device: i32, peer: i32) -> Result<bool> {
 
 /// Returns a `CUdevice_P2PAttribute`.
 pub fn p2p_attribute(attribute: u32, source: i32, target: i32) -> Result<i32> {
-    if gpu_of(source)? == gpu_of(target)? {
-        return Err(status::INVALID_DEVICE);
-    }
+    status::refuse_as(gpu_of(source)? == gpu_of(target)?, status::INVALID_DEVICE)?;
     Ok(match attribute {
         cu::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK => PERFORMANCE_RANK_SAME,
         cu::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED

@@ -77,17 +77,13 @@ impl Event {
         let is_fit = self.flags & cu::CU_EVENT_DISABLE_TIMING != 0
             && self.flags & cu::CU_EVENT_INTERPROCESS == 0
             && !self.borrowed;
-        if !is_fit {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(!is_fit)?;
         if self.belongs_to(&stream.context) { Ok(()) } else { Err(status::INVALID_HANDLE) }
     }
 
     /// Records the event behind all work of `stream`.
     pub fn record(self: &Arc<Self>, stream: &Arc<Stream>) -> Result<()> {
-        if !self.belongs_to(&stream.context) {
-            return Err(status::INVALID_HANDLE);
-        }
+        status::refuse_as(!self.belongs_to(&stream.context), status::INVALID_HANDLE)?;
         if stream.is_capturing() {
             let place = capture::place_of(stream)?;
             *lock(&self.captured) = Some(place);
@@ -160,9 +156,7 @@ impl Event {
     }
 
     fn time_ns(&self) -> Result<u64> {
-        if self.flags & cu::CU_EVENT_DISABLE_TIMING != 0 {
-            return Err(status::INVALID_HANDLE);
-        }
+        status::refuse_as(self.flags & cu::CU_EVENT_DISABLE_TIMING != 0, status::INVALID_HANDLE)?;
         match host().event_status(self.engine) {
             EventStatus::Done { at_ns } => Ok(config().device_ns(at_ns)),
             EventStatus::Pending => Err(status::NOT_READY),
@@ -211,9 +205,7 @@ pub fn destroy(handle: usize) -> Result<()> {
 
 /// Makes `stream` wait for `event` (cuStreamWaitEvent).
 pub fn wait_in_stream(stream: &Arc<Stream>, event: &Arc<Event>, flags: u32) -> Result<()> {
-    if flags & !(cu::CU_EVENT_WAIT_EXTERNAL) != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !(cu::CU_EVENT_WAIT_EXTERNAL) != 0)?;
     if flags & cu::CU_EVENT_WAIT_EXTERNAL != 0 {
         return if stream.is_capturing() {
             capture::add(stream, crate::operation::Operation::EventWait(Arc::clone(event)))

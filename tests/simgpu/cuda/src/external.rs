@@ -65,9 +65,7 @@ pub fn map_buffer(handle: usize, offset: u64, bytes: u64) -> Result<u64> {
     let context = context::current()?;
     let external = of(handle)?;
     let fits = offset.checked_add(bytes).is_some_and(|end| end <= external.bytes);
-    if bytes == 0 || !fits {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(bytes == 0 || !fits)?;
     let (base, length) = external.map()?;
     let address = base + offset;
     memory::enter(address, bytes, Kind::External { base, length }, Some(context));
@@ -83,9 +81,7 @@ pub fn map_array(
 ) -> Result<usize> {
     context::current()?;
     let external = of(handle)?;
-    if offset >= external.bytes {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(offset >= external.bytes)?;
     let (base, length) = external.map()?;
     array::create_external(descriptor, levels, base + offset, (base, length))
         .inspect_err(|_| mapping::unmap(base, length))

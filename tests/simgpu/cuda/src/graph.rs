@@ -65,9 +65,7 @@ impl Node {
     /// Replaces the operation by another one of the same kind.
     pub fn set_operation(&self, operation: Operation) -> Result<()> {
         let mut own = lock(&self.operation);
-        if own.node_type() != operation.node_type() {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(own.node_type() != operation.node_type())?;
         *own = operation;
         Ok(())
     }
@@ -157,9 +155,7 @@ impl Graph {
         let mut seen = HashSet::new();
         for dependency in after {
             let is_own = state.nodes.iter().any(|node| node.handle == dependency.node);
-            if !is_own || !seen.insert(dependency.node) {
-                return Err(status::INVALID_VALUE);
-            }
+            status::refuse(!is_own || !seen.insert(dependency.node))?;
         }
         let node = self.insert(&mut state, operation, None, HashMap::new())?;
         state.edges.extend(after.iter().map(|dependency| (dependency.node, node.handle, dependency.data)));
@@ -268,9 +264,7 @@ impl Graph {
     pub fn give_up(&self, object: usize, count: u32) -> Result<()> {
         let mut state = lock(&self.state);
         let held = state.user_objects.get_mut(&object).ok_or(status::INVALID_VALUE)?;
-        if *held < count {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(*held < count)?;
         *held -= count;
         if *held == 0 {
             state.user_objects.remove(&object);
@@ -520,9 +514,7 @@ impl Exec {
             cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH,
             cu::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
         ];
-        if flags & !known.iter().fold(0, |all, flag| all | u64::from(*flag)) != 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags & !known.iter().fold(0, |all, flag| all | u64::from(*flag)) != 0)?;
         if flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 {
             return Err(status::NOT_SUPPORTED);
         }
@@ -584,9 +576,7 @@ impl Exec {
     pub fn set_operation(&self, node: usize, operation: Operation) -> Result<()> {
         let mut plan = lock(&self.plan);
         let step = plan.step_mut(node).ok_or(status::INVALID_VALUE)?;
-        if step.operation.node_type() != operation.node_type() {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(step.operation.node_type() != operation.node_type())?;
         if let Operation::Child(child) = &operation {
             let changed = Plan::new(child)?;
             let own = step.children.first_mut().ok_or(status::INVALID_VALUE)?;
@@ -713,9 +703,7 @@ pub fn release_user_object(handle: usize, count: u32) -> Result<()> {
     let object = USER_OBJECTS.get(handle).ok_or(status::INVALID_VALUE)?;
     let is_last = {
         let mut references = lock(&object.references);
-        if *references < count {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(*references < count)?;
         *references -= count;
         *references == 0
     };

@@ -84,9 +84,7 @@ impl Node {
     /// memory.
     pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS, spare: &[Self]) -> Result<Self> {
         let location = &params.poolProps.location;
-        if params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE)?;
         process::gpu_of(location.id)?;
         let bytes = (params.bytesize as u64)
             .checked_next_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES)
@@ -115,9 +113,7 @@ impl Node {
     pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
         let (base, bytes) = (self.reserved.base, self.reserved.bytes);
         let mut state = lock(state());
-        if state.live.contains_key(&base) {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(state.live.contains_key(&base))?;
         let spare = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes).min(bytes);
         memory::charge(context, bytes - spare)?;
         if let Some(kept) = state.spare.get_mut(&context.handle) {

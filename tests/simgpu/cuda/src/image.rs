@@ -100,9 +100,7 @@ impl Code<'_> {
 /// # Safety
 /// `data` points at a whole image of one of the known kinds, or at a NUL-terminated text.
 pub unsafe fn load(data: *const u8, device_architecture: u32) -> Result<Image> {
-    if data.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(data.is_null())?;
     // SAFETY: every image kind is at least this long. A shorter text has a NUL within the compared
     // bytes, and the comparison stops there because it goes in order.
     let starts_with =
@@ -122,9 +120,7 @@ pub unsafe fn load(data: *const u8, device_architecture: u32) -> Result<Image> {
         // SAFETY: a wrapper contains a pointer to a whole fat binary at this offset; the read needs
         // no alignment.
         let inner = unsafe { data.add(fatbin::WRAPPER_DATA_OFFSET).cast::<*const u8>().read_unaligned() };
-        if inner.is_null() {
-            return Err(status::INVALID_IMAGE);
-        }
+        status::refuse_as(inner.is_null(), status::INVALID_IMAGE)?;
         // SAFETY: nvcc made `inner` point at a whole fat binary.
         let bytes = unsafe { fatbin::whole(inner) };
         return fatbin::parse(bytes, device_architecture);

@@ -310,9 +310,7 @@ pub fn open_pooled(bytes: [u8; HANDLE_BYTES], (exporter, pool): (u64, u64)) -> R
 
 fn open_handle(handle: Handle) -> Result<u64> {
     let context = context::current()?;
-    if handle.exporter == own_number() {
-        return Err(status::INVALID_CONTEXT);
-    }
+    status::refuse_as(handle.exporter == own_number(), status::INVALID_CONTEXT)?;
     let device = (0..process::device_count() as i32)
         .find(|device| process::gpu_of(*device).is_ok_and(|gpu| gpu as u64 == handle.gpu))
         .ok_or(status::INVALID_DEVICE)?;
@@ -327,9 +325,7 @@ fn open_handle(handle: Handle) -> Result<u64> {
             && one.context_gpu == context.gpu
             && one.context != context.handle
     };
-    if opened.iter().any(is_others) {
-        return Err(status::INVALID_CONTEXT);
-    }
+    status::refuse_as(opened.iter().any(is_others), status::INVALID_CONTEXT)?;
     let (base, length) = map_exported(handle)?;
     let is_pooled = handle.pool != 0;
     let address = base + handle.offset;

@@ -12,9 +12,7 @@ pub type Outcome = std::result::Result<*const (), u32>;
 pub fn look_up(name: &[u8], version: i32, flags: u64) -> Result<Outcome> {
     let known =
         u64::from(cu::CU_GET_PROC_ADDRESS_LEGACY_STREAM | cu::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM);
-    if flags & !known != 0 || flags == known {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !known != 0 || flags == known)?;
     let per_thread = flags & u64::from(cu::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     let version = u32::try_from(version).map_err(|_| status::INVALID_VALUE)?;
     Ok(match driver::resolve(name, version, per_thread) {

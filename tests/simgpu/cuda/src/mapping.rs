@@ -40,9 +40,7 @@ pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Resul
     // SAFETY: without MAP_FIXED a new mapping touches no memory in use.
     let at =
         unsafe { libc::mmap(hint as *mut libc::c_void, padded as usize, access.protection(), flags, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return Err(status::OUT_OF_MEMORY);
-    }
+    status::refuse_as(at == libc::MAP_FAILED, status::OUT_OF_MEMORY)?;
     let start = at as u64;
     let aligned = start.next_multiple_of(alignment_bytes);
     unmap(start, aligned - start);
@@ -152,9 +150,7 @@ pub fn map_file(file: &std::fs::File, bytes: u64) -> Result<u64> {
 pub fn shareable(bytes: u64) -> Result<OwnedFd> {
     // SAFETY: the name is a C string; the call returns a new descriptor or an error.
     let fd = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(status::OUT_OF_MEMORY);
-    }
+    status::refuse_as(fd < 0, status::OUT_OF_MEMORY)?;
     // SAFETY: `fd` was just opened, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the descriptor is open.

@@ -307,9 +307,7 @@ fn give(context: &Context, at: u64, bytes: u64) {
 pub fn allocate(bytes: u64, kind: Kind) -> Result<u64> {
     capture::refuse_unsafe()?;
     let context = context::current()?;
-    if bytes == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(bytes == 0)?;
     allocate_in(&context, bytes, kind)
 }
 
@@ -322,9 +320,7 @@ pub fn allocate_in(context: &Arc<Context>, bytes: u64, kind: Kind) -> Result<u64
 
 /// Allocates rows of device memory with aligned beginnings. Returns the address and the pitch.
 pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Result<(u64, u64)> {
-    if width_bytes == 0 || height == 0 || !matches!(element_bytes, 4 | 8 | 16) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(width_bytes == 0 || height == 0 || !matches!(element_bytes, 4 | 8 | 16))?;
     let pitch = width_bytes.checked_next_multiple_of(PITCH_ALIGNMENT_BYTES).ok_or(status::INVALID_VALUE)?;
     let bytes = pitch.checked_mul(height).ok_or(status::OUT_OF_MEMORY)?;
     Ok((allocate(bytes, Kind::Device)?, pitch))
@@ -334,9 +330,7 @@ pub fn allocate_pitched(width_bytes: u64, height: u64, element_bytes: u32) -> Re
 pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
     capture::refuse_unsafe()?;
     let context = context::current()?;
-    if bytes == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(bytes == 0)?;
     let length = bytes.checked_next_multiple_of(mapping::ALIGNMENT_BYTES).ok_or(status::OUT_OF_MEMORY)?;
     let base = mapping::map(length, mapping::ALIGNMENT_BYTES, 0, Access::ReadWrite)?;
     if matches!(kind, Kind::Managed) {
@@ -350,17 +344,13 @@ pub fn allocate_on_host(bytes: u64, kind: Kind) -> Result<u64> {
 /// Registers host memory of the client.
 pub fn register_host(address: u64, bytes: u64, flags: u32) -> Result<()> {
     let context = context::current()?;
-    if address == 0 || bytes == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(address == 0 || bytes == 0)?;
     let mut ledger = write();
     let clashes = ledger
         .range(..address + bytes)
         .next_back()
         .is_some_and(|(_, other)| other.base + other.bytes > address);
-    if clashes {
-        return Err(status::HOST_MEMORY_ALREADY_REGISTERED);
-    }
+    status::refuse_as(clashes, status::HOST_MEMORY_ALREADY_REGISTERED)?;
     let id = process::next_id();
     let kind = Kind::HostRegistered { flags };
     ledger.insert(address, Allocation { base: address, bytes, kind, context: Some(context), id });

@@ -78,9 +78,7 @@ impl Attributes {
             | cu::CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE => value >= 0,
             _ => false,
         };
-        if !is_allowed {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(!is_allowed)?;
         self.0[attribute as usize].store(value, Ordering::Relaxed);
         Ok(())
     }

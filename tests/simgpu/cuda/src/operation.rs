@@ -54,9 +54,7 @@ impl Arguments {
                 // value of the parameter's size.
                 unsafe {
                     let value = (*kernel_params.add(at)).cast::<u8>();
-                    if value.is_null() {
-                        return Err(status::INVALID_VALUE);
-                    }
+                    status::refuse(value.is_null())?;
                     std::ptr::copy_nonoverlapping(
                         value,
                         bytes[parameter.offset_bytes..].as_mut_ptr(),
@@ -142,9 +140,7 @@ impl Launch {
             }
         }
         let threads = self.block.iter().product::<u32>();
-        if threads > MAX_BLOCK_THREADS {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(threads > MAX_BLOCK_THREADS)?;
         if threads > self.function.attribute(cu::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)? as u32 {
             return Err(status::LAUNCH_OUT_OF_RESOURCES);
         }

@@ -185,9 +185,7 @@ impl Pool {
     /// Returns a descriptor by which another process can import the pool. It holds the process and
     /// the pool's number.
     pub fn export(&self, handle_type: u32) -> Result<OwnedFd> {
-        if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || self.number == 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || self.number == 0)?;
         let words = [TOKEN, ipc::own_number(), self.number];
         let descriptor = mapping::shareable(size_of_val(&words) as u64)?;
         let file = File::from(descriptor);
@@ -199,15 +197,11 @@ impl Pool {
     /// Imports the pool of another process by such a descriptor. This process cannot allocate from
     /// it.
     pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Self>> {
-        if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
         // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
         // error.
         let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
-        if copy < 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(copy < 0)?;
         // SAFETY: the duplicate is new, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(copy) };
         let mut text = [0; 3 * size_of::<u64>()];
@@ -268,9 +262,7 @@ impl Pool {
     /// Allocates `bytes` for later work in `stream`.
     pub fn allocate(self: &Arc<Self>, stream: &Stream, bytes: u64) -> Result<u64> {
         // Imported pools do not support new allocations.
-        if bytes == 0 || matches!(self.stuff, Stuff::Imported(..)) {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(bytes == 0 || matches!(self.stuff, Stuff::Imported(..)))?;
         let rounded = bytes
             .checked_next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES)
             .ok_or(status::OUT_OF_MEMORY)?;
@@ -461,9 +453,7 @@ impl Pool {
     /// Grants or withdraws a device's access. The owner's access cannot be withdrawn.
     pub fn set_access(&self, device: i32, flags: u32) -> Result<()> {
         process::gpu_of(device)?;
-        if device == self.device && flags != cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(device == self.device && flags != cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)?;
         lock(&self.state).access.insert(device, flags);
         Ok(())
     }
@@ -477,9 +467,7 @@ pub fn by_handle(handle: usize) -> Result<Arc<Pool>> {
 /// Destroys a client's pool. Memory in use stays until it is freed.
 pub fn destroy(handle: usize) -> Result<()> {
     let pool = by_handle(handle)?;
-    if pool.is_default {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(pool.is_default)?;
     POOLS.remove(handle);
     lock(device_pools()).current.retain(|_, current| current.handle != handle);
     pool.trim(0);
@@ -543,9 +531,7 @@ pub fn current_of(device: i32) -> Result<Arc<Pool>> {
 /// Sets the pool from which cuMemAllocAsync allocates.
 pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     process::gpu_of(device)?;
-    if pool.device != device || pool.stuff != Stuff::Device {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(pool.device != device || pool.stuff != Stuff::Device)?;
     lock(device_pools()).current.insert(device, pool);
     Ok(())
 }

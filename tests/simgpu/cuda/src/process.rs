@@ -54,9 +54,7 @@ fn attach() -> std::result::Result<Process, Status> {
         Ok(list) => select(&list, host.gpu_count(), |gpu| uuid_text(host.uuid(gpu))),
         Err(_) => (0..host.gpu_count()).collect(),
     };
-    if visible.is_empty() {
-        return Err(status::NO_DEVICE);
-    }
+    status::refuse_as(visible.is_empty(), status::NO_DEVICE)?;
     Ok(Process { host, visible })
 }
 

@@ -11,6 +11,16 @@ pub type Result<T> = std::result::Result<T, Status>;
 /// `CUDA_SUCCESS`
 pub const SUCCESS: u32 = 0;
 
+/// Returns [`INVALID_VALUE`] if a call is wrong.
+pub fn refuse(is_wrong: bool) -> Result<()> {
+    refuse_as(is_wrong, INVALID_VALUE)
+}
+
+/// Returns `status` if a call is wrong.
+pub fn refuse_as(is_wrong: bool, status: Status) -> Result<()> {
+    if is_wrong { Err(status) } else { Ok(()) }
+}
+
 macro_rules! statuses {
     ($($name:ident = $code:literal, $text:literal;)*) => {
         $(#[doc = concat!("`CUDA_ERROR_", stringify!($name), "`: ", $text)] pub const $name: Status = Status($code);)*

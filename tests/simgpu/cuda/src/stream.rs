@@ -115,9 +115,7 @@ impl Stream {
 
     /// Creates a stream for a client.
     pub fn create(context: &Arc<Context>, flags: u32, priority: i32) -> Result<Arc<Self>> {
-        if flags & !cu::CU_STREAM_NON_BLOCKING != 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags & !cu::CU_STREAM_NON_BLOCKING != 0)?;
         let legacy = (flags & cu::CU_STREAM_NON_BLOCKING == 0).then_some(context.legacy()?.engine);
         let (least, greatest) = PRIORITIES;
         let mut made = Self::new(context, 0, flags, priority.clamp(greatest, least), legacy)?;
@@ -229,9 +227,7 @@ impl Stream {
     pub fn query(&self) -> Result<()> {
         capture::refuse_synchronisation(self)?;
         for ticket in self.everything() {
-            if host().query(ticket).is_none() {
-                return Err(status::NOT_READY);
-            }
+            status::refuse_as(host().query(ticket).is_none(), status::NOT_READY)?;
         }
         pending::settle();
         Ok(())

@@ -112,9 +112,7 @@ fn check_location(location: &cu::CUmemLocation) -> Result<i32> {
 }
 
 fn check_properties(properties: &cu::CUmemAllocationProp) -> Result<i32> {
-    if properties.r#type != cu::CU_MEM_ALLOCATION_TYPE_PINNED {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(properties.r#type != cu::CU_MEM_ALLOCATION_TYPE_PINNED)?;
     if properties.requestedHandleTypes & !cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
         return Err(status::NOT_SUPPORTED);
     }
@@ -171,9 +169,7 @@ fn put(physical: &Physical, less: impl FnOnce(&mut Uses)) {
 pub fn release(handle: usize) -> Result<()> {
     account::note_free();
     let physical = by_handle(handle)?;
-    if lock(&physical.uses).handles == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(lock(&physical.uses).handles == 0)?;
     put(&physical, |uses| uses.handles -= 1);
     Ok(())
 }
@@ -205,9 +201,7 @@ pub fn retain(address: u64) -> Result<usize> {
 /// Reserves address space.
 pub fn reserve(bytes: u64, alignment_bytes: u64, hint: u64) -> Result<u64> {
     let is_aligned = bytes != 0 && bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES);
-    if !is_aligned || (alignment_bytes != 0 && !alignment_bytes.is_power_of_two()) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(!is_aligned || (alignment_bytes != 0 && !alignment_bytes.is_power_of_two()))?;
     let base = mapping::map(bytes, alignment_bytes, hint, Access::None)?;
     lock(&RESERVED).insert(base, bytes);
     Ok(base)
@@ -216,9 +210,7 @@ pub fn reserve(bytes: u64, alignment_bytes: u64, hint: u64) -> Result<u64> {
 /// Gives reserved address space back. No mapping may be left in it.
 pub fn unreserve(base: u64, bytes: u64) -> Result<()> {
     let mut reserved = lock(&RESERVED);
-    if reserved.get(&base) != Some(&bytes) || memory::any_in(base, bytes) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(reserved.get(&base) != Some(&bytes) || memory::any_in(base, bytes))?;
     reserved.remove(&base);
     mapping::unmap(base, bytes);
     Ok(())
@@ -234,9 +226,7 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: usize, flags: u64) -> 
     let fits = offset == 0
         && bytes == physical.bytes
         && address.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES);
-    if flags != 0 || bytes == 0 || !is_reserved || !fits || memory::any_in(address, bytes) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags != 0 || bytes == 0 || !is_reserved || !fits || memory::any_in(address, bytes))?;
     mapping::map_shareable(&physical.backing, offset, address, bytes)?;
     lock(&physical.uses).mappings += 1;
     memory::enter(
@@ -253,9 +243,7 @@ pub fn unmap(address: u64, bytes: u64) -> Result<()> {
     let mapped = memory::all_in(address, bytes);
     let is_whole = mapped.iter().map(|one| one.bytes).sum::<u64>() == bytes
         && mapped.iter().all(|one| matches!(one.kind, Kind::Mapped { .. }) && one.base >= address);
-    if bytes == 0 || !is_whole {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(bytes == 0 || !is_whole)?;
     if let Some(context) = mapped.iter().find_map(|one| one.context.clone())
         && context.is_alive()
     {
@@ -349,15 +337,11 @@ pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
     // error.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
-    if copy < 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(copy < 0)?;
     // SAFETY: the duplicate is new, and nothing else owns it.
     let backing = unsafe { OwnedFd::from_raw_fd(copy) };
     let bytes = mapping::length(&backing).map_err(|_| status::INVALID_VALUE)?;
-    if bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES))?;
     let device = crate::context::current().map_or(0, |context| context.device);
     let file = mapping::identity(&backing).map_err(|_| status::INVALID_VALUE)?;
     insert(bytes, device, handle_type, backing, charge_of_own(file)?)

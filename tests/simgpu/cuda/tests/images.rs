@@ -32,8 +32,7 @@ fn a_kernel_is_the_same_in_every_kind_of_image() {
     for name in ["kernels.cubin", "zstd.fatbin", "lz4.fatbin"] {
         let (code, module) = load(name);
         assert_eq!(code, 0, "{name}");
-        let mut function = null_mut();
-        ok!(cuModuleGetFunction(&mut function, module, c"scale".as_ptr()));
+        let function = made!(cuModuleGetFunction(module, c"scale".as_ptr()));
         let parameters: Vec<_> = (0..3)
             .map(|at| {
                 let (mut offset, mut size) = (0, 0);

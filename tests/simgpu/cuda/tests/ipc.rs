@@ -122,7 +122,6 @@ fn the_other_process() {
                 u64::from(code!(cuIpcOpenMemHandle_v2(&mut opened, of_hex(words[1]), flags)))
             }
             "close" => u64::from(code!(cuIpcCloseMemHandle(opened))),
-            "free" => u64::from(code!(cuMemFree_v2(opened))),
             "address" => opened,
             "write" => {
                 ok!(cuMemsetD32_v2(opened + number(1), number(2) as u32, 1));
@@ -159,8 +158,7 @@ fn the_other_process() {
                 0
             }
             "second-context" => {
-                let mut second = null_mut();
-                ok!(cuCtxCreate_v2(&mut second, 0, 0));
+                made!(cuCtxCreate_v2(0, 0));
                 0
             }
             "away" => {
@@ -191,78 +189,12 @@ fn write(address: CUdeviceptr, value: u32) {
 }
 
 fn open(handle: CUipcMemHandle) -> CUdeviceptr {
-    let mut address = 0;
-    ok!(cuIpcOpenMemHandle_v2(&mut address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-    address
+    made!(cuIpcOpenMemHandle_v2(handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS))
 }
 
 fn files() -> usize {
     let entries = std::fs::read_dir(state()).expect("a folder of our own").flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("memory-")).count()
-}
-
-#[test]
-fn both_processes_see_one_memory_and_it_is_charged_once() {
-    let gpu = Gpu::new();
-    let mut other = Other::start();
-    assert_eq!(other.ask("address"), 0);
-    let before = gpu.used_bytes();
-    let memory = gpu.memory(3 * MIB);
-    write(memory, 7);
-    write(memory + (3 * MIB - 4) as u64, 8);
-    let handle = export(memory);
-    assert_eq!(gpu.read(memory, 1), [7], "what was written before it was exported");
-    assert_eq!(other.open(&handle), u64::from(CUDA_SUCCESS));
-    assert_eq!(gpu.used_bytes() - before, 4 * MIB, "opening takes nothing");
-    assert_eq!(other.ask("bytes"), 3 * MIB as u64);
-    assert_eq!((other.ask("read 0"), other.ask(&format!("read {}", 3 * MIB - 4))), (7, 8));
-    assert_eq!(other.ask("write 4 21"), 0);
-    assert_eq!(gpu.read(memory, 2), [7, 21]);
-    write(memory + 4, 22);
-    assert_eq!(other.ask("read 4"), 22);
-    // The driver writes so many zeros by dropping pages.
-    assert_eq!(other.ask(&format!("zero {}", 3 * MIB)), 0);
-    assert_eq!(gpu.read(memory, 2), [0, 0]);
-    write(memory, 5);
-    ok!(cuMemsetD8_v2(memory, 0, 3 * MIB));
-    ok!(cuCtxSynchronize());
-    assert_eq!(other.ask("read 0"), 0);
-    assert_eq!(
-        other.ask("free"),
-        u64::from(CUDA_ERROR_INVALID_VALUE),
-        "what was opened is closed, not freed"
-    );
-    assert_eq!(other.ask("close"), 0);
-    assert_eq!(other.ask("close"), u64::from(CUDA_ERROR_INVALID_VALUE));
-    write(memory, 6);
-    assert_eq!(gpu.read(memory, 1), [6], "the exporter's is unaffected");
-    assert_eq!(gpu.used_bytes() - before, 4 * MIB);
-    ok!(cuMemFree_v2(memory));
-    assert_eq!(gpu.used_bytes(), before);
-    assert_eq!(files(), 0);
-}
-
-#[test]
-fn what_is_opened_again_has_one_address_until_it_is_closed_as_often() {
-    let gpu = Gpu::new();
-    let mut other = Other::start();
-    let memory = gpu.memory(PIECE);
-    let handle = export(memory);
-    assert_eq!(export(memory).reserved, handle.reserved);
-    assert_eq!(other.open(&handle), 0);
-    let first = other.ask("address");
-    assert_eq!((other.open(&handle), other.ask("address")), (0, first));
-    assert_eq!(other.ask("close"), 0);
-    assert_eq!(other.ask("write 0 1"), 0);
-    assert_eq!(other.ask("close"), 0);
-    assert_eq!(other.ask("close"), u64::from(CUDA_ERROR_INVALID_VALUE));
-    assert_eq!(other.open(&handle), 0);
-    assert_eq!(other.ask("second-context"), 0);
-    assert_eq!(
-        other.open(&handle),
-        u64::from(CUDA_ERROR_INVALID_CONTEXT),
-        "one context opens a process's memory"
-    );
 }
 
 #[test]
@@ -287,47 +219,6 @@ fn small_allocations_are_opened_by_themselves_though_they_share_a_piece() {
     let mut third = Other::start();
     assert_eq!(third.open(&first), u64::from(CUDA_ERROR_INVALID_HANDLE));
     assert_eq!(third.open(&second), 0);
-}
-
-#[test]
-fn handles_and_addresses_that_are_none_are_refused() {
-    let gpu = Gpu::new();
-    let memory = gpu.memory(PIECE);
-    let handle = export(memory);
-    let mut got = CUipcMemHandle { reserved: [0; 64] };
-    let mut address = 0;
-    let lazy = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
-    assert_eq!(code!(cuIpcGetMemHandle(null_mut(), memory)), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(code!(cuIpcGetMemHandle(&mut got, memory + 256)), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(code!(cuIpcGetMemHandle(&mut got, 0)), CUDA_ERROR_INVALID_VALUE);
-    let pinned = gpu.pinned(16).as_ptr() as CUdeviceptr;
-    assert_eq!(code!(cuIpcGetMemHandle(&mut got, pinned)), CUDA_ERROR_INVALID_VALUE);
-    let mut pooled = 0;
-    ok!(cuMemAllocAsync(&mut pooled, PIECE, null_mut()));
-    assert_eq!(code!(cuIpcGetMemHandle(&mut got, pooled)), CUDA_ERROR_INVALID_VALUE);
-    ok!(cuMemFreeAsync(pooled, null_mut()));
-    assert_eq!(
-        code!(cuIpcOpenMemHandle_v2(&mut address, handle, lazy)),
-        CUDA_ERROR_INVALID_CONTEXT,
-        "the exporter's own"
-    );
-    let none = CUipcMemHandle { reserved: [0; 64] };
-    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, none, lazy)), CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(code!(cuIpcOpenMemHandle(&mut address, none, lazy)), CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(code!(cuIpcOpenMemHandle_v2(null_mut(), handle, lazy)), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, 0)), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(code!(cuIpcCloseMemHandle(memory)), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_VALUE);
-    let mut other = Other::start();
-    let mut damaged = handle;
-    damaged.reserved[40] ^= 1;
-    assert_eq!(other.open(&damaged), u64::from(CUDA_ERROR_INVALID_HANDLE));
-    ok!(cuMemFree_v2(memory));
-    assert_eq!(other.open(&handle), u64::from(CUDA_ERROR_INVALID_HANDLE), "it was freed");
-    ok!(cuCtxSetCurrent(null_mut()));
-    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, lazy)), CUDA_ERROR_INVALID_CONTEXT);
-    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_CONTEXT);
-    ok!(cuCtxSetCurrent(gpu.context));
 }
 
 #[test]
@@ -402,4 +293,62 @@ fn checkpoints_leave_out_who_shares_memory() {
     assert_eq!(other.open(&export(memory)), 0);
     assert_eq!(other.ask("away"), u64::from(CUDA_ERROR_NOT_SUPPORTED), "it has something open");
     assert_eq!(other.ask("close"), 0);
+}
+
+#[test]
+fn zeros_that_one_process_writes_are_the_others_too() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    let memory = gpu.memory(3 * MIB);
+    let last = memory + (3 * MIB - 4) as u64;
+    write(memory, 7);
+    write(last, 8);
+    assert_eq!(other.open(&export(memory)), 0);
+    assert_eq!(other.ask(&format!("read {}", 3 * MIB - 4)), 8);
+    // The driver writes so many zeros by dropping pages.
+    assert_eq!(other.ask(&format!("zero {}", 3 * MIB)), 0);
+    assert_eq!((gpu.read(memory, 1), gpu.read(last, 1)), (vec![0], vec![0]));
+    write(memory, 5);
+    ok!(cuMemsetD8_v2(memory, 0, 3 * MIB));
+    ok!(cuCtxSynchronize());
+    assert_eq!((other.ask("read 0"), other.ask("close")), (0, 0));
+    ok!(cuMemFree_v2(memory));
+    assert_eq!(files(), 0);
+}
+
+#[test]
+fn one_context_opens_a_process_memory() {
+    let gpu = Gpu::new();
+    let mut other = Other::start();
+    let handle = export(gpu.memory(PIECE));
+    assert_eq!((other.open(&handle), other.ask("second-context")), (0, 0));
+    assert_eq!(other.open(&handle), u64::from(CUDA_ERROR_INVALID_CONTEXT));
+}
+
+#[test]
+fn handles_that_are_none_are_refused() {
+    let gpu = Gpu::new();
+    let memory = gpu.memory(PIECE);
+    let handle = export(memory);
+    let (mut got, mut address) = (CUipcMemHandle { reserved: [0; 64] }, 0);
+    let lazy = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+    assert_eq!(code!(cuIpcGetMemHandle(null_mut(), memory)), CUDA_ERROR_INVALID_VALUE);
+    let pinned = gpu.pinned(16).as_ptr() as CUdeviceptr;
+    for none in [0, pinned] {
+        assert_eq!(code!(cuIpcGetMemHandle(&mut got, none)), CUDA_ERROR_INVALID_VALUE);
+    }
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, got, lazy)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(code!(cuIpcOpenMemHandle(&mut address, got, lazy)), CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(null_mut(), handle, lazy)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcOpenMemHandle_v2(&mut address, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_VALUE);
+    let mut other = Other::start();
+    let mut damaged = handle;
+    damaged.reserved[40] ^= 1;
+    assert_eq!(other.open(&damaged), u64::from(CUDA_ERROR_INVALID_HANDLE));
+    ok!(cuMemFree_v2(memory));
+    assert_eq!(other.open(&handle), u64::from(CUDA_ERROR_INVALID_HANDLE), "it was freed");
+    ok!(cuCtxSetCurrent(null_mut()));
+    assert_eq!(code!(cuIpcCloseMemHandle(0)), CUDA_ERROR_INVALID_CONTEXT);
+    ok!(cuCtxSetCurrent(gpu.context));
 }

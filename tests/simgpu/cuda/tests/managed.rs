@@ -11,9 +11,7 @@ const GIB: usize = 1 << 30;
 const PIECE: usize = 2 * MIB;
 
 fn managed(bytes: usize) -> CUdeviceptr {
-    let mut address = 0;
-    ok!(cuMemAllocManaged(&mut address, bytes, CU_MEM_ATTACH_GLOBAL));
-    address
+    made!(cuMemAllocManaged(bytes, CU_MEM_ATTACH_GLOBAL))
 }
 
 fn prefetch(address: CUdeviceptr, bytes: usize, device: CUdevice) -> Duration {

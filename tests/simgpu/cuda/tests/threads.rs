@@ -72,8 +72,7 @@ fn threads_use_one_context_together() {
 fn memory_goes_only_when_no_other_context_is_still_copying_it() {
     let gpu = Gpu::new();
     let device = gpu.memory(4 << 20);
-    let mut other = null_mut();
-    ok!(cuCtxCreate_v2(&mut other, 0, 1));
+    let other = made!(cuCtxCreate_v2(0, 1));
     let (stream, target) = (gpu.stream(CU_STREAM_NON_BLOCKING), gpu.memory(4 << 20));
     let mut module = null_mut();
     let mut slow = null_mut();

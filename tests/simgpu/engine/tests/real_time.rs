@@ -36,10 +36,17 @@ fn state() -> State {
     State { directory, _stolen: Stolen::start() }
 }
 
+/// Attaches with this configuration for a state that is not there yet.
+fn attach_with(dir: &Path, config: &str) -> Result<Host, Error> {
+    Host::attach_with(Options {
+        state_dir: Some(dir.to_owned()),
+        config_toml: Some(config.into()),
+        ..Options::default()
+    })
+}
+
 fn attach(dir: &Path) -> Host {
-    let options =
-        Options { state_dir: Some(dir.to_owned()), config_toml: Some(String::new()), ..Options::default() };
-    Host::attach_with(options).expect("attach")
+    attach_with(dir, "").expect("attach")
 }
 
 fn stream(host: &Host) -> StreamId {
@@ -212,12 +219,8 @@ fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
     /// Longer than a thread needs to fall asleep, and much shorter than the longest sleep.
     const LAUNCH_LATENCY: Duration = Duration::from_millis(2);
     let dir = state();
-    let options = Options {
-        state_dir: Some(dir.path().to_owned()),
-        config_toml: Some(format!("gpus = 2\nlaunch_latency_ns = {}", LAUNCH_LATENCY.as_nanos())),
-        ..Options::default()
-    };
-    let host = Host::attach_with(options).expect("attach");
+    let config = format!("gpus = 2\nlaunch_latency_ns = {}", LAUNCH_LATENCY.as_nanos());
+    let host = attach_with(dir.path(), &config).expect("attach");
     let tickets = [0, 1].map(|gpu| {
         let stream = host.create_stream(host.create_context(gpu).expect("context")).expect("stream");
         let work = Work::Collective { duration_ns: 50, sm_ppm: 1_000_000, name: 7, peers: 2 };
@@ -233,14 +236,7 @@ fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
 #[test]
 fn a_process_finds_the_state_that_another_created() {
     let dir = state();
-    let with = |text: &str| {
-        let options = Options {
-            state_dir: Some(dir.path().to_owned()),
-            config_toml: Some(text.into()),
-            ..Options::default()
-        };
-        Host::attach_with(options).expect("attach")
-    };
+    let with = |config| attach_with(dir.path(), config).expect("attach");
     assert!(Observer::open(dir.path()).expect_err("nobody created it").is_not_found());
     let first = with("gpus = 3");
     let second = with("gpus = 5");
@@ -263,14 +259,7 @@ fn a_state_of_another_version_is_replaced_once_nobody_uses_it() {
     /// The second word of the file.
     const VERSION_OFFSET: u64 = 8;
     let dir = state();
-    let with = |text: &str| {
-        let options = Options {
-            state_dir: Some(dir.path().to_owned()),
-            config_toml: Some(text.into()),
-            ..Options::default()
-        };
-        Host::attach_with(options)
-    };
+    let with = |config| attach_with(dir.path(), config);
     let user = with("gpus = 3").expect("attach");
     let file = std::fs::File::options().write(true).open(dir.path().join("state")).expect("open");
     file.write_all_at(&u64::MAX.to_le_bytes(), VERSION_OFFSET).expect("write");

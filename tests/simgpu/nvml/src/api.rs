@@ -51,6 +51,22 @@ macro_rules! export_versions {
     };
 }
 
+/// Exports functions that give one value of a device, if there is such a device: `names(type)
+/// |library, device| value`.
+macro_rules! export_values {
+    ($($($name:ident),+ ($type:ty) |$library:ident, $device:ident| $value:block)*) => {
+        export_versions! {$(
+            $($name),+ ($device: nvmlDevice_t, to: *mut $type) |$library| {
+                $library.index($device)?;
+                let value = $value;
+                // SAFETY: by NVML's contract the pointer is null or points at a variable of this
+                // type.
+                unsafe { write(to, value) }
+            }
+        )*}
+    };
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit() -> nvmlReturn_t {
     init("nvmlInit")
@@ -138,21 +154,6 @@ export_versions! {
         unsafe { write(device, found) }
     }
 
-    nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, info: *mut sys::nvmlPciInfo_t) |library| {
-        let address = Config::pci_address(library.index(device)?);
-        let value = sys::nvmlPciInfo_t {
-            busIdLegacy: field(&bus_id_legacy(address)),
-            domain: address.domain,
-            bus: address.bus,
-            device: address.device,
-            pciDeviceId: PCI_DEVICE_ID,
-            pciSubSystemId: 0,
-            busId: field(&bus_id(address)),
-        };
-        // SAFETY: see above.
-        unsafe { write(info, value) }
-    }
-
     nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) |library| {
         // SAFETY: see above.
         unsafe { write(version, library.config().driver_version) }
@@ -236,6 +237,52 @@ fn sampled_processes(
     }
 }
 
+export_values! {
+    nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3(sys::nvmlPciInfo_t) |library, device| {
+        let address = Config::pci_address(library.index(device)?);
+        sys::nvmlPciInfo_t {
+            busIdLegacy: field(&bus_id_legacy(address)),
+            domain: address.domain,
+            bus: address.bus,
+            device: address.device,
+            pciDeviceId: PCI_DEVICE_ID,
+            pciSubSystemId: 0,
+            busId: field(&bus_id(address)),
+        }
+    }
+    nvmlDeviceGetAccountingBufferSize(c_uint) |library, device| {
+        /// NVML's default number of records.
+        const BUFFER: c_uint = 4000;
+        BUFFER
+    }
+    nvmlDeviceGetIndex, nvmlDeviceGetMinorNumber(c_uint) |library, device| { library.index(device)? as c_uint }
+    nvmlDeviceGetBrand(sys::nvmlBrandType_t) |library, device| { sys::nvmlBrandType_enum_NVML_BRAND_NVIDIA }
+    nvmlDeviceGetArchitecture(sys::nvmlDeviceArchitecture_t) |library, device| { sys::NVML_DEVICE_ARCH_HOPPER }
+    nvmlDeviceGetNumGpuCores(c_uint) |library, device| { library.config().sm_count * CORES_PER_SM }
+    nvmlDeviceGetMemoryBusWidth(c_uint) |library, device| { library.config().memory_bus_bits }
+    nvmlDeviceGetMemoryInfo(sys::nvmlMemory_t) |library, device| {
+        let gpu = library.gpu(device)?;
+        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes + gpu.managed_bytes);
+        sys::nvmlMemory_t { total, free: total - used, used }
+    }
+    nvmlDeviceGetUtilizationRates(sys::nvmlUtilization_t) |library, device| {
+        /// Parts per million in a percent.
+        const PER_PERCENT: u32 = 10_000;
+        let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
+        sys::nvmlUtilization_t { gpu: percent, memory: MEMORY_BUSY_PERCENT }
+    }
+    nvmlDeviceGetPowerUsage(c_uint) |library, device| {
+        let busy_ppm = u64::from(library.gpu(device)?.utilization_ppm);
+        let power = IDLE_POWER_MW + (POWER_LIMIT_MW - IDLE_POWER_MW) * busy_ppm / PPM;
+        power as c_uint
+    }
+    nvmlDeviceGetPowerManagementLimit, nvmlDeviceGetEnforcedPowerLimit(c_uint) |library, device| { POWER_LIMIT_MW as c_uint }
+    nvmlDeviceGetPerformanceState(sys::nvmlPstates_t) |library, device| { sys::nvmlPStates_enum_NVML_PSTATE_0 }
+    nvmlDeviceGetPersistenceMode(sys::nvmlEnableState_t) |library, device| { sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED }
+    nvmlDeviceGetComputeMode(sys::nvmlComputeMode_t) |library, device| { sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT }
+    nvmlDeviceIsMigDeviceHandle(c_uint) |library, device| { 0 }
+}
+
 export! {
     // NVML keeps some seconds of samples; this library has only the present one.
     nvmlDeviceGetSamples(
@@ -258,14 +305,6 @@ export! {
             }
             write_list(count, samples, vec![sample])
         }
-    }
-
-    nvmlDeviceGetAccountingBufferSize(device: nvmlDevice_t, processes: *mut c_uint) |library| {
-        /// NVML's default number of records.
-        const BUFFER: c_uint = 4000;
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(processes, BUFFER) }
     }
 
     nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) |library| {
@@ -351,52 +390,11 @@ export! {
         unsafe { write_text(uuid, length, &uuid_text(library.gpu(device)?.uuid)) }
     }
 
-    nvmlDeviceGetIndex(device: nvmlDevice_t, index: *mut c_uint) |library| {
-        // SAFETY: see above.
-        unsafe { write(index, library.index(device)? as c_uint) }
-    }
-
-    nvmlDeviceGetMinorNumber(device: nvmlDevice_t, number: *mut c_uint) |library| {
-        // SAFETY: see above.
-        unsafe { write(number, library.index(device)? as c_uint) }
-    }
-
-    nvmlDeviceGetBrand(device: nvmlDevice_t, brand: *mut sys::nvmlBrandType_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(brand, sys::nvmlBrandType_enum_NVML_BRAND_NVIDIA) }
-    }
-
-    nvmlDeviceGetArchitecture(device: nvmlDevice_t, architecture: *mut sys::nvmlDeviceArchitecture_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(architecture, sys::NVML_DEVICE_ARCH_HOPPER) }
-    }
-
     nvmlDeviceGetCudaComputeCapability(device: nvmlDevice_t, major: *mut c_int, minor: *mut c_int) |library| {
         library.index(device)?;
         let [major_number, minor_number] = library.config().compute_capability;
         // SAFETY: see above.
         unsafe { write(major, major_number).and_then(|()| write(minor, minor_number)) }
-    }
-
-    nvmlDeviceGetNumGpuCores(device: nvmlDevice_t, cores: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(cores, library.config().sm_count * CORES_PER_SM) }
-    }
-
-    nvmlDeviceGetMemoryBusWidth(device: nvmlDevice_t, bits: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(bits, library.config().memory_bus_bits) }
-    }
-
-    nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_t) |library| {
-        let gpu = library.gpu(device)?;
-        let (total, used) = (gpu.memory_total_bytes, gpu.memory_used_bytes + gpu.managed_bytes);
-        // SAFETY: see above.
-        unsafe { write(memory, sys::nvmlMemory_t { total, free: total - used, used }) }
     }
 
     nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut sys::nvmlMemory_v2_t) |library| {
@@ -409,14 +407,6 @@ export! {
         let value = sys::nvmlMemory_v2_t { version: MEMORY_V2, total, reserved: 0, free: total - used, used };
         // SAFETY: see above.
         unsafe { write(memory, value) }
-    }
-
-    nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut sys::nvmlUtilization_t) |library| {
-        /// Parts per million in a percent.
-        const PER_PERCENT: u32 = 10_000;
-        let percent = library.gpu(device)?.utilization_ppm.div_ceil(PER_PERCENT);
-        // SAFETY: see above.
-        unsafe { write(rates, sys::nvmlUtilization_t { gpu: percent, memory: MEMORY_BUSY_PERCENT }) }
     }
 
     nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
@@ -471,25 +461,6 @@ export! {
         unsafe { write(temperature, TEMPERATURE_C) }
     }
 
-    nvmlDeviceGetPowerUsage(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
-        let busy_ppm = u64::from(library.gpu(device)?.utilization_ppm);
-        let power = IDLE_POWER_MW + (POWER_LIMIT_MW - IDLE_POWER_MW) * busy_ppm / PPM;
-        // SAFETY: see above.
-        unsafe { write(milliwatts, power as c_uint) }
-    }
-
-    nvmlDeviceGetPowerManagementLimit(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(milliwatts, POWER_LIMIT_MW as c_uint) }
-    }
-
-    nvmlDeviceGetEnforcedPowerLimit(device: nvmlDevice_t, milliwatts: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(milliwatts, POWER_LIMIT_MW as c_uint) }
-    }
-
     nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint) |library| {
         library.index(device)?;
         // SAFETY: see above.
@@ -502,33 +473,9 @@ export! {
         unsafe { write(mhz, clock_mhz(library.config(), kind)?) }
     }
 
-    nvmlDeviceGetPerformanceState(device: nvmlDevice_t, state: *mut sys::nvmlPstates_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(state, sys::nvmlPStates_enum_NVML_PSTATE_0) }
-    }
-
-    nvmlDeviceGetPersistenceMode(device: nvmlDevice_t, mode: *mut sys::nvmlEnableState_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(mode, sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED) }
-    }
-
-    nvmlDeviceGetComputeMode(device: nvmlDevice_t, mode: *mut sys::nvmlComputeMode_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(mode, sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
-    }
-
     nvmlDeviceGetMigMode(device: nvmlDevice_t, _current: *mut c_uint, _pending: *mut c_uint) |library| {
         library.index(device)?;
         not_supported()
-    }
-
-    nvmlDeviceIsMigDeviceHandle(device: nvmlDevice_t, is_mig: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(is_mig, 0) }
     }
 
     nvmlDeviceGetTopologyCommonAncestor(one: nvmlDevice_t, other: nvmlDevice_t, level: *mut sys::nvmlGpuTopologyLevel_t) |library| {

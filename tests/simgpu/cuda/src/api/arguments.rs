@@ -64,6 +64,17 @@ macro_rules! text {
     }};
 }
 
+/// Declares driver functions. A body ends with success unless it returns an error before.
+macro_rules! calls {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$meta])*
+        pub fn $name($($arg: $ty),*) -> crate::status::Result<()> {
+            $body;
+            Ok(())
+        }
+    )*};
+}
+
 /// Declares functions with two variants, one for each meaning of stream 0. The body knows its
 /// variant by the name between bars.
 macro_rules! for_both_default_streams {

@@ -37,40 +37,35 @@ fn check_reserved(args: *mut c_void) -> Result<()> {
     if words.iter().all(|word| *word == 0) { Ok(()) } else { Err(status::NOT_SUPPORTED) }
 }
 
-pub fn cuCheckpointProcessLock(pid: i32, args: *mut c_void) -> Result<()> {
-    let limit = if args.is_null() {
-        None
-    } else {
-        let [timeout_ms, reserved @ ..] = read!(args.cast::<[u32; LOCK_WORDS]>());
-        if reserved.iter().any(|word| *word != 0) {
-            return Err(status::INVALID_VALUE);
-        }
-        (timeout_ms != 0).then(|| Duration::from_millis(timeout_ms.into()))
-    };
-    host().lock_process(pid_of(pid)?, limit).map_err(code)
-}
-
-pub fn cuCheckpointProcessCheckpoint(pid: i32, args: *mut c_void) -> Result<()> {
-    check_reserved(args)?;
-    host().checkpoint_process(pid_of(pid)?).map_err(code)
-}
-
-pub fn cuCheckpointProcessRestore(pid: i32, args: *mut c_void) -> Result<()> {
-    check_reserved(args)?;
-    host().restore_process(pid_of(pid)?).map_err(code)
-}
-
-pub fn cuCheckpointProcessUnlock(pid: i32, args: *mut c_void) -> Result<()> {
-    check_reserved(args)?;
-    host().unlock_process(pid_of(pid)?).map_err(code)
-}
-
-pub fn cuCheckpointProcessGetState(pid: i32, state: *mut CUprocessState) -> Result<()> {
-    let found = match host().checkpoint_state(pid_of(pid)?).map_err(code)? {
-        CheckpointState::Running => CU_PROCESS_STATE_RUNNING,
-        CheckpointState::Locked => CU_PROCESS_STATE_LOCKED,
-        CheckpointState::Checkpointed => CU_PROCESS_STATE_CHECKPOINTED,
-    };
-    give!(state, found);
-    Ok(())
+calls! {
+    cuCheckpointProcessLock(pid: i32, args: *mut c_void) {
+        let limit = if args.is_null() {
+            None
+        } else {
+            let [timeout_ms, reserved @ ..] = read!(args.cast::<[u32; LOCK_WORDS]>());
+            status::refuse(reserved.iter().any(|word| *word != 0))?;
+            (timeout_ms != 0).then(|| Duration::from_millis(timeout_ms.into()))
+        };
+        host().lock_process(pid_of(pid)?, limit).map_err(code)?;
+    }
+    cuCheckpointProcessCheckpoint(pid: i32, args: *mut c_void) {
+        check_reserved(args)?;
+        host().checkpoint_process(pid_of(pid)?).map_err(code)?;
+    }
+    cuCheckpointProcessRestore(pid: i32, args: *mut c_void) {
+        check_reserved(args)?;
+        host().restore_process(pid_of(pid)?).map_err(code)?;
+    }
+    cuCheckpointProcessUnlock(pid: i32, args: *mut c_void) {
+        check_reserved(args)?;
+        host().unlock_process(pid_of(pid)?).map_err(code)?;
+    }
+    cuCheckpointProcessGetState(pid: i32, state: *mut CUprocessState) {
+        let found = match host().checkpoint_state(pid_of(pid)?).map_err(code)? {
+            CheckpointState::Running => CU_PROCESS_STATE_RUNNING,
+            CheckpointState::Locked => CU_PROCESS_STATE_LOCKED,
+            CheckpointState::Checkpointed => CU_PROCESS_STATE_CHECKPOINTED,
+        };
+        give!(state, found);
+    }
 }

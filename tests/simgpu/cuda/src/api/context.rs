@@ -18,75 +18,41 @@ struct CreateParams {
 }
 
 fn create(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<()> {
-    if pctx.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(pctx.is_null())?;
     let handle = context::create(dev, flags)?;
     give!(pctx, handle as CUcontext);
     Ok(())
 }
 
-pub fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> Result<()> {
-    create(pctx, flags, dev)
-}
-
-pub fn cuCtxCreate_v3(
-    pctx: *mut CUcontext,
-    paramsArray: *mut c_void,
-    numParams: i32,
-    flags: u32,
-    dev: CUdevice,
-) -> Result<()> {
-    if !paramsArray.is_null() || numParams != 0 {
-        return Err(status::UNSUPPORTED_EXEC_AFFINITY);
+calls! {
+    cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) { create(pctx, flags, dev)? }
+    cuCtxCreate_v3(
+        pctx: *mut CUcontext, paramsArray: *mut c_void, numParams: i32, flags: u32, dev: CUdevice
+    ) {
+        status::refuse_as(!paramsArray.is_null() || numParams != 0, status::UNSUPPORTED_EXEC_AFFINITY)?;
+        create(pctx, flags, dev)?;
     }
-    create(pctx, flags, dev)
-}
-
-pub fn cuCtxCreate_v4(
-    pctx: *mut CUcontext,
-    ctxCreateParams: *mut c_void,
-    flags: u32,
-    dev: CUdevice,
-) -> Result<()> {
-    if !ctxCreateParams.is_null() {
-        let params = read!(ctxCreateParams.cast::<CreateParams>());
-        if !params.exec_affinity.is_null() || params.exec_affinity_count != 0 {
-            return Err(status::UNSUPPORTED_EXEC_AFFINITY);
+    cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut c_void, flags: u32, dev: CUdevice) {
+        if !ctxCreateParams.is_null() {
+            let params = read!(ctxCreateParams.cast::<CreateParams>());
+            if !params.exec_affinity.is_null() || params.exec_affinity_count != 0 {
+                return Err(status::UNSUPPORTED_EXEC_AFFINITY);
+            }
+            if !params.cig.is_null() {
+                return Err(status::NOT_SUPPORTED);
+            }
         }
-        if !params.cig.is_null() {
-            return Err(status::NOT_SUPPORTED);
-        }
+        create(pctx, flags, dev)?;
     }
-    create(pctx, flags, dev)
-}
-
-pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result<()> {
-    context::destroy(ctx as usize)
-}
-
-pub fn cuCtxDestroy(ctx: CUcontext) -> Result<()> {
-    context::destroy(ctx as usize)
-}
-
-pub fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> Result<()> {
-    if pctx.is_null() || flags != 0 {
-        return Err(status::INVALID_VALUE);
+    cuCtxDestroy_v2(ctx: CUcontext) { context::destroy(ctx as usize)? }
+    cuCtxDestroy(ctx: CUcontext) { context::destroy(ctx as usize)? }
+    cuCtxAttach(pctx: *mut CUcontext, flags: u32) {
+        status::refuse(pctx.is_null() || flags != 0)?;
+        give!(pctx, context::attach()? as CUcontext);
     }
-    give!(pctx, context::attach()? as CUcontext);
-    Ok(())
-}
-
-pub fn cuCtxDetach(ctx: CUcontext) -> Result<()> {
-    context::detach(ctx as usize)
-}
-
-pub fn cuCtxPushCurrent_v2(ctx: CUcontext) -> Result<()> {
-    context::push(ctx as usize)
-}
-
-pub fn cuCtxPushCurrent(ctx: CUcontext) -> Result<()> {
-    context::push(ctx as usize)
+    cuCtxDetach(ctx: CUcontext) { context::detach(ctx as usize)? }
+    cuCtxPushCurrent_v2(ctx: CUcontext) { context::push(ctx as usize)? }
+    cuCtxPushCurrent(ctx: CUcontext) { context::push(ctx as usize)? }
 }
 
 fn pop(pctx: *mut CUcontext) -> Result<()> {
@@ -95,90 +61,39 @@ fn pop(pctx: *mut CUcontext) -> Result<()> {
     Ok(())
 }
 
-pub fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> Result<()> {
-    pop(pctx)
-}
-
-pub fn cuCtxPopCurrent(pctx: *mut CUcontext) -> Result<()> {
-    pop(pctx)
-}
-
-pub fn cuCtxSetCurrent(ctx: CUcontext) -> Result<()> {
-    context::set_current(ctx as usize)
-}
-
-pub fn cuCtxGetCurrent(pctx: *mut CUcontext) -> Result<()> {
-    give!(pctx, context::current_handle() as CUcontext);
-    Ok(())
-}
-
-pub fn cuCtxGetDevice(device: *mut CUdevice) -> Result<()> {
-    give!(device, context::current()?.device);
-    Ok(())
-}
-
-pub fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> Result<()> {
-    give!(device, named_or_current(ctx)?.device);
-    Ok(())
+calls! {
+    cuCtxPopCurrent_v2(pctx: *mut CUcontext) { pop(pctx)? }
+    cuCtxPopCurrent(pctx: *mut CUcontext) { pop(pctx)? }
+    cuCtxSetCurrent(ctx: CUcontext) { context::set_current(ctx as usize)? }
+    cuCtxGetCurrent(pctx: *mut CUcontext) { give!(pctx, context::current_handle() as CUcontext) }
+    cuCtxGetDevice(device: *mut CUdevice) { give!(device, context::current()?.device) }
+    cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) { give!(device, named_or_current(ctx)?.device) }
 }
 
 fn named_or_current(ctx: CUcontext) -> Result<std::sync::Arc<context::Context>> {
     if ctx.is_null() { context::current() } else { context::by_handle(ctx as usize) }
 }
 
-pub fn cuCtxGetFlags(flags: *mut u32) -> Result<()> {
-    give!(flags, context::current()?.flags());
-    Ok(())
-}
-
-pub fn cuCtxSetFlags(flags: u32) -> Result<()> {
-    context::current()?.set_flags(flags)
-}
-
-pub fn cuCtxGetId(ctx: CUcontext, ctxId: *mut u64) -> Result<()> {
-    give!(ctxId, named_or_current(ctx)?.id);
-    Ok(())
-}
-
-pub fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> Result<()> {
-    give!(version, named_or_current(ctx)?.api_version());
-    Ok(())
-}
-
-pub fn cuCtxSynchronize() -> Result<()> {
-    context::current()?.synchronize()
-}
-
-pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result<()> {
-    named_or_current(ctx)?.synchronize()
-}
-
-pub fn cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) -> Result<()> {
-    event::wait_in_context(&context::by_handle(hCtx as usize)?, &event::by_handle(hEvent as usize)?)
-}
-
-pub fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> Result<()> {
-    give!(pvalue, context::current()?.limit(limit)?);
-    Ok(())
-}
-
-pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result<()> {
-    context::current()?.set_limit(limit, value)
-}
-
-pub fn cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) -> Result<()> {
-    give!(pconfig, context::current()?.cache_config());
-    Ok(())
-}
-
-pub fn cuCtxSetCacheConfig(config: CUfunc_cache) -> Result<()> {
-    context::current()?.set_cache_config(config)
-}
-
-pub fn cuCtxGetSharedMemConfig(pConfig: *mut CUsharedconfig) -> Result<()> {
-    context::current()?;
-    give!(pConfig, CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE);
-    Ok(())
+calls! {
+    cuCtxGetFlags(flags: *mut u32) { give!(flags, context::current()?.flags()) }
+    cuCtxSetFlags(flags: u32) { context::current()?.set_flags(flags)? }
+    cuCtxGetId(ctx: CUcontext, ctxId: *mut u64) { give!(ctxId, named_or_current(ctx)?.id) }
+    cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) {
+        give!(version, named_or_current(ctx)?.api_version());
+    }
+    cuCtxSynchronize() { context::current()?.synchronize()? }
+    cuCtxSynchronize_v2(ctx: CUcontext) { named_or_current(ctx)?.synchronize()? }
+    cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) {
+        event::wait_in_context(&context::by_handle(hCtx as usize)?, &event::by_handle(hEvent as usize)?)?;
+    }
+    cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) { give!(pvalue, context::current()?.limit(limit)?) }
+    cuCtxSetLimit(limit: CUlimit, value: usize) { context::current()?.set_limit(limit, value)? }
+    cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) { give!(pconfig, context::current()?.cache_config()) }
+    cuCtxSetCacheConfig(config: CUfunc_cache) { context::current()?.set_cache_config(config)? }
+    cuCtxGetSharedMemConfig(pConfig: *mut CUsharedconfig) {
+        context::current()?;
+        give!(pConfig, CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE);
+    }
 }
 
 /// Checks the value only, because every GPU of this kind has one bank size.
@@ -187,77 +102,45 @@ pub fn cuCtxSetSharedMemConfig(config: CUsharedconfig) -> Result<()> {
     if config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
-pub fn cuCtxGetStreamPriorityRange(leastPriority: *mut i32, greatestPriority: *mut i32) -> Result<()> {
-    context::current()?;
-    give_if_wanted!(leastPriority, PRIORITIES.0);
-    give_if_wanted!(greatestPriority, PRIORITIES.1);
-    Ok(())
-}
-
-pub fn cuCtxResetPersistingL2Cache() -> Result<()> {
-    context::current().map(|_| ())
-}
-
-pub fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> Result<()> {
-    if Flags != 0 {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuCtxGetStreamPriorityRange(leastPriority: *mut i32, greatestPriority: *mut i32) {
+        context::current()?;
+        give_if_wanted!(leastPriority, PRIORITIES.0);
+        give_if_wanted!(greatestPriority, PRIORITIES.1);
     }
-    context::current()?.enable_peer(&*context::by_handle(peerContext as usize)?)
-}
-
-pub fn cuCtxDisablePeerAccess(peerContext: CUcontext) -> Result<()> {
-    context::current()?.disable_peer(&*context::by_handle(peerContext as usize)?)
-}
-
-pub fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> Result<()> {
-    if pctx.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuCtxResetPersistingL2Cache() { context::current().map(|_| ())? }
+    cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) {
+        status::refuse(Flags != 0)?;
+        context::current()?.enable_peer(&*context::by_handle(peerContext as usize)?)?;
     }
-    give!(pctx, context::retain_primary(dev)? as CUcontext);
-    Ok(())
-}
-
-pub fn cuDevicePrimaryCtxRelease(dev: CUdevice) -> Result<()> {
-    context::release_primary(dev)
-}
-
-pub fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> Result<()> {
-    context::release_primary(dev)
-}
-
-pub fn cuDevicePrimaryCtxReset(dev: CUdevice) -> Result<()> {
-    context::reset_primary(dev)
-}
-
-pub fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> Result<()> {
-    context::reset_primary(dev)
-}
-
-pub fn cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) -> Result<()> {
-    // The first version cannot change an active context.
-    if context::primary_state(dev)?.1 {
-        return Err(status::PRIMARY_CONTEXT_ACTIVE);
+    cuCtxDisablePeerAccess(peerContext: CUcontext) {
+        context::current()?.disable_peer(&*context::by_handle(peerContext as usize)?)?;
     }
-    context::set_primary_flags(dev, flags)
-}
-
-pub fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> Result<()> {
-    context::set_primary_flags(dev, flags)
-}
-
-pub fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) -> Result<()> {
-    let (current_flags, is_active) = context::primary_state(dev)?;
-    give!(flags, current_flags);
-    give!(active, is_active.into());
-    Ok(())
-}
-
-/// Does nothing, because no device writes to these GPUs past the driver.
-pub fn cuFlushGPUDirectRDMAWrites(
-    _target: CUflushGPUDirectRDMAWritesTarget,
-    _scope: CUflushGPUDirectRDMAWritesScope,
-) -> Result<()> {
-    let device = context::current()?.device;
-    gpu_of(device)?;
-    process::check_ready()
+    cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) {
+        status::refuse(pctx.is_null())?;
+        give!(pctx, context::retain_primary(dev)? as CUcontext);
+    }
+    cuDevicePrimaryCtxRelease(dev: CUdevice) { context::release_primary(dev)? }
+    cuDevicePrimaryCtxRelease_v2(dev: CUdevice) { context::release_primary(dev)? }
+    cuDevicePrimaryCtxReset(dev: CUdevice) { context::reset_primary(dev)? }
+    cuDevicePrimaryCtxReset_v2(dev: CUdevice) { context::reset_primary(dev)? }
+    cuDevicePrimaryCtxSetFlags(dev: CUdevice, flags: u32) {
+        // The first version cannot change an active context.
+        status::refuse_as(context::primary_state(dev)?.1, status::PRIMARY_CONTEXT_ACTIVE)?;
+        context::set_primary_flags(dev, flags)?;
+    }
+    cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) { context::set_primary_flags(dev, flags)? }
+    cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut u32, active: *mut i32) {
+        let (current_flags, is_active) = context::primary_state(dev)?;
+        give!(flags, current_flags);
+        give!(active, is_active.into());
+    }
+    /// Does nothing, because no device writes to these GPUs past the driver.
+    cuFlushGPUDirectRDMAWrites(
+        _target: CUflushGPUDirectRDMAWritesTarget, _scope: CUflushGPUDirectRDMAWritesScope
+    ) {
+        let device = context::current()?.device;
+        gpu_of(device)?;
+        process::check_ready()?;
+    }
 }

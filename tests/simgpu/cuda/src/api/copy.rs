@@ -5,7 +5,7 @@ use std::sync::Arc;
 use deepres_abi::driver::types::*;
 
 use crate::capture;
-use crate::copy::{Fill, Plan, describe_linear};
+use crate::copy::{Fill, Plan, blank, describe_linear};
 use crate::memory;
 use crate::operation::{self, Operation};
 use crate::residency;
@@ -69,29 +69,22 @@ fn deepen(flat: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
     CUDA_MEMCPY3D {
         srcXInBytes: flat.srcXInBytes,
         srcY: flat.srcY,
-        srcZ: 0,
-        srcLOD: 0,
         srcMemoryType: flat.srcMemoryType,
         srcHost: flat.srcHost,
         srcDevice: flat.srcDevice,
         srcArray: flat.srcArray,
-        reserved0: std::ptr::null_mut(),
         srcPitch: flat.srcPitch,
-        srcHeight: 0,
         dstXInBytes: flat.dstXInBytes,
         dstY: flat.dstY,
-        dstZ: 0,
-        dstLOD: 0,
         dstMemoryType: flat.dstMemoryType,
         dstHost: flat.dstHost,
         dstDevice: flat.dstDevice,
         dstArray: flat.dstArray,
-        reserved1: std::ptr::null_mut(),
         dstPitch: flat.dstPitch,
-        dstHeight: 0,
         WidthInBytes: flat.WidthInBytes,
         Height: flat.Height,
         Depth: 1,
+        ..blank()
     }
 }
 
@@ -101,33 +94,10 @@ fn without_contexts(peer: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D> {
     for context in [peer.srcContext, peer.dstContext] {
         crate::context::by_handle(context as usize)?;
     }
-    Ok(CUDA_MEMCPY3D {
-        srcXInBytes: peer.srcXInBytes,
-        srcY: peer.srcY,
-        srcZ: peer.srcZ,
-        srcLOD: peer.srcLOD,
-        srcMemoryType: peer.srcMemoryType,
-        srcHost: peer.srcHost,
-        srcDevice: peer.srcDevice,
-        srcArray: peer.srcArray,
-        reserved0: std::ptr::null_mut(),
-        srcPitch: peer.srcPitch,
-        srcHeight: peer.srcHeight,
-        dstXInBytes: peer.dstXInBytes,
-        dstY: peer.dstY,
-        dstZ: peer.dstZ,
-        dstLOD: peer.dstLOD,
-        dstMemoryType: peer.dstMemoryType,
-        dstHost: peer.dstHost,
-        dstDevice: peer.dstDevice,
-        dstArray: peer.dstArray,
-        reserved1: std::ptr::null_mut(),
-        dstPitch: peer.dstPitch,
-        dstHeight: peer.dstHeight,
-        WidthInBytes: peer.WidthInBytes,
-        Height: peer.Height,
-        Depth: peer.Depth,
-    })
+    // SAFETY: the structs have the same fields, except that one has reserved pointers where the
+    // other has contexts.
+    let copy = unsafe { std::ptr::from_ref(peer).cast::<CUDA_MEMCPY3D>().read() };
+    Ok(CUDA_MEMCPY3D { reserved0: std::ptr::null_mut(), reserved1: std::ptr::null_mut(), ..copy })
 }
 
 fn check_contexts(contexts: [CUcontext; 2]) -> Result<()> {
@@ -177,9 +147,7 @@ fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize
 /// Moves managed memory. Only memory that is not there yet takes time. The bytes themselves stay at
 /// an address that both sides see.
 pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdevice) -> Result<()> {
-    if stream.is_capturing() {
-        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
     capture::refuse_implicit(&stream)?;
     for work in residency::prefetch(address, bytes, device).work() {
         stream.enqueue(work)?;
@@ -358,9 +326,7 @@ for_both_default_streams! {
         let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
         let lengths: &[usize] = slice!(sizes, count);
         // The reference requires a stream other than the default streams for a batch.
-        if count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(count == 0 || hStream as usize <= CU_STREAM_LEGACY as usize)?;
         for ((target, source), length) in targets.iter().zip(sources).zip(lengths) {
             linear(*target, *source, *length, hStream, default)?;
         }

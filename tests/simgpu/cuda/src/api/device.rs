@@ -12,22 +12,17 @@ const UUID_BYTES: usize = 16;
 /// The most texels of a one-dimensional texture over linear memory.
 const TEXTURE_1D_LINEAR_TEXELS: usize = 1 << 28;
 
-pub fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> Result<()> {
-    gpu_of(ordinal)?;
-    give!(device, ordinal);
-    Ok(())
-}
-
-pub fn cuDeviceGetCount(count: *mut i32) -> Result<()> {
-    give!(count, device_count() as i32);
-    Ok(())
+calls! {
+    cuDeviceGet(device: *mut CUdevice, ordinal: i32) {
+        gpu_of(ordinal)?;
+        give!(device, ordinal);
+    }
+    cuDeviceGetCount(count: *mut i32) { give!(count, device_count() as i32) }
 }
 
 /// Writes a C string into a buffer, truncated if it does not fit.
 fn give_text(to: *mut c_char, length: i32, text: &str) -> Result<()> {
-    if to.is_null() || length <= 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(to.is_null() || length <= 0)?;
     let copied = text.len().min(length as usize - 1);
     // SAFETY: by the API's contract the buffer has `length` bytes, and one is left for the NUL.
     unsafe {
@@ -37,9 +32,11 @@ fn give_text(to: *mut c_char, length: i32, text: &str) -> Result<()> {
     Ok(())
 }
 
-pub fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> Result<()> {
-    gpu_of(dev)?;
-    give_text(name, len, &config().name)
+calls! {
+    cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) {
+        gpu_of(dev)?;
+        give_text(name, len, &config().name)?;
+    }
 }
 
 fn give_uuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
@@ -48,83 +45,47 @@ fn give_uuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
     Ok(())
 }
 
-pub fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
-    give_uuid(uuid, dev)
-}
-
-pub fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
-    give_uuid(uuid, dev)
-}
-
-pub fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) -> Result<()> {
-    give!(bytes, host().memory(gpu_of(dev)?).total_bytes as usize);
-    Ok(())
-}
-
-pub fn cuDeviceGetAttribute(pi: *mut i32, attrib: CUdevice_attribute, dev: CUdevice) -> Result<()> {
-    give!(pi, device::attribute(attrib, dev)?);
-    Ok(())
-}
-
-pub fn cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) -> Result<()> {
-    give!(prop, device::properties(dev)?);
-    Ok(())
-}
-
-pub fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) -> Result<()> {
-    gpu_of(dev)?;
-    let [configured_major, configured_minor] = config().compute_capability;
-    give!(major, configured_major);
-    give!(minor, configured_minor);
-    Ok(())
-}
-
-pub fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: i32, dev: CUdevice) -> Result<()> {
-    give_text(pciBusId, len, &device::pci_bus_id(dev)?)
-}
-
-pub fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> Result<()> {
-    give!(dev, device::at_pci_bus_id(text!(pciBusId))?);
-    Ok(())
-}
-
-pub fn cuDeviceCanAccessPeer(canAccessPeer: *mut i32, dev: CUdevice, peerDev: CUdevice) -> Result<()> {
-    give!(canAccessPeer, device::can_access_peer(dev, peerDev)?.into());
-    Ok(())
-}
-
-pub fn cuDeviceGetP2PAttribute(
-    value: *mut i32,
-    attrib: CUdevice_P2PAttribute,
-    srcDevice: CUdevice,
-    dstDevice: CUdevice,
-) -> Result<()> {
-    give!(value, device::p2p_attribute(attrib, srcDevice, dstDevice)?);
-    Ok(())
-}
-
-pub fn cuDeviceGetTexture1DLinearMaxWidth(
-    maxWidthInElements: *mut usize,
-    _format: CUarray_format,
-    numChannels: u32,
-    dev: CUdevice,
-) -> Result<()> {
-    gpu_of(dev)?;
-    if !matches!(numChannels, 1 | 2 | 4) {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) { give_uuid(uuid, dev)? }
+    cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) { give_uuid(uuid, dev)? }
+    cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
+        give!(bytes, host().memory(gpu_of(dev)?).total_bytes as usize);
     }
-    give!(maxWidthInElements, TEXTURE_1D_LINEAR_TEXELS);
-    Ok(())
-}
-
-pub fn cuDeviceGetExecAffinitySupport(pi: *mut i32, r#type: CUexecAffinityType, dev: CUdevice) -> Result<()> {
-    gpu_of(dev)?;
-    if r#type >= CU_EXEC_AFFINITY_TYPE_MAX {
-        return Err(status::INVALID_VALUE);
+    cuDeviceGetAttribute(pi: *mut i32, attrib: CUdevice_attribute, dev: CUdevice) {
+        give!(pi, device::attribute(attrib, dev)?);
     }
-    // This affinity requires MPS, which is absent with time-slicing.
-    give!(pi, 0);
-    Ok(())
+    cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) { give!(prop, device::properties(dev)?) }
+    cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) {
+        gpu_of(dev)?;
+        let [configured_major, configured_minor] = config().compute_capability;
+        give!(major, configured_major);
+        give!(minor, configured_minor);
+    }
+    cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: i32, dev: CUdevice) {
+        give_text(pciBusId, len, &device::pci_bus_id(dev)?)?;
+    }
+    cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
+        give!(dev, device::at_pci_bus_id(text!(pciBusId))?);
+    }
+    cuDeviceCanAccessPeer(canAccessPeer: *mut i32, dev: CUdevice, peerDev: CUdevice) {
+        give!(canAccessPeer, device::can_access_peer(dev, peerDev)?.into());
+    }
+    cuDeviceGetP2PAttribute(
+        value: *mut i32, attrib: CUdevice_P2PAttribute, srcDevice: CUdevice, dstDevice: CUdevice
+    ) { give!(value, device::p2p_attribute(attrib, srcDevice, dstDevice)?) }
+    cuDeviceGetTexture1DLinearMaxWidth(
+        maxWidthInElements: *mut usize, _format: CUarray_format, numChannels: u32, dev: CUdevice
+    ) {
+        gpu_of(dev)?;
+        status::refuse(!matches!(numChannels, 1 | 2 | 4))?;
+        give!(maxWidthInElements, TEXTURE_1D_LINEAR_TEXELS);
+    }
+    cuDeviceGetExecAffinitySupport(pi: *mut i32, r#type: CUexecAffinityType, dev: CUdevice) {
+        gpu_of(dev)?;
+        status::refuse(r#type >= CU_EXEC_AFFINITY_TYPE_MAX)?;
+        // This affinity requires MPS, which is absent with time-slicing.
+        give!(pi, 0);
+    }
 }
 
 fn give_pool(to: *mut CUmemoryPool, found: Result<std::sync::Arc<pool::Pool>>) -> Result<()> {
@@ -132,40 +93,30 @@ fn give_pool(to: *mut CUmemoryPool, found: Result<std::sync::Arc<pool::Pool>>) -
     Ok(())
 }
 
-pub fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) -> Result<()> {
-    give_pool(pool_out, pool::default_of(dev))
-}
-
-pub fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) -> Result<()> {
-    give_pool(pool, pool::current_of(dev))
-}
-
-pub fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) -> Result<()> {
-    pool::set_current(dev, pool::by_handle(pool as usize)?)
-}
-
-pub fn cuDeviceGraphMemTrim(device: CUdevice) -> Result<()> {
-    gpu_of(device)?;
-    graph_memory::trim(device);
-    Ok(())
-}
-
-pub fn cuDeviceGetGraphMemAttribute(
-    device: CUdevice,
-    attr: CUgraphMem_attribute,
-    value: *mut c_void,
-) -> Result<()> {
-    gpu_of(device)?;
-    let usage = graph_memory::usage(device);
-    let answer = match attr {
-        CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT => usage.current,
-        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH => usage.high,
-        CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => usage.reserved,
-        CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.reserved_high,
-        _ => return Err(status::INVALID_VALUE),
-    };
-    give!(value.cast::<u64>(), answer);
-    Ok(())
+calls! {
+    cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) {
+        give_pool(pool_out, pool::default_of(dev))?;
+    }
+    cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) { give_pool(pool, pool::current_of(dev))? }
+    cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
+        pool::set_current(dev, pool::by_handle(pool as usize)?)?;
+    }
+    cuDeviceGraphMemTrim(device: CUdevice) {
+        gpu_of(device)?;
+        graph_memory::trim(device);
+    }
+    cuDeviceGetGraphMemAttribute(device: CUdevice, attr: CUgraphMem_attribute, value: *mut c_void) {
+        gpu_of(device)?;
+        let usage = graph_memory::usage(device);
+        let answer = match attr {
+            CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT => usage.current,
+            CU_GRAPH_MEM_ATTR_USED_MEM_HIGH => usage.high,
+            CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT => usage.reserved,
+            CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH => usage.reserved_high,
+            _ => return Err(status::INVALID_VALUE),
+        };
+        give!(value.cast::<u64>(), answer);
+    }
 }
 
 pub fn cuDeviceSetGraphMemAttribute(

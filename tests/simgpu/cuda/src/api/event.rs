@@ -8,28 +8,15 @@ use crate::operation::Operation;
 use crate::status::{self, Result};
 use crate::stream;
 
-pub fn cuEventCreate(phEvent: *mut CUevent, Flags: u32) -> Result<()> {
-    if phEvent.is_null() {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuEventCreate(phEvent: *mut CUevent, Flags: u32) {
+        status::refuse(phEvent.is_null())?;
+        give!(phEvent, Event::create(Flags)?.handle as CUevent);
     }
-    give!(phEvent, Event::create(Flags)?.handle as CUevent);
-    Ok(())
-}
-
-pub fn cuEventDestroy(hEvent: CUevent) -> Result<()> {
-    event::destroy(hEvent as usize)
-}
-
-pub fn cuEventDestroy_v2(hEvent: CUevent) -> Result<()> {
-    event::destroy(hEvent as usize)
-}
-
-pub fn cuEventQuery(hEvent: CUevent) -> Result<()> {
-    event::by_handle(hEvent as usize)?.query()
-}
-
-pub fn cuEventSynchronize(hEvent: CUevent) -> Result<()> {
-    event::by_handle(hEvent as usize)?.synchronize()
+    cuEventDestroy(hEvent: CUevent) { event::destroy(hEvent as usize)? }
+    cuEventDestroy_v2(hEvent: CUevent) { event::destroy(hEvent as usize)? }
+    cuEventQuery(hEvent: CUevent) { event::by_handle(hEvent as usize)?.query()? }
+    cuEventSynchronize(hEvent: CUevent) { event::by_handle(hEvent as usize)?.synchronize()? }
 }
 
 fn elapsed(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> Result<()> {
@@ -38,12 +25,13 @@ fn elapsed(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> Result<()
     Ok(())
 }
 
-pub fn cuEventElapsedTime(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> Result<()> {
-    elapsed(pMilliseconds, hStart, hEnd)
-}
-
-pub fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) -> Result<()> {
-    elapsed(pMilliseconds, hStart, hEnd)
+calls! {
+    cuEventElapsedTime(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
+        elapsed(pMilliseconds, hStart, hEnd)?;
+    }
+    cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
+        elapsed(pMilliseconds, hStart, hEnd)?;
+    }
 }
 
 for_both_default_streams! {
@@ -66,24 +54,19 @@ for_both_default_streams! {
 /// Place of the engine's event number in an IPC handle.
 const BITS: std::ops::Range<usize> = 0..8;
 
-pub fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> Result<()> {
-    let event = event::by_handle(event as usize)?;
-    if event.flags & CU_EVENT_INTERPROCESS == 0 {
-        return Err(status::INVALID_HANDLE);
+calls! {
+    cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) {
+        let event = event::by_handle(event as usize)?;
+        status::refuse_as(event.flags & CU_EVENT_INTERPROCESS == 0, status::INVALID_HANDLE)?;
+        let mut handle = CUipcEventHandle { reserved: [0; 64] };
+        handle.reserved[BITS].copy_from_slice(&event.engine.to_bits().to_le_bytes());
+        give!(pHandle, handle);
     }
-    let mut handle = CUipcEventHandle { reserved: [0; 64] };
-    handle.reserved[BITS].copy_from_slice(&event.engine.to_bits().to_le_bytes());
-    give!(pHandle, handle);
-    Ok(())
-}
-
-pub fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEventHandle) -> Result<()> {
-    context::current()?;
-    let mut bits = [0; 8];
-    bits.copy_from_slice(&handle.reserved[BITS]);
-    if phEvent.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEventHandle) {
+        context::current()?;
+        let mut bits = [0; 8];
+        bits.copy_from_slice(&handle.reserved[BITS]);
+        status::refuse(phEvent.is_null())?;
+        give!(phEvent, Event::open(u64::from_le_bytes(bits))?.handle as CUevent);
     }
-    give!(phEvent, Event::open(u64::from_le_bytes(bits))?.handle as CUevent);
-    Ok(())
 }

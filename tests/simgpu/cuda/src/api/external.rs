@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use deepres_abi::driver::types::*;
 
 use crate::external;
-use crate::status::{self, Result};
+use crate::status;
 
 /// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`. Of the union of handles only the file descriptor is
 /// declared.
@@ -41,48 +41,34 @@ struct ArrayDescription {
     reserved: [u32; 16],
 }
 
-pub fn cuImportExternalMemory(extMem_out: *mut *mut c_void, memHandleDesc: *const c_void) -> Result<()> {
-    let description = read!(memHandleDesc.cast::<HandleDescription>());
-    if extMem_out.is_null() || description.flags & !CUDA_EXTERNAL_MEMORY_DEDICATED != 0 {
-        return Err(status::INVALID_VALUE);
-    }
-    match description.kind {
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD => {}
-        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32..=CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD => {
-            return Err(status::NOT_SUPPORTED);
+calls! {
+    cuImportExternalMemory(extMem_out: *mut *mut c_void, memHandleDesc: *const c_void) {
+        let description = read!(memHandleDesc.cast::<HandleDescription>());
+        if extMem_out.is_null() || description.flags & !CUDA_EXTERNAL_MEMORY_DEDICATED != 0 {
+            return Err(status::INVALID_VALUE);
         }
-        _ => return Err(status::INVALID_VALUE),
+        match description.kind {
+            CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD => {}
+            CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_WIN32..=CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD => {
+                return Err(status::NOT_SUPPORTED);
+            }
+            _ => return Err(status::INVALID_VALUE),
+        }
+        give!(extMem_out, external::import(description.descriptor, description.bytes)? as *mut c_void);
     }
-    give!(extMem_out, external::import(description.descriptor, description.bytes)? as *mut c_void);
-    Ok(())
-}
-
-pub fn cuDestroyExternalMemory(extMem: *mut c_void) -> Result<()> {
-    external::destroy(extMem as usize)
-}
-
-pub fn cuExternalMemoryGetMappedBuffer(
-    devPtr: *mut CUdeviceptr,
-    extMem: *mut c_void,
-    bufferDesc: *const c_void,
-) -> Result<()> {
-    let description = read!(bufferDesc.cast::<BufferDescription>());
-    if devPtr.is_null() || description.flags != 0 {
-        return Err(status::INVALID_VALUE);
+    cuDestroyExternalMemory(extMem: *mut c_void) { external::destroy(extMem as usize)? }
+    cuExternalMemoryGetMappedBuffer(
+        devPtr: *mut CUdeviceptr, extMem: *mut c_void, bufferDesc: *const c_void
+    ) {
+        let description = read!(bufferDesc.cast::<BufferDescription>());
+        status::refuse(devPtr.is_null() || description.flags != 0)?;
+        give!(devPtr, external::map_buffer(extMem as usize, description.offset, description.bytes)?);
     }
-    give!(devPtr, external::map_buffer(extMem as usize, description.offset, description.bytes)?);
-    Ok(())
-}
-
-pub fn cuExternalMemoryGetMappedMipmappedArray(
-    mipmap: *mut CUmipmappedArray,
-    extMem: *mut c_void,
-    mipmapDesc: *const c_void,
-) -> Result<()> {
-    let ArrayDescription { offset, array, levels, .. } = read!(mipmapDesc.cast::<ArrayDescription>());
-    if mipmap.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuExternalMemoryGetMappedMipmappedArray(
+        mipmap: *mut CUmipmappedArray, extMem: *mut c_void, mipmapDesc: *const c_void
+    ) {
+        let ArrayDescription { offset, array, levels, .. } = read!(mipmapDesc.cast::<ArrayDescription>());
+        status::refuse(mipmap.is_null())?;
+        give!(mipmap, external::map_array(extMem as usize, offset, array, levels)? as CUmipmappedArray);
     }
-    give!(mipmap, external::map_array(extMem as usize, offset, array, levels)? as CUmipmappedArray);
-    Ok(())
 }

@@ -14,11 +14,12 @@ pub fn cuInit(Flags: u32) -> Result<()> {
     if Flags != 0 { Err(status::INVALID_VALUE) } else { process::initialise() }
 }
 
-pub fn cuDriverGetVersion(driverVersion: *mut i32) -> Result<()> {
-    let version =
-        if process::check_ready().is_ok() { process::config().driver_version } else { DRIVER_VERSION };
-    give!(driverVersion, version);
-    Ok(())
+calls! {
+    cuDriverGetVersion(driverVersion: *mut i32) {
+        let version =
+            if process::check_ready().is_ok() { process::config().driver_version } else { DRIVER_VERSION };
+        give!(driverVersion, version);
+    }
 }
 
 fn describe(
@@ -38,12 +39,9 @@ fn describe(
     }
 }
 
-pub fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> Result<()> {
-    describe(error, pStr, |(name, _)| name)
-}
-
-pub fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> Result<()> {
-    describe(error, pStr, |(_, text)| text)
+calls! {
+    cuGetErrorName(error: CUresult, pStr: *mut *const c_char) { describe(error, pStr, |(name, _)| name)? }
+    cuGetErrorString(error: CUresult, pStr: *mut *const c_char) { describe(error, pStr, |(_, text)| text)? }
 }
 
 pub fn cuGetProcAddress(
@@ -89,25 +87,16 @@ pub fn cuGetProcAddress_v2(
     }
 }
 
-/// Finds no table. NVIDIA's own libraries use private tables to verify the driver, and a simulated
-/// driver has none.
-pub fn cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) -> Result<()> {
-    give_if_wanted!(ppExportTable, std::ptr::null());
-    Err(status::NOT_FOUND)
-}
-
-pub fn cuProfilerInitialize(
-    _configFile: *const c_char,
-    _outputFile: *const c_char,
-    _outputMode: CUoutput_mode,
-) -> Result<()> {
-    Err(status::PROFILER_DISABLED)
-}
-
-pub fn cuProfilerStart() -> Result<()> {
-    crate::context::current().map(|_| ())
-}
-
-pub fn cuProfilerStop() -> Result<()> {
-    crate::context::current().map(|_| ())
+calls! {
+    /// Finds no table. NVIDIA's own libraries use private tables to verify the driver, and a simulated
+    /// driver has none.
+    cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) {
+        give_if_wanted!(ppExportTable, std::ptr::null());
+        Err(status::NOT_FOUND)?;
+    }
+    cuProfilerInitialize(_configFile: *const c_char, _outputFile: *const c_char, _outputMode: CUoutput_mode) {
+        Err(status::PROFILER_DISABLED)?;
+    }
+    cuProfilerStart() { crate::context::current().map(|_| ())? }
+    cuProfilerStop() { crate::context::current().map(|_| ())? }
 }

@@ -9,39 +9,23 @@ use crate::operation::Operation;
 use crate::status::{self, Result};
 use crate::stream::DefaultStream;
 
-pub fn cuGraphCreate(phGraph: *mut CUgraph, flags: u32) -> Result<()> {
-    if phGraph.is_null() || flags != 0 {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuGraphCreate(phGraph: *mut CUgraph, flags: u32) {
+        status::refuse(phGraph.is_null() || flags != 0)?;
+        give!(phGraph, Graph::create()?.handle as CUgraph);
     }
-    give!(phGraph, Graph::create()?.handle as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphDestroy(hGraph: CUgraph) -> Result<()> {
-    graph::destroy(hGraph as usize)
-}
-
-pub fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) -> Result<()> {
-    if phGraphClone.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuGraphDestroy(hGraph: CUgraph) { graph::destroy(hGraph as usize)? }
+    cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
+        status::refuse(phGraphClone.is_null())?;
+        give!(phGraphClone, graph::by_handle(originalGraph as usize)?.copy()?.handle as CUgraph);
     }
-    give!(phGraphClone, graph::by_handle(originalGraph as usize)?.copy()?.handle as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphGetId(hGraph: CUgraph, graphId: *mut u32) -> Result<()> {
-    give!(graphId, graph::by_handle(hGraph as usize)?.id as u32);
-    Ok(())
-}
-
-pub fn cuGraphNodeFindInClone(
-    phNode: *mut CUgraphNode,
-    hOriginalNode: CUgraphNode,
-    hClonedGraph: CUgraph,
-) -> Result<()> {
-    let clone = graph::by_handle(hClonedGraph as usize)?;
-    give!(phNode, clone.copy_of(hOriginalNode as usize).ok_or(status::INVALID_VALUE)? as CUgraphNode);
-    Ok(())
+    cuGraphGetId(hGraph: CUgraph, graphId: *mut u32) {
+        give!(graphId, graph::by_handle(hGraph as usize)?.id as u32);
+    }
+    cuGraphNodeFindInClone(phNode: *mut CUgraphNode, hOriginalNode: CUgraphNode, hClonedGraph: CUgraph) {
+        let clone = graph::by_handle(hClonedGraph as usize)?;
+        give!(phNode, clone.copy_of(hOriginalNode as usize).ok_or(status::INVALID_VALUE)? as CUgraphNode);
+    }
 }
 
 /// Writes as many handles as fit into the caller's array, zeros behind them, and their number.
@@ -78,17 +62,14 @@ fn give_edge_data(to: *mut CUgraphEdgeData, room: usize, all: &[CUgraphEdgeData]
     Ok(())
 }
 
-pub fn cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) -> Result<()> {
-    let all: Vec<usize> = graph::by_handle(hGraph as usize)?.nodes().iter().map(|node| node.handle).collect();
-    give_handles(nodes, numNodes, &all)
-}
-
-pub fn cuGraphGetRootNodes(
-    hGraph: CUgraph,
-    rootNodes: *mut CUgraphNode,
-    numRootNodes: *mut usize,
-) -> Result<()> {
-    give_handles(rootNodes, numRootNodes, &graph::by_handle(hGraph as usize)?.roots())
+calls! {
+    cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) {
+        let all: Vec<usize> = graph::by_handle(hGraph as usize)?.nodes().iter().map(|node| node.handle).collect();
+        give_handles(nodes, numNodes, &all)?;
+    }
+    cuGraphGetRootNodes(hGraph: CUgraph, rootNodes: *mut CUgraphNode, numRootNodes: *mut usize) {
+        give_handles(rootNodes, numRootNodes, &graph::by_handle(hGraph as usize)?.roots())?;
+    }
 }
 
 fn edges(
@@ -100,9 +81,7 @@ fn edges(
 ) -> Result<()> {
     let all = graph::by_handle(hGraph as usize)?.edges();
     let room = read!(count);
-    if from.is_null() != to.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(from.is_null() != to.is_null())?;
     let kinds: Vec<_> = all.iter().map(|edge| edge.2).collect();
     if !from.is_null() {
         give_edge_data(data, room, &kinds)?;
@@ -116,23 +95,14 @@ fn edges(
     give_handles(to, count, &targets)
 }
 
-pub fn cuGraphGetEdges(
-    hGraph: CUgraph,
-    from: *mut CUgraphNode,
-    to: *mut CUgraphNode,
-    numEdges: *mut usize,
-) -> Result<()> {
-    edges(hGraph, from, to, std::ptr::null_mut(), numEdges)
-}
-
-pub fn cuGraphGetEdges_v2(
-    hGraph: CUgraph,
-    from: *mut CUgraphNode,
-    to: *mut CUgraphNode,
-    edgeData: *mut CUgraphEdgeData,
-    numEdges: *mut usize,
-) -> Result<()> {
-    edges(hGraph, from, to, edgeData, numEdges)
+calls! {
+    cuGraphGetEdges(hGraph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, numEdges: *mut usize) {
+        edges(hGraph, from, to, std::ptr::null_mut(), numEdges)?;
+    }
+    cuGraphGetEdges_v2(
+        hGraph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
+        numEdges: *mut usize
+    ) { edges(hGraph, from, to, edgeData, numEdges)? }
 }
 
 /// The end of an edge to return.
@@ -166,38 +136,21 @@ fn neighbours(
     give_handles(to, count, &found.iter().map(|one| one.node).collect::<Vec<_>>())
 }
 
-pub fn cuGraphNodeGetDependencies(
-    hNode: CUgraphNode,
-    dependencies: *mut CUgraphNode,
-    numDependencies: *mut usize,
-) -> Result<()> {
-    neighbours(hNode, Side::Before, dependencies, std::ptr::null_mut(), numDependencies)
-}
-
-pub fn cuGraphNodeGetDependencies_v2(
-    hNode: CUgraphNode,
-    dependencies: *mut CUgraphNode,
-    edgeData: *mut CUgraphEdgeData,
-    numDependencies: *mut usize,
-) -> Result<()> {
-    neighbours(hNode, Side::Before, dependencies, edgeData, numDependencies)
-}
-
-pub fn cuGraphNodeGetDependentNodes(
-    hNode: CUgraphNode,
-    dependentNodes: *mut CUgraphNode,
-    numDependentNodes: *mut usize,
-) -> Result<()> {
-    neighbours(hNode, Side::After, dependentNodes, std::ptr::null_mut(), numDependentNodes)
-}
-
-pub fn cuGraphNodeGetDependentNodes_v2(
-    hNode: CUgraphNode,
-    dependentNodes: *mut CUgraphNode,
-    edgeData: *mut CUgraphEdgeData,
-    numDependentNodes: *mut usize,
-) -> Result<()> {
-    neighbours(hNode, Side::After, dependentNodes, edgeData, numDependentNodes)
+calls! {
+    cuGraphNodeGetDependencies(
+        hNode: CUgraphNode, dependencies: *mut CUgraphNode, numDependencies: *mut usize
+    ) { neighbours(hNode, Side::Before, dependencies, std::ptr::null_mut(), numDependencies)? }
+    cuGraphNodeGetDependencies_v2(
+        hNode: CUgraphNode, dependencies: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
+        numDependencies: *mut usize
+    ) { neighbours(hNode, Side::Before, dependencies, edgeData, numDependencies)? }
+    cuGraphNodeGetDependentNodes(
+        hNode: CUgraphNode, dependentNodes: *mut CUgraphNode, numDependentNodes: *mut usize
+    ) { neighbours(hNode, Side::After, dependentNodes, std::ptr::null_mut(), numDependentNodes)? }
+    cuGraphNodeGetDependentNodes_v2(
+        hNode: CUgraphNode, dependentNodes: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
+        numDependentNodes: *mut usize
+    ) { neighbours(hNode, Side::After, dependentNodes, edgeData, numDependentNodes)? }
 }
 
 type Edges = Vec<(usize, usize, CUgraphEdgeData)>;
@@ -216,53 +169,33 @@ fn given_edges(
     Ok((0..count).map(|at| (sources[at] as usize, targets[at] as usize, kind(at))).collect())
 }
 
-pub fn cuGraphAddDependencies(
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    numDependencies: usize,
-) -> Result<()> {
-    graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, std::ptr::null(), numDependencies)?)
-}
-
-pub fn cuGraphAddDependencies_v2(
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    edgeData: *const CUgraphEdgeData,
-    numDependencies: usize,
-) -> Result<()> {
-    graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, edgeData, numDependencies)?)
-}
-
-pub fn cuGraphRemoveDependencies(
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    numDependencies: usize,
-) -> Result<()> {
-    graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, std::ptr::null(), numDependencies)?)
-}
-
-pub fn cuGraphRemoveDependencies_v2(
-    hGraph: CUgraph,
-    from: *const CUgraphNode,
-    to: *const CUgraphNode,
-    edgeData: *const CUgraphEdgeData,
-    numDependencies: usize,
-) -> Result<()> {
-    graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, edgeData, numDependencies)?)
-}
-
-pub fn cuGraphDestroyNode(hNode: CUgraphNode) -> Result<()> {
-    let node = graph::node(hNode as usize)?;
-    graph::by_handle(node.graph)?.remove(node.handle)
+calls! {
+    cuGraphAddDependencies(
+        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, numDependencies: usize
+    ) {
+        graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, std::ptr::null(), numDependencies)?)?;
+    }
+    cuGraphAddDependencies_v2(
+        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, edgeData: *const CUgraphEdgeData,
+        numDependencies: usize
+    ) { graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, edgeData, numDependencies)?)? }
+    cuGraphRemoveDependencies(
+        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, numDependencies: usize
+    ) {
+        graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, std::ptr::null(), numDependencies)?)?;
+    }
+    cuGraphRemoveDependencies_v2(
+        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, edgeData: *const CUgraphEdgeData,
+        numDependencies: usize
+    ) { graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, edgeData, numDependencies)?)? }
+    cuGraphDestroyNode(hNode: CUgraphNode) {
+        let node = graph::node(hNode as usize)?;
+        graph::by_handle(node.graph)?.remove(node.handle)?;
+    }
 }
 
 fn instantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) -> Result<()> {
-    if phGraphExec.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(phGraphExec.is_null())?;
     give!(phGraphExec, Exec::create(&graph::by_handle(hGraph as usize)?, flags)?.handle as CUgraphExec);
     Ok(())
 }
@@ -281,28 +214,18 @@ fn instantiate_with_log(
     instantiate(phGraphExec, hGraph, 0)
 }
 
-pub fn cuGraphInstantiate(
-    phGraphExec: *mut CUgraphExec,
-    hGraph: CUgraph,
-    phErrorNode: *mut CUgraphNode,
-    logBuffer: *mut c_char,
-    bufferSize: usize,
-) -> Result<()> {
-    instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)
-}
-
-pub fn cuGraphInstantiate_v2(
-    phGraphExec: *mut CUgraphExec,
-    hGraph: CUgraph,
-    phErrorNode: *mut CUgraphNode,
-    logBuffer: *mut c_char,
-    bufferSize: usize,
-) -> Result<()> {
-    instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)
-}
-
-pub fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) -> Result<()> {
-    instantiate(phGraphExec, hGraph, flags)
+calls! {
+    cuGraphInstantiate(
+        phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut CUgraphNode, logBuffer: *mut c_char,
+        bufferSize: usize
+    ) { instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)? }
+    cuGraphInstantiate_v2(
+        phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut CUgraphNode, logBuffer: *mut c_char,
+        bufferSize: usize
+    ) { instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)? }
+    cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) {
+        instantiate(phGraphExec, hGraph, flags)?;
+    }
 }
 
 fn instantiate_with_params(
@@ -338,18 +261,16 @@ for_both_default_streams! {
     }
 }
 
-pub fn cuGraphExecDestroy(hGraphExec: CUgraphExec) -> Result<()> {
-    graph::EXECS.remove(hGraphExec as usize).map(|_| ()).ok_or(status::INVALID_VALUE)
-}
-
-pub fn cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: *mut u64) -> Result<()> {
-    give!(flags, graph::exec(hGraphExec as usize)?.flags);
-    Ok(())
-}
-
-pub fn cuGraphExecGetId(hGraphExec: CUgraphExec, graphId: *mut u32) -> Result<()> {
-    give!(graphId, graph::exec(hGraphExec as usize)?.id as u32);
-    Ok(())
+calls! {
+    cuGraphExecDestroy(hGraphExec: CUgraphExec) {
+        graph::EXECS.remove(hGraphExec as usize).map(|_| ()).ok_or(status::INVALID_VALUE)?;
+    }
+    cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: *mut u64) {
+        give!(flags, graph::exec(hGraphExec as usize)?.flags);
+    }
+    cuGraphExecGetId(hGraphExec: CUgraphExec, graphId: *mut u32) {
+        give!(graphId, graph::exec(hGraphExec as usize)?.id as u32);
+    }
 }
 
 fn update(hGraphExec: CUgraphExec, hGraph: CUgraph) -> Result<std::result::Result<(), graph::UpdateRefusal>> {
@@ -389,64 +310,55 @@ pub fn cuGraphExecUpdate_v2(
     if result == CU_GRAPH_EXEC_UPDATE_SUCCESS { Ok(()) } else { Err(status::GRAPH_EXEC_UPDATE_FAILURE) }
 }
 
-pub fn cuGraphDebugDotPrint(hGraph: CUgraph, path: *const c_char, _flags: u32) -> Result<()> {
-    let graph = graph::by_handle(hGraph as usize)?;
-    let mut text = String::from("digraph dot {\n");
-    for node in graph.nodes() {
-        let label = match node.operation() {
-            Operation::Kernel(launch) => launch.function.name().to_owned(),
-            other => format!("type {}", other.node_type()),
-        };
-        text.push_str(&format!("\"{}\" [label=\"{} {label}\"];\n", node.local_id, node.local_id));
+calls! {
+    cuGraphDebugDotPrint(hGraph: CUgraph, path: *const c_char, _flags: u32) {
+        let graph = graph::by_handle(hGraph as usize)?;
+        let mut text = String::from("digraph dot {\n");
+        for node in graph.nodes() {
+            let label = match node.operation() {
+                Operation::Kernel(launch) => launch.function.name().to_owned(),
+                other => format!("type {}", other.node_type()),
+            };
+            text.push_str(&format!("\"{}\" [label=\"{} {label}\"];\n", node.local_id, node.local_id));
+        }
+        for (from, to, _) in graph.edges() {
+            let (from, to) = (graph::node(from)?.local_id, graph::node(to)?.local_id);
+            text.push_str(&format!("\"{from}\" -> \"{to}\";\n"));
+        }
+        text.push_str("}\n");
+        std::fs::write(text!(path), text).map_err(|_| status::OPERATING_SYSTEM)?;
     }
-    for (from, to, _) in graph.edges() {
-        let (from, to) = (graph::node(from)?.local_id, graph::node(to)?.local_id);
-        text.push_str(&format!("\"{from}\" -> \"{to}\";\n"));
+    cuUserObjectCreate(
+        object_out: *mut CUuserObject, ptr: *mut c_void, destroy: CUhostFn, initialRefcount: u32, flags: u32
+    ) {
+        let destroy = destroy.ok_or(status::INVALID_VALUE)?;
+        if object_out.is_null() || initialRefcount == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC {
+            return Err(status::INVALID_VALUE);
+        }
+        give!(object_out, UserObject::create(ptr as usize, destroy, initialRefcount)?.handle as CUuserObject);
     }
-    text.push_str("}\n");
-    std::fs::write(text!(path), text).map_err(|_| status::OPERATING_SYSTEM)
-}
-
-pub fn cuUserObjectCreate(
-    object_out: *mut CUuserObject,
-    ptr: *mut c_void,
-    destroy: CUhostFn,
-    initialRefcount: u32,
-    flags: u32,
-) -> Result<()> {
-    let destroy = destroy.ok_or(status::INVALID_VALUE)?;
-    if object_out.is_null() || initialRefcount == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC {
-        return Err(status::INVALID_VALUE);
-    }
-    give!(object_out, UserObject::create(ptr as usize, destroy, initialRefcount)?.handle as CUuserObject);
-    Ok(())
 }
 
 fn user_object(handle: CUuserObject) -> Result<Arc<UserObject>> {
     USER_OBJECTS.get(handle as usize).ok_or(status::INVALID_VALUE)
 }
 
-pub fn cuUserObjectRetain(object: CUuserObject, count: u32) -> Result<()> {
-    user_object(object)?.retain(count);
-    Ok(())
-}
-
-pub fn cuUserObjectRelease(object: CUuserObject, count: u32) -> Result<()> {
-    graph::release_user_object(object as usize, count)
-}
-
-pub fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: u32, flags: u32) -> Result<()> {
-    let graph = graph::by_handle(graph as usize)?;
-    let object = user_object(object)?;
-    match flags {
-        0 => object.retain(count),
-        CU_GRAPH_USER_OBJECT_MOVE => {}
-        _ => return Err(status::INVALID_VALUE),
+calls! {
+    cuUserObjectRetain(object: CUuserObject, count: u32) { user_object(object)?.retain(count); }
+    cuUserObjectRelease(object: CUuserObject, count: u32) {
+        graph::release_user_object(object as usize, count)?;
     }
-    graph.hold(object.handle, count);
-    Ok(())
-}
-
-pub fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32) -> Result<()> {
-    graph::by_handle(graph as usize)?.give_up(object as usize, count)
+    cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: u32, flags: u32) {
+        let graph = graph::by_handle(graph as usize)?;
+        let object = user_object(object)?;
+        match flags {
+            0 => object.retain(count),
+            CU_GRAPH_USER_OBJECT_MOVE => {}
+            _ => return Err(status::INVALID_VALUE),
+        }
+        graph.hold(object.handle, count);
+    }
+    cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32) {
+        graph::by_handle(graph as usize)?.give_up(object as usize, count)?;
+    }
 }

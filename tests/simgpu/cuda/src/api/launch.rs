@@ -59,9 +59,7 @@ impl Attributes {
                 CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
                     // SAFETY: as above; both members begin alike.
                     let recorded = unsafe { value.programmaticEvent };
-                    if recorded.flags as u32 != CU_EVENT_RECORD_DEFAULT {
-                        return Err(status::INVALID_VALUE);
-                    }
+                    status::refuse(recorded.flags as u32 != CU_EVENT_RECORD_DEFAULT)?;
                     read.events.push(event::by_handle(recorded.event as usize)?);
                 }
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => read.is_device_updatable = true,
@@ -104,12 +102,8 @@ impl Attributes {
 
 fn check_arguments(function: &Function, raw: &Raw) -> Result<()> {
     let (has_params, has_extra) = (!raw.params.is_null(), !raw.extra.is_null());
-    if has_params && has_extra {
-        return Err(status::INVALID_VALUE);
-    }
-    if !has_params && !has_extra && !function.parameters.is_empty() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(has_params && has_extra)?;
+    status::refuse(!has_params && !has_extra && !function.parameters.is_empty())?;
     Ok(())
 }
 
@@ -122,14 +116,10 @@ fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
 /// Checks a launch for everything that the driver can refuse.
 #[inline]
 fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<Stream>, Launch)> {
-    if raw.function.is_null() {
-        return Err(status::INVALID_HANDLE);
-    }
+    status::refuse_as(raw.function.is_null(), status::INVALID_HANDLE)?;
     let function = module::function(raw.function as usize)?;
     let stream = stream::resolve(stream as usize, default)?;
-    if !Arc::ptr_eq(&function.context, &stream.context) {
-        return Err(status::INVALID_HANDLE);
-    }
+    status::refuse_as(!Arc::ptr_eq(&function.context, &stream.context), status::INVALID_HANDLE)?;
     check_arguments(&function, raw)?;
     let arguments = if stream.is_capturing() || residency::is_used() {
         // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
@@ -220,45 +210,39 @@ for_both_default_streams! {
     }
 }
 
-pub fn cuLaunchCooperativeKernelMultiDevice(
-    launchParamsList: *mut CUDA_LAUNCH_PARAMS,
-    numDevices: u32,
-    flags: u32,
-) -> Result<()> {
-    let known = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC
-        | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
-    let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
-    if flags & !known != 0 || list.is_empty() || list.len() > process::device_count() {
-        return Err(status::INVALID_VALUE);
-    }
-    // Either all launches go or none.
-    let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
-    for one in list {
-        let raw = Raw {
-            function: one.function,
-            grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
-            block: [one.blockDimX, one.blockDimY, one.blockDimZ],
-            shared_bytes: one.sharedMemBytes,
-            cooperative: true,
-            params: one.kernelParams,
-            extra: std::ptr::null_mut(),
-        };
-        // Each launch needs a stream of its own device, never a default stream.
-        if (one.hStream as usize) <= CU_STREAM_PER_THREAD as usize {
-            return Err(status::INVALID_VALUE);
+calls! {
+    cuLaunchCooperativeKernelMultiDevice(
+        launchParamsList: *mut CUDA_LAUNCH_PARAMS, numDevices: u32, flags: u32
+    ) {
+        let known = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC
+            | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
+        let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
+        status::refuse(flags & !known != 0 || list.is_empty() || list.len() > process::device_count())?;
+        // Either all launches go or none.
+        let mut launches: Vec<(Arc<Stream>, Launch)> = Vec::new();
+        for one in list {
+            let raw = Raw {
+                function: one.function,
+                grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
+                block: [one.blockDimX, one.blockDimY, one.blockDimZ],
+                shared_bytes: one.sharedMemBytes,
+                cooperative: true,
+                params: one.kernelParams,
+                extra: std::ptr::null_mut(),
+            };
+            // Each launch needs a stream of its own device, never a default stream.
+            status::refuse((one.hStream as usize) <= CU_STREAM_PER_THREAD as usize)?;
+            let (stream, launch) = prepare(&raw, one.hStream, DefaultStream::Legacy)?;
+            let is_alike = |(other, its): &(Arc<Stream>, Launch)| {
+                let is_same_shape =
+                    (its.grid, its.block, its.shared_bytes) == (raw.grid, raw.block, raw.shared_bytes);
+                is_same_shape && other.context.gpu != stream.context.gpu
+            };
+            status::refuse(!launches.iter().all(is_alike))?;
+            launches.push((stream, launch));
         }
-        let (stream, launch) = prepare(&raw, one.hStream, DefaultStream::Legacy)?;
-        let is_alike = |(other, its): &(Arc<Stream>, Launch)| {
-            let is_same_shape =
-                (its.grid, its.block, its.shared_bytes) == (raw.grid, raw.block, raw.shared_bytes);
-            is_same_shape && other.context.gpu != stream.context.gpu
-        };
-        if !launches.iter().all(is_alike) {
-            return Err(status::INVALID_VALUE);
-        }
-        launches.push((stream, launch));
+        launches.into_iter().try_for_each(|(stream, launch)| stream.submit(Operation::Kernel(launch)))?;
     }
-    launches.into_iter().try_for_each(|(stream, launch)| stream.submit(Operation::Kernel(launch)))
 }
 
 /// Launches with the shape and shared memory that the oldest calls store in the function.
@@ -269,9 +253,7 @@ fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Resul
     };
     let (block, shared_bytes) = function.old_shape();
     let stream = stream::resolve(stream as usize, DefaultStream::Legacy)?;
-    if !Arc::ptr_eq(&function.context, &stream.context) {
-        return Err(status::INVALID_HANDLE);
-    }
+    status::refuse_as(!Arc::ptr_eq(&function.context, &stream.context), status::INVALID_HANDLE)?;
     let launch = Launch {
         function,
         grid: [width, height, 1],
@@ -281,36 +263,26 @@ fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Resul
         arguments: None,
     };
     launch.check()?;
-    if stream.is_capturing() {
-        return Err(status::STREAM_CAPTURE_UNSUPPORTED);
-    }
+    status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
     stream.submit(Operation::Kernel(launch))
 }
 
-pub fn cuLaunch(f: CUfunction) -> Result<()> {
-    launch_old(f, 1, 1, std::ptr::null_mut())
-}
-
-pub fn cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) -> Result<()> {
-    launch_old(f, grid_width, grid_height, std::ptr::null_mut())
-}
-
-pub fn cuLaunchGridAsync(f: CUfunction, grid_width: i32, grid_height: i32, hStream: CUstream) -> Result<()> {
-    launch_old(f, grid_width, grid_height, hStream)
-}
-
-pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result<()> {
-    let shape = [x, y, z].map(|extent| u32::try_from(extent).unwrap_or(0));
-    if shape.contains(&0) {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuLaunch(f: CUfunction) { launch_old(f, 1, 1, std::ptr::null_mut())? }
+    cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) {
+        launch_old(f, grid_width, grid_height, std::ptr::null_mut())?;
     }
-    module::function(hfunc as usize)?.set_old_block(shape);
-    Ok(())
-}
-
-pub fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> Result<()> {
-    module::function(hfunc as usize)?.set_old_shared(bytes);
-    Ok(())
+    cuLaunchGridAsync(f: CUfunction, grid_width: i32, grid_height: i32, hStream: CUstream) {
+        launch_old(f, grid_width, grid_height, hStream)?;
+    }
+    cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) {
+        let shape = [x, y, z].map(|extent| u32::try_from(extent).unwrap_or(0));
+        status::refuse(shape.contains(&0))?;
+        module::function(hfunc as usize)?.set_old_block(shape);
+    }
+    cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) {
+        module::function(hfunc as usize)?.set_old_shared(bytes);
+    }
 }
 
 /// Checks the setting of a parameter. The values have no effect because kernels compute nothing.
@@ -320,18 +292,11 @@ fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
     if offset < 0 { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
-pub fn cuParamSetSize(hfunc: CUfunction, _numbytes: u32) -> Result<()> {
-    set_parameter(hfunc, 0)
-}
-
-pub fn cuParamSeti(hfunc: CUfunction, offset: i32, _value: u32) -> Result<()> {
-    set_parameter(hfunc, offset)
-}
-
-pub fn cuParamSetf(hfunc: CUfunction, offset: i32, _value: f32) -> Result<()> {
-    set_parameter(hfunc, offset)
-}
-
-pub fn cuParamSetv(hfunc: CUfunction, offset: i32, _ptr: *mut c_void, _numbytes: u32) -> Result<()> {
-    set_parameter(hfunc, offset)
+calls! {
+    cuParamSetSize(hfunc: CUfunction, _numbytes: u32) { set_parameter(hfunc, 0)? }
+    cuParamSeti(hfunc: CUfunction, offset: i32, _value: u32) { set_parameter(hfunc, offset)? }
+    cuParamSetf(hfunc: CUfunction, offset: i32, _value: f32) { set_parameter(hfunc, offset)? }
+    cuParamSetv(hfunc: CUfunction, offset: i32, _ptr: *mut c_void, _numbytes: u32) {
+        set_parameter(hfunc, offset)?;
+    }
 }

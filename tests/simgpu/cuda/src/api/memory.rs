@@ -19,97 +19,56 @@ const HOST_REGISTER_FLAGS: u32 = CU_MEMHOSTREGISTER_PORTABLE
     | CU_MEMHOSTREGISTER_IOMEMORY
     | CU_MEMHOSTREGISTER_READ_ONLY;
 
-pub fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> Result<()> {
-    if dptr.is_null() {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) {
+        status::refuse(dptr.is_null())?;
+        give!(dptr, memory::allocate(bytesize as u64, Kind::Device)?);
     }
-    give!(dptr, memory::allocate(bytesize as u64, Kind::Device)?);
-    Ok(())
-}
-
-pub fn cuMemAllocPitch_v2(
-    dptr: *mut CUdeviceptr,
-    pPitch: *mut usize,
-    WidthInBytes: usize,
-    Height: usize,
-    ElementSizeBytes: u32,
-) -> Result<()> {
-    if dptr.is_null() || pPitch.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuMemAllocPitch_v2(
+        dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: u32
+    ) {
+        status::refuse(dptr.is_null() || pPitch.is_null())?;
+        let (address, pitch) = memory::allocate_pitched(WidthInBytes as u64, Height as u64, ElementSizeBytes)?;
+        give!(dptr, address);
+        give!(pPitch, pitch as usize);
     }
-    let (address, pitch) = memory::allocate_pitched(WidthInBytes as u64, Height as u64, ElementSizeBytes)?;
-    give!(dptr, address);
-    give!(pPitch, pitch as usize);
-    Ok(())
-}
-
-pub fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) -> Result<()> {
-    if dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST) {
-        return Err(status::INVALID_VALUE);
+    cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) {
+        status::refuse(dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST))?;
+        give!(dptr, memory::allocate_on_host(bytesize as u64, Kind::Managed)?);
     }
-    give!(dptr, memory::allocate_on_host(bytesize as u64, Kind::Managed)?);
-    Ok(())
-}
-
-pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result<()> {
-    memory::free(dptr)
-}
-
-pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result<()> {
-    let info = host().memory(context::current()?.gpu);
-    give!(free, info.total_bytes.saturating_sub(info.used_bytes) as usize);
-    give!(total, info.total_bytes as usize);
-    Ok(())
-}
-
-pub fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> Result<()> {
-    if pp.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuMemFree_v2(dptr: CUdeviceptr) { memory::free(dptr)? }
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let info = host().memory(context::current()?.gpu);
+        give!(free, info.total_bytes.saturating_sub(info.used_bytes) as usize);
+        give!(total, info.total_bytes as usize);
     }
-    let kind = Kind::HostPinned { flags: CU_MEMHOSTALLOC_DEVICEMAP };
-    give!(pp, memory::allocate_on_host(bytesize as u64, kind)? as *mut c_void);
-    Ok(())
-}
-
-pub fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
-    if pp.is_null() || Flags & !HOST_ALLOC_FLAGS != 0 {
-        return Err(status::INVALID_VALUE);
+    cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) {
+        status::refuse(pp.is_null())?;
+        let kind = Kind::HostPinned { flags: CU_MEMHOSTALLOC_DEVICEMAP };
+        give!(pp, memory::allocate_on_host(bytesize as u64, kind)? as *mut c_void);
     }
-    give!(pp, memory::allocate_on_host(bytesize as u64, Kind::HostPinned { flags: Flags })? as *mut c_void);
-    Ok(())
-}
-
-pub fn cuMemFreeHost(p: *mut c_void) -> Result<()> {
-    memory::free_host(p as u64)
+    cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) {
+        status::refuse(pp.is_null() || Flags & !HOST_ALLOC_FLAGS != 0)?;
+        give!(pp, memory::allocate_on_host(bytesize as u64, Kind::HostPinned { flags: Flags })? as *mut c_void);
+    }
+    cuMemFreeHost(p: *mut c_void) { memory::free_host(p as u64)? }
 }
 
 fn register(p: *mut c_void, bytes: usize, flags: u32) -> Result<()> {
-    if flags & !HOST_REGISTER_FLAGS != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !HOST_REGISTER_FLAGS != 0)?;
     memory::register_host(p as u64, bytes as u64, flags)
 }
 
-pub fn cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
-    register(p, bytesize, Flags)
-}
-
-pub fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) -> Result<()> {
-    register(p, bytesize, Flags)
-}
-
-pub fn cuMemHostUnregister(p: *mut c_void) -> Result<()> {
-    memory::unregister_host(p as u64)
-}
-
-pub fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: u32) -> Result<()> {
-    let is_known = memory::find(p as u64).is_some_and(|found| found.is_host() || found.is_managed());
-    if Flags != 0 || !is_known {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: u32) { register(p, bytesize, Flags)? }
+    cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) { register(p, bytesize, Flags)? }
+    cuMemHostUnregister(p: *mut c_void) { memory::unregister_host(p as u64)? }
+    cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: u32) {
+        let is_known = memory::find(p as u64).is_some_and(|found| found.is_host() || found.is_managed());
+        status::refuse(Flags != 0 || !is_known)?;
+        // There is one address space, so the device and the host see host memory at the same address.
+        give!(pdptr, p as u64);
     }
-    // There is one address space, so the device and the host see host memory at the same address.
-    give!(pdptr, p as u64);
-    Ok(())
 }
 
 pub fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> Result<()> {
@@ -122,13 +81,14 @@ pub fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> Result<()> {
     }
 }
 
-pub fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) -> Result<()> {
-    context::current()?;
-    let found =
-        memory::find(dptr).filter(|found| !matches!(found.kind, Kind::Array)).ok_or(status::NOT_FOUND)?;
-    give_if_wanted!(pbase, found.base);
-    give_if_wanted!(psize, found.bytes as usize);
-    Ok(())
+calls! {
+    cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {
+        context::current()?;
+        let found =
+            memory::find(dptr).filter(|found| !matches!(found.kind, Kind::Array)).ok_or(status::NOT_FOUND)?;
+        give_if_wanted!(pbase, found.base);
+        give_if_wanted!(psize, found.bytes as usize);
+    }
 }
 
 /// Writes one attribute of a pointer to the caller's place. An unknown pointer has few attributes.
@@ -182,86 +142,65 @@ fn pointer_attribute(
     Ok(())
 }
 
-pub fn cuPointerGetAttribute(
-    data: *mut c_void,
-    attribute: CUpointer_attribute,
-    ptr: CUdeviceptr,
-) -> Result<()> {
-    pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)
-}
-
-/// Unlike the single form, this form writes zeros for attributes that the pointer does not have.
-pub fn cuPointerGetAttributes(
-    numAttributes: u32,
-    attributes: *mut CUpointer_attribute,
-    data: *mut *mut c_void,
-    ptr: CUdeviceptr,
-) -> Result<()> {
-    let attributes: &[CUpointer_attribute] = slice!(attributes, numAttributes);
-    let places: &[*mut c_void] = slice!(data, numAttributes);
-    let found = memory::find(ptr);
-    for (attribute, place) in attributes.iter().zip(places) {
-        if pointer_attribute(*place, *attribute, found.as_ref(), ptr).is_ok() {
-            continue;
-        }
-        match *attribute {
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-            | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-            | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
-                give!(place.cast::<u32>(), 0);
+calls! {
+    cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+        pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)?;
+    }
+    /// Unlike the single form, this form writes zeros for attributes that the pointer does not have.
+    cuPointerGetAttributes(
+        numAttributes: u32, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, ptr: CUdeviceptr
+    ) {
+        let attributes: &[CUpointer_attribute] = slice!(attributes, numAttributes);
+        let places: &[*mut c_void] = slice!(data, numAttributes);
+        let found = memory::find(ptr);
+        for (attribute, place) in attributes.iter().zip(places) {
+            if pointer_attribute(*place, *attribute, found.as_ref(), ptr).is_ok() {
+                continue;
             }
-            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => give!(place.cast::<i32>(), CU_DEVICE_INVALID),
-            CU_POINTER_ATTRIBUTE_IS_MANAGED
-            | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-            | CU_POINTER_ATTRIBUTE_MAPPED
-            | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => give!(place.cast::<u8>(), 0),
-            CU_POINTER_ATTRIBUTE_CONTEXT..=CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
-                give!(place.cast::<u64>(), 0)
+            match *attribute {
+                CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+                | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+                | CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => {
+                    give!(place.cast::<u32>(), 0);
+                }
+                CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => give!(place.cast::<i32>(), CU_DEVICE_INVALID),
+                CU_POINTER_ATTRIBUTE_IS_MANAGED
+                | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+                | CU_POINTER_ATTRIBUTE_MAPPED
+                | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => give!(place.cast::<u8>(), 0),
+                CU_POINTER_ATTRIBUTE_CONTEXT..=CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
+                    give!(place.cast::<u64>(), 0)
+                }
+                _ => return Err(status::INVALID_VALUE),
             }
-            _ => return Err(status::INVALID_VALUE),
         }
     }
-    Ok(())
-}
-
-pub fn cuPointerSetAttribute(
-    value: *const c_void,
-    attribute: CUpointer_attribute,
-    ptr: CUdeviceptr,
-) -> Result<()> {
-    if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
-        return Err(status::INVALID_VALUE);
+    cuPointerSetAttribute(value: *const c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+        if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
+            return Err(status::INVALID_VALUE);
+        }
+        // The operations on this memory that the attribute makes synchronous are synchronous already.
     }
-    // The operations on this memory that the attribute makes synchronous are synchronous already.
-    Ok(())
-}
-
-pub fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> Result<()> {
-    if pHandle.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) {
+        status::refuse(pHandle.is_null())?;
+        give!(pHandle, CUipcMemHandle { reserved: ipc::export(dptr)?.bytes() });
     }
-    give!(pHandle, CUipcMemHandle { reserved: ipc::export(dptr)?.bytes() });
-    Ok(())
 }
 
 fn open(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: u32) -> Result<()> {
-    if pdptr.is_null() || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(pdptr.is_null() || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)?;
     give!(pdptr, ipc::open(handle.reserved)?);
     Ok(())
 }
 
-pub fn cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) -> Result<()> {
-    open(pdptr, handle, Flags)
-}
-
-pub fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) -> Result<()> {
-    open(pdptr, handle, Flags)
-}
-
-pub fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result<()> {
-    ipc::close(dptr)
+calls! {
+    cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) {
+        open(pdptr, handle, Flags)?;
+    }
+    cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) {
+        open(pdptr, handle, Flags)?;
+    }
+    cuIpcCloseMemHandle(dptr: CUdeviceptr) { ipc::close(dptr)? }
 }
 
 /// Checks that the range is managed memory. Advice and prefetches apply to managed memory only,
@@ -312,17 +251,13 @@ fn advise(address: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUde
     Ok(())
 }
 
-pub fn cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) -> Result<()> {
-    advise(devPtr, count, advice, device)
-}
-
-pub fn cuMemAdvise_v2(
-    devPtr: CUdeviceptr,
-    count: usize,
-    advice: CUmem_advise,
-    location: CUmemLocation,
-) -> Result<()> {
-    advise(devPtr, count, advice, place_of(&location).unwrap_or(CU_DEVICE_CPU))
+calls! {
+    cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) {
+        advise(devPtr, count, advice, device)?;
+    }
+    cuMemAdvise_v2(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, location: CUmemLocation) {
+        advise(devPtr, count, advice, place_of(&location).unwrap_or(CU_DEVICE_CPU))?;
+    }
 }
 
 fn range_attribute(
@@ -334,9 +269,7 @@ fn range_attribute(
 ) -> Result<()> {
     check_managed(address, count)?;
     let places = data_bytes / size_of::<i32>();
-    if data.is_null() || places == 0 || !data_bytes.is_multiple_of(size_of::<i32>()) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(data.is_null() || places == 0 || !data_bytes.is_multiple_of(size_of::<i32>()))?;
     let bytes = count as u64;
     let one = match attribute {
         CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY => residency::is_read_mostly(address, bytes).into(),
@@ -352,38 +285,27 @@ fn range_attribute(
         }
         _ => return Err(status::INVALID_VALUE),
     };
-    if places != 1 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(places != 1)?;
     give!(data.cast::<i32>(), one);
     Ok(())
 }
 
-pub fn cuMemRangeGetAttribute(
-    data: *mut c_void,
-    dataSize: usize,
-    attribute: CUmem_range_attribute,
-    devPtr: CUdeviceptr,
-    count: usize,
-) -> Result<()> {
-    range_attribute(data, dataSize, attribute, devPtr, count)
-}
-
-pub fn cuMemRangeGetAttributes(
-    data: *mut *mut c_void,
-    dataSizes: *mut usize,
-    attributes: *mut CUmem_range_attribute,
-    numAttributes: usize,
-    devPtr: CUdeviceptr,
-    count: usize,
-) -> Result<()> {
-    let attributes: &[CUmem_range_attribute] = slice!(attributes, numAttributes);
-    let (places, sizes): (&[*mut c_void], &[usize]) =
-        (slice!(data, numAttributes), slice!(dataSizes, numAttributes));
-    for ((attribute, place), bytes) in attributes.iter().zip(places).zip(sizes) {
-        range_attribute(*place, *bytes, *attribute, devPtr, count)?;
+calls! {
+    cuMemRangeGetAttribute(
+        data: *mut c_void, dataSize: usize, attribute: CUmem_range_attribute, devPtr: CUdeviceptr,
+        count: usize
+    ) { range_attribute(data, dataSize, attribute, devPtr, count)? }
+    cuMemRangeGetAttributes(
+        data: *mut *mut c_void, dataSizes: *mut usize, attributes: *mut CUmem_range_attribute,
+        numAttributes: usize, devPtr: CUdeviceptr, count: usize
+    ) {
+        let attributes: &[CUmem_range_attribute] = slice!(attributes, numAttributes);
+        let (places, sizes): (&[*mut c_void], &[usize]) =
+            (slice!(data, numAttributes), slice!(dataSizes, numAttributes));
+        for ((attribute, place), bytes) in attributes.iter().zip(places).zip(sizes) {
+            range_attribute(*place, *bytes, *attribute, devPtr, count)?;
+        }
     }
-    Ok(())
 }
 
 for_both_default_streams! {
@@ -396,9 +318,7 @@ for_both_default_streams! {
     cuMemPrefetchAsync_v2 / cuMemPrefetchAsync_v2_ptsz(
         devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, hStream: CUstream,
     ) |default| {
-        if flags != 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags != 0)?;
         check_managed(devPtr, count)?;
         let device = place_of(&location)?;
         check_place(device)?;
@@ -407,80 +327,54 @@ for_both_default_streams! {
 }
 
 fn create_array(pHandle: *mut CUarray, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> Result<()> {
-    if pHandle.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(pHandle.is_null())?;
     give!(pHandle, array::create(descriptor)?.handle as CUarray);
     Ok(())
 }
 
-pub fn cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR) -> Result<()> {
-    let flat = read!(pAllocateArray);
-    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
-        Width: flat.Width,
-        Height: flat.Height,
-        Depth: 0,
-        Format: flat.Format,
-        NumChannels: flat.NumChannels,
-        Flags: 0,
-    };
-    create_array(pHandle, descriptor)
-}
-
-pub fn cuArray3DCreate_v2(
-    pHandle: *mut CUarray,
-    pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR,
-) -> Result<()> {
-    create_array(pHandle, read!(pAllocateArray))
-}
-
-pub fn cuArrayDestroy(hArray: CUarray) -> Result<()> {
-    array::destroy(hArray as usize)
-}
-
-pub fn cuMipmappedArrayCreate(
-    pHandle: *mut CUmipmappedArray,
-    pMipmappedArrayDesc: *const CUDA_ARRAY3D_DESCRIPTOR,
-    numMipmapLevels: u32,
-) -> Result<()> {
-    if pHandle.is_null() {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR) {
+        let flat = read!(pAllocateArray);
+        let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+            Width: flat.Width,
+            Height: flat.Height,
+            Depth: 0,
+            Format: flat.Format,
+            NumChannels: flat.NumChannels,
+            Flags: 0,
+        };
+        create_array(pHandle, descriptor)?;
     }
-    give!(pHandle, array::create_mipmapped(read!(pMipmappedArrayDesc), numMipmapLevels)? as CUmipmappedArray);
-    Ok(())
-}
-
-pub fn cuMipmappedArrayGetLevel(
-    pLevelArray: *mut CUarray,
-    hMipmappedArray: CUmipmappedArray,
-    level: u32,
-) -> Result<()> {
-    give!(pLevelArray, array::level(hMipmappedArray as usize, level)? as CUarray);
-    Ok(())
-}
-
-pub fn cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) -> Result<()> {
-    array::destroy_mipmapped(hMipmappedArray as usize)
-}
-
-pub fn cuArray3DGetDescriptor_v2(
-    pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR,
-    hArray: CUarray,
-) -> Result<()> {
-    give!(pArrayDescriptor, array::by_handle(hArray as usize)?.descriptor);
-    Ok(())
-}
-
-pub fn cuArrayGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR, hArray: CUarray) -> Result<()> {
-    let full = array::by_handle(hArray as usize)?.descriptor;
-    let flat = CUDA_ARRAY_DESCRIPTOR {
-        Width: full.Width,
-        Height: full.Height,
-        Format: full.Format,
-        NumChannels: full.NumChannels,
-    };
-    give!(pArrayDescriptor, flat);
-    Ok(())
+    cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR) {
+        create_array(pHandle, read!(pAllocateArray))?;
+    }
+    cuArrayDestroy(hArray: CUarray) { array::destroy(hArray as usize)? }
+    cuMipmappedArrayCreate(
+        pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const CUDA_ARRAY3D_DESCRIPTOR,
+        numMipmapLevels: u32
+    ) {
+        status::refuse(pHandle.is_null())?;
+        give!(pHandle, array::create_mipmapped(read!(pMipmappedArrayDesc), numMipmapLevels)? as CUmipmappedArray);
+    }
+    cuMipmappedArrayGetLevel(pLevelArray: *mut CUarray, hMipmappedArray: CUmipmappedArray, level: u32) {
+        give!(pLevelArray, array::level(hMipmappedArray as usize, level)? as CUarray);
+    }
+    cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) {
+        array::destroy_mipmapped(hMipmappedArray as usize)?;
+    }
+    cuArray3DGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR, hArray: CUarray) {
+        give!(pArrayDescriptor, array::by_handle(hArray as usize)?.descriptor);
+    }
+    cuArrayGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR, hArray: CUarray) {
+        let full = array::by_handle(hArray as usize)?.descriptor;
+        let flat = CUDA_ARRAY_DESCRIPTOR {
+            Width: full.Width,
+            Height: full.Height,
+            Format: full.Format,
+            NumChannels: full.NumChannels,
+        };
+        give!(pArrayDescriptor, flat);
+    }
 }
 
 /// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
@@ -498,9 +392,7 @@ fn memory_requirements(
 ) -> Result<()> {
     crate::process::gpu_of(device)?;
     let (bytes, flags) = array::requirements(resource, handle)?;
-    if flags & CUDA_ARRAY3D_DEFERRED_MAPPING == 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & CUDA_ARRAY3D_DEFERRED_MAPPING == 0)?;
     let unit = simgpu_engine::Config::ALLOCATION_GRANULARITY_BYTES as usize;
     let bytes = (bytes as usize).checked_next_multiple_of(unit).ok_or(status::INVALID_VALUE)?;
     give!(
@@ -510,20 +402,15 @@ fn memory_requirements(
     Ok(())
 }
 
-pub fn cuArrayGetMemoryRequirements(
-    memoryRequirements: *mut c_void,
-    array: CUarray,
-    device: CUdevice,
-) -> Result<()> {
-    memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_ARRAY, array as usize), device)
-}
-
-pub fn cuMipmappedArrayGetMemoryRequirements(
-    memoryRequirements: *mut c_void,
-    mipmap: CUmipmappedArray,
-    device: CUdevice,
-) -> Result<()> {
-    memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, mipmap as usize), device)
+calls! {
+    cuArrayGetMemoryRequirements(memoryRequirements: *mut c_void, array: CUarray, device: CUdevice) {
+        memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_ARRAY, array as usize), device)?;
+    }
+    cuMipmappedArrayGetMemoryRequirements(
+        memoryRequirements: *mut c_void, mipmap: CUmipmappedArray, device: CUdevice
+    ) {
+        memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, mipmap as usize), device)?;
+    }
 }
 
 /// `CUarrayMapInfo`, with the union of subresources as plain words.
@@ -582,9 +469,7 @@ for_both_default_streams! {
     cuMemMapArrayAsync / cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: u32, hStream: CUstream) |default| {
         let list: &[MapInfo] = slice!(mapInfoList.cast::<MapInfo>(), count as usize);
         let stream = stream::resolve(hStream as usize, default)?;
-        if list.is_empty() || stream.is_capturing() {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(list.is_empty() || stream.is_capturing())?;
         // Work submitted before may use the present mappings, so the stream finishes first.
         stream.synchronize()?;
         list.iter().try_for_each(MapInfo::run)

@@ -32,38 +32,23 @@ fn read_file(name: *const c_char) -> Result<Image> {
 }
 
 fn load(module: *mut CUmodule, image: impl FnOnce() -> Result<Image>) -> Result<()> {
-    if module.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(module.is_null())?;
     context::current()?;
     give!(module, module::load(&image()?)? as CUmodule);
     Ok(())
 }
 
-pub fn cuModuleLoad(module: *mut CUmodule, fname: *const c_char) -> Result<()> {
-    load(module, || read_file(fname))
-}
-
-pub fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> Result<()> {
-    load(module, || read_image(image))
-}
-
-pub fn cuModuleLoadDataEx(
-    module: *mut CUmodule,
-    image: *const c_void,
-    _numOptions: u32,
-    _options: *mut CUjit_option,
-    _optionValues: *mut *mut c_void,
-) -> Result<()> {
-    load(module, || read_image(image))
-}
-
-pub fn cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_void) -> Result<()> {
-    load(module, || read_image(fatCubin))
-}
-
-pub fn cuModuleUnload(hmod: CUmodule) -> Result<()> {
-    module::unload(hmod as usize)
+calls! {
+    cuModuleLoad(module: *mut CUmodule, fname: *const c_char) { load(module, || read_file(fname))? }
+    cuModuleLoadData(module: *mut CUmodule, image: *const c_void) { load(module, || read_image(image))? }
+    cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, _numOptions: u32, _options: *mut CUjit_option,
+        _optionValues: *mut *mut c_void
+    ) { load(module, || read_image(image))? }
+    cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_void) {
+        load(module, || read_image(fatCubin))?;
+    }
+    cuModuleUnload(hmod: CUmodule) { module::unload(hmod as usize)? }
 }
 
 fn module_of(handle: CUmodule) -> Result<Arc<Module>> {
@@ -82,27 +67,22 @@ fn function_of(handle: CUfunction) -> Result<Arc<Function>> {
     module::function(handle as usize)
 }
 
-pub fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) -> Result<()> {
-    give!(mode, if module::is_eager() { CU_MODULE_EAGER_LOADING } else { CU_MODULE_LAZY_LOADING });
-    Ok(())
-}
-
-pub fn cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) -> Result<()> {
-    let name = text!(name);
-    give!(hfunc, module_of(hmod)?.function(name)?.handle as CUfunction);
-    Ok(())
-}
-
-pub fn cuModuleGetFunctionCount(count: *mut u32, r#mod: CUmodule) -> Result<()> {
-    give!(count, module_of(r#mod)?.functions.len() as u32);
-    Ok(())
+calls! {
+    cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) {
+        give!(mode, if module::is_eager() { CU_MODULE_EAGER_LOADING } else { CU_MODULE_LAZY_LOADING });
+    }
+    cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) {
+        let name = text!(name);
+        give!(hfunc, module_of(hmod)?.function(name)?.handle as CUfunction);
+    }
+    cuModuleGetFunctionCount(count: *mut u32, r#mod: CUmodule) {
+        give!(count, module_of(r#mod)?.functions.len() as u32);
+    }
 }
 
 /// Writes handles into the caller's array.
 fn give_all<T: Copy>(to: *mut T, room: u32, all: impl Iterator<Item = T>) -> Result<()> {
-    if to.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(to.is_null())?;
     for (at, one) in all.take(room as usize).enumerate() {
         // SAFETY: by the API's contract the array has room for as many.
         unsafe { to.add(at).write(one) };
@@ -110,86 +90,52 @@ fn give_all<T: Copy>(to: *mut T, room: u32, all: impl Iterator<Item = T>) -> Res
     Ok(())
 }
 
-pub fn cuModuleEnumerateFunctions(
-    functions: *mut CUfunction,
-    numFunctions: u32,
-    r#mod: CUmodule,
-) -> Result<()> {
-    let module = module_of(r#mod)?;
-    give_all(functions, numFunctions, module.functions.iter().map(|one| one.handle as CUfunction))
-}
-
-pub fn cuModuleGetGlobal_v2(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
-    hmod: CUmodule,
-    name: *const c_char,
-) -> Result<()> {
-    let (address, length) = module_of(hmod)?.global(text!(name))?;
-    give_if_wanted!(dptr, address);
-    give_if_wanted!(bytes, length as usize);
-    Ok(())
+calls! {
+    cuModuleEnumerateFunctions(functions: *mut CUfunction, numFunctions: u32, r#mod: CUmodule) {
+        let module = module_of(r#mod)?;
+        give_all(functions, numFunctions, module.functions.iter().map(|one| one.handle as CUfunction))?;
+    }
+    cuModuleGetGlobal_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, hmod: CUmodule, name: *const c_char) {
+        let (address, length) = module_of(hmod)?.global(text!(name))?;
+        give_if_wanted!(dptr, address);
+        give_if_wanted!(bytes, length as usize);
+    }
 }
 
 fn load_library(library: *mut CUlibrary, image: Image) -> Result<()> {
-    if library.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(library.is_null())?;
     give!(library, module::load_library(image)? as CUlibrary);
     Ok(())
 }
 
-pub fn cuLibraryLoadData(
-    library: *mut CUlibrary,
-    code: *const c_void,
-    _jitOptions: *mut CUjit_option,
-    _jitOptionsValues: *mut *mut c_void,
-    _numJitOptions: u32,
-    _libraryOptions: *mut CUlibraryOption,
-    _libraryOptionValues: *mut *mut c_void,
-    _numLibraryOptions: u32,
-) -> Result<()> {
-    load_library(library, read_image(code)?)
-}
-
-pub fn cuLibraryLoadFromFile(
-    library: *mut CUlibrary,
-    fileName: *const c_char,
-    _jitOptions: *mut CUjit_option,
-    _jitOptionsValues: *mut *mut c_void,
-    _numJitOptions: u32,
-    _libraryOptions: *mut CUlibraryOption,
-    _libraryOptionValues: *mut *mut c_void,
-    _numLibraryOptions: u32,
-) -> Result<()> {
-    load_library(library, read_file(fileName)?)
-}
-
-pub fn cuLibraryUnload(library: CUlibrary) -> Result<()> {
-    module::unload_library(library as usize)
-}
-
-pub fn cuLibraryGetKernel(pKernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> Result<()> {
-    let library = library_of(library)?;
-    let name = text!(name);
-    let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name)).ok_or(status::NOT_FOUND)?;
-    give!(pKernel, kernel.handle as CUkernel);
-    Ok(())
-}
-
-pub fn cuLibraryGetKernelCount(count: *mut u32, lib: CUlibrary) -> Result<()> {
-    give!(count, library_of(lib)?.kernels.len() as u32);
-    Ok(())
-}
-
-pub fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: u32, lib: CUlibrary) -> Result<()> {
-    let library = library_of(lib)?;
-    give_all(kernels, numKernels, library.kernels.iter().map(|one| one.handle as CUkernel))
-}
-
-pub fn cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) -> Result<()> {
-    give!(pMod, library_of(library)?.module(&context::current()?)?.handle as CUmodule);
-    Ok(())
+calls! {
+    cuLibraryLoadData(
+        library: *mut CUlibrary, code: *const c_void, _jitOptions: *mut CUjit_option,
+        _jitOptionsValues: *mut *mut c_void, _numJitOptions: u32, _libraryOptions: *mut CUlibraryOption,
+        _libraryOptionValues: *mut *mut c_void, _numLibraryOptions: u32
+    ) { load_library(library, read_image(code)?)? }
+    cuLibraryLoadFromFile(
+        library: *mut CUlibrary, fileName: *const c_char, _jitOptions: *mut CUjit_option,
+        _jitOptionsValues: *mut *mut c_void, _numJitOptions: u32, _libraryOptions: *mut CUlibraryOption,
+        _libraryOptionValues: *mut *mut c_void, _numLibraryOptions: u32
+    ) { load_library(library, read_file(fileName)?)? }
+    cuLibraryUnload(library: CUlibrary) { module::unload_library(library as usize)? }
+    cuLibraryGetKernel(pKernel: *mut CUkernel, library: CUlibrary, name: *const c_char) {
+        let library = library_of(library)?;
+        let name = text!(name);
+        let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name)).ok_or(status::NOT_FOUND)?;
+        give!(pKernel, kernel.handle as CUkernel);
+    }
+    cuLibraryGetKernelCount(count: *mut u32, lib: CUlibrary) {
+        give!(count, library_of(lib)?.kernels.len() as u32);
+    }
+    cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: u32, lib: CUlibrary) {
+        let library = library_of(lib)?;
+        give_all(kernels, numKernels, library.kernels.iter().map(|one| one.handle as CUkernel))?;
+    }
+    cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) {
+        give!(pMod, library_of(library)?.module(&context::current()?)?.handle as CUmodule);
+    }
 }
 
 fn library_global(
@@ -210,58 +156,30 @@ fn library_global(
     Ok(())
 }
 
-pub fn cuLibraryGetGlobal(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: CUlibrary,
-    name: *const c_char,
-) -> Result<()> {
-    library_global(dptr, bytes, library, name, false)
-}
-
-pub fn cuLibraryGetManaged(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: CUlibrary,
-    name: *const c_char,
-) -> Result<()> {
-    library_global(dptr, bytes, library, name, true)
-}
-
-pub fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> Result<()> {
-    give!(pFunc, kernel_of(kernel)?.function(&context::current()?)?.handle as CUfunction);
-    Ok(())
-}
-
-pub fn cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) -> Result<()> {
-    give!(pLib, kernel_of(kernel)?.library as CUlibrary);
-    Ok(())
-}
-
-pub fn cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) -> Result<()> {
-    give!(name, kernel_of(hfunc)?.name.as_ptr());
-    Ok(())
-}
-
-pub fn cuKernelGetAttribute(
-    pi: *mut i32,
-    attrib: CUfunction_attribute,
-    kernel: CUkernel,
-    dev: CUdevice,
-) -> Result<()> {
-    gpu_of(dev)?;
-    give!(pi, kernel_of(kernel)?.attribute(attrib)?);
-    Ok(())
-}
-
-pub fn cuKernelSetAttribute(
-    attrib: CUfunction_attribute,
-    val: i32,
-    kernel: CUkernel,
-    dev: CUdevice,
-) -> Result<()> {
-    gpu_of(dev)?;
-    kernel_of(kernel)?.set_attribute(attrib, val)
+calls! {
+    cuLibraryGetGlobal(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
+        library_global(dptr, bytes, library, name, false)?;
+    }
+    cuLibraryGetManaged(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
+        library_global(dptr, bytes, library, name, true)?;
+    }
+    cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) {
+        give!(pFunc, kernel_of(kernel)?.function(&context::current()?)?.handle as CUfunction);
+    }
+    cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) {
+        give!(pLib, kernel_of(kernel)?.library as CUlibrary);
+    }
+    cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) {
+        give!(name, kernel_of(hfunc)?.name.as_ptr());
+    }
+    cuKernelGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, kernel: CUkernel, dev: CUdevice) {
+        gpu_of(dev)?;
+        give!(pi, kernel_of(kernel)?.attribute(attrib)?);
+    }
+    cuKernelSetAttribute(attrib: CUfunction_attribute, val: i32, kernel: CUkernel, dev: CUdevice) {
+        gpu_of(dev)?;
+        kernel_of(kernel)?.set_attribute(attrib, val)?;
+    }
 }
 
 pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: CUfunc_cache, dev: CUdevice) -> Result<()> {
@@ -277,41 +195,25 @@ fn parameter(parameters: &[Parameter], index: usize, offset: *mut usize, size: *
     Ok(())
 }
 
-pub fn cuKernelGetParamCount(kernel: CUkernel, paramCount: *mut usize) -> Result<()> {
-    give!(paramCount, kernel_of(kernel)?.parameters.len());
-    Ok(())
-}
-
-pub fn cuKernelGetParamInfo(
-    kernel: CUkernel,
-    paramIndex: usize,
-    paramOffset: *mut usize,
-    paramSize: *mut usize,
-) -> Result<()> {
-    parameter(&kernel_of(kernel)?.parameters, paramIndex, paramOffset, paramSize)
-}
-
-pub fn cuFuncGetParamCount(func: CUfunction, paramCount: *mut usize) -> Result<()> {
-    give!(paramCount, function_of(func)?.parameters.len());
-    Ok(())
-}
-
-pub fn cuFuncGetParamInfo(
-    func: CUfunction,
-    paramIndex: usize,
-    paramOffset: *mut usize,
-    paramSize: *mut usize,
-) -> Result<()> {
-    parameter(&function_of(func)?.parameters, paramIndex, paramOffset, paramSize)
-}
-
-pub fn cuFuncGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, hfunc: CUfunction) -> Result<()> {
-    give!(pi, function_of(hfunc)?.attribute(attrib)?);
-    Ok(())
-}
-
-pub fn cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: i32) -> Result<()> {
-    function_of(hfunc)?.set_attribute(attrib, value)
+calls! {
+    cuKernelGetParamCount(kernel: CUkernel, paramCount: *mut usize) {
+        give!(paramCount, kernel_of(kernel)?.parameters.len());
+    }
+    cuKernelGetParamInfo(
+        kernel: CUkernel, paramIndex: usize, paramOffset: *mut usize, paramSize: *mut usize
+    ) { parameter(&kernel_of(kernel)?.parameters, paramIndex, paramOffset, paramSize)? }
+    cuFuncGetParamCount(func: CUfunction, paramCount: *mut usize) {
+        give!(paramCount, function_of(func)?.parameters.len());
+    }
+    cuFuncGetParamInfo(func: CUfunction, paramIndex: usize, paramOffset: *mut usize, paramSize: *mut usize) {
+        parameter(&function_of(func)?.parameters, paramIndex, paramOffset, paramSize)?;
+    }
+    cuFuncGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, hfunc: CUfunction) {
+        give!(pi, function_of(hfunc)?.attribute(attrib)?);
+    }
+    cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: i32) {
+        function_of(hfunc)?.set_attribute(attrib, value)?;
+    }
 }
 
 pub fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> Result<()> {
@@ -324,29 +226,23 @@ pub fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> Re
     if config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
-pub fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> Result<()> {
-    give!(hmod, function_of(hfunc)?.module as CUmodule);
-    Ok(())
-}
-
-pub fn cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) -> Result<()> {
-    // A kernel's name lives as long as the kernel. The name of a function made from it lives only
-    // as long as the function's module.
-    match KERNELS.get(hfunc as usize) {
-        Some(kernel) => give!(name, kernel.name.as_ptr()),
-        None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
+calls! {
+    cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) {
+        give!(hmod, function_of(hfunc)?.module as CUmodule);
     }
-    Ok(())
-}
-
-pub fn cuFuncIsLoaded(state: *mut CUfunctionLoadingState, function: CUfunction) -> Result<()> {
-    function_of(function)?;
-    give!(state, CU_FUNCTION_LOADING_STATE_LOADED);
-    Ok(())
-}
-
-pub fn cuFuncLoad(function: CUfunction) -> Result<()> {
-    function_of(function).map(|_| ())
+    cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) {
+        // A kernel's name lives as long as the kernel. The name of a function made from it lives only
+        // as long as the function's module.
+        match KERNELS.get(hfunc as usize) {
+            Some(kernel) => give!(name, kernel.name.as_ptr()),
+            None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
+        }
+    }
+    cuFuncIsLoaded(state: *mut CUfunctionLoadingState, function: CUfunction) {
+        function_of(function)?;
+        give!(state, CU_FUNCTION_LOADING_STATE_LOADED);
+    }
+    cuFuncLoad(function: CUfunction) { function_of(function).map(|_| ())? }
 }
 
 /// Returns how many blocks run at once on a multiprocessor. Threads, registers, shared memory and
@@ -373,26 +269,16 @@ fn max_active_blocks(to: *mut i32, func: CUfunction, block_size: i32, dynamic_by
     Ok(())
 }
 
-pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    numBlocks: *mut i32,
-    func: CUfunction,
-    blockSize: i32,
-    dynamicSMemSize: usize,
-) -> Result<()> {
-    max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)
-}
-
-pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    numBlocks: *mut i32,
-    func: CUfunction,
-    blockSize: i32,
-    dynamicSMemSize: usize,
-    flags: u32,
-) -> Result<()> {
-    if flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0 {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        numBlocks: *mut i32, func: CUfunction, blockSize: i32, dynamicSMemSize: usize
+    ) { max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)? }
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        numBlocks: *mut i32, func: CUfunction, blockSize: i32, dynamicSMemSize: usize, flags: u32
+    ) {
+        status::refuse(flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0)?;
+        max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)?;
     }
-    max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)
 }
 
 /// Finds the block size, in whole warps, with the most resident threads. Of equal sizes the largest
@@ -428,46 +314,30 @@ fn best_block(
     Ok(())
 }
 
-pub fn cuOccupancyMaxPotentialBlockSize(
-    minGridSize: *mut i32,
-    blockSize: *mut i32,
-    func: CUfunction,
-    blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
-    dynamicSMemSize: usize,
-    blockSizeLimit: i32,
-) -> Result<()> {
-    best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
-}
-
-pub fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    minGridSize: *mut i32,
-    blockSize: *mut i32,
-    func: CUfunction,
-    blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
-    dynamicSMemSize: usize,
-    blockSizeLimit: i32,
-    flags: u32,
-) -> Result<()> {
-    if flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0 {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuOccupancyMaxPotentialBlockSize(
+        minGridSize: *mut i32, blockSize: *mut i32, func: CUfunction,
+        blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: i32
+    ) {
+        best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)?;
     }
-    best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
-}
-
-pub fn cuOccupancyAvailableDynamicSMemPerBlock(
-    dynamicSmemSize: *mut usize,
-    func: CUfunction,
-    numBlocks: i32,
-    blockSize: i32,
-) -> Result<()> {
-    let function = function_of(func)?;
-    if numBlocks <= 0 || blockSize <= 0 {
-        return Err(status::INVALID_VALUE);
+    cuOccupancyMaxPotentialBlockSizeWithFlags(
+        minGridSize: *mut i32, blockSize: *mut i32, func: CUfunction,
+        blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: i32,
+        flags: u32
+    ) {
+        status::refuse(flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0)?;
+        best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)?;
     }
-    let fixed = function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as usize;
-    let share = config().shared_memory_per_sm_bytes as usize / numBlocks as usize;
-    let most = config().shared_memory_per_block_optin_bytes as usize;
-    let left = share.min(most).saturating_sub(fixed);
-    give!(dynamicSmemSize, left / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES);
-    Ok(())
+    cuOccupancyAvailableDynamicSMemPerBlock(
+        dynamicSmemSize: *mut usize, func: CUfunction, numBlocks: i32, blockSize: i32
+    ) {
+        let function = function_of(func)?;
+        status::refuse(numBlocks <= 0 || blockSize <= 0)?;
+        let fixed = function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as usize;
+        let share = config().shared_memory_per_sm_bytes as usize / numBlocks as usize;
+        let most = config().shared_memory_per_block_optin_bytes as usize;
+        let left = share.min(most).saturating_sub(fixed);
+        give!(dynamicSmemSize, left / SHARED_UNIT_BYTES * SHARED_UNIT_BYTES);
+    }
 }

@@ -58,9 +58,7 @@ fn add(
     count: usize,
     operation: impl FnOnce() -> Result<Operation>,
 ) -> Result<()> {
-    if to.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(to.is_null())?;
     let graph = graph::by_handle(graph as usize)?;
     let after = given_dependencies(dependencies, data, count)?;
     give!(to, graph.add(operation()?, &after)?.handle as CUgraphNode);
@@ -77,36 +75,25 @@ fn allocation(
 }
 
 fn extended(v1: &CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
-    CUDA_KERNEL_NODE_PARAMS {
-        func: v1.func,
-        gridDimX: v1.gridDimX,
-        gridDimY: v1.gridDimY,
-        gridDimZ: v1.gridDimZ,
-        blockDimX: v1.blockDimX,
-        blockDimY: v1.blockDimY,
-        blockDimZ: v1.blockDimZ,
-        sharedMemBytes: v1.sharedMemBytes,
-        kernelParams: v1.kernelParams,
-        extra: v1.extra,
-        kern: std::ptr::null_mut(),
-        ctx: std::ptr::null_mut(),
+    // SAFETY: the struct holds numbers and pointers, and begins with the fields of its first
+    // version.
+    unsafe {
+        let mut params: CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
+        (&raw mut params).cast::<CUDA_KERNEL_NODE_PARAMS_v1>().write(*v1);
+        params
     }
 }
 
 fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Result<Operation> {
     let function = if params.func.is_null() {
-        if params.kern.is_null() {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(params.kern.is_null())?;
         let context =
             if params.ctx.is_null() { context::current()? } else { context::by_handle(params.ctx as usize)? };
         module::KERNELS.get(params.kern as usize).ok_or(status::INVALID_HANDLE)?.function(&context)?
     } else {
         module::function(params.func as usize)?
     };
-    if !params.kernelParams.is_null() && !params.extra.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(!params.kernelParams.is_null() && !params.extra.is_null())?;
     // SAFETY: by the API's contract the pointers are as cuLaunchKernel's.
     let arguments = unsafe { Arguments::copy(&function, params.kernelParams, params.extra) }?;
     let launch = Launch {
@@ -153,9 +140,7 @@ fn event_of(handle: CUevent) -> Result<Arc<event::Event>> {
 
 fn batch(params: *const c_void) -> Result<Operation> {
     let params = read!(params.cast::<BatchParams>());
-    if params.flags != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(params.flags != 0)?;
     Ok(Operation::Memory(memory_operations(params.count, params.operations)?))
 }
 
@@ -292,62 +277,39 @@ fn add_any(
     Ok(())
 }
 
-pub fn cuGraphAddNode(
-    phGraphNode: *mut CUgraphNode,
-    hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)
-}
-
-pub fn cuGraphAddNode_v2(
-    phGraphNode: *mut CUgraphNode,
-    hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    dependencyData: *const CUgraphEdgeData,
-    numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)
-}
-
-pub fn cuGraphConditionalHandleCreate(
-    pHandle_out: *mut CUgraphConditionalHandle,
-    hGraph: CUgraph,
-    ctx: CUcontext,
-    defaultLaunchValue: u32,
-    flags: u32,
-) -> Result<()> {
-    if ctx.is_null() {
-        context::current()?;
-    } else {
-        context::by_handle(ctx as usize)?;
+calls! {
+    cuGraphAddNode(
+        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
+        numDependencies: usize, nodeParams: *mut CUgraphNodeParams
+    ) { add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)? }
+    cuGraphAddNode_v2(
+        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
+        dependencyData: *const CUgraphEdgeData, numDependencies: usize, nodeParams: *mut CUgraphNodeParams
+    ) { add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)? }
+    cuGraphConditionalHandleCreate(
+        pHandle_out: *mut CUgraphConditionalHandle, hGraph: CUgraph, ctx: CUcontext, defaultLaunchValue: u32,
+        flags: u32
+    ) {
+        if ctx.is_null() {
+            context::current()?;
+        } else {
+            context::by_handle(ctx as usize)?;
+        }
+        give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
     }
-    give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) -> Result<()> {
-    give!(r#type, graph::node(hNode as usize)?.operation().node_type());
-    Ok(())
-}
-
-pub fn cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
-    give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) -> Result<()> {
-    give!(nodeId, graph::node(hNode as usize)?.local_id);
-    Ok(())
-}
-
-pub fn cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) -> Result<()> {
-    let node = graph::node(hNode as usize)?;
-    give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
-    Ok(())
+    cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) {
+        give!(r#type, graph::node(hNode as usize)?.operation().node_type());
+    }
+    cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+        give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
+    }
+    cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) {
+        give!(nodeId, graph::node(hNode as usize)?.local_id);
+    }
+    cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) {
+        let node = graph::node(hNode as usize)?;
+        give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
+    }
 }
 
 fn set(node: CUgraphNode, operation: Operation) -> Result<()> {
@@ -358,11 +320,48 @@ fn set_exec(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Resul
     graph::exec(exec as usize)?.set_operation(node as usize, operation)
 }
 
+/// Returns `$value` of a node whose operation matches `$pattern`, and refuses a node of another
+/// kind.
+macro_rules! operation_of {
+    ($node:expr, $pattern:pat => $value:expr) => {
+        match graph::node($node as usize)?.operation() {
+            $pattern => $value,
+            _ => return Err(status::INVALID_VALUE),
+        }
+    };
+}
+
+/// Declares, for each line, the functions that give a node of a graph, and the same node of an
+/// instantiated graph, another operation.
+macro_rules! setters {
+    ($($set:ident $set_exec:ident($arg:ident: $ty:ty) $operation:expr;)*) => {
+        calls! {$(
+            $set(hNode: CUgraphNode, $arg: $ty) { set(hNode, $operation?)? }
+            $set_exec(hGraphExec: CUgraphExec, hNode: CUgraphNode, $arg: $ty) {
+                set_exec(hGraphExec, hNode, $operation?)?
+            }
+        )*}
+    };
+}
+
+setters! {
+    cuGraphKernelNodeSetParams cuGraphExecKernelNodeSetParams(nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1)
+        kernel(&extended(&read!(nodeParams)));
+    cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2(nodeParams: *const CUDA_KERNEL_NODE_PARAMS)
+        kernel(&read!(nodeParams));
+    cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams(nodeParams: *const CUDA_HOST_NODE_PARAMS)
+        host(&read!(nodeParams));
+    cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent(event: CUevent)
+        event_of(event).map(Operation::EventRecord);
+    cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent(event: CUevent)
+        event_of(event).map(Operation::EventWait);
+    cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams(nodeParams: *const c_void) batch(nodeParams);
+    cuGraphNodeSetParams cuGraphExecNodeSetParams(nodeParams: *mut CUgraphNodeParams) any(&read!(nodeParams));
+}
+
 /// Returns the launch of a kernel node.
 fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
-    let Operation::Kernel(launch) = graph::node(node as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
+    let launch = operation_of!(node, Operation::Kernel(launch) => launch);
     Ok(CUDA_KERNEL_NODE_PARAMS {
         func: launch.function.handle as CUfunction,
         gridDimX: launch.grid[0],
@@ -383,291 +382,104 @@ fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
     })
 }
 
-pub fn cuGraphKernelNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    let full = launch_of(hNode)?;
-    let v1 = CUDA_KERNEL_NODE_PARAMS_v1 {
-        func: full.func,
-        gridDimX: full.gridDimX,
-        gridDimY: full.gridDimY,
-        gridDimZ: full.gridDimZ,
-        blockDimX: full.blockDimX,
-        blockDimY: full.blockDimY,
-        blockDimZ: full.blockDimZ,
-        sharedMemBytes: full.sharedMemBytes,
-        kernelParams: full.kernelParams,
-        extra: full.extra,
-    };
-    give!(nodeParams, v1);
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeGetParams_v2(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    give!(nodeParams, launch_of(hNode)?);
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeSetParams(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    set(hNode, kernel(&extended(&read!(nodeParams)))?)
-}
-
-pub fn cuGraphKernelNodeSetParams_v2(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    set(hNode, kernel(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecKernelNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, kernel(&extended(&read!(nodeParams)))?)
-}
-
-pub fn cuGraphExecKernelNodeSetParams_v2(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, kernel(&read!(nodeParams))?)
+calls! {
+    cuGraphKernelNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
+        let full = launch_of(hNode)?;
+        // SAFETY: the struct begins with the fields of its first version.
+        let v1 = unsafe { (&raw const full).cast::<CUDA_KERNEL_NODE_PARAMS_v1>().read() };
+        give!(nodeParams, v1);
+    }
+    cuGraphKernelNodeGetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS) {
+        give!(nodeParams, launch_of(hNode)?);
+    }
 }
 
 fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
-    let node = graph::node(node as usize)?;
-    if node.operation().node_type() == CU_GRAPH_NODE_TYPE_KERNEL {
-        Ok(node)
-    } else {
-        Err(status::INVALID_VALUE)
+    operation_of!(node, Operation::Kernel(_) => graph::node(node as usize))
+}
+
+calls! {
+    cuGraphKernelNodeGetAttribute(
+        hNode: CUgraphNode, attr: CUlaunchAttributeID, value_out: *mut CUlaunchAttributeValue
+    ) { give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) }) }
+    cuGraphKernelNodeSetAttribute(
+        hNode: CUgraphNode, attr: CUlaunchAttributeID, value: *const CUlaunchAttributeValue
+    ) {
+        let value = read!(value);
+        // SAFETY: every byte pattern is a valid array of bytes.
+        kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
+    }
+    cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) {
+        let source = kernel_node(src)?;
+        kernel_node(dst)?.copy_attributes(&source);
+    }
+    cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) {
+        give!(nodeParams, operation_of!(hNode, Operation::Copy(params) => *params));
+    }
+    cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
+        set(hNode, copy(&read!(nodeParams))?)?;
+    }
+    cuGraphExecMemcpyNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext
+    ) {
+        context::by_handle(ctx as usize)?;
+        set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)?;
+    }
+    cuGraphMemsetNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMSET_NODE_PARAMS) {
+        let fill = operation_of!(hNode, Operation::Fill(fill) => fill);
+        let params = CUDA_MEMSET_NODE_PARAMS {
+            dst: fill.address,
+            pitch: fill.pitch_bytes as usize,
+            value: fill.value,
+            elementSize: fill.element_bytes,
+            width: fill.width as usize,
+            height: fill.height as usize,
+        };
+        give!(nodeParams, params);
+    }
+    cuGraphMemsetNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMSET_NODE_PARAMS) {
+        set(hNode, fill(&read!(nodeParams))?)?;
+    }
+    cuGraphExecMemsetNodeSetParams(
+        hGraphExec: CUgraphExec, hNode: CUgraphNode, memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
+        ctx: CUcontext
+    ) {
+        context::by_handle(ctx as usize)?;
+        set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)?;
     }
 }
 
-pub fn cuGraphKernelNodeGetAttribute(
-    hNode: CUgraphNode,
-    attr: CUlaunchAttributeID,
-    value_out: *mut CUlaunchAttributeValue,
-) -> Result<()> {
-    give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) });
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeSetAttribute(
-    hNode: CUgraphNode,
-    attr: CUlaunchAttributeID,
-    value: *const CUlaunchAttributeValue,
-) -> Result<()> {
-    let value = read!(value);
-    // SAFETY: every byte pattern is a valid array of bytes.
-    kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
-    Ok(())
-}
-
-pub fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) -> Result<()> {
-    let source = kernel_node(src)?;
-    kernel_node(dst)?.copy_attributes(&source);
-    Ok(())
-}
-
-pub fn cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) -> Result<()> {
-    let Operation::Copy(params) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(nodeParams, *params);
-    Ok(())
-}
-
-pub fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) -> Result<()> {
-    set(hNode, copy(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecMemcpyNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    copyParams: *const CUDA_MEMCPY3D,
-    ctx: CUcontext,
-) -> Result<()> {
-    context::by_handle(ctx as usize)?;
-    set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)
-}
-
-pub fn cuGraphMemsetNodeGetParams(
-    hNode: CUgraphNode,
-    nodeParams: *mut CUDA_MEMSET_NODE_PARAMS,
-) -> Result<()> {
-    let Operation::Fill(fill) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    let params = CUDA_MEMSET_NODE_PARAMS {
-        dst: fill.address,
-        pitch: fill.pitch_bytes as usize,
-        value: fill.value,
-        elementSize: fill.element_bytes,
-        width: fill.width as usize,
-        height: fill.height as usize,
-    };
-    give!(nodeParams, params);
-    Ok(())
-}
-
-pub fn cuGraphMemsetNodeSetParams(
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_MEMSET_NODE_PARAMS,
-) -> Result<()> {
-    set(hNode, fill(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecMemsetNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
-    ctx: CUcontext,
-) -> Result<()> {
-    context::by_handle(ctx as usize)?;
-    set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)
-}
-
-pub fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) -> Result<()> {
-    match graph::node(hNode as usize)?.operation() {
-        Operation::Host(HostCall::Function(function, data)) => {
-            give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
+calls! {
+    cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) {
+        let (function, data) =
+            operation_of!(hNode, Operation::Host(HostCall::Function(function, data)) => (function, data));
+        give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
+    }
+    cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+        give!(phGraph, operation_of!(hNode, Operation::Child(child) => child.handle as CUgraph));
+    }
+    cuGraphExecChildGraphNodeSetParams(hGraphExec: CUgraphExec, hNode: CUgraphNode, childGraph: CUgraph) {
+        set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))?;
     }
 }
 
-pub fn cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) -> Result<()> {
-    set(hNode, host(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecHostNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const CUDA_HOST_NODE_PARAMS,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, host(&read!(nodeParams))?)
-}
-
-pub fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) -> Result<()> {
-    let Operation::Child(child) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(phGraph, child.handle as CUgraph);
-    Ok(())
-}
-
-pub fn cuGraphExecChildGraphNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    childGraph: CUgraph,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))
-}
-
-fn give_event(to: *mut CUevent, node: CUgraphNode, kind: u32) -> Result<()> {
-    match graph::node(node as usize)?.operation() {
-        operation @ (Operation::EventRecord(_) | Operation::EventWait(_))
-            if operation.node_type() == kind =>
-        {
-            let (Operation::EventRecord(event) | Operation::EventWait(event)) = operation else {
-                return Err(status::INVALID_VALUE);
-            };
-            give!(to, event.handle as CUevent);
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
+calls! {
+    cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+        give!(event_out, operation_of!(hNode, Operation::EventRecord(event) => event.handle as CUevent));
     }
-}
-
-pub fn cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
-    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
-}
-
-pub fn cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) -> Result<()> {
-    give_event(event_out, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
-}
-
-pub fn cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
-    set(hNode, Operation::EventRecord(event_of(event)?))
-}
-
-pub fn cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent) -> Result<()> {
-    set(hNode, Operation::EventWait(event_of(event)?))
-}
-
-pub fn cuGraphExecEventRecordNodeSetEvent(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    event: CUevent,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::EventRecord(event_of(event)?))
-}
-
-pub fn cuGraphExecEventWaitNodeSetEvent(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    event: CUevent,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, Operation::EventWait(event_of(event)?))
-}
-
-pub fn cuGraphMemAllocNodeGetParams(
-    hNode: CUgraphNode,
-    params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> Result<()> {
-    let Operation::Allocate(node) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(params_out, node.params);
-    Ok(())
-}
-
-pub fn cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) -> Result<()> {
-    let Operation::Free(address) = graph::node(hNode as usize)?.operation() else {
-        return Err(status::INVALID_VALUE);
-    };
-    give!(dptr_out, address);
-    Ok(())
-}
-
-pub fn cuGraphBatchMemOpNodeSetParams(hNode: CUgraphNode, nodeParams: *const c_void) -> Result<()> {
-    set(hNode, batch(nodeParams)?)
-}
-
-pub fn cuGraphExecBatchMemOpNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *const c_void,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, batch(nodeParams)?)
-}
-
-pub fn cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams) -> Result<()> {
-    set(hNode, any(&read!(nodeParams))?)
-}
-
-pub fn cuGraphExecNodeSetParams(
-    hGraphExec: CUgraphExec,
-    hNode: CUgraphNode,
-    nodeParams: *mut CUgraphNodeParams,
-) -> Result<()> {
-    set_exec(hGraphExec, hNode, any(&read!(nodeParams))?)
-}
-
-pub fn cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) -> Result<()> {
-    give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
-    Ok(())
-}
-
-pub fn cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) -> Result<()> {
-    graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)
+    cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+        give!(event_out, operation_of!(hNode, Operation::EventWait(event) => event.handle as CUevent));
+    }
+    cuGraphMemAllocNodeGetParams(hNode: CUgraphNode, params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
+        give!(params_out, operation_of!(hNode, Operation::Allocate(node) => node.params));
+    }
+    cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) {
+        give!(dptr_out, operation_of!(hNode, Operation::Free(address) => address));
+    }
+    cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) {
+        give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
+    }
+    cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) {
+        graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)?;
+    }
 }

@@ -22,9 +22,7 @@ fn allocate(
     stream: CUstream,
     default: DefaultStream,
 ) -> Result<()> {
-    if dptr.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(dptr.is_null())?;
     let stream = stream::resolve(stream as usize, default)?;
     let pool = match pool {
         Some(pool) => pool,
@@ -91,73 +89,44 @@ for_both_default_streams! {
     }
 }
 
-pub fn cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const CUmemPoolProps) -> Result<()> {
-    if pool.is_null() {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const CUmemPoolProps) {
+        status::refuse(pool.is_null())?;
+        give!(pool, Pool::create(&read!(poolProps))?.handle as CUmemoryPool);
     }
-    give!(pool, Pool::create(&read!(poolProps))?.handle as CUmemoryPool);
-    Ok(())
-}
-
-pub fn cuMemPoolDestroy(pool: CUmemoryPool) -> Result<()> {
-    pool::destroy(pool as usize)
-}
-
-pub fn cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) -> Result<()> {
-    let pool = pool::by_handle(pool as usize)?;
-    account::note_free();
-    pool.trim(minBytesToKeep as u64);
-    Ok(())
-}
-
-pub fn cuMemPoolGetAttribute(
-    pool: CUmemoryPool,
-    attr: CUmemPool_attribute,
-    value: *mut c_void,
-) -> Result<()> {
-    let answer = pool::by_handle(pool as usize)?.attribute(attr)?;
-    if Pool::is_narrow(attr) {
-        give!(value.cast::<u32>(), answer as u32);
-    } else {
-        give!(value.cast::<u64>(), answer);
+    cuMemPoolDestroy(pool: CUmemoryPool) { pool::destroy(pool as usize)? }
+    cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) {
+        let pool = pool::by_handle(pool as usize)?;
+        account::note_free();
+        pool.trim(minBytesToKeep as u64);
     }
-    Ok(())
-}
-
-pub fn cuMemPoolSetAttribute(
-    pool: CUmemoryPool,
-    attr: CUmemPool_attribute,
-    value: *mut c_void,
-) -> Result<()> {
-    let pool = pool::by_handle(pool as usize)?;
-    let wanted =
-        if Pool::is_narrow(attr) { read!(value.cast::<u32>()).into() } else { read!(value.cast::<u64>()) };
-    pool.set_attribute(attr, wanted)
-}
-
-pub fn cuMemPoolGetAccess(
-    flags: *mut CUmemAccess_flags,
-    memPool: CUmemoryPool,
-    location: *mut CUmemLocation,
-) -> Result<()> {
-    let location = read!(location);
-    if location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
-        return Err(status::INVALID_VALUE);
-    }
-    give!(flags, pool::by_handle(memPool as usize)?.access(location.id));
-    Ok(())
-}
-
-pub fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) -> Result<()> {
-    let pool = pool::by_handle(pool as usize)?;
-    let descriptors: &[CUmemAccessDesc] = slice!(map.cast_mut(), count);
-    for descriptor in descriptors {
-        if descriptor.location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(status::INVALID_VALUE);
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        let answer = pool::by_handle(pool as usize)?.attribute(attr)?;
+        if Pool::is_narrow(attr) {
+            give!(value.cast::<u32>(), answer as u32);
+        } else {
+            give!(value.cast::<u64>(), answer);
         }
-        pool.set_access(descriptor.location.id, descriptor.flags)?;
     }
-    Ok(())
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        let pool = pool::by_handle(pool as usize)?;
+        let wanted =
+            if Pool::is_narrow(attr) { read!(value.cast::<u32>()).into() } else { read!(value.cast::<u64>()) };
+        pool.set_attribute(attr, wanted)?;
+    }
+    cuMemPoolGetAccess(flags: *mut CUmemAccess_flags, memPool: CUmemoryPool, location: *mut CUmemLocation) {
+        let location = read!(location);
+        status::refuse(location.r#type != CU_MEM_LOCATION_TYPE_DEVICE)?;
+        give!(flags, pool::by_handle(memPool as usize)?.access(location.id));
+    }
+    cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
+        let pool = pool::by_handle(pool as usize)?;
+        let descriptors: &[CUmemAccessDesc] = slice!(map.cast_mut(), count);
+        for descriptor in descriptors {
+            status::refuse(descriptor.location.r#type != CU_MEM_LOCATION_TYPE_DEVICE)?;
+            pool.set_access(descriptor.location.id, descriptor.flags)?;
+        }
+    }
 }
 
 /// Returns the device whose pools belong to a location, if any.
@@ -166,89 +135,51 @@ fn device_at(location: CUmemLocation, kind: CUmemAllocationType) -> Option<i32> 
     (is_device && kind == CU_MEM_ALLOCATION_TYPE_PINNED).then_some(location.id)
 }
 
-pub fn cuMemGetDefaultMemPool(
-    pool_out: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    r#type: CUmemAllocationType,
-) -> Result<()> {
-    let location = read!(location);
-    let pool = match device_at(location, r#type) {
-        Some(device) => pool::default_of(device)?,
-        None => pool::default_at((location.r#type, location.id), r#type)?,
-    };
-    give!(pool_out, pool.handle as CUmemoryPool);
-    Ok(())
-}
-
-pub fn cuMemGetMemPool(
-    pool: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    r#type: CUmemAllocationType,
-) -> Result<()> {
-    let location = read!(location);
-    let found = match device_at(location, r#type) {
-        Some(device) => pool::current_of(device)?,
-        None => pool::default_at((location.r#type, location.id), r#type)?,
-    };
-    give!(pool, found.handle as CUmemoryPool);
-    Ok(())
-}
-
-pub fn cuMemSetMemPool(
-    location: *mut CUmemLocation,
-    r#type: CUmemAllocationType,
-    pool: CUmemoryPool,
-) -> Result<()> {
-    let device = device_at(read!(location), r#type).ok_or(status::NOT_SUPPORTED)?;
-    pool::set_current(device, pool::by_handle(pool as usize)?)
-}
-
-pub fn cuMemPoolExportToShareableHandle(
-    handle_out: *mut c_void,
-    pool: CUmemoryPool,
-    handleType: CUmemAllocationHandleType,
-    flags: u64,
-) -> Result<()> {
-    if flags != 0 || handle_out.is_null() {
-        return Err(status::INVALID_VALUE);
+calls! {
+    cuMemGetDefaultMemPool(
+        pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, r#type: CUmemAllocationType
+    ) {
+        let location = read!(location);
+        let pool = match device_at(location, r#type) {
+            Some(device) => pool::default_of(device)?,
+            None => pool::default_at((location.r#type, location.id), r#type)?,
+        };
+        give!(pool_out, pool.handle as CUmemoryPool);
     }
-    let descriptor = pool::by_handle(pool as usize)?.export(handleType)?;
-    give!(handle_out.cast::<i32>(), descriptor.into_raw_fd());
-    Ok(())
-}
-
-pub fn cuMemPoolImportFromShareableHandle(
-    pool_out: *mut CUmemoryPool,
-    handle: *mut c_void,
-    handleType: CUmemAllocationHandleType,
-    flags: u64,
-) -> Result<()> {
-    if flags != 0 || pool_out.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, r#type: CUmemAllocationType) {
+        let location = read!(location);
+        let found = match device_at(location, r#type) {
+            Some(device) => pool::current_of(device)?,
+            None => pool::default_at((location.r#type, location.id), r#type)?,
+        };
+        give!(pool, found.handle as CUmemoryPool);
     }
-    // A descriptor is passed as the pointer itself.
-    let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
-    give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
-    Ok(())
-}
-
-pub fn cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) -> Result<()> {
-    if shareData_out.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuMemSetMemPool(location: *mut CUmemLocation, r#type: CUmemAllocationType, pool: CUmemoryPool) {
+        let device = device_at(read!(location), r#type).ok_or(status::NOT_SUPPORTED)?;
+        pool::set_current(device, pool::by_handle(pool as usize)?)?;
     }
-    give!(shareData_out.cast::<[u8; 64]>(), Pool::export_pointer(ptr)?);
-    Ok(())
-}
-
-pub fn cuMemPoolImportPointer(
-    ptr_out: *mut CUdeviceptr,
-    pool: CUmemoryPool,
-    shareData: *mut c_void,
-) -> Result<()> {
-    if ptr_out.is_null() {
-        return Err(status::INVALID_VALUE);
+    cuMemPoolExportToShareableHandle(
+        handle_out: *mut c_void, pool: CUmemoryPool, handleType: CUmemAllocationHandleType, flags: u64
+    ) {
+        status::refuse(flags != 0 || handle_out.is_null())?;
+        let descriptor = pool::by_handle(pool as usize)?.export(handleType)?;
+        give!(handle_out.cast::<i32>(), descriptor.into_raw_fd());
     }
-    let data = read!(shareData.cast::<[u8; 64]>());
-    give!(ptr_out, pool::by_handle(pool as usize)?.import_pointer(data)?);
-    Ok(())
+    cuMemPoolImportFromShareableHandle(
+        pool_out: *mut CUmemoryPool, handle: *mut c_void, handleType: CUmemAllocationHandleType, flags: u64
+    ) {
+        status::refuse(flags != 0 || pool_out.is_null())?;
+        // A descriptor is passed as the pointer itself.
+        let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
+        give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
+    }
+    cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) {
+        status::refuse(shareData_out.is_null())?;
+        give!(shareData_out.cast::<[u8; 64]>(), Pool::export_pointer(ptr)?);
+    }
+    cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: CUmemoryPool, shareData: *mut c_void) {
+        status::refuse(ptr_out.is_null())?;
+        let data = read!(shareData.cast::<[u8; 64]>());
+        give!(ptr_out, pool::by_handle(pool as usize)?.import_pointer(data)?);
+    }
 }

@@ -33,42 +33,29 @@ const COMPARISON_MASK: u32 = 3;
 const MAX_BATCH: u32 = 256;
 
 fn create(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
-    if phStream.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(phStream.is_null())?;
     let stream = Stream::create(&context::current()?, flags, priority)?;
     give!(phStream, stream.handle as CUstream);
     Ok(())
 }
 
-pub fn cuStreamCreate(phStream: *mut CUstream, Flags: u32) -> Result<()> {
-    create(phStream, Flags, 0)
-}
-
-pub fn cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
-    create(phStream, flags, priority)
-}
-
-pub fn cuStreamDestroy(hStream: CUstream) -> Result<()> {
-    stream::destroy(hStream as usize)
-}
-
-pub fn cuStreamDestroy_v2(hStream: CUstream) -> Result<()> {
-    stream::destroy(hStream as usize)
+calls! {
+    cuStreamCreate(phStream: *mut CUstream, Flags: u32) { create(phStream, Flags, 0)? }
+    cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) {
+        create(phStream, flags, priority)?;
+    }
+    cuStreamDestroy(hStream: CUstream) { stream::destroy(hStream as usize)? }
+    cuStreamDestroy_v2(hStream: CUstream) { stream::destroy(hStream as usize)? }
 }
 
 fn cell(address: CUdeviceptr, value: u64, wide: bool) -> Result<Cell> {
     let bytes = if wide { 8 } else { 4 };
-    if !address.is_multiple_of(bytes) || !memory::covers(address, bytes) {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(!address.is_multiple_of(bytes) || !memory::covers(address, bytes))?;
     Ok(Cell { address, value, wide })
 }
 
 fn wait(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<MemoryOperation> {
-    if flags & !(COMPARISON_MASK | CU_STREAM_WAIT_VALUE_FLUSH) != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !(COMPARISON_MASK | CU_STREAM_WAIT_VALUE_FLUSH) != 0)?;
     let comparison = match flags & COMPARISON_MASK {
         CU_STREAM_WAIT_VALUE_GEQ => Comparison::AtLeast,
         CU_STREAM_WAIT_VALUE_EQ => Comparison::Equal,
@@ -79,17 +66,13 @@ fn wait(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<Memo
 }
 
 fn write(address: CUdeviceptr, value: u64, wide: bool, flags: u32) -> Result<MemoryOperation> {
-    if flags & !CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0 {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags & !CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0)?;
     Ok(MemoryOperation::Write(cell(address, value, wide)?))
 }
 
 /// Reads the operations of a batch.
 pub fn memory_operations(count: u32, params: *const c_void) -> Result<Vec<MemoryOperation>> {
-    if count > MAX_BATCH {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(count > MAX_BATCH)?;
     let list: &[MemoryOperationParams] = slice!(params.cast::<MemoryOperationParams>().cast_mut(), count);
     list.iter()
         .map(|one| match one.operation {
@@ -131,9 +114,7 @@ fn dependencies(
 }
 
 fn end_capture(stream: CUstream, default: DefaultStream, phGraph: *mut CUgraph) -> Result<()> {
-    if phGraph.is_null() {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(phGraph.is_null())?;
     let ended = capture::end(&stream::resolve(stream as usize, default)?);
     give!(phGraph, ended.as_ref().map_or(std::ptr::null_mut(), |graph| graph.handle as CUgraph));
     ended.map(|_| ())
@@ -167,9 +148,7 @@ fn capture_info(stream: CUstream, default: DefaultStream, to: &CaptureInfo) -> R
         *nodes = membership.after.iter().map(|one| one.node as CUgraphNode).collect();
         *edges = membership.after.iter().map(|one| one.data).collect();
         let is_plain = edges.iter().all(|data| *data == graph::PLAIN_EDGE);
-        if to.edges.is_null() && !is_plain {
-            return Err(status::LOSSY_QUERY);
-        }
+        status::refuse_as(to.edges.is_null() && !is_plain, status::LOSSY_QUERY)?;
         give_if_wanted!(to.dependencies, nodes.as_ptr());
         give_if_wanted!(to.edges, if is_plain { std::ptr::null() } else { edges.as_ptr() });
         give_if_wanted!(to.count, nodes.len());
@@ -250,14 +229,10 @@ for_both_default_streams! {
         hStream: CUstream, callback: CUstreamCallback, userData: *mut c_void, flags: u32,
     ) |default| {
         let function = callback.ok_or(status::INVALID_VALUE)?;
-        if flags != 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags != 0)?;
         let stream = stream::resolve(hStream as usize, default)?;
         // Unlike host functions, callbacks cannot be part of a graph.
-        if stream.is_capturing() {
-            return Err(status::STREAM_CAPTURE_UNSUPPORTED);
-        }
+        status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
         stream.submit(Operation::Host(HostCall::Callback(function, hStream as usize, userData as usize)))
     }
 
@@ -271,9 +246,7 @@ for_both_default_streams! {
         hStream: CUstream, dptr: CUdeviceptr, _length: usize, _flags: u32,
     ) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
-        if !memory::find(dptr).is_some_and(|found| found.is_managed()) {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(!memory::find(dptr).is_some_and(|found| found.is_managed()))?;
         if stream.is_capturing() { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 
@@ -294,9 +267,7 @@ for_both_default_streams! {
     }
 
     cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: u32, paramArray: *mut c_void, flags: u32) |default| {
-        if flags != 0 {
-            return Err(status::INVALID_VALUE);
-        }
+        status::refuse(flags != 0)?;
         submit(stream, default, memory_operations(count, paramArray)?)
     }
 
@@ -373,15 +344,14 @@ fn update_dependencies(
     nodes: Vec<Dependency>,
     flags: u32,
 ) -> Result<()> {
-    if flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES {
-        return Err(status::INVALID_VALUE);
-    }
+    status::refuse(flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES)?;
     let stream = stream::resolve(stream as usize, default)?;
     capture::update_dependencies(&stream, nodes, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 }
 
-pub fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> Result<()> {
-    let before = capture::exchange_mode(read!(mode))?;
-    give!(mode, before);
-    Ok(())
+calls! {
+    cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+        let before = capture::exchange_mode(read!(mode))?;
+        give!(mode, before);
+    }
 }

@@ -128,9 +128,7 @@ fn read_kernel_attributes(kernel: &mut KernelImage, info: &[u8]) {
 pub fn parse(bytes: &[u8]) -> Result<Image> {
     let file = ElfFile::<FileHeader64<LittleEndian>>::parse(bytes).map_err(|_| status::INVALID_IMAGE)?;
     let header = file.elf_header();
-    if header.e_machine(LittleEndian) != EM_CUDA {
-        return Err(status::INVALID_IMAGE);
-    }
+    status::refuse_as(header.e_machine(LittleEndian) != EM_CUDA, status::INVALID_IMAGE)?;
     let flags = header.e_flags(LittleEndian);
     let abi = bytes.get(ABI_VERSION_OFFSET).copied().unwrap_or(0);
     let architecture = if abi >= WIDE_ARCHITECTURE_ABI { flags >> 8 & 0xff } else { flags & 0xff };

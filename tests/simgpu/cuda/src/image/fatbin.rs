@@ -70,9 +70,7 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, &[u8])> {
 impl Entry<'_> {
     fn expand(&self) -> Result<Vec<u8>> {
         let packed = self.payload.get(..self.compressed_bytes).ok_or(status::INVALID_IMAGE)?;
-        if self.original_bytes > MAX_OBJECT_BYTES {
-            return Err(status::INVALID_IMAGE);
-        }
+        status::refuse_as(self.original_bytes > MAX_OBJECT_BYTES, status::INVALID_IMAGE)?;
         if self.flags & FLAG_ZSTD != 0 {
             let decoder =
                 ruzstd::decoding::StreamingDecoder::new(packed).map_err(|_| status::INVALID_IMAGE)?;

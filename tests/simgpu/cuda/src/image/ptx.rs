@@ -289,9 +289,7 @@ pub fn parse(text: &[u8]) -> Result<Image> {
         return Err(if text.contains(".version") { status::INVALID_PTX } else { status::INVALID_IMAGE });
     }
     image.ptx_version = tokens.next().and_then(version).ok_or(status::INVALID_PTX)?;
-    if image.ptx_version > NEWEST_PTX_VERSION {
-        return Err(status::UNSUPPORTED_PTX_VERSION);
-    }
+    status::refuse_as(image.ptx_version > NEWEST_PTX_VERSION, status::UNSUPPORTED_PTX_VERSION)?;
     let mut external = false;
     while let Some(token) = tokens.next() {
         match token {
@@ -342,9 +340,7 @@ pub fn parse(text: &[u8]) -> Result<Image> {
             _ => {}
         }
     }
-    if image.architecture == 0 {
-        return Err(status::INVALID_PTX);
-    }
+    status::refuse_as(image.architecture == 0, status::INVALID_PTX)?;
     Ok(image)
 }
 

@@ -26,6 +26,18 @@ macro_rules! ok {
     };
 }
 
+/// Calls a driver function that has to succeed and whose first argument is the place of its result.
+/// Returns the result.
+macro_rules! made {
+    ($symbol:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the driver's functions return handles and numbers, of which all zeroes is a valid
+        // value.
+        let mut result = unsafe { std::mem::zeroed() };
+        ok!($symbol(&mut result $(, $argument)*));
+        result
+    }};
+}
+
 /// Time of the kernel `slow`, ns.
 pub const SLOW_NS: u64 = 30_000_000;
 pub const PTX: &std::ffi::CStr = c"
@@ -105,9 +117,7 @@ impl Gpu {
     }
 
     pub fn memory(&self, bytes: usize) -> CUdeviceptr {
-        let mut address = 0;
-        ok!(cuMemAlloc_v2(&mut address, bytes));
-        address
+        made!(cuMemAlloc_v2(bytes))
     }
 
     /// Allocates page-locked host memory of `count` words.

@@ -67,8 +67,7 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
     // and waits for the victim's work.
     let mut stores = 0;
     loop {
-        let world = World::with("gpus = 2\ncontext_overhead_bytes = 7");
-        let neighbour = Client::new(&world);
+        let (world, [neighbour]) = World::with("gpus = 2\ncontext_overhead_bytes = 7").with_clients();
         let long = neighbour.kernel(10_000);
         let came_through = killed_after(
             &world,
@@ -127,8 +126,7 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
 fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
     // Three streams on two GPUs wait for each other, so a look has to wake other contexts and GPUs.
     let run = |stores: Option<u64>| {
-        let world = World::with("gpus = 2");
-        let (a, b) = (Client::new(&world), Client::new(&world));
+        let (world, [a, b]) = World::with("gpus = 2").with_clients();
         let far = a.host.create_stream(a.host.create_context(1).expect("context")).expect("stream");
         let event = b.host.create_event().expect("event");
         let w = a.kernel(1500);
@@ -290,8 +288,7 @@ fn a_directory_that_all_may_write_to_makes_a_state_that_all_may_use() {
 
 #[test]
 fn a_dead_process_gives_back_its_events() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     killed_after(
         &world,
         u64::MAX - 1,
@@ -304,8 +301,7 @@ fn a_dead_process_gives_back_its_events() {
 
 #[test]
 fn a_dead_process_gives_back_its_memory_and_its_turn() {
-    let world = World::with("memory_bytes = 1000");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("memory_bytes = 1000").with_clients();
     let came_through = killed_after(
         &world,
         u64::MAX - 1,
@@ -349,8 +345,7 @@ fn an_account_outlives_its_process() {
 
 #[test]
 fn what_waits_for_a_dead_process_waits_no_more() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let event = a.host.create_event().expect("event");
     killed_after(
         &world,
@@ -371,8 +366,7 @@ fn what_waits_for_a_dead_process_waits_no_more() {
 
 #[test]
 fn a_forked_child_can_do_nothing_and_harms_nothing() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let x = a.kernel(50);
     // SAFETY: as in `killed_after`.
     let pid = unsafe { libc::fork() };
@@ -394,8 +388,7 @@ fn a_forked_child_can_do_nothing_and_harms_nothing() {
 
 #[test]
 fn detaching_gives_everything_back_and_keeps_the_account() {
-    let world = World::with("context_overhead_bytes = 7");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("context_overhead_bytes = 7").with_clients();
     a.kernel(50);
     world.go_to(30);
     drop(a.host);

@@ -1,6 +1,6 @@
 //! Kernels that spin for their peers.
 
-use super::world::{Client, World, kernel};
+use super::world::{World, kernel};
 use crate::{Host, StreamId, Ticket, WaitPolicy, Work, config::ALL_SMS_PPM, liveness};
 
 fn collective(name: u64, ns: u64) -> Work {
@@ -34,8 +34,7 @@ fn a_kernel_spins_until_its_peer_on_another_gpu_has_begun() {
 
 #[test]
 fn kernels_of_another_name_or_of_the_same_context_are_no_peers() {
-    let world = World::with("gpus = 2");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("gpus = 2").with_clients();
     let far = rank(&a.host, 1);
     let x = submit(&a.host, a.stream, collective(7, 50));
     let twin = submit(&a.host, a.another_stream(), collective(7, 50));
@@ -53,8 +52,7 @@ fn kernels_of_another_name_or_of_the_same_context_are_no_peers() {
 
 #[test]
 fn what_has_begun_counts_though_another_has_its_turn() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     let x = submit(&a.host, a.stream, collective(7, 50));
     let y = submit(&b.host, b.stream, collective(7, 60));
     world.go_to(10_000);
@@ -90,8 +88,7 @@ fn two_gangs_that_each_hold_one_gpu_go_on_by_turns() {
 
 #[test]
 fn a_dead_peer_is_waited_for_until_another_comes() {
-    let world = World::with("gpus = 2");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("gpus = 2").with_clients();
     let peer = world.process();
     let far = rank(&peer, 1);
     // The peer begins and then dies. A kernel on the first stream keeps the two from meeting

@@ -5,8 +5,7 @@ use crate::{Error, OutOfMemory};
 
 #[test]
 fn memory_is_refused_by_the_byte_and_comes_back_with_the_context() {
-    let world = World::with("memory_bytes = 1000\ncontext_overhead_bytes = 100");
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::with("memory_bytes = 1000\ncontext_overhead_bytes = 100").with_clients();
     a.host.reserve_memory(a.context, 500).expect("free");
     let refused = b.host.reserve_memory(b.context, 301).expect_err("too much");
     let expected = OutOfMemory { gpu: 0, requested_bytes: 301, free_bytes: 300, total_bytes: 1000 };
@@ -31,8 +30,7 @@ fn memory_is_refused_by_the_byte_and_comes_back_with_the_context() {
 
 #[test]
 fn a_context_that_does_not_fit_leaves_nothing_behind() {
-    let world = World::with("memory_bytes = 150\ncontext_overhead_bytes = 100");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("memory_bytes = 150\ncontext_overhead_bytes = 100").with_clients();
     let before = world.truth();
     assert!(matches!(a.host.create_context(0), Err(Error::OutOfMemory(_))));
     assert_eq!(world.truth(), before);
@@ -54,8 +52,7 @@ fn threads_racing_for_memory_never_get_more_than_there_is() {
 
 #[test]
 fn managed_memory_has_what_is_free_and_makes_room_for_others_oldest_first() {
-    let world = World::with("memory_bytes = 1000\ncontext_overhead_bytes = 100");
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::with("memory_bytes = 1000\ncontext_overhead_bytes = 100").with_clients();
     assert_eq!(a.host.bring_managed(0, 300), 300);
     world.clock.advance_to(1);
     assert_eq!(b.host.bring_managed(0, 400), 400);

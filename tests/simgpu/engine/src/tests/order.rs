@@ -8,8 +8,7 @@ const FULL: u32 = ALL_SMS_PPM;
 
 #[test]
 fn a_stream_runs_in_order_and_keeps_the_exact_times() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let tickets = [100, 1, 50].map(|ns| a.kernel(ns));
     world.go_to(100_000);
     assert_eq!(tickets.map(|ticket| a.done(ticket)), [Some(100), Some(101), Some(151)]);
@@ -28,8 +27,7 @@ fn nothing_completes_before_its_time_whoever_looks() {
 
 #[test]
 fn a_launch_starts_after_its_latency_and_costs_its_overhead() {
-    let world = World::with("launch_latency_ns = 7\nlaunch_overhead_ns = 3");
-    let a = Client::new(&world);
+    let (world, [a]) = World::with("launch_latency_ns = 7\nlaunch_overhead_ns = 3").with_clients();
     let first = a.kernel(100);
     let graph = a
         .host
@@ -42,8 +40,8 @@ fn a_launch_starts_after_its_latency_and_costs_its_overhead() {
 
 #[test]
 fn kernels_scatter_about_their_times_and_their_overhead_does_not() {
-    let world = World::with("kernel_jitter_ppm = 400000\njitter_seed = 3\nlaunch_overhead_ns = 50");
-    let a = Client::new(&world);
+    let (world, [a]) =
+        World::with("kernel_jitter_ppm = 400000\njitter_seed = 3\nlaunch_overhead_ns = 50").with_clients();
     let mut before = 0;
     let took: Vec<u64> = (0..200)
         .map(|_| {
@@ -63,8 +61,7 @@ fn kernels_scatter_about_their_times_and_their_overhead_does_not() {
 
 #[test]
 fn heads_of_several_streams_run_together_when_they_fit() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let (x, y) = (a.part_kernel(a.stream, 100, 500_000), a.part_kernel(a.another_stream(), 60, 500_000));
     world.go_to(1000);
     assert_eq!((a.done(x), a.done(y)), (Some(100), Some(60)));
@@ -74,8 +71,7 @@ fn heads_of_several_streams_run_together_when_they_fit() {
 
 #[test]
 fn heads_that_do_not_fit_slow_down_in_proportion() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     // Together the kernels want 1.5 times the SMs: 60 ns of the shorter take 90. The remaining 40
     // of the longer run at full speed.
     let (x, y) = (a.part_kernel(a.stream, 100, FULL), a.part_kernel(a.another_stream(), 60, 500_000));
@@ -85,8 +81,7 @@ fn heads_that_do_not_fit_slow_down_in_proportion() {
 
 #[test]
 fn copies_of_a_kind_share_the_bandwidth_and_run_beside_kernels() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let copy = Work::Copy { kind: CopyKind::HostToDevice, bytes: 100 };
     let [x, y] =
         [a.stream, a.another_stream()].map(|stream| a.host.submit(stream, copy, &[]).expect("submit"));
@@ -102,8 +97,7 @@ fn copies_of_a_kind_share_the_bandwidth_and_run_beside_kernels() {
 
 #[test]
 fn work_waits_for_other_streams_tickets() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let (s1, s2) = (a.another_stream(), a.another_stream());
     let (x, y) = (a.part_kernel(a.stream, 100, 1), a.part_kernel(s1, 30, 1));
     let after_both = a.host.submit(s2, kernel(10, 1), &[x, y, Ticket { sequence: 0, ..x }]).expect("submit");
@@ -115,8 +109,7 @@ fn work_waits_for_other_streams_tickets() {
 
 #[test]
 fn a_stream_that_got_its_work_first_can_wait_for_one_that_got_it_later() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     let later = a.another_stream();
     a.part_kernel(a.stream, 10, 1);
     let x = a.part_kernel(later, 100, 1);
@@ -129,8 +122,7 @@ fn a_stream_that_got_its_work_first_can_wait_for_one_that_got_it_later() {
 
 #[test]
 fn work_waits_for_another_process_and_another_gpu() {
-    let world = World::with("gpus = 2");
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::with("gpus = 2").with_clients();
     let far = b.host.create_stream(b.host.create_context(1).expect("context")).expect("stream");
     let x = a.kernel(100);
     let y = b.host.submit(far, kernel(10, FULL), &[x]).expect("submit");
@@ -143,8 +135,7 @@ fn work_waits_for_another_process_and_another_gpu() {
 
 #[test]
 fn a_context_that_only_waits_does_not_take_the_gpu() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     let x = a.kernel(5000);
     let y = b.host.submit(b.stream, kernel(5, FULL), &[x]).expect("submit");
     world.go_to(10_000);
@@ -154,8 +145,7 @@ fn a_context_that_only_waits_does_not_take_the_gpu() {
 
 #[test]
 fn a_host_wait_holds_the_stream_until_released() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let before = a.kernel(10);
     let gate = a.host.submit(a.stream, Work::HostWait, &[]).expect("submit");
     let after = a.kernel(10);
@@ -171,8 +161,7 @@ fn a_host_wait_holds_the_stream_until_released() {
 
 #[test]
 fn a_host_wait_released_early_holds_nothing_up() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     a.kernel(100);
     let gate = a.host.submit(a.stream, Work::HostWait, &[]).expect("submit");
     let after = a.kernel(10);
@@ -183,8 +172,7 @@ fn a_host_wait_released_early_holds_nothing_up() {
 
 #[test]
 fn a_thread_waiting_behind_a_host_wait_wakes_when_it_is_released() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (_world, [a]) = World::new().with_clients();
     let gate = a.host.submit(a.stream, Work::HostWait, &[]).expect("submit");
     let after = a.kernel(10);
     thread::scope(|scope| {
@@ -224,8 +212,7 @@ fn an_event_keeps_the_time_of_its_last_record() {
 
 #[test]
 fn waiting_ends_at_the_predicted_moment() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (_world, [a, b]) = World::new().with_clients();
     let x = a.kernel(3000);
     b.kernel(3000);
     // Slices 0-1000, 1100-2100 (b), 2200-3200, (b) 3300-4300, 4400-5400.
@@ -235,8 +222,7 @@ fn waiting_ends_at_the_predicted_moment() {
 
 #[test]
 fn waiting_goes_on_past_what_one_look_ahead_sees() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (_world, [a]) = World::new().with_clients();
     for _ in 0..1000 {
         a.kernel(10);
     }
@@ -246,8 +232,7 @@ fn waiting_goes_on_past_what_one_look_ahead_sees() {
 
 #[test]
 fn waiting_for_a_context_waits_for_all_its_streams() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (_world, [a]) = World::new().with_clients();
     let (x, y) = (a.part_kernel(a.another_stream(), 500, 1), a.part_kernel(a.another_stream(), 700, 1));
     assert!(!a.host.context_is_idle(a.context));
     a.host.wait_context(a.context, WaitPolicy::Auto);
@@ -257,8 +242,7 @@ fn waiting_for_a_context_waits_for_all_its_streams() {
 
 #[test]
 fn a_full_queue_makes_submission_wait_for_a_place() {
-    let world = World::with("queue_depth = 4");
-    let a = Client::new(&world);
+    let (_world, [a]) = World::with("queue_depth = 4").with_clients();
     for _ in 0..4 {
         a.kernel(100);
     }
@@ -272,8 +256,7 @@ fn a_full_queue_makes_submission_wait_for_a_place() {
 
 #[test]
 fn a_destroyed_streams_work_still_runs_and_its_slot_is_not_confused_with_the_next() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let old = a.another_stream();
     let x = a.part_kernel(old, 100, FULL);
     a.host.destroy_stream(old);
@@ -291,8 +274,7 @@ fn a_destroyed_streams_work_still_runs_and_its_slot_is_not_confused_with_the_nex
 
 #[test]
 fn completion_times_are_kept_for_a_ring_of_items() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let first = a.kernel(1);
     let second = a.kernel(1);
     world.go_to(10);
@@ -305,8 +287,7 @@ fn completion_times_are_kept_for_a_ring_of_items() {
 
 #[test]
 fn more_than_the_concurrency_limit_runs_in_batches() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let streams: Vec<_> = (0..200).map(|_| a.another_stream()).collect();
     let tickets: Vec<_> = streams.iter().map(|&stream| a.part_kernel(stream, 100, 1)).collect();
     world.go_to(10_000);
@@ -317,8 +298,7 @@ fn more_than_the_concurrency_limit_runs_in_batches() {
 
 #[test]
 fn work_waits_for_all_of_several_contexts_on_another_gpu() {
-    let world = World::with("gpus = 2");
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::with("gpus = 2").with_clients();
     let far = a.host.create_stream(a.host.create_context(1).expect("context")).expect("stream");
     let w = a.kernel(1500);
     let x = b.kernel(700);

@@ -8,8 +8,7 @@ const LONG_NS: u64 = 1_000_000_000;
 
 #[test]
 fn two_backlogged_processes_get_equal_slices() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(LONG_NS);
     b.kernel(LONG_NS);
     // 100 rounds of two slices and two switches.
@@ -23,8 +22,7 @@ fn two_backlogged_processes_get_equal_slices() {
 
 #[test]
 fn what_lies_between_two_contexts_is_told_from_the_pauses_of_one() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(100);
     world.go_to(150);
     b.kernel(100);
@@ -41,8 +39,7 @@ fn what_lies_between_two_contexts_is_told_from_the_pauses_of_one() {
 
 #[test]
 fn small_kernels_beside_a_long_one_get_the_same_share() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(LONG_NS);
     for _ in 0..1000 {
         b.kernel(30);
@@ -54,8 +51,7 @@ fn small_kernels_beside_a_long_one_get_the_same_share() {
 
 #[test]
 fn a_context_with_nothing_to_run_gives_way_at_once() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     let x = a.kernel(50);
     let y = b.kernel(50);
     world.go_to(5000);
@@ -65,8 +61,7 @@ fn a_context_with_nothing_to_run_gives_way_at_once() {
 
 #[test]
 fn a_newcomer_waits_for_the_end_of_the_present_slice() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(LONG_NS);
     world.go_to(3400);
     let y = b.kernel(50);
@@ -77,8 +72,7 @@ fn a_newcomer_waits_for_the_end_of_the_present_slice() {
 
 #[test]
 fn copies_and_markers_of_another_context_need_no_turn() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     let x = a.kernel(5000);
     let event = b.host.create_event().expect("event");
     let copy = b
@@ -99,8 +93,7 @@ fn copies_and_markers_of_another_context_need_no_turn() {
 
 #[test]
 fn copies_of_all_contexts_share_the_bandwidth_also_during_a_switch() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(950);
     a.kernel(1000);
     b.kernel(10);
@@ -150,8 +143,7 @@ fn gpus_do_not_share_time() {
 #[test]
 fn utilization_is_the_busy_part_of_the_last_second() {
     const SECOND: u64 = 1_000_000_000;
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     a.kernel(SECOND / 4);
     world.go_to(SECOND);
     let ppm = world.truth().gpus[0].utilization_ppm;
@@ -162,8 +154,7 @@ fn utilization_is_the_busy_part_of_the_last_second() {
 
 #[test]
 fn a_kernel_that_never_ends_can_be_shared_with() {
-    let world = World::new();
-    let (a, b) = (Client::new(&world), Client::new(&world));
+    let (world, [a, b]) = World::new().with_clients();
     a.kernel(u64::MAX);
     let y = b.kernel(50);
     world.go_to(10_000);
@@ -176,8 +167,7 @@ fn a_kernel_that_never_ends_can_be_shared_with() {
 
 #[test]
 fn kernels_of_urgent_streams_have_their_sms_first() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let urgent = a.host.create_urgent_stream(a.context, 5).expect("stream");
     let x = a.part_kernel(a.stream, 100, 600_000);
     let other = a.part_kernel(a.another_stream(), 100, 600_000);
@@ -191,8 +181,7 @@ fn kernels_of_urgent_streams_have_their_sms_first() {
 
 #[test]
 fn what_an_urgent_stream_leaves_nothing_of_waits() {
-    let world = World::new();
-    let a = Client::new(&world);
+    let (world, [a]) = World::new().with_clients();
     let urgent = a.host.create_urgent_stream(a.context, 1).expect("stream");
     let x = a.kernel(100);
     world.go_to(40);

@@ -34,6 +34,12 @@ impl World {
         Self { dir, clock: Clock::virtual_at(START_NS), config: plain + keys }
     }
 
+    /// Attaches a process for each of the clients.
+    pub fn with_clients<const N: usize>(self) -> (Self, [Client; N]) {
+        let clients = std::array::from_fn(|_| Client::new(&self));
+        (self, clients)
+    }
+
     pub fn options(&self) -> Options {
         Options {
             state_dir: Some(self.dir.path().to_owned()),
