@@ -1,21 +1,14 @@
-//! The daemon's arbiter, with the gate as the interposer implements it.
-//!
-//! The core of the arbiter is the daemon's own. It gets readings of the tenants' meters, and its
-//! actions set the gates. A bell takes half a hand-off to wake the arbiter, and an opened gate takes
-//! the other half to wake a thread.
+//! The daemon's policy, with the gate as the interposer implements it.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use deepres_abi::grant::LeaseTerms;
-use deepres_abi::meter::Reading;
 use deepres_policy::TenantId;
-use deepres_policy::arbiter::{
-    Actions, Core, Order, Readings, SessionReading, SessionSeat, Setup, TenantReading, TenantSeat,
-};
-use deepres_policy::entitlement::Entitlement;
-use deepres_policy::lease::Grant;
-use deepres_policy::tuning::{QuantumBounds, Tuning, UNSEEN_NS};
+use deepres_policy::demand::Demand;
+use deepres_policy::entitlement::{BACK_NS, Entitlement, Request, entitlements};
+use deepres_policy::lease::{Grant, Scheduler, Seen};
+use deepres_policy::priority::{Terms, Usage, Weights};
+use deepres_policy::tuning::{QuantumBounds, Tuning};
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
@@ -24,243 +17,235 @@ use crate::standings::MOST_WATCHED;
 
 /// Number of the host's CPUs. It decides whether waiters spin.
 const PROCESSORS: usize = 8;
-/// How old the daemon's heartbeat may be, as in the default configuration. The arbiter's ticks
-/// follow from that.
-const HEARTBEAT_LIMIT_NS: u64 = 250_000_000;
-/// A meter rings if it counts work after a rest of this length behind an open gate, as in the
-/// interposer.
-const RESTED_NS: u64 = 100_000_000;
+/// Time between two reviews of priorities, as in the daemon.
+const REVIEW_NS: u64 = 100_000_000;
 
-/// A tenant's only process.
 #[derive(Debug, Default)]
-struct Process {
-    /// What its meter shows.
-    meter: Reading,
+struct Seat {
+    waiting: bool,
     in_flight: u64,
-    /// GPU time that the job has used, ns.
+    in_flight_ns: u64,
+    unreported_ns: u64,
+    longest_ns: u64,
     used_ns: u64,
-    gate: Gated,
-    /// When its first work began that had waited for the present lease, and its last work ended.
-    began_ns: Option<u64>,
-    ended_ns: Option<u64>,
-    /// Whether the work at the front of its queue had waited for the present lease.
-    has_waited: bool,
+    demand: Demand,
+    demand_used_ns: u64,
+    idle_since_ns: Option<u64>,
+    /// Whether the tenant was idle at the last review.
+    is_lent: bool,
+    is_news: bool,
 }
 
-/// What a gate says.
-#[derive(Debug)]
-struct Gated {
-    grant: Grant,
-    terms: LeaseTerms,
-}
-
-impl Default for Gated {
-    fn default() -> Self {
-        Self { grant: Grant::Closed, terms: LeaseTerms::default() }
+impl Seat {
+    fn wants(&self) -> bool {
+        self.waiting || self.in_flight > 0
     }
 }
 
-/// The arbiter and its gates.
+/// The policy and its gates.
 #[derive(Debug)]
 pub struct Deepres {
-    core: Core,
-    readings: Readings,
-    actions: Actions,
-    /// The tenants, until the first turn.
-    orders: Vec<Order>,
-    processes: Vec<Process>,
-    /// Processes of which the arbiter asked whether they are stopped.
-    asked: Vec<TenantId>,
+    scheduler: Scheduler,
+    tuning: Tuning,
+    weights: Weights,
     /// Time of a wake-up: from a bell to the arbiter, or from a gate to a thread.
     wake_ns: u64,
-    /// When the arbiter hears the next bell.
-    heard_ns: Option<u64>,
-    /// When the arbiter takes another turn, if it takes one at once.
-    again_ns: Option<u64>,
-    turned_ns: u64,
-    entitled_ns: Option<u64>,
+    tenants: Vec<scenario::Tenant>,
+    seats: Vec<Seat>,
+    news: Vec<Tenant>,
+    decide_ns: Option<u64>,
+    reviewed_ns: Option<u64>,
+    /// Whether a tenant that was idle at the last review wants the GPU again.
+    is_back: bool,
     /// The entitlements, until the engine has taken them.
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }
 
-/// Returns the policy's time constants for a scenario: those that the arbiter learns.
-pub fn tuning(scenario: &Scenario) -> Tuning {
-    Tuning::derive(scenario.gpu.handoff_ns + UNSEEN_NS, QuantumBounds::default(), PROCESSORS)
+fn id(tenant: Tenant) -> TenantId {
+    tenant as TenantId
 }
 
-/// Returns a tenant, as the daemon's registry would describe it.
-fn seat(id: TenantId, tenant: &scenario::Tenant) -> TenantSeat {
-    TenantSeat {
-        id,
-        // The arbiter computes the priority value.
-        request: tenant.request(0),
-        priority: tenant.priority(),
-        slo_ns: tenant.slo_ns(),
-        is_paused: false,
-        is_suspended: false,
-    }
+/// Returns the policy's time constants for a scenario.
+pub fn tuning(scenario: &Scenario) -> Tuning {
+    Tuning::derive(scenario.gpu.handoff_ns, QuantumBounds::default(), PROCESSORS)
 }
 
 impl Deepres {
     /// Returns the policy for a scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
-        let setup = Setup {
-            heartbeat_limit_ns: HEARTBEAT_LIMIT_NS,
-            quantum: QuantumBounds::default(),
+        let handoff_ns = scenario.gpu.handoff_ns;
+        let mut deepres = Self {
+            scheduler: Scheduler::default(),
+            tuning: tuning(scenario),
             weights: scenario.policy.weights(),
-            max_harm_ppm: scenario.policy.max_harm_ppm,
-            processors: PROCESSORS,
-            has_peers: false,
-        };
-        let enter = |(id, tenant): (TenantId, &scenario::Tenant)| Order::Enter {
-            tenant: seat(id, tenant),
-            session: SessionSeat { id, process: None, user: None, continues: false },
-        };
-        Self {
-            core: Core::new(setup, 0),
-            readings: Readings::default(),
-            actions: Actions::default(),
-            orders: (0..).zip(&scenario.tenants).map(enter).collect(),
-            processes: scenario.tenants.iter().map(|_| Process::default()).collect(),
-            asked: Vec::new(),
-            wake_ns: scenario.gpu.handoff_ns / 2,
-            heard_ns: Some(0),
-            again_ns: None,
-            turned_ns: 0,
-            entitled_ns: None,
+            wake_ns: handoff_ns / 2,
+            tenants: scenario.tenants.clone(),
+            seats: scenario
+                .tenants
+                .iter()
+                .map(|_| Seat { idle_since_ns: Some(0), ..Seat::default() })
+                .collect(),
+            news: Vec::new(),
+            decide_ns: Some(0),
+            reviewed_ns: None,
+            is_back: false,
             owed: None,
             retries: BinaryHeap::new(),
+        };
+        deepres.scheduler.set_max_harm(scenario.policy.max_harm_ppm);
+        for tenant in 0..scenario.tenants.len() {
+            deepres.scheduler.enter(id(tenant), scenario.tenants[tenant].class, 0);
+            deepres.scheduler.set_slo(id(tenant), scenario.tenants[tenant].slo_ns());
+        }
+        deepres
+    }
+
+    fn tell(&mut self, tenant: Tenant) {
+        if !std::mem::replace(&mut self.seats[tenant].is_news, true) {
+            self.news.push(tenant);
         }
     }
 
     fn ring(&mut self, now_ns: u64) {
         let heard_ns = now_ns + self.wake_ns;
-        self.heard_ns = Some(self.heard_ns.map_or(heard_ns, |before_ns| before_ns.min(heard_ns)));
+        self.decide_ns = Some(self.decide_ns.map_or(heard_ns, |decide_ns| decide_ns.min(heard_ns)));
     }
 
-    /// Reads the meters.
-    fn read(&mut self, now_ns: u64) {
-        let Self { core, readings, processes, .. } = self;
-        readings.clear();
-        for watched in core.sessions() {
-            let process = &processes[watched.session as Tenant];
-            if watched.at_rest.is_some_and(|last| *last == process.meter) {
-                continue;
-            }
-            readings.sessions.push(SessionReading {
-                session: watched.session,
-                is_carried: true,
-                meter: process.meter,
-                began_ns: process.began_ns,
-                ended_ns: process.ended_ns,
-                intervals: 0..0,
-                is_stopped: self.asked.contains(&watched.session).then_some(false),
-            });
+    /// Computes every tenant's entitlement again.
+    fn review(&mut self, now_ns: u64) {
+        let request = |(id, (tenant, seat)): (TenantId, (&scenario::Tenant, &mut Seat))| {
+            let idle_ns = seat.idle_since_ns.map_or(0, |since_ns| now_ns - since_ns);
+            seat.demand.observe(seat.used_ns - seat.demand_used_ns, idle_ns);
+            seat.demand_used_ns = seat.used_ns;
+            seat.idle_since_ns = seat.idle_since_ns.map(|_| now_ns);
+            let usage = Usage { used_ns: seat.used_ns, demand_ppm: seat.demand.ppm(), memory_ppm: 0 };
+            seat.is_lent = self.scheduler.is_idle(id, now_ns);
+            let terms = Terms::at(now_ns, &tenant.priority(), &usage);
+            (id, Request { is_idle: seat.is_lent, ..tenant.request(terms.value_ppm(&self.weights)) })
+        };
+        let requests: BTreeMap<TenantId, _> =
+            (0..).zip(self.tenants.iter().zip(&mut self.seats)).map(request).collect();
+        let owed = entitlements(&requests);
+        // Both maps are ordered by tenant.
+        for ((tenant, owed), request) in owed.iter().zip(requests.values()) {
+            self.scheduler.set_standing(*tenant, request.class, owed.weight_ppm);
         }
-        self.asked.clear();
-        if core.reviews(now_ns) {
-            readings.tenants.extend((0..).zip(&*processes).map(|(tenant, process)| TenantReading {
-                tenant,
-                job_used_ns: process.used_ns,
-                memory_ppm: 0,
-            }));
-        }
+        self.owed = (owed.len() <= MOST_WATCHED).then(|| owed.into_values().collect());
+        (self.reviewed_ns, self.is_back) = (Some(now_ns), false);
     }
 
-    /// Lets the arbiter take a turn.
-    fn turn(&mut self, now_ns: u64) {
-        self.turned_ns = now_ns;
-        self.read(now_ns);
-        self.core.turn(now_ns, &self.readings, self.orders.drain(..), None, &mut self.actions);
-        for gate in &self.actions.gates {
-            let tenant = gate.session as Tenant;
-            let process = &mut self.processes[tenant];
-            process.gate = Gated { grant: gate.grant, terms: gate.terms };
-            if process.meter.waiters > 0 {
+    /// Returns the time of the next review.
+    fn review_ns(&self) -> u64 {
+        let every_ns = if self.is_back { BACK_NS } else { REVIEW_NS };
+        self.reviewed_ns.map_or(0, |reviewed_ns| reviewed_ns + every_ns)
+    }
+
+    fn decide(&mut self, now_ns: u64) {
+        for tenant in self.news.drain(..) {
+            let seat = &mut self.seats[tenant];
+            seat.is_news = false;
+            self.is_back |= seat.is_lent && seat.wants();
+            let seen = Seen {
+                waiting: seat.waiting,
+                in_flight: seat.in_flight > 0,
+                used_ns: std::mem::take(&mut seat.unreported_ns),
+                pending_ns: seat.in_flight_ns,
+                longest_ns: seat.longest_ns,
+            };
+            self.scheduler.observe(id(tenant), now_ns, seen);
+        }
+        if now_ns >= self.review_ns() {
+            self.review(now_ns);
+        }
+        let again_ns = self.scheduler.decide(now_ns, &self.tuning);
+        for change in self.scheduler.take_changes() {
+            let tenant = change.tenant as Tenant;
+            if self.seats[tenant].waiting {
                 self.retries.push(Reverse((now_ns + self.wake_ns, tenant)));
             }
         }
-        for (tenant, used_ns) in &self.actions.used {
-            self.processes[*tenant as Tenant].used_ns += used_ns;
-        }
-        self.asked.extend(&self.actions.asks);
-        self.again_ns = self.actions.again.then_some(now_ns + 1);
-        if self.entitled_ns.replace(self.core.entitled_ns()) != Some(self.core.entitled_ns()) {
-            let owed = self.core.tenants().filter_map(|(_, tenant)| tenant.owed());
-            self.owed = (self.processes.len() <= MOST_WATCHED).then(|| owed.collect());
-        }
+        self.scheduler.take_handoffs();
+        let review_ns = self.review_ns();
+        let again_ns = again_ns.map_or(review_ns, |again_ns| again_ns.min(review_ns));
+        self.decide_ns = Some(again_ns.max(now_ns + 1));
     }
 }
 
 impl Gate for Deepres {
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
-        let process = &mut self.processes[launch.tenant];
-        let Gated { grant, terms } = &process.gate;
-        let is_full =
-            process.in_flight > 0 && process.meter.in_flight_ns + launch.length_ns > terms.window_ns;
+        let tenant = launch.tenant;
+        let grant = self.scheduler.grant(id(tenant));
+        let seat = &self.seats[tenant];
         let (may_go, rings) = match grant {
-            // The tenant waits for its work in flight, and not at the gate.
-            Grant::Open if is_full => return false,
-            Grant::Open => (true, false),
+            Grant::Open => {
+                let ahead_ns =
+                    self.scheduler.run_ahead_ns(id(tenant), 1, seat.longest_ns, now_ns, &self.tuning);
+                if seat.in_flight > 0 && seat.in_flight_ns + launch.length_ns > ahead_ns {
+                    // The tenant waits for its work in flight, and not at the gate.
+                    return false;
+                }
+                (true, false)
+            }
             // One launch at a time is for gangs, and there are none here.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
-            Grant::Leased { .. } if now_ns >= terms.expires_ns => (false, true),
-            Grant::Leased { .. } => (!is_full, false),
+            Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
+            Grant::Leased { .. } => {
+                let window_ns = self.scheduler.window_ns(id(tenant), 1, seat.longest_ns, &self.tuning);
+                let fits = seat.in_flight == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
+                (fits, false)
+            }
         };
-        let had_waited = process.meter.waiters > 0;
-        process.meter.waiters = u32::from(!may_go);
+        let seat = &mut self.seats[tenant];
+        seat.idle_since_ns = match seat.idle_since_ns.take() {
+            Some(since_ns) => {
+                seat.demand.observe(0, now_ns - since_ns);
+                None
+            }
+            None => None,
+        };
+        let was_waiting = std::mem::replace(&mut seat.waiting, !may_go);
+        let was_idle = !was_waiting && seat.in_flight == 0;
         if may_go {
-            process.has_waited |= had_waited && process.in_flight == 0;
-            process.in_flight += 1;
-            process.meter.in_flight = true;
-            process.meter.in_flight_ns += launch.length_ns;
-            process.meter.kernel_launches += 1;
-        } else if rings && !had_waited {
+            seat.in_flight += 1;
+            seat.in_flight_ns += launch.length_ns;
+        } else if rings && !was_waiting {
             self.ring(now_ns);
+        }
+        if was_idle || was_waiting == may_go {
+            self.tell(tenant);
         }
         may_go
     }
 
     fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, is_idle: bool) {
-        let process = &mut self.processes[tenant];
-        process.in_flight -= 1;
-        let meter = &mut process.meter;
-        let rested = now_ns.saturating_sub(meter.updated_ns) > RESTED_NS;
-        meter.in_flight = !is_idle;
-        meter.in_flight_ns -= length_ns;
-        meter.compute_ns += length_ns;
-        meter.longest_ns = meter.longest_ns.max(length_ns);
-        meter.updated_ns = now_ns;
-        process.ended_ns = Some(now_ns);
-        if std::mem::take(&mut process.has_waited) {
-            process.began_ns = Some(now_ns - length_ns);
-        }
-        let is_open = process.gate.grant == Grant::Open;
-        if if is_open { rested } else { is_idle } {
+        let seat = &mut self.seats[tenant];
+        seat.in_flight -= 1;
+        seat.in_flight_ns -= length_ns;
+        seat.used_ns += length_ns;
+        seat.unreported_ns += length_ns;
+        seat.longest_ns = seat.longest_ns.max(length_ns);
+        self.tell(tenant);
+        if is_idle && self.scheduler.grant(id(tenant)) != Grant::Open {
             self.ring(now_ns);
         }
     }
 
-    fn rests(&mut self, _: u64, tenant: Tenant) {
-        debug_assert!(!self.processes[tenant].meter.wants());
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        let seat = &mut self.seats[tenant];
+        debug_assert!(!seat.wants());
+        seat.idle_since_ns = Some(now_ns);
     }
 
     fn wake_ns(&self) -> Option<u64> {
         let retry_ns = self.retries.peek().map(|Reverse((at_ns, _))| *at_ns);
-        // A moment that has passed is due at once, and time passes meanwhile.
-        let due_ns = self.core.wake_ns().map(|at_ns| at_ns.max(self.turned_ns + 1));
-        [self.heard_ns, self.again_ns, due_ns, retry_ns].into_iter().flatten().min()
+        [self.decide_ns, retry_ns].into_iter().flatten().min()
     }
 
     fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
-        let is_past = |at_ns: Option<u64>| at_ns.is_some_and(|at_ns| at_ns <= now_ns);
-        if is_past(self.heard_ns) || is_past(self.again_ns) || self.core.is_due(now_ns) {
-            self.heard_ns = self.heard_ns.filter(|heard_ns| *heard_ns > now_ns);
-            self.turn(now_ns);
-        } else if is_past(self.core.wake_ns()) {
-            self.core.rest(now_ns);
+        if self.decide_ns.is_some_and(|decide_ns| decide_ns <= now_ns) {
+            self.decide(now_ns);
         }
         while let Some(Reverse((at_ns, tenant))) = self.retries.peek().copied()
             && at_ns <= now_ns
