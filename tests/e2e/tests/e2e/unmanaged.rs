@@ -395,10 +395,16 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
     assert!(summary.contains("6 calls, 0 lost"), "{summary}");
 
     let own = std::process::id();
-    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
-    let thread = threads.filter(|thread| *thread != own).last().expect("tests run in threads").to_string();
-    host.call(&["trace", "--device", CONTROL, "-p", &thread]).refused(&format!("a thread of process {own}"));
+    let (told, tids) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let lives = thread::spawn(move || {
+        told.send(rustix::thread::gettid().as_raw_pid().to_string()).expect("the test waits");
+        ended.recv().expect_err("nothing is sent");
+    });
+    let tid = tids.recv().expect("the thread tells its number");
+    host.call(&["trace", "--device", CONTROL, "-p", &tid]).refused(&format!("a thread of process {own}"));
+    drop(end);
+    lives.join().expect("the thread ends");
     host.call(&["trace"]).refused("trace whom?");
 }
 
