@@ -1,4 +1,4 @@
-//! Figures of a run, and their references.
+//! Figures of a run, and the reference figures of the same scenario.
 
 use std::collections::BTreeMap;
 use std::{panic, thread};
@@ -15,8 +15,8 @@ use crate::standings::Standings;
 
 const NS_PER_MS: f64 = 1e6;
 
-/// One scenario under one policy. docs/evaluation-scenarios.md explains each figure. A figure that
-/// does not apply is null.
+/// The figures of one scenario under one policy. docs/evaluation-scenarios.md explains each figure.
+/// A figure that does not apply is null.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// Name of the scenario.
@@ -30,7 +30,7 @@ pub struct Row {
     pub throughput: f64,
     /// Part of the time in which any kernel ran.
     pub utilisation: f64,
-    /// Mean over tenants of the work done, as a part of what each does alone.
+    /// Mean over tenants of the finished work, as a part of the work that each tenant does alone.
     pub progress: f64,
     /// `progress` as a multiple of that of the static equal split.
     pub progress_vs_static: f64,
@@ -40,9 +40,10 @@ pub struct Row {
     pub max_lag_ms: f64,
     /// Bound on that lag under deepres: two quanta and the longest kernel.
     pub lag_bound_ms: f64,
-    /// Jain's index over owners of the GPU time received, as a part of what was owed to each while
-    /// it wanted the GPU. The amount owed is capped at the GPU time that the owner takes alone. The
-    /// part is at most 1, because no owner has a claim to GPU time that others leave.
+    /// Jain's index over owners. The index compares the GPU time that each owner received with the
+    /// GPU time that it was owed while it wanted the GPU. The owed time is at most the time that
+    /// the owner takes alone. The ratio is at most 1, because no owner has a claim to GPU time that
+    /// others leave.
     pub jain: f64,
     /// Part of the requests with a time limit that were late or had no answer.
     pub slo_miss_ratio: Option<f64>,

@@ -1,9 +1,9 @@
-//! The ground truth: what each process really had of each GPU. An observer reads it from outside,
-//! by the path of the state directory.
+//! The ground truth: the true GPU time and memory of each process on each GPU. An observer outside
+//! the processes reads the truth by the path of the state directory.
 //!
-//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
-//! of the processes' `kernel_busy_ns`, as long as no dead process's record was reused. Records are
-//! reused only after 1024 processes.
+//! For every GPU, `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
+//! of the processes' `kernel_busy_ns`, until the engine reuses the record of a dead process. The
+//! engine reuses records only after 1024 processes.
 
 use crate::{
     Clock, Config, Error, Options,
@@ -29,7 +29,7 @@ pub struct ProcessGpu {
     /// Time in which the process ran kernels or copies; overlaps count once.
     pub busy_ns: u64,
     /// Time in which the process had the SMs and ran at least one kernel. Only one process at a
-    /// time does.
+    /// time has the SMs.
     pub kernel_busy_ns: u64,
     /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
