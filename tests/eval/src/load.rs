@@ -166,7 +166,7 @@ impl Program {
         self.queue.iter().map(move |waiting| (waiting.arrived_ns, due_ns(waiting.arrived_ns, slo_ns)))
     }
 
-    /// Makes the batch of a request whose turn has come.
+    /// Returns the batch of a request whose turn has come.
     fn waited(&mut self, waiting: Waiting, requests: &Requests) -> Batch {
         let now_at = self.random.get_word_pos();
         self.random.set_word_pos(u128::from(waiting.first_word));
@@ -180,7 +180,7 @@ impl Program {
         self.batch(arrived_ns, &requests.profile, 1.0, requests.jitter, due_ns)
     }
 
-    /// Returns the kernels of a profile, multiplied by `load`.
+    /// Returns a batch with the kernels of a profile. `load` multiplies the number of kernels.
     fn batch(&mut self, now_ns: u64, profile: &[Part], load: f64, jitter: f64, due_ns: Option<u64>) -> Batch {
         let mut kernels = Vec::new();
         for part in profile {
@@ -194,8 +194,8 @@ impl Program {
         Batch { kernels, arrived_ns: now_ns, due_ns }
     }
 
-    /// Returns the time of the next request. The load of the phase in which the previous request
-    /// came determines the rate. No request comes between phases.
+    /// Returns the time of the next request. The rate is that of the phase in which the previous
+    /// request came. No request comes between phases.
     fn next_arrival(&mut self, now_ns: u64, requests: &Requests) -> Option<u64> {
         let (from_ns, load) = self.active_from(now_ns)?;
         let mean_ns = SECOND as f64 / (requests.per_s * load);
@@ -235,7 +235,7 @@ impl Program {
     }
 }
 
-/// Returns the time when work that was asked for at `arrived_ns` must be done.
+/// Returns the time by which work that arrived at `arrived_ns` must be done.
 fn due_ns(arrived_ns: u64, slo_ns: Option<u64>) -> Option<u64> {
     slo_ns.map(|slo_ns| arrived_ns.saturating_add(slo_ns))
 }

@@ -1,5 +1,5 @@
-//! Guaranteed memory. The daemon promises it once. A later job that asks for promised memory is
-//! refused with the reason, or waits.
+//! Guaranteed memory. The daemon promises the same memory only once. If a later job asks for
+//! promised memory, `deepres run` refuses the job with the reason, or waits.
 
 use deepres_e2e::prelude::*;
 

@@ -1,4 +1,4 @@
-//! A daemon that must not start says why in one line, and leaves no process running.
+//! If the daemon must not start, it says why in one line, and leaves no process running.
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip;

@@ -1,5 +1,5 @@
-//! Captures while the gate is closed. Captured calls do not wait and are not charged. Launches of
-//! the captured graph wait and are charged.
+//! Captures while the gate is closed. Captured calls do not wait, and the meter does not charge
+//! them. Launches of the captured graph wait, and the meter charges them.
 
 use deepres_e2e::prelude::*;
 

@@ -1,5 +1,5 @@
-//! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out. The processes in
-//! one cgroup are one tenant, by what the kernel reports.
+//! Real cgroups, with the layouts of Docker, Kubernetes' runtimes and Slurm. By the kernel's
+//! report, the daemon makes the processes in one cgroup one tenant.
 
 use std::fs;
 use std::path::{Path, PathBuf};

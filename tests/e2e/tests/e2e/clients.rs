@@ -1,5 +1,5 @@
-//! Clients from PyPI and crates.io. deepres counts as many launches as they do, they see the limit
-//! as their own out-of-memory error, and all their look-ups reach the hooks.
+//! Clients from PyPI and crates.io. deepres counts the same launches as the clients themselves. The
+//! clients report the limit as their own out-of-memory error, and all their look-ups get hooks.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Contexts that are made at the same time, by threads of a process, by many processes, and on
-//! several GPUs. Each context counts, and no call waits for an unrelated context.
+//! Threads of a process, many processes, and clients on several GPUs make contexts at the same
+//! time. The ledger counts each context, and no call waits for an unrelated context.
 
 use std::fs;
 use std::path::Path;

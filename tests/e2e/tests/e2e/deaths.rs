@@ -1,4 +1,4 @@
-//! The death of any process, at any moment, costs no other process anything.
+//! If a process dies at any moment, no other process loses time, memory or work.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Memory that graphs allocate. It never passes the limit, however deep in a graph the allocation
-//! is. An allocation that the driver would grant within the limit is granted.
+//! Memory that graphs allocate never passes the limit, however deep in a graph the allocation is.
+//! If the driver would grant an allocation within the limit, the interposer lets it through.
 
 use deepres_e2e::prelude::*;
 

@@ -1,5 +1,5 @@
-//! Linear memory that one process allocates and another opens. The memory counts only where it was
-//! allocated.
+//! Linear memory that one process allocates and another opens. The ledger counts the memory only
+//! for the process that allocated it.
 
 use deepres_e2e::prelude::*;
 

@@ -1,5 +1,5 @@
-//! A job that finds no daemon at its start runs without one. As soon as a daemon answers, it takes
-//! up the job with the memory that the job holds. From then on the gates of the tenant apply.
+//! If a job finds no daemon at its start, it runs without one. When a daemon answers, the job gets
+//! a session, with the memory that it holds. From then on the job waits at the gate of its tenant.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Memory that the driver keeps for freed objects counts too: shared blocks, pools, rows of arrays,
-//! memory of graphs. Account and GPU agree at every stage.
+//! Memory that the driver keeps after objects were freed also counts: shared blocks, pools, rows of
+//! arrays, memory of graphs. The account and the GPU's record agree at every stage.
 
 use deepres_e2e::prelude::*;
 

@@ -1,6 +1,6 @@
 //! A process is killed inside a call that takes or frees memory, before or after the driver did its
-//! work. The tenant's account then holds only memory that the GPU holds, and the others can have
-//! the rest.
+//! work. Afterwards the tenant's account holds only memory that the GPU holds. The tenant's other
+//! processes can allocate the rest.
 
 use deepres_e2e::clients::conformance;
 use deepres_e2e::prelude::*;

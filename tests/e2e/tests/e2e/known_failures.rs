@@ -1,6 +1,5 @@
-//! Mistakes of published interposers (design: "known ways to fail"). A naive library that makes the
-//! mistake breaks the client. Under deepres the client gets the same answers as without any
-//! library.
+//! Mistakes of published interposers. A naive library that makes the mistake breaks the client.
+//! Under deepres, the client gets the same answers as without any library.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! The frameworks from PyPI. Each gets as far with deepres as without, and all its look-ups reach
-//! the hooks.
+//! The frameworks from PyPI. Each framework gets as far with deepres as without, and all its
+//! look-ups get hooks.
 //!
-//! Their CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver cannot do
-//! that, so these tests see no GPU work.
+//! The frameworks' CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver
+//! cannot prove that, so the frameworks do no GPU work in these tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! How soon the GPU changes hands. A tenant with a latency objective gets it at once. The others
-//! get it as often as the cost of hand-offs allows.
+//! The delay until a tenant gets the GPU. A tenant with an SLO gets the GPU at once. Other tenants
+//! get the GPU as often as the cost of hand-offs allows.
 
 use deepres_e2e::prelude::*;
 

@@ -1,6 +1,6 @@
-//! Compares the ledger with the driver after random calls of all kinds, right and wrong, while the
-//! driver injects failures. Each kind of memory must be charged exactly what the published rule
-//! says of the driver's allocations, and modules as NVML shows them.
+//! Compares the ledger with the driver after random calls of all kinds, correct and wrong, while
+//! the driver injects failures. The ledger must charge each kind of memory by the rule in
+//! docs/memory.md, and modules by NVML's figure.
 //!
 //! The long run is `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture`: ten
 //! million calls in four to seven minutes.

@@ -1,5 +1,5 @@
-//! Programs without the interposer are metered from outside, by real kernel probes on their driver
-//! library.
+//! The daemon meters programs without the interposer from outside, by real kernel probes on their
+//! driver library.
 //!
 //! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 

@@ -1,5 +1,6 @@
-//! Memory that the driver takes for itself counts, by what NVML reports: contexts from their creation
-//! to their end, and code from its loading to its unloading. Account and GPU agree after each call.
+//! Memory that the driver takes by itself counts, by NVML's figures: contexts from their creation
+//! to their end, and code from its loading to its unloading. The account and the GPU's record agree
+//! after each call.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
-//! Kernel programs that are forbidden or switched off. A message says what is missing, only a
-//! command that needs the programs fails, and tenants work.
+//! The kernel forbids kernel programs, or the configuration switches them off. A message names the
+//! missing requirement. Only commands that need the programs fail, and tenants work.
 //!
-//! The tests need root, to run with other rights than root's.
+//! The tests need root, because they run programs with other rights than root's.
 
 use std::process::Command;
 

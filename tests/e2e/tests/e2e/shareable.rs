@@ -1,5 +1,5 @@
-//! A process exports physical memory and imports it again. The memory counts as long as the process
-//! has any handle or mapping of it.
+//! A process exports physical memory and imports it again. The memory counts while the process has
+//! any handle or mapping of it.
 
 use deepres_e2e::prelude::*;
 

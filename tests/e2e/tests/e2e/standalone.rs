@@ -1,5 +1,5 @@
-//! Limits without a daemon. The library alone enforces them, the processes of a tenant share them,
-//! and they end with the processes.
+//! Limits without a daemon. The interposer alone holds the limits. The processes of a tenant share
+//! the limits, which end with the processes.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
-//! More memory than the GPU has. Two unmodified trainers need sixty percent of the GPU's memory
-//! each. They take turns on the GPU as a whole, and both finish. `cargo xtask bench suspend`
-//! measures their speed.
+//! Two unmodified trainers need sixty percent of the GPU's memory each, together more than the GPU
+//! has. The trainers take turns on the GPU with all their memory, and both finish. `cargo xtask
+//! bench suspend` measures their speed.
 
 use deepres_e2e::clients::demo_simgpu;
 use deepres_e2e::prelude::*;

@@ -1,5 +1,5 @@
-//! The daemon lists processes that use the GPU without being a tenant, and no others. A real
-//! character device stands in for the driver's.
+//! The daemon lists processes that use the GPU without a session, and no others. A real character
+//! device stands in for the driver's devices.
 //!
 //! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 

@@ -1,10 +1,11 @@
-//! A process is killed at any point of a memory call, on its way through hook, account and driver
-//! and back. All its memory is freed, and meanwhile no process passes the limit.
+//! A process is killed at many points of a memory call: in the hook, in the account, in the driver,
+//! and on the way back. The daemon then frees all memory of the process, and meanwhile no process
+//! passes the limit.
 //!
-//! The test walks the victim with ptrace, one instruction at a time, from the call to its return.
-//! It kills the victim after each change of the tenant's account, and at places spread evenly over
-//! the call. `abi/tests/kills.rs` walks through the account alone. `killed.rs` kills inside every
-//! call of the driver.
+//! The test runs the victim in single steps (ptrace) from the call to its return. The test kills
+//! the victim after each change of the tenant's account, and at places spread evenly over the call.
+//! `abi/tests/kills.rs` does the same for the account alone. `killed.rs` kills inside every call of
+//! the driver.
 
 use std::ptr::null_mut;
 

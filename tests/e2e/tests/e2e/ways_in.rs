@@ -1,4 +1,5 @@
-//! Every way into the driver is hooked. deepres, the client and the GPU count the same launches.
+//! Every way to reach a driver function leads to its hook. deepres, the client and the GPU count
+//! the same launches.
 
 use std::path::{Path, PathBuf};
 

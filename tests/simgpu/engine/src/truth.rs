@@ -105,8 +105,8 @@ pub struct Snapshot {
     pub processes: Vec<Process>,
 }
 
-/// A view of a state directory from outside. An observer is in no process table and holds no
-/// memory.
+/// A view of a state directory from outside. An observer takes no place in the process table, and
+/// holds no GPU memory.
 #[derive(Debug)]
 pub struct Observer {
     shared: Shared,
@@ -114,8 +114,8 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Opens an existing state directory. [`Error::is_not_found`] tells that no process has created
-    /// it yet.
+    /// Opens an existing state directory. If no process has created it yet, returns an error for
+    /// which [`Error::is_not_found`] is true.
     pub fn open(state_dir: &Path) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_existing(state_dir)?, clock: Clock::Monotonic })
     }
@@ -125,9 +125,9 @@ impl Observer {
         Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
     }
 
-    /// Whether one process holds the lock at every look during `lasts`. A holder normally needs
-    /// microseconds. True means that the holder was stopped while it held the lock, or that the
-    /// machine is very busy.
+    /// Returns whether one process holds the lock at every look during `lasts`. A holder normally
+    /// needs microseconds. True means that a signal stopped the holder while it held the lock, or
+    /// that the machine is very busy.
     pub fn is_stuck(&self, lasts: Duration) -> bool {
         let lock = &self.shared.state.header.lock;
         let first = lock.holder();
@@ -146,14 +146,14 @@ impl Observer {
         &self.shared.config
     }
 
-    /// Returns the present figures. Computes the state up to now and removes what dead processes
-    /// left behind.
+    /// Computes the state up to now, and removes the objects of dead processes. Returns the present
+    /// figures.
     pub fn snapshot(&self) -> Snapshot {
         self.figures(Census::Now)
     }
 
-    /// As [`Self::snapshot`], but a process that died within the last ten milliseconds may still be
-    /// listed, as in a real driver.
+    /// Returns the figures like [`Self::snapshot`]. As with a real driver, a process that died
+    /// within the last ten milliseconds may still be listed.
     pub fn recent(&self) -> Snapshot {
         self.figures(Census::WhenDue)
     }
