@@ -296,8 +296,8 @@ impl Host {
         self.call(arguments).success().stdout
     }
 
-    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host and
-    /// back at 10 GB/s.
+    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host
+    /// and back at 10 GB/s.
     pub fn of_one_gib() -> Self {
         Self::new().simgpu(
             "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\

@@ -26,20 +26,20 @@ pub struct Outcome {
     /// Time from arrival to answer of each measured request, ns, in order of arrival. For a program
     /// that works in steps, the time of each step.
     pub latencies_ns: Vec<u64>,
-    /// Requests that were late, or that had no answer when their time was over.
+    /// Requests that were late, or that had no answer when their time limit had passed.
     pub missed: u64,
     /// Requests that had a time limit.
     pub timed: u64,
     /// GPU time used, sampled over the measured time.
     pub curve_ns: Vec<u64>,
-    /// Greatest lag behind the fluid limit, ns of GPU time. The caller that knows the weights fills
-    /// it in.
+    /// Greatest lag behind the fluid limit, ns of GPU time. The caller, which knows the weights,
+    /// sets this value.
     pub lag_ns: u64,
     /// Time when the whole job was done, ns, if it was.
     pub finished_ns: Option<u64>,
     /// Time in which the tenant had work, in the measured time, ns.
     pub wanted_ns: u64,
-    /// GPU time owed to the tenant in that time, ns.
+    /// GPU time that the tenant was owed in that time, ns.
     pub claim_ns: u64,
     /// Entitlement, parts per million, sampled like `curve_ns`.
     pub owed_ppm: Vec<u32>,

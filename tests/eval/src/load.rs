@@ -9,12 +9,12 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::device::Kernel;
 use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
-/// A batch of work: kernels that become available together and are waited for together.
+/// A batch of work: kernels that become available together. The program waits for all of them.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The kernels.
     pub kernels: Vec<Kernel>,
-    /// Time when the batch was asked for.
+    /// Time when the program asked for the batch.
     pub arrived_ns: u64,
     /// Time when the batch must be done, if there is a limit.
     pub due_ns: Option<u64>,
@@ -33,9 +33,9 @@ pub struct Program {
     is_over: bool,
 }
 
-/// A request that waits for earlier ones. Its kernels are made when its turn comes, from the random
-/// numbers that it had when it came. The queue keeps little for each request, because under
-/// overload millions wait.
+/// A request that waits for earlier requests. The program makes the request's kernels when its turn
+/// comes, from the random numbers of its arrival. The queue keeps little for each request, because
+/// under overload millions of requests wait.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     arrived_ns: u64,
@@ -91,8 +91,8 @@ impl Program {
         self.queue.clear();
     }
 
-    /// Acts at the program's moment. Returns the batch that becomes available now, if there is one,
-    /// and the program's next moment.
+    /// Performs the program's action at this moment. Returns the batch that becomes available now,
+    /// if there is one, and the time of the program's next action.
     pub fn act(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         if self.is_over {
             return (None, None);
@@ -132,8 +132,8 @@ impl Program {
         (Some(batch), None)
     }
 
-    /// Ends a batch. Returns the next batch that is available already, and, for a program that
-    /// works in steps, its next moment.
+    /// Tells the program that its batch is done. Returns the next batch that is available already.
+    /// For a program that works in steps, also returns the time of the next action.
     pub fn done(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         self.is_busy = false;
         let pause_ns = match &mut self.work {
@@ -156,8 +156,8 @@ impl Program {
         (None, Some(now_ns.saturating_add(pause_ns)))
     }
 
-    /// Returns the requests that wait for the one being answered: arrival times, and times when
-    /// they must be done, if there are limits.
+    /// Returns the requests that wait for the present request: arrival times, and times when they
+    /// must be done, if there are limits.
     pub fn queued(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         let slo_ns = match &self.work {
             Work::Requests(requests) => requests.slo_ns,

@@ -40,8 +40,8 @@ fn maker(host: &Host) -> Process {
     host.spawn(command)
 }
 
-/// Runs `retains` in this mode. Returns the process, the result codes of both threads, and the time
-/// between the ends of their calls.
+/// Runs the client `retains` in this mode. Returns the process, the result codes of both threads,
+/// and the time between the ends of their calls.
 fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
     let mut command = host.preloaded(c_client("retains"));
     command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());

@@ -158,7 +158,7 @@ fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

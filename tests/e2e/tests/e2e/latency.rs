@@ -30,7 +30,7 @@ fn waited_us(objective: &[&str]) -> f64 {
 const QUANTUM_PART: u64 = 2;
 const LONGEST_QUANTUM_NS: u64 = 50_000_000;
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -191,7 +191,7 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     stranger.finish().success();
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -10,7 +10,7 @@ use deepres_e2e::probes::{self, open_node};
 use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
 
-/// A user without any rights.
+/// A user without rights.
 const NOBODY: u32 = 65_534;
 /// The stand-in device.
 const DEVICE: &str = "nvidia=10:256";
@@ -20,7 +20,8 @@ const ASKS: &str = "import fcntl,os,sys\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
 
-/// Returns a host, where kernel programs are possible, whose folders all users may use. The user [`NOBODY`] owns the daemon's directory.
+/// Returns a host for tests of kernel programs, or `None` if this machine cannot run them. All
+/// users may use the host's folders. The user [`NOBODY`] owns the daemon's directory.
 fn open_host(config: &str) -> Option<Host> {
     let host = probes::host(config)?;
     host.let_all_users_in();

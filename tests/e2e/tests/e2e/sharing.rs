@@ -32,7 +32,7 @@ fn assert_seventy_thirty(arguments: &[&str]) {
     assert!(window.busy_percent() >= BUSY_PERCENT, "the GPU idled: busy {:.1} %", window.busy_percent());
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

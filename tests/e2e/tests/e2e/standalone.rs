@@ -378,7 +378,7 @@ fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

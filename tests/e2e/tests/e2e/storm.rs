@@ -84,7 +84,7 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

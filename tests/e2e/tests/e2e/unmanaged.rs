@@ -505,7 +505,7 @@ fn the_doctor_says_what_is_there_and_what_to_do() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

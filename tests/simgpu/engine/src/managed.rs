@@ -61,7 +61,6 @@ impl Host {
     /// Brings `bytes` of this process's managed memory to a GPU, at most as much as the GPU has
     /// room beside other memory. Managed memory of other processes leaves first, then this
     /// process's own. Returns the brought amount.
-    /// process's own. Returns the amount brought.
     ///
     /// # Panics
     /// If there is no such GPU.
