@@ -66,7 +66,7 @@ const ROWS: &[Row] = &[
         run: "launches of every kind, graphs, both kinds of default stream",
         result: "each launch counted once, as the GPU's own record has them",
         reach: Reach::Whole,
-        test: "ways_in::a_linked_client_is_counted_launch_by_launch",
+        test: "ways_in::a_client_is_counted_launch_by_launch_however_it_reaches_the_driver",
     },
     Row {
         client: "tinygrad, with NVIDIA's NVRTC",

@@ -80,7 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut is_told = args.back;
     if !args.back {
         driver.take_off(&args.pids)?;
-        say("away")?;
+        // If the daemon has ended meanwhile, stdin has ended too, and the processes come back below.
+        let _ = say("away");
     }
     let mut lines = std::io::stdin().lock().lines();
     let mut has_daemon = true;
@@ -95,7 +96,8 @@ pub fn run(args: &Args) -> Result<()> {
                 return Ok(());
             }
             Err(NotBack::Failed(error)) => return Err(error),
-            Err(NotBack::NoRoom) if has_daemon => say("no room")?,
+            // Without a reader there is no daemon, and only this process can bring the others back.
+            Err(NotBack::NoRoom) if has_daemon && say("no room").is_ok() => {}
             Err(NotBack::NoRoom) => std::thread::sleep(RETRY),
         }
     }

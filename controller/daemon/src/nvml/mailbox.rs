@@ -1,6 +1,6 @@
 //! A mailbox for questions to a library that may never answer. One thread answers the questions one
-//! after another. A question that is not answered by its deadline stays unanswered, and the asker
-//! goes on. A panic leaves its question unanswered too.
+//! after another, the one with the earliest deadline first. A question that is not answered by its
+//! deadline stays unanswered, and the asker goes on. A panic leaves its question unanswered too.
 //!
 //! A thread that has been at one question for [`STUCK`] is given up: the mailbox starts another
 //! thread. At most [`MAX_STUCK`] threads are given up at a time. Beyond that, questions stay
@@ -47,6 +47,13 @@ impl<Q, A> State<Q, A> {
     fn has_another_than(&self, own: Option<u64>, stuck: Duration) -> bool {
         let mut others = self.threads.iter().filter(|(id, _)| Some(**id) != own);
         others.any(|(_, since)| since.is_none_or(|since| since.elapsed() < stuck))
+    }
+
+    /// Takes the question whose earliest asker stops waiting first.
+    fn next(&mut self) -> Option<Letter<Q, A>> {
+        let until = |letter: &Letter<Q, A>| letter.askers.iter().map(|asker| asker.until).min();
+        let first = self.letters.iter().enumerate().min_by_key(|(_, letter)| until(letter))?.0;
+        self.letters.remove(first)
     }
 
     /// Forgets askers that have stopped waiting, and the questions without askers.
@@ -143,7 +150,7 @@ fn serve<Q, A: Clone, K: Default>(
     let mut held = lock(state);
     while !held.has_another_than(Some(id), stuck) {
         held.forget_late();
-        let Some(Letter { question, askers }) = held.letters.pop_front() else {
+        let Some(Letter { question, askers }) = held.next() else {
             held = news.wait(held).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
@@ -243,6 +250,25 @@ mod tests {
         }
         let answered = mailbox.ask_and_wait(Held(102, None), LIMIT);
         assert_eq!(answered.map(|(number, _)| number), Some(102), "by the one that is left");
+    }
+
+    #[test]
+    fn the_question_with_the_earliest_deadline_is_the_next() {
+        let mailbox = mailbox(LIMIT);
+        let (first, release) = held(1);
+        let (sender, answers) = mpsc::channel();
+        let ask = |question, limit| {
+            let sender = sender.clone();
+            mailbox.post(question, limit, move |answer: (u32, u32)| sender.send(answer.0).unwrap());
+        };
+        ask(first, LIMIT);
+        while lock(&mailbox.shared.0).threads.values().all(Option::is_none) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ask(Held(2, None), LIMIT);
+        ask(Held(3, None), LIMIT / 2);
+        drop(release);
+        assert_eq!([(); 3].map(|()| answers.recv().unwrap()), [1, 3, 2]);
     }
 
     #[test]

@@ -22,8 +22,9 @@ use std::time::Duration;
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How long the daemon's tasks wait for an answer. NVML answers within milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long a process waits that asks for its own memory.
-const VIEWER_LIMIT: Duration = Duration::from_millis(500);
+/// How long a process waits that asks for its own memory: the interposer waits for a second. One
+/// other question may be under way.
+const VIEWER_LIMIT: Duration = Duration::from_millis(900);
 /// How long the start waits for the list of GPUs. NVML may load the driver for it, which takes
 /// seconds for each GPU.
 const START_LIMIT: Duration = Duration::from_secs(120);

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
@@ -333,6 +333,23 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
     await_value(done, |now| now.iter().zip(&before).all(|(now, before)| now > before));
     assert!(!daemon.stderr().contains("work that does not end"), "{}", daemon.stderr());
     clients.iter_mut().for_each(Process::kill);
+}
+
+#[test]
+fn a_mover_whose_daemon_has_ended_brings_back_what_it_had_just_taken_off() {
+    let host = Host::of_one_gib();
+    let mut client = host.spawn({
+        let mut command = host.command(c_client("swap"));
+        command.args([&(64 * MIB).to_string(), "600"]);
+        command
+    });
+    client.await_exactly("holding");
+    let (reader, nobody_reads) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut mover = host.deepres(&["away", &client.pid().to_string()]);
+    mover.stdin(Stdio::null()).stdout(nobody_reads);
+    assert!(mover.status().expect("it starts").success());
+    assert_unchanged(client);
 }
 
 #[test]
