@@ -8,7 +8,7 @@ const LIMIT_BYTES: u64 = 400 * MIB;
 const FULL: &str = "full 2";
 
 /// Runs the client's part `what` and compares its stages with `expected`: stage, kind, MiB of that
-/// kind. `said` are the lines between stages.
+/// kind. `said` holds the lines between stages.
 #[track_caller]
 fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
     // Contexts take no memory, so the GPU's record contains allocations alone.

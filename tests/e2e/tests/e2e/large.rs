@@ -14,8 +14,8 @@ use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hoo
 /// Time limit. The import of a framework reads gigabytes, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(200);
 
-/// Runs a command in a mount namespace with a GPU's device files, because JAX looks for them first.
-/// The files are other names of /dev/null.
+/// Shell script that runs a command in a mount namespace with a GPU's device files, because JAX
+/// looks for these files first. The files are other names of /dev/null.
 const WITH_DEVICE_FILES: &str = r#"
 set -e
 dev=$(mktemp -d)
