@@ -118,7 +118,7 @@ fn whole_mappings_are_unmapped(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The library NCCL uses physical memory in this way.
+/// The library NCCL creates physical memory without a current context.
 fn it_is_made_without_a_current_context(facts: &mut Facts) -> Result<(), Stop> {
     let _gpu = Gpu::new()?;
     let piece = piece_bytes()?;
