@@ -59,7 +59,7 @@ impl Check {
 pub enum Stop {
     /// The driver or the device lacks the subject of the check.
     Absent(String),
-    /// A call failed on which everything else depends.
+    /// A call failed, and the rest of the check depends on the call.
     Failed(&'static str, CUresult),
 }
 
@@ -86,7 +86,7 @@ impl Outcome {
     }
 }
 
-/// One answer, and the expected one.
+/// One answer of the driver, and the expected answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Fact {
     /// Description of the question.
@@ -114,7 +114,7 @@ impl Facts {
         self.push(what, format!("{expected:?}"), format!("{got:?}"), got == expected);
     }
 
-    /// Adds a value that should have a property.
+    /// Adds a value that should have a property. `holds` says whether the value has the property.
     pub fn has(&mut self, what: &str, got: impl Debug, property: &str, holds: bool) {
         self.push(what, property.to_owned(), format!("{got:?}"), holds);
     }

@@ -8,7 +8,7 @@ use once_cell::sync::OnceCell;
 use crate::check::Stop;
 
 /// Calls a driver function by its exported name and returns its code. If the driver lacks the
-/// function, the check ends.
+/// function, ends the check.
 macro_rules! cu {
     ($symbol:ident($($argument:expr),* $(,)?)) => {{
         let address = $crate::driver::require(stringify!($symbol))?;
@@ -20,7 +20,7 @@ macro_rules! cu {
     }};
 }
 
-/// Calls a driver function that has to succeed. If it fails, the check ends.
+/// Calls a driver function that has to succeed. If the call fails, ends the check.
 macro_rules! must {
     ($symbol:ident($($argument:expr),* $(,)?)) => {{
         let code = cu!($symbol($($argument),*));
@@ -67,7 +67,8 @@ pub fn find(symbol: &str) -> Option<usize> {
     (address != 0).then_some(address)
 }
 
-/// Returns the address of a function that a check needs. If the driver lacks it, the check ends.
+/// Returns the address of a function that a check needs. If the driver lacks the function, ends the
+/// check.
 pub fn require(symbol: &str) -> Result<*mut c_void, Stop> {
     library()?;
     match find(symbol) {
@@ -76,7 +77,7 @@ pub fn require(symbol: &str) -> Result<*mut c_void, Stop> {
     }
 }
 
-/// Describes the driver for people.
+/// Returns a description of the driver for people.
 pub fn description() -> String {
     describe().unwrap_or_else(|_| "no usable driver".to_owned())
 }

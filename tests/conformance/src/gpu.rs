@@ -40,8 +40,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Makes a context on the first device. Every kernel runs once, so that none is loaded later
-    /// while a stream is blocked.
+    /// Makes a context on the first device, and returns it. Every kernel runs once, so that the
+    /// driver loads none later while a stream is blocked.
     pub fn new() -> Result<Self, Stop> {
         must!(cuInit(0));
         let (mut context, mut module) = (null_mut(), null_mut());
@@ -119,7 +119,7 @@ impl Gpu {
         Ok(total - free)
     }
 
-    /// Blocks `stream` until the result is released.
+    /// Blocks `stream` until the caller releases the returned value.
     pub fn hold(&self, stream: CUstream) -> Result<Held, Stop> {
         let held =
             Held { flag: self.memory(size_of::<u32>())?, writer: self.stream(CU_STREAM_NON_BLOCKING)? };

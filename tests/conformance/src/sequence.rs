@@ -1,7 +1,6 @@
-//! A random sequence of driver calls, valid and invalid. It depends only on its seed and on the
-//! driver's answers. So two runs print the same, whatever is between program and driver. The
-//! program prints a line for each call, and frees everything at the end.
-//!
+//! A random sequence of driver calls, valid and invalid. The sequence depends only on its seed and
+//! on the driver's answers. So two runs print the same text, with and without deepres between
+//! program and driver. The program prints a line for each call, and frees everything at the end.
 //! The sequence omits calls that depend on time (queries). It also omits calls that would hang or
 //! crash on a correct driver too (waits for values, invalid host addresses).
 
@@ -24,9 +23,9 @@ macro_rules! call {
     };
 }
 
-/// Most objects of one kind that are kept at a time.
+/// The most objects of one kind that the program keeps at a time.
 const KEPT: usize = 24;
-/// Percentage of calls with an operand that never was an object, or is none any more.
+/// Percentage of calls with an operand that is not an object, or is not an object any more.
 const STRANGE_PERCENT: u64 = 12;
 /// Sizes of requests, bytes.
 const SIZES: [usize; 10] = [0, 1, 511, 512, 4096, 1 << 20, (1 << 20) + 1, 2 << 20, 3 << 20, usize::MAX >> 8];
@@ -42,7 +41,8 @@ const RESERVED_BYTES: usize = RESERVED_GRANULES * GRANULE_BYTES;
 /// Number and length of the rests before the account is printed.
 const RESTS: usize = 3;
 const REST: Duration = Duration::from_millis(10);
-/// Attempts of a free. An injected error makes one fail, and the next one succeeds.
+/// Number of attempts to free an object. If an injected error makes an attempt fail, the next
+/// attempt succeeds.
 const ATTEMPTS: usize = 3;
 
 /// Pseudo-random numbers (xorshift).
@@ -128,8 +128,8 @@ struct World {
 /// Number of kinds of memory in the simulated driver's account.
 const KINDS: usize = 7;
 
-/// Returns what this process's memory counts for, by kind, as the driver reports it. Only the
-/// simulated driver does.
+/// Returns the amount that this process's memory counts for, by kind, as the simulated driver
+/// reports it. Returns `None` on any other driver.
 fn account() -> Option<[u64; KINDS]> {
     let address = crate::driver::find("simgpu_account")?;
     let mut sums = [0; KINDS];
@@ -139,9 +139,10 @@ fn account() -> Option<[u64; KINDS]> {
     Some(sums)
 }
 
-/// Prints what this process's memory counts for at the stage `stage`, and waits for a line. Before
-/// that, the function lets the GPU finish all work, and lets any code between program and driver
-/// see that. Memory that was freed in a stream's order is released then.
+/// Prints the amount that this process's memory counts for at the stage `stage`, and waits for a
+/// line of input. First the function lets the GPU finish all work, so that code between program and
+/// driver sees the end of the work. The driver then releases memory that was freed in a stream's
+/// order.
 fn tell(stage: impl Display) -> Result<(), Stop> {
     for _ in 0..RESTS {
         cu!(cuCtxSynchronize());
@@ -155,8 +156,8 @@ fn tell(stage: impl Display) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Runs `calls` calls and frees everything. Every `every` calls, and at the end, it prints what its
-/// memory counts for and waits for a line.
+/// Runs `calls` calls and frees everything. Every `every` calls, and at the end, prints the amount
+/// that its memory counts for and waits for a line.
 pub fn run_accounted(seed: u64, calls: usize, every: usize) -> Result<(), Stop> {
     let mut world = World::begin(seed)?;
     // Memory that a capture allocates belongs to a graph, and is no memory yet.
@@ -181,7 +182,7 @@ pub fn run(seed: u64, calls: usize) -> Result<(), Stop> {
     world.clean()
 }
 
-/// Whether a stream is being captured. The answer is also true if the driver cannot tell.
+/// Returns whether a stream is being captured. If the driver cannot tell, returns true.
 fn is_captured(stream: CUstream) -> Result<bool, Stop> {
     let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
     let code = cu!(cuStreamIsCapturing(stream, &mut status));
@@ -233,7 +234,7 @@ impl World {
         if default == 0 { self.random.below(3) as CUstream } else { self.pick(Streams) as CUstream }
     }
 
-    /// Whether there is room to keep another allocation of each kind.
+    /// Returns whether there is room to keep another allocation of each kind.
     fn has_room(&self) -> bool {
         [Linear, Pooled, Host, Arrays, Mipmapped].into_iter().all(|kind| self.has_room_for(kind))
     }
@@ -267,8 +268,8 @@ impl World {
         call
     }
 
-    /// Does the same as [`Self::lose`] for addresses. They are not remembered as dead, because the
-    /// driver may give them out again.
+    /// Removes an address like [`Self::lose`]. The program does not remember the address as dead,
+    /// because the driver may give it out again.
     fn forget(&mut self, of: Kind, call: Call, address: u64) -> Call {
         if call.1 == CUDA_SUCCESS {
             self.held[of].retain(|kept| *kept != address);
@@ -290,8 +291,8 @@ impl World {
     }
 
     fn step(&mut self) -> Answer {
-        // The kinds of memory without the last calls are those that both an account and the driver
-        // report. So they can be compared.
+        // Without the last calls, the program uses only kinds of memory that both an account and
+        // the driver report. So the test can compare both.
         let kinds = if self.is_wild { WILD_KINDS } else { KINDS_OF_CALLS };
         match self.random.below(kinds) {
             0..=7 if self.is_wild || self.has_room() => self.allocate(),
@@ -838,7 +839,7 @@ impl World {
         })
     }
 
-    /// Keeps an object that ends with no context, so that it can be freed at the end.
+    /// Keeps an object that belongs to no context, so that the program can free it at the end.
     fn keep_always(&mut self, of: Kind, call: Call, object: u64) -> Call {
         if call.1 == CUDA_SUCCESS {
             self.held[of].push(object);
@@ -889,8 +890,8 @@ impl World {
         })
     }
 
-    /// Frees the objects that outlive contexts, and then the contexts with everything else. Each
-    /// call is repeated as often as injected errors can make it fail.
+    /// Frees the objects that outlive contexts, and then the contexts with everything else. Repeats
+    /// each call as often as injected errors can make it fail.
     fn clean(&mut self) -> Result<(), Stop> {
         let insist = |call: &dyn Fn() -> Result<CUresult, Stop>| {
             for _ in 0..ATTEMPTS {

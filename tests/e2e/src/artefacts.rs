@@ -1,4 +1,4 @@
-//! Paths of the built parts under test. The parts are built here if nobody has built them.
+//! Paths of the built parts under test. If nobody has built the parts, this module builds them.
 
 use std::{
     env, fs,
@@ -17,7 +17,7 @@ const ARTEFACTS_VARIABLE: &str = "DEEPRES_ARTEFACTS";
 
 /// zig from PyPI. `cargo xtask dist` links with it.
 const ZIG: &str = "ziglang==0.15.2";
-/// Packages that the artefacts are built from.
+/// Packages from which cargo builds the artefacts.
 const PACKAGES: [&str; 4] = ["deepres-interposer", "deepres", "simgpu-cuda", "simgpu-nvml"];
 
 /// The built parts.
@@ -46,7 +46,7 @@ pub fn target() -> &'static Path {
     })
 }
 
-/// Returns the built parts. Builds them first if the environment names no folder.
+/// Returns the built parts. If the environment names no folder, the function builds them first.
 pub fn artefacts() -> &'static Artefacts {
     static ARTEFACTS: OnceLock<Artefacts> = OnceLock::new();
     ARTEFACTS
@@ -98,8 +98,8 @@ pub(crate) fn zig_cc() -> Command {
 /// workspace.
 const BUILT_VARIABLE: &str = "DEEPRES_BUILT";
 
-/// Returns the folder with cargo's debug products of these packages. Builds the packages first if
-/// the environment names no folder.
+/// Returns the folder with cargo's debug products of these packages. If the environment names no
+/// folder, the function builds the packages first.
 pub fn built(packages: &[&str]) -> PathBuf {
     if let Some(folder) = env::var_os(BUILT_VARIABLE) {
         return folder.into();
@@ -170,7 +170,7 @@ fn prepared(venv: Result<Venv>) -> Venv {
     venv.unwrap_or_else(|error| panic!("the Python clients: {error:#}"))
 }
 
-/// Runs a command that has to succeed.
+/// Runs a command. Returns an error if the command fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     ensure!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));

@@ -1,9 +1,10 @@
 //! Keeps the CPUs from sleeping while tests measure.
 //!
-//! The hypervisor of a virtual machine gives an idle CPU to other machines. On a busy host the CPU
-//! comes back about a millisecond after the timer that should have woken it. A GPU's own clock does
-//! not wait for the CPU. Therefore a thread of the lowest policy (SCHED_IDLE, sched(7)) uses the
-//! spare time of each CPU. A woken thread then runs at once, as on a machine of its own.
+//! The hypervisor of a virtual machine gives an idle CPU to other machines. On a busy host, the
+//! hypervisor returns the CPU about a millisecond after a timer should have woken it. A GPU's own
+//! clock does not wait for the CPU. Therefore a thread of the lowest policy (SCHED_IDLE, sched(7))
+//! uses the spare time of each CPU. A thread of the test that wakes up then runs at once, as on a
+//! machine of its own.
 
 use std::{hint, sync::OnceLock, thread};
 
@@ -31,15 +32,15 @@ pub fn keep() {
     });
 }
 
-/// Starts a thread that makes measurements better and that they can do without. A machine that
-/// limits the number of threads may have no thread left.
+/// Starts a thread that improves measurements. If the kernel refuses another thread, the function
+/// does nothing, because the measurements work without the thread.
 pub(crate) fn spawn(run: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().spawn(run) {
         eprintln!("measuring with one helping thread less: {error}");
     }
 }
 
-/// The CPUs that this process may run on.
+/// Returns the CPUs on which this process may run.
 pub fn cpus() -> impl Iterator<Item = usize> {
     let ours = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(move |cpu| ours.is_set(*cpu))

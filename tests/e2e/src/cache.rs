@@ -1,8 +1,8 @@
-//! A cache outside the checkout for everything that is downloaded or built once: build tools,
+//! A cache outside the checkout for files that a test run downloads or builds once: build tools,
 //! Python environments, a root file system.
 //!
-//! An entry's folder carries a hash of its recipe, for example the pinned requirements. Another
-//! recipe makes another entry, so several checkouts share the cache.
+//! The name of an entry's folder contains a hash of the entry's recipe, for example the pinned
+//! requirements. Another recipe makes another entry, so several checkouts share the cache.
 
 use std::{
     env,
@@ -17,13 +17,15 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Variable that names another folder for the cache.
 const VARIABLE: &str = "DEEPRES_CACHE";
-/// File that is written last into an entry. The file shows that the entry is complete.
+/// File that [`entry`] writes last into an entry's folder. If the file exists, the entry is
+/// complete.
 const READY: &str = ".ready";
-/// Age after which an unused entry is removed. The removal happens when another recipe of the same
-/// name is made.
+/// Age after which [`entry`] removes an unused entry. It does so when it makes an entry of the same
+/// name by another recipe.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The folder of the cache: `$DEEPRES_CACHE`, else `deepres` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// Returns the folder of the cache: `$DEEPRES_CACHE`, else `deepres` in `$XDG_CACHE_HOME` or
+/// `~/.cache`.
 pub fn folder() -> PathBuf {
     let named = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     named(VARIABLE)
@@ -32,7 +34,7 @@ pub fn folder() -> PathBuf {
         .unwrap_or_else(|| env::temp_dir().join("deepres-cache"))
 }
 
-/// Returns the folder of the entry `name` made by `recipe`. If no earlier run filled the folder,
+/// Returns the folder of the entry `name` made by `recipe`. If the folder is not complete yet,
 /// `make` fills it first.
 ///
 /// Processes that want the same entry at the same time wait for each other.
@@ -60,7 +62,7 @@ fn entry_in(
         make(&entry)?;
         remove_unused(cache, name);
     }
-    // The file is written on each use, so its modification time is the time of the last use.
+    // Each use writes the file, so its modification time is the time of the last use.
     fs::write(&ready, recipe).with_context(|| format!("cannot write {}", ready.display()))?;
     Ok(entry)
 }

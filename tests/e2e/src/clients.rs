@@ -1,5 +1,5 @@
-//! The clients under `tests/workloads`: Python scripts, and C, CUDA and Rust programs that are
-//! built here on first use.
+//! The clients under `tests/workloads`: Python scripts, and C, CUDA and Rust programs. This module
+//! builds the programs on first use.
 
 use std::{
     env, fs,
@@ -39,7 +39,7 @@ pub fn c_client(name: &str) -> PathBuf {
     c_client_by(name, Way::Dlsym)
 }
 
-/// Does the same as [`c_client`] for a client that reaches the driver in this way.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled to reach the driver in this way.
 pub fn c_client_by(name: &str, way: Way) -> PathBuf {
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
     if way == Way::Linked {
@@ -75,7 +75,8 @@ impl CLibrary {
     }
 }
 
-/// Does the same as [`c_client_by`] for another C library. The client is not linked to libcuda.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled for another C library to reach the
+/// driver in this way. The client is not linked to libcuda.
 pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     assert_ne!(way, Way::Linked, "there is no driver to link to for {library:?}");
     let mut flags = vec![format!("-D{}", way.define()), "-pthread".to_owned(), "-lm".to_owned()];
@@ -83,7 +84,8 @@ pub fn c_client_on(library: CLibrary, name: &str, way: Way) -> PathBuf {
     compile_by(zig_cc(), name, &format!("{name}-{way:?}-{library:?}"), &flags)
 }
 
-/// Does the same as [`c_program`] for another C library.
+/// Returns the path of `tests/workloads/c/NAME.c`, compiled for another C library as a program that
+/// does not use the driver.
 pub fn c_program_on(library: CLibrary, name: &str) -> PathBuf {
     let flags: Vec<String> = library.flags().iter().map(|flag| (*flag).to_owned()).collect();
     compile_by(zig_cc(), name, &format!("{name}-{library:?}"), &flags)
@@ -95,7 +97,7 @@ pub fn c_library(name: &str) -> PathBuf {
 }
 
 /// Returns the path of `tests/workloads/c/NAME.c`, compiled as a shared library and linked to
-/// `driver`. The library `driver` has functions of the driver's names.
+/// `driver`. The library `driver` defines functions with the driver's names.
 pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
     let flags =
         ["-shared", "-fPIC", "-ldl"].map(str::to_owned).into_iter().chain([driver.display().to_string()]);
@@ -103,12 +105,12 @@ pub fn c_library_on(name: &str, driver: &Path) -> PathBuf {
     compile(name, &format!("lib{name}-{on}.so"), &flags.collect::<Vec<_>>())
 }
 
-/// The training script.
+/// Returns the path of the training script.
 pub fn training_script() -> PathBuf {
     repository().join("tests/workloads/python/train.py")
 }
 
-/// The Python script of this name.
+/// Returns the path of the Python script of this name.
 pub fn script(name: &str) -> PathBuf {
     repository().join("tests/workloads/python").join(name).with_extension("py")
 }
@@ -118,30 +120,31 @@ pub fn cudarc_client() -> PathBuf {
     built_by_cargo("deepres-cudarc-client", "cudarc-client")
 }
 
-/// Returns the path of the driver-semantics program, which cargo builds.
+/// Returns the path of the program that checks a driver's behaviour (`tests/conformance`). Cargo
+/// builds the program.
 pub fn conformance() -> PathBuf {
     built_by_cargo("deepres-conformance", "conformance")
 }
 
-/// Returns the path of the program that calls every hooked function. Cargo builds it.
+/// Returns the path of the program that calls every hooked function. Cargo builds the program.
 pub fn every_call() -> PathBuf {
     built_by_cargo("deepres-every-call", "every-call")
 }
 
 /// Returns the folder of a `libcuda.so.1` that records how each function is called. Cargo builds
-/// it.
+/// the library.
 pub fn recording_driver() -> PathBuf {
     driver_library("deepres-every-call", "librecording_cuda.so", "recording-driver")
 }
 
 /// Returns the folder of a `libcuda.so.1` in which every call does next to nothing. Cargo builds
-/// it.
+/// the library.
 pub fn stub_driver() -> PathBuf {
     driver_library("deepres-stub-driver", "libstub_cuda.so", "stub-driver")
 }
 
-/// Builds a library with cargo and copies it to `libcuda.so.1` in a folder of its own. Returns that
-/// folder.
+/// Builds a library with cargo and copies it to `libcuda.so.1` in a folder of its own. Returns the
+/// folder of the copy.
 fn driver_library(package: &str, library: &str, folder: &str) -> PathBuf {
     let built = built_by_cargo(package, library);
     build(&built, &format!("{folder}/libcuda.so.1"), |product| {
@@ -189,7 +192,8 @@ fn compile_by(compiler: Command, name: &str, output: &str, flags: &[String]) -> 
     })
 }
 
-/// Runs the compiler unless its product exists and is younger than the sources.
+/// Runs the compiler if its product is missing or older than the sources. Returns the path of the
+/// product.
 fn build(source: &Path, output: &str, compiler: impl FnOnce(&Path) -> Command) -> PathBuf {
     let folder = target().join("e2e-clients");
     let product = folder.join(output);

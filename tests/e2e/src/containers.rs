@@ -1,5 +1,6 @@
-//! Real containers: podman with runc on a root file system of this machine's Debian. For the
-//! product of `cargo xtask dist` the root file system is Debian 11, which has an older glibc.
+//! Real containers: podman with runc on a root file system of this machine's Debian. If the tests
+//! run the product of `cargo xtask dist`, the root file system is Debian 11, which has an older
+//! glibc.
 //!
 //! The containers need root and the packages [`PACKAGES`], which `cargo xtask test` installs.
 
@@ -40,7 +41,7 @@ const SPECIFICATIONS: &str = "/run/cdi";
 /// CDI kind of the devices of deepres.
 const KIND: &str = "deepres.dev/share";
 
-/// The containers and devices of one host. All of them are removed on drop.
+/// The containers and devices of one host. Drop removes all of them.
 pub struct Containers<'host> {
     host: &'host Host,
     /// Prefix of names that the whole machine shares.
@@ -57,7 +58,7 @@ pub enum Users {
     Apart,
 }
 
-/// A container. It lives as long as its first process, and it is killed on drop.
+/// A container. The container lives as long as its first process. Drop kills the container.
 pub struct Container {
     /// Name of the container.
     pub name: String,
@@ -66,8 +67,9 @@ pub struct Container {
 }
 
 impl<'host> Containers<'host> {
-    /// Returns the containers of this host, and lets all users of the machine use its simulated
-    /// GPU. Returns `None` and skips the test if this user cannot have containers.
+    /// Returns the containers of this host, and lets all users of the machine use the host's
+    /// simulated GPU. If this user cannot have containers, reports the test as skipped and returns
+    /// `None`.
     pub fn on(host: &'host Host) -> Option<Self> {
         if !skip::root_or_skipped() {
             return None;
@@ -100,7 +102,8 @@ impl<'host> Containers<'host> {
         self.start_with(&[], device, users, program)
     }
 
-    /// Does the same as [`Self::start`], with further options of podman.
+    /// Starts a program in a container with this device, like [`Self::start`], with further options
+    /// of podman.
     #[track_caller]
     pub fn start_with(&self, options: &[&str], device: &str, users: Users, program: &[&str]) -> Container {
         let Artefacts { simgpu, .. } = artefacts();
@@ -193,8 +196,9 @@ fn root() -> &'static Path {
     ROOT.get_or_init(|| find().unwrap_or_else(|error| panic!("the containers' root: {error:#}")))
 }
 
-/// Makes the root file system of the containers unless the cache has it, and returns its folder. A
-/// portable product gets the old distribution, any other product this machine's.
+/// Returns the folder of the root file system of the containers. If the cache lacks the file
+/// system, the function makes it: of the old distribution for a portable product, else of this
+/// machine's.
 pub fn prepare(is_portable: bool) -> Result<PathBuf> {
     let distribution = match is_portable {
         true => OLD_DISTRIBUTION.to_owned(),

@@ -1,4 +1,5 @@
-//! The log that `contend` writes of a race for a tenant's memory, and the verdict on the race.
+//! The log that the client `contend` writes of a race for a tenant's memory, and the verdict on the
+//! race.
 //!
 //! An operation takes effect at some moment between its beginning and its end. So for each moment
 //! there are two bounds on the memory held:
@@ -8,8 +9,8 @@
 //!   free it.
 //!
 //! A refusal is *false* if the request would have fitted at every moment of its call, even with the
-//! upper bound. Memory on its way back to the driver does not count in this bound. A refused
-//! request was never held, however long its call took. The memory of a killed process counts until
+//! upper bound. This bound leaves out memory on its way back to the driver. A refused request holds
+//! no memory at any time, however long its call takes. The memory of a killed process counts until
 //! the process is gone.
 //!
 //! An allocation that shares its memory with others has only a lower and an upper bound on its
@@ -45,7 +46,7 @@ struct Record {
     most_bytes: u64,
     /// Number of the allocation that this operation frees.
     frees: Option<usize>,
-    /// When the client told the driver to free the allocation. If the log does not say, the
+    /// When the client told the driver to free the allocation. If the log has no such time, the
     /// beginning of the operation.
     told_ns: u64,
     process: u32,
@@ -64,7 +65,7 @@ pub struct Kill {
 /// The verdict on a race.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
-    /// Operations that were begun.
+    /// Operations that began.
     pub operations: u64,
     /// Allocations that succeeded.
     pub successes: u64,
@@ -72,11 +73,11 @@ pub struct Verdict {
     pub refusals: u64,
     /// Operations that a kill cut short.
     pub cut_short: u64,
-    /// Moments at which more than the limit was certainly held.
+    /// Moments at which the processes certainly held more than the limit.
     pub breaches: u64,
     /// Refusals that are false in the sense of the module's documentation.
     pub false_refusals: u64,
-    /// The largest amount that was certainly held, bytes.
+    /// The largest amount that the processes certainly held, bytes.
     pub most_bytes: u64,
 }
 
@@ -96,7 +97,7 @@ impl Log {
         &self.path
     }
 
-    /// Returns the number of operations that were begun so far.
+    /// Returns the number of operations that have begun so far.
     ///
     /// # Errors
     /// Errors of the operating system.
@@ -106,8 +107,8 @@ impl Log {
         Ok(u64::from_le_bytes(word).min(self.operations))
     }
 
-    /// Judges a race that has ended. The keys of `kills` are the clients' process numbers in the
-    /// log.
+    /// Judges a race that has ended, and returns the verdict. The keys of `kills` are the clients'
+    /// process numbers in the log.
     ///
     /// # Errors
     /// Errors of the operating system, and a log that contradicts itself.
@@ -137,7 +138,7 @@ impl Record {
     }
 }
 
-/// An amount held, as a sum of changes over time.
+/// An amount of memory held, as a sum of changes over time.
 #[derive(Default)]
 struct Held {
     changes: Vec<(u64, i64)>,

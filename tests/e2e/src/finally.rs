@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped. A thread that runs until the flag is set ends with its test, also
-/// if the test panics, because a scope waits for its threads before it passes the panic on.
+/// Sets a flag when it is dropped. The threads of a test run until the flag is set. If the test
+/// panics, the panic drops this value, the threads end, and the scope that waits for them passes
+/// the panic on.
 #[derive(Debug)]
 #[must_use = "dropped, it sets the flag"]
 pub struct Finally<'a>(pub &'a AtomicBool);

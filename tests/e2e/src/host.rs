@@ -57,7 +57,7 @@ kernel = [
 ]
 "#;
 
-/// A test's own host. All processes that were started on it are killed on drop.
+/// A test's own host. Drop kills all processes that the test started on the host.
 pub struct Host {
     folder: TempDir,
     state: TempDir,
@@ -89,8 +89,8 @@ impl Host {
     }
 
     fn with(kind: FlockOperation) -> Self {
-        // Everything is built first, so that building does not use up the test's time limit and
-        // other tests do not wait for the lock.
+        // Building comes first, so that building does not use up the test's time limit, and other
+        // tests do not wait for the lock.
         artefacts();
         fs::create_dir_all(target()).expect("the build folder can be made");
         let machine = OpenOptions::new()
@@ -124,7 +124,7 @@ impl Host {
         }
     }
 
-    /// Extends the time limit by `lasts`, for a test that takes this long by itself.
+    /// Extends the time limit by `lasts`, for a test that takes this long even on a fast machine.
     pub fn lasting(mut self, lasts: Duration) -> Self {
         self._watchdog = Watchdog::start(self.folder.path().to_owned(), TEST_LIMIT + lasts);
         self
@@ -153,22 +153,22 @@ impl Host {
         self
     }
 
-    /// The test's folder.
+    /// Returns the test's folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The daemon's directory (DEEPRES_DIR).
+    /// Returns the daemon's directory (DEEPRES_DIR).
     pub fn deepres_dir(&self) -> PathBuf {
         self.folder.path().join("run")
     }
 
-    /// The socket that tenants connect to.
+    /// Returns the path of the socket to which tenants connect.
     pub fn tenant_socket(&self) -> PathBuf {
         self.deepres_dir().join("tenant/tenant.sock")
     }
 
-    /// The simulated GPUs' state directory (SIMGPU_STATE).
+    /// Returns the simulated GPUs' state directory (SIMGPU_STATE).
     pub fn state_dir(&self) -> &Path {
         self.state.path()
     }
@@ -232,7 +232,8 @@ impl Host {
         command
     }
 
-    /// Makes a command that runs Python run `train.py`, with the variables that tinygrad needs.
+    /// Adds `train.py` and the variables that tinygrad needs to a command that runs Python. Returns
+    /// the command.
     pub fn training(&self, mut command: Command) -> Command {
         let libraries =
             env::join_paths([&artefacts().simgpu, &nvrtc(python())]).expect("no colon in a build folder");
@@ -240,7 +241,7 @@ impl Host {
             .arg(clients::training_script())
             .env("LD_LIBRARY_PATH", libraries)
             .env("DEV", "CUDA")
-            // tinygrad's compiled kernels are kept between runs, as they are for its users.
+            // tinygrad keeps its compiled kernels between runs, as for its users.
             .env("CACHEDB", target().join("tinygrad-cache.db"));
         command
     }
@@ -252,7 +253,7 @@ impl Host {
         command
     }
 
-    /// Starts a command, and waits until the process prints the line `ready`.
+    /// Starts a command, and waits until the process prints the line `ready`. Returns the process.
     #[track_caller]
     pub fn start(&self, command: Command, ready: &str) -> Process {
         let mut process = self.spawn(command);
@@ -260,7 +261,8 @@ impl Host {
         process
     }
 
-    /// Starts a command, waits until the process prints a JSON object, and returns both.
+    /// Starts a command, and waits until the process prints a JSON object. Returns the process and
+    /// the object.
     #[track_caller]
     pub fn told(&self, command: Command) -> (Process, Value) {
         let mut process = self.spawn(command);
@@ -268,32 +270,34 @@ impl Host {
         (process, said)
     }
 
-    /// Starts a command as a guarded process.
+    /// Starts a command. Returns the guarded process.
     pub fn spawn(&self, command: Command) -> Process {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         Process::spawn(command, self.folder.path().join(format!("process-{number}")))
     }
 
-    /// Runs a short command to its end.
+    /// Runs a short command to its end. Returns its exit status and output.
     #[track_caller]
     pub fn finish(&self, command: Command) -> Finished {
         self.spawn(command).finish()
     }
 
-    /// Runs the `deepres` command with these arguments to its end.
+    /// Runs the `deepres` command with these arguments to its end. Returns its exit status and
+    /// output.
     #[track_caller]
     pub fn call(&self, arguments: &[&str]) -> Finished {
         self.finish(self.deepres(arguments))
     }
 
-    /// Does the same as [`Self::call`] for a command that succeeds, and returns its output.
+    /// Runs the `deepres` command like [`Self::call`], asserts that it succeeds, and returns its
+    /// output.
     #[track_caller]
     pub fn shows(&self, arguments: &[&str]) -> String {
         self.call(arguments).success().stdout
     }
 
-    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host and
-    /// back at 10 GB/s.
+    /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host
+    /// and back at 10 GB/s.
     pub fn of_one_gib() -> Self {
         Self::new().simgpu(
             "memory_bytes = 1073741824\ncontext_overhead_bytes = 0\nhost_to_device_bytes_per_us = 10000\n\
@@ -327,7 +331,7 @@ impl Host {
         daemon
     }
 
-    /// Waits until a daemon answers that was just started.
+    /// Waits until a daemon that the test just started answers.
     #[track_caller]
     pub fn await_answer(&self, daemon: &mut Process) {
         let deadline = Instant::now() + DAEMON_START_LIMIT;
@@ -357,7 +361,7 @@ impl Host {
         serde_json::from_str(&shown).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {shown}"))
     }
 
-    /// Returns what `deepres ps --json` says of a tenant.
+    /// Returns the tenant's entry in the answer of `deepres ps --json`.
     #[track_caller]
     pub fn tenant(&self, name: &str) -> Value {
         let status = self.status();
@@ -372,8 +376,8 @@ impl Host {
     }
 
     /// Stops a process (SIGSTOP) while it does not hold the simulated driver's lock. A process that
-    /// is stopped with the lock would block all others. A real driver holds its locks in the
-    /// kernel, which no stop interrupts.
+    /// is stopped with the lock would block all others. A real driver holds its locks inside the
+    /// kernel, where no signal stops a process.
     #[track_caller]
     pub fn stop(&self, pid: u32) {
         let pid = Pid::from_raw(pid as i32).expect("a process");
@@ -381,9 +385,9 @@ impl Host {
         self.stop_by(|| signal(Signal::STOP), || signal(Signal::CONT));
     }
 
-    /// Does the same as [`Self::stop`] with another way to stop and continue.
+    /// Stops a process like [`Self::stop`], by the functions `stop` and `go_on`.
     pub fn stop_by(&self, stop: impl Fn(), go_on: impl Fn()) {
-        // Without the state file there is no lock.
+        // If the state file does not exist, no process holds the lock.
         let observer = Observer::open(self.state.path()).ok();
         loop {
             stop();
@@ -428,7 +432,8 @@ impl Host {
         self.truth().processes.iter().map(|process| process.gpus[0].kernel_busy_ns).sum()
     }
 
-    /// Returns the ids of all living processes of this host. Their environment shows the host.
+    /// Returns the ids of all living processes of this host. The environment of such a process
+    /// names the host's folder.
     pub fn processes(&self) -> Vec<u32> {
         processes_with(self.folder.path())
     }
@@ -535,7 +540,8 @@ fn processes_with(folder: &Path) -> Vec<u32> {
 }
 
 fn kill_all(folder: &Path) {
-    // A dying process may start another one in its last moment. The next round finds that one.
+    // A dying process may start another process in its last moment. The next round finds that
+    // process.
     for _ in 0..10 {
         let left = processes_with(folder);
         if left.is_empty() {
@@ -583,7 +589,7 @@ impl Tally {
         Self { by_pid_ns, total_ns, elapsed_ns: after.at_ns - before.at_ns }
     }
 
-    /// Waits for `time`, and counts the kernel time in it.
+    /// Waits for `time`, and returns the kernel time in it.
     pub fn over(host: &Host, time: Duration) -> Self {
         let before = host.truth();
         thread::sleep(time);

@@ -19,7 +19,7 @@ pub const SLOT_BYTES: usize = 64;
 pub struct Ledger(File);
 
 impl Ledger {
-    /// Opens the ledger of the only tenant. The accessors read its account on the first GPU.
+    /// Opens the ledger of the host's only tenant. The methods read the account on the first GPU.
     #[track_caller]
     pub fn of(daemon: &Process) -> Self {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon runs");
@@ -36,7 +36,7 @@ impl Ledger {
         bytes
     }
 
-    /// Returns the number of slots that each request for memory adds up.
+    /// Returns the number of slots that the interposer adds up for each request for memory.
     pub fn slots_looked_at(&self) -> usize {
         u32::from_ne_bytes(self.read(SLOTS_USED_AT)) as usize
     }

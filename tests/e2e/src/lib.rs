@@ -1,8 +1,8 @@
 //! The parts that all end-to-end tests share: the built artefacts, one private host for each test,
 //! guarded processes, and the clients.
 //!
-//! A test makes a [`Host`], and starts a daemon and clients on it. It then compares three accounts
-//! that must agree: the client's own, that of deepres (`deepres ps --json`), and the simulated
+//! A test makes a [`Host`], and starts a daemon and clients on it. The test then compares three
+//! accounts that must agree: the client's own, deepres' (`deepres ps --json`), and the simulated
 //! GPU's record ([`Host::truth`]).
 
 pub mod artefacts;

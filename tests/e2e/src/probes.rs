@@ -1,5 +1,5 @@
-//! The parts that tests of the kernel programs share: their requirements, and the real device that
-//! stands in for the driver's.
+//! The parts that tests of the kernel programs share: the requirements of the tests, and a real
+//! device in place of the GPU's devices.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 
 use crate::{Host, skip};
 
-/// The stand-in device. No other program opens it, and it refuses the numbers of NVIDIA's ioctls.
+/// The stand-in device. No other program opens the device, and the device refuses the numbers of
+/// NVIDIA's ioctls.
 pub const DEVICE: &str = "/dev/vga_arbiter";
 /// Major and minor number of the stand-in device.
 pub const NUMBERS: (u32, u32) = (10, 256);
@@ -17,7 +18,7 @@ const OPEN_MODE: u32 = 0o666;
 /// Configuration with which the daemon watches the stand-in device.
 pub const CONFIG: &str = "[probes]\ndevices = [\"nvidia-uvm=10:256\"]\n";
 
-/// Whether this machine can run the test. If not, the function reports the test as skipped.
+/// Returns whether this machine can run the test. If not, the function reports the test as skipped.
 fn are_possible() -> bool {
     let is_there = Path::new(DEVICE).exists();
     if !is_there {
@@ -27,12 +28,12 @@ fn are_possible() -> bool {
 }
 
 /// Returns a host for a test of the kernel programs, with this configuration of the daemon unless
-/// it is empty. Returns `None` after a report that the test is skipped.
+/// it is empty. If the machine cannot run the test, reports the test as skipped and returns `None`.
 pub fn host(config: &str) -> Option<Host> {
     are_possible().then(|| configured(Host::new(), config))
 }
 
-/// Does the same as [`host`] for a test that measures.
+/// Returns a host like [`host`], for a test that measures.
 pub fn measuring(config: &str) -> Option<Host> {
     are_possible().then(|| configured(Host::measuring(), config))
 }
@@ -41,7 +42,8 @@ fn configured(host: Host, config: &str) -> Host {
     if config.is_empty() { host } else { host.config(config) }
 }
 
-/// Makes a node of the stand-in device in the host's folder. All users may open it.
+/// Makes a node of the stand-in device in the host's folder, and returns its path. All users may
+/// open the node.
 pub fn open_node(host: &Host) -> std::path::PathBuf {
     let node = host.path().join("gpu");
     let made =

@@ -17,8 +17,8 @@ use crate::host::COMMAND_LIMIT;
 /// Time between two looks of a wait.
 const POLL: Duration = Duration::from_millis(1);
 
-/// A process in a group of its own. Its standard output and error go to files. Drop kills it with
-/// its group.
+/// A process in a group of its own. The process's standard output and error go to files. Drop kills
+/// the process with its group.
 pub struct Process {
     child: Child,
     what: String,
@@ -73,7 +73,8 @@ fn last_json(text: &str) -> Option<serde_json::Value> {
 }
 
 impl Process {
-    /// Starts `command`. Its output goes to two new files `stem.out` and `stem.err`.
+    /// Starts `command`, and returns its process. The output goes to two new files `stem.out` and
+    /// `stem.err`.
     pub(crate) fn spawn(mut command: Command, stem: PathBuf) -> Self {
         let (stdout, stderr) = (stem.with_extension("out"), stem.with_extension("err"));
         let what = format!("{command:?}");
@@ -133,7 +134,7 @@ impl Process {
         drop(self.child.stdin.take());
     }
 
-    /// Returns the exit status if the process has ended.
+    /// Returns the exit status, or `None` if the process still runs.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().expect("our child");
@@ -142,6 +143,7 @@ impl Process {
     }
 
     /// Closes the standard input, and waits for the end of the process within [`COMMAND_LIMIT`].
+    /// Returns the exit status and the output.
     #[track_caller]
     pub fn finish(self) -> Finished {
         self.finish_within(COMMAND_LIMIT)
@@ -178,15 +180,15 @@ impl Process {
         }
     }
 
-    /// Sends SIGTERM, and waits for the end of the process.
+    /// Sends SIGTERM, and waits for the end of the process. Returns the exit status and the output.
     #[track_caller]
     pub fn terminate(&mut self) -> Finished {
         self.signal(Signal::TERM);
         self.await_end()
     }
 
-    /// Waits within [`COMMAND_LIMIT`] until a line of standard output satisfies `wanted`, and
-    /// returns the first that does.
+    /// Waits within [`COMMAND_LIMIT`] until a line of standard output satisfies `wanted`. Returns
+    /// the first such line.
     #[track_caller]
     pub fn await_line(&mut self, wanted: impl Fn(&str) -> bool) -> String {
         self.await_line_within(wanted, COMMAND_LIMIT)
@@ -269,8 +271,9 @@ impl Drop for Process {
     }
 }
 
-/// Resets SIGHUP, SIGINT and SIGQUIT of the calling process to their default. A background job of a
-/// shell may ignore these signals, and children inherit that.
+/// Resets SIGHUP, SIGINT and SIGQUIT of the calling process to their default. If a shell runs the
+/// tests in the background, the shell may make them ignore these signals, and children inherit
+/// that.
 fn heed_signals() -> io::Result<()> {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: SIG_DFL installs no handler, so no code of this program can run in a signal's
@@ -289,7 +292,7 @@ fn read(path: &PathBuf) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether a process of this id lives. A zombie does not count as living.
+/// Returns whether a process of this id lives. A zombie does not count as living.
 pub fn alive(pid: u32) -> bool {
     let Some(id) = Pid::from_raw(pid as i32) else { return false };
     test_kill_process(id).is_ok()
@@ -297,8 +300,8 @@ pub fn alive(pid: u32) -> bool {
             .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
 }
 
-/// A client that executes the lines of its input, and answers each with one line that begins with
-/// the order's number.
+/// A client that executes orders, which are the lines of its input. The client answers each order
+/// with one line that begins with the order's number.
 pub struct Orders {
     /// The client.
     pub process: Process,
@@ -308,13 +311,13 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Takes over a client. `prefix` returns the beginning of the answer to an order, and `first`
-    /// is the number of the first order.
+    /// Returns the client of a process. `prefix` returns the beginning of the answer to an order,
+    /// and `first` is the number of the first order.
     pub fn new(process: Process, first: u32, prefix: fn(u32) -> String) -> Self {
         Self { process, prefix, next: first }
     }
 
-    /// Gives an order without waiting for its answer.
+    /// Sends an order to the client without waiting for the answer.
     pub fn say(&mut self, order: &str) {
         self.process.say(order);
         self.next += 1;
@@ -332,14 +335,14 @@ impl Orders {
         self.process.await_line(|line| line.starts_with(&begin))
     }
 
-    /// Gives an order, and returns what follows the order's number in the answer.
+    /// Sends an order, and returns the answer without the order's number.
     #[track_caller]
     pub fn ask(&mut self, order: &str) -> String {
         self.say(order);
         self.answer()[self.begin_of_answer().len()..].to_owned()
     }
 
-    /// Gives an order whose answer is a JSON object, and returns the object.
+    /// Sends an order whose answer is a JSON object, and returns the object.
     #[track_caller]
     pub fn ask_json(&mut self, order: &str) -> serde_json::Value {
         self.say(order);

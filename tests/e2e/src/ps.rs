@@ -1,11 +1,11 @@
-//! The answer of `deepres ps --json` as plain numbers.
+//! The output of `deepres ps --json` as plain numbers.
 
 use serde_json::Value;
 
-/// The whole answer.
+/// The whole output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ps {
-    /// Time of the answer, CLOCK_MONOTONIC, ns.
+    /// Time at which the daemon computed the status, CLOCK_MONOTONIC, ns.
     pub now_ns: u64,
     /// The daemon's process id.
     pub daemon_pid: u32,
@@ -13,8 +13,8 @@ pub struct Ps {
     pub tenants: Vec<Tenant>,
 }
 
-/// One tenant. Its counters are sums over the GPUs. After its last process ended a tenant stays
-/// listed for a while, without sessions.
+/// One tenant. The counters are sums over the GPUs. After its last process has ended, a tenant
+/// stays listed for a while, without sessions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tenant {
     /// Name of the tenant.
@@ -34,7 +34,8 @@ pub struct Tenant {
     pub wait_ns: u64,
     /// Device memory held, bytes.
     pub memory_bytes: u64,
-    /// Memory for which the tenant waits until other tenants make room, bytes.
+    /// Memory that the tenant asked for and the GPU lacks, bytes. The tenant waits until other
+    /// tenants make room.
     pub needed_bytes: u64,
     /// Managed memory that the tenant got beyond its limit, bytes.
     pub oversubscribed_bytes: u64,
@@ -58,7 +59,7 @@ pub struct Session {
 }
 
 impl Ps {
-    /// Parses the answer.
+    /// Parses the output of `deepres ps --json`. Panics if the text is not such an output.
     #[track_caller]
     pub fn parse(text: &str) -> Self {
         let root: Value =
@@ -70,12 +71,12 @@ impl Ps {
         }
     }
 
-    /// Returns the tenant of this name, if the answer lists it.
+    /// Returns the tenant of this name, or `None` if the output does not list it.
     pub fn find(&self, name: &str) -> Option<&Tenant> {
         self.tenants.iter().find(|tenant| tenant.name == name)
     }
 
-    /// Returns the tenant of this name.
+    /// Returns the tenant of this name. Panics if the output does not list it.
     #[track_caller]
     pub fn tenant(&self, name: &str) -> &Tenant {
         self.find(name).unwrap_or_else(|| panic!("no tenant {name} in {self:?}"))

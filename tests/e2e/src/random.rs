@@ -1,5 +1,5 @@
-//! Random numbers for tests whose timing must differ from run to run. The seed is printed, and the
-//! environment can set it.
+//! Random numbers for tests whose timing must differ from run to run. Each generator prints its
+//! seed; a variable of the environment sets the seed.
 
 use std::{env, process, time::Duration};
 
@@ -10,8 +10,8 @@ const SEED_VARIABLE: &str = "DEEPRES_TEST_SEED";
 pub struct Random(u64);
 
 impl Random {
-    /// Starts at the seed of the environment, or else at a seed that differs by process. Prints the
-    /// seed.
+    /// Returns a generator with the seed of the environment, or else with a seed that differs by
+    /// process. Prints the seed.
     #[expect(clippy::new_without_default, reason = "it prints")]
     pub fn new() -> Self {
         let given = env::var(SEED_VARIABLE).ok().and_then(|seed| seed.parse().ok());
@@ -20,7 +20,7 @@ impl Random {
         Self(seed.max(1))
     }
 
-    /// Returns a number below `limit`.
+    /// Returns a random number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -28,7 +28,7 @@ impl Random {
         self.0 % limit
     }
 
-    /// Returns a duration of less than `limit` milliseconds.
+    /// Returns a random duration of less than `limit` milliseconds.
     pub fn millis(&mut self, limit: u64) -> Duration {
         Duration::from_millis(self.below(limit))
     }

@@ -1,4 +1,4 @@
-//! Measures shares by the simulated GPU's record and by the meter of deepres, over the same time.
+//! Measures shares over one time span, by the simulated GPU's record and by the meter of deepres.
 
 use std::{thread, time::Duration};
 
@@ -54,7 +54,8 @@ impl Window {
         tally.total_ns as f64 * 100.0 / tally.elapsed_ns as f64
     }
 
-    /// Asserts that each tenant had its share, and that the meter agrees with the record.
+    /// Asserts that each tenant had the share that it is owed, and that the meter agrees with the
+    /// record.
     #[track_caller]
     pub fn assert_shares(&self, wanted: &[(&str, f64)]) {
         let lines: Vec<String> = wanted

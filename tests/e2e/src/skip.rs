@@ -9,8 +9,8 @@ use rustix::process::geteuid;
 const SAID: &str = "skipped: ";
 /// Reason of every test that needs root.
 const NO_ROOT: &str = "only root may do what this test does";
-/// Reasons that a passing run may contain. A plain user who runs the tests has no root. The run
-/// installs everything else that a test needs.
+/// Reasons for which a passing run may skip tests. A plain user who runs the tests has no root.
+/// `cargo xtask test` installs everything else that a test needs.
 pub const ALLOWED: [&str; 1] = [NO_ROOT];
 
 /// Reports that a test, or a part of a test, is skipped.
@@ -21,7 +21,7 @@ pub fn skipped(why: &str) {
     io::stderr().write_all(line.as_bytes()).expect("standard error can be written to");
 }
 
-/// Whether the test has root's rights. If not, the function reports the test as skipped.
+/// Returns whether the test has root's rights. If not, the function reports the test as skipped.
 pub fn root_or_skipped() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {

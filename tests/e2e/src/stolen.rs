@@ -1,13 +1,13 @@
 //! Counts CPU time that the hypervisor takes from this machine. Measurements during that time say
 //! little about deepres.
 //!
-//! On a shared virtual machine a CPU can stand still for a second, between any two instructions. No
-//! program on the CPU can prevent that. The kernel counts the time that the hypervisor reports
-//! (steal in /proc/stat, proc(5)).
+//! On a shared virtual machine, the hypervisor can stop a CPU for a second between any two
+//! instructions. No program on the CPU can prevent that. The hypervisor reports a part of this time
+//! to the kernel, which counts it (steal in /proc/stat, proc(5)).
 //!
-//! A watcher thread on each CPU, which runs before all other threads, sees the rest: the watcher
-//! wakes up late. A test that fails prints the time taken. The test runner uses this figure to
-//! decide whether it tries again.
+//! A watcher thread on each CPU, which runs before all other threads, sees the rest of the time:
+//! the watcher wakes up late. If a test fails, it prints the stolen time. The test runner reads
+//! this figure to decide whether it runs the test again.
 
 use std::{
     fmt, fs,
@@ -25,8 +25,8 @@ use crate::awake;
 const SAID: &str = "taken by the hypervisor while the test ran: ";
 /// Text between the figures.
 const AT_ONCE: &str = " % of all CPUs' time, ms at once at most: ";
-/// How long [`await_quiet`] keeps all CPUs busy to see whether they are taken. The hypervisor takes
-/// time only from a CPU that has work.
+/// How long [`await_quiet`] keeps all CPUs busy to see whether the hypervisor takes them. The
+/// hypervisor takes time only from a CPU that has work.
 const TRIED: Duration = Duration::from_millis(300);
 /// Time between two tries of [`await_quiet`].
 const PAUSE: Duration = Duration::from_secs(3);
@@ -36,12 +36,12 @@ const WATCHED_EVERY: Duration = Duration::from_millis(2);
 /// Least delay that counts as a stop of the CPU. Shorter delays come from interrupts or from an
 /// idle CPU's wake-up.
 const LATE: Duration = Duration::from_millis(1);
-/// Least length of a stop that is remembered individually.
+/// Least length of a stop that the watcher records individually.
 const LONG: Duration = Duration::from_millis(5);
 /// All stops of at least [`LONG`].
 static STOPS: Mutex<Vec<Stop>> = Mutex::new(Vec::new());
-/// Time that CPUs stood still since the watchers started, as the watchers saw it, ns. It is the sum
-/// over all CPUs.
+/// Time that CPUs stood still since the watchers started, as the watchers saw it, summed over all
+/// CPUs, ns.
 static STOOD_STILL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// USER_HZ, which is the same on all x86-64 and arm64 kernels.
@@ -55,7 +55,7 @@ struct Stop {
 /// CPU time that the hypervisor took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Taken {
-    /// Part of all CPUs' time, percent. It is the greater of the kernel's and the watchers' figure.
+    /// Part of all CPUs' time, percent: the greater of the kernel's and the watchers' figure.
     pub percent: f64,
     /// Longest single stop of a CPU, ms.
     pub at_once_ms: f64,
@@ -78,8 +78,8 @@ impl fmt::Display for Taken {
     }
 }
 
-/// Counts the CPU time taken from its creation on. If a test fails while this value lives, drop
-/// prints the figures.
+/// Counts the CPU time that the hypervisor takes from the creation of the value on. If a test fails
+/// while the value lives, drop prints the figures.
 #[derive(Debug)]
 pub struct Stolen {
     began: Instant,
@@ -94,14 +94,14 @@ impl Stolen {
         Self::count()
     }
 
-    /// Starts to count without keeping the CPUs awake. This is for tests that use a CPU all the
-    /// time, because a sibling CPU that is kept awake would slow them.
+    /// Starts to count without keeping the CPUs awake. Tests that use a CPU all the time call this
+    /// function, because a sibling CPU that is kept awake would slow them.
     pub fn count() -> Self {
         watch();
         Self { began: Instant::now(), ticks: ticks(), stood_still_ns: STOOD_STILL_NS.load(Ordering::Relaxed) }
     }
 
-    /// Returns the CPU time that was taken since the creation.
+    /// Returns the CPU time that the hypervisor took since the creation.
     pub fn taken(&self) -> Taken {
         let told = ticks().saturating_sub(self.ticks) as f64 / TICKS_PER_SECOND;
         let seen = STOOD_STILL_NS.load(Ordering::Relaxed) - self.stood_still_ns;
@@ -124,8 +124,8 @@ impl Drop for Stolen {
     }
 }
 
-/// Waits until the hypervisor takes less than `percent` of the CPUs' time. Returns false if this
-/// does not happen within the limit.
+/// Waits until the hypervisor takes less than `percent` of the CPUs' time. Returns false if the
+/// hypervisor still takes more after `within`.
 pub fn await_quiet(percent: f64, within: Duration) -> bool {
     let began = Instant::now();
     loop {
@@ -147,8 +147,8 @@ pub fn await_quiet(percent: f64, within: Duration) -> bool {
     }
 }
 
-/// Starts a watcher on each CPU that this process may use, once. Without the rights for the
-/// watchers, or without threads, only the kernel's figure counts.
+/// Starts a watcher on each CPU that this process may use; further calls do nothing. If the process
+/// lacks the rights or threads for watchers, only the kernel's figure counts.
 fn watch() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
@@ -158,7 +158,7 @@ fn watch() {
     });
 }
 
-/// Counts how long the CPU stands still, until the process ends.
+/// Adds up the time for which the CPU stands still, until the process ends.
 fn watch_cpu(cpu: usize) {
     // SCHED_FIFO runs before all threads that are scheduled fairly.
     if !awake::bind_to(cpu) || !awake::set_scheduling(libc::SCHED_FIFO, 1) {

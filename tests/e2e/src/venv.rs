@@ -15,7 +15,7 @@ use crate::{
     cache,
 };
 
-/// Frameworks from PyPI with an environment each. An environment takes some GB.
+/// Frameworks from PyPI. Each has an environment of its own, of some GB.
 pub const FRAMEWORKS: [&str; 3] = ["torch", "tensorflow", "jax"];
 
 /// A Python environment.
@@ -54,7 +54,8 @@ impl Venv {
             })
     }
 
-    /// Returns `pip` of this environment, without its search for a newer version of itself.
+    /// Returns the command `pip` of this environment. The command does not search for a newer
+    /// version of itself.
     pub fn pip(&self) -> Command {
         let mut pip = Command::new(self.python());
         pip.args(["-m", "pip", "--disable-pip-version-check"]);
@@ -67,18 +68,20 @@ fn children(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// Makes or finds the environment of the training script: tinygrad and NVRTC.
+/// Returns the environment of the training script: tinygrad and NVRTC. Makes the environment first
+/// if the cache lacks it.
 pub fn training() -> Result<Venv> {
     with_requirements("venv", "requirements.txt", "", &[])
 }
 
-/// Makes or finds the environment of the tests' other clients, with nvcc.
+/// Returns the environment of the tests' other clients, with nvcc. Makes the environment first if
+/// the cache lacks it.
 pub fn clients() -> Result<Venv> {
     with_requirements("venv-clients", "requirements-clients.txt", "", &[])
 }
 
-/// Makes or finds the environment with PyCUDA. pip compiles PyCUDA with the headers of `clients`
-/// and links it to the driver in the folder `driver`.
+/// Returns the environment with PyCUDA. If the cache lacks it, pip compiles PyCUDA with the headers
+/// of `clients` and links it to the driver in the folder `driver`.
 pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     let libraries = clients.nvrtc()?;
     let headers = libraries.with_file_name("include");
@@ -95,18 +98,20 @@ pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     with_requirements("venv-pycuda", "requirements-pycuda.txt", &headers.display().to_string(), &variables)
 }
 
-/// Makes or finds the environment of one of the [`FRAMEWORKS`].
+/// Returns the environment of one of the [`FRAMEWORKS`]. Makes the environment first if the cache
+/// lacks it.
 pub fn framework(name: &str) -> Result<Venv> {
     with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), "", &[])
 }
 
-/// Makes or finds an environment with one package, for a build tool from PyPI.
+/// Returns an environment with one package, for a build tool from PyPI. Makes the environment first
+/// if the cache lacks it.
 pub fn with_package(name: &str, package: &str) -> Result<Venv> {
     make(name, package, |venv| run(venv.pip().args(["install", "--no-cache-dir", package])))
 }
 
-/// Makes or finds an environment with pinned requirements. `further` is part of the recipe, and
-/// `variables` are for packages that pip builds.
+/// Returns an environment with pinned requirements, and makes it first if the cache lacks it.
+/// `further` is part of the recipe. `variables` are the environment of packages that pip builds.
 fn with_requirements(
     name: &str,
     requirements: &str,
@@ -153,7 +158,7 @@ fn python_version() -> Result<&'static str> {
     }
 }
 
-/// Whether Python can make environments.
+/// Returns whether Python can make environments.
 pub fn can_create() -> bool {
     python_version().is_ok()
 }

@@ -71,9 +71,9 @@ pub struct Client<'a> {
     /// Folders of libraries, as LD_LIBRARY_PATH lists them. They follow the folder of the simulated
     /// GPU.
     pub libraries: &'a str,
-    /// Libraries of the program that have functions of the driver's names. deepres puts its hooks
-    /// before these functions. The libraries look up the functions that they call, and may get the
-    /// driver's own.
+    /// Libraries of the program that define functions with the driver's names. Each looks up the
+    /// driver's functions that it calls. deepres puts its hooks before the library's functions, and
+    /// such a look-up may get the driver's own function.
     pub forwarders: &'a [&'a str],
     /// Time limit.
     pub within: Duration,

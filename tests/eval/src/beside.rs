@@ -1,6 +1,6 @@
-//! Compares best effort beside production with the controllers that others use for it. deepres must
-//! not be worse on any of three figures. The exceptions are named here and shown in
-//! docs/evaluation.md. A test fails for an exception that is no longer needed.
+//! Compares best effort beside production under deepres with the same under other controllers.
+//! deepres must not be worse on any of three figures. This file names the exceptions, and
+//! docs/evaluation.md shows them. If an exception is no longer needed, a test fails.
 
 use std::fmt::Write as _;
 
@@ -22,13 +22,13 @@ pub const SCENARIOS: &[&str] = &[
     "two-productions.toml",
 ];
 
-/// The policy of deepres, and the policies that it is compared with.
+/// The policy of deepres, and the policies with which the page compares it.
 pub const POLICIES: [Policy; 3] = [Policy::Deepres, Policy::TgsLike, Policy::HamiLike];
 
 /// The part of the gaps that guests should get.
 const WISHED_HARVEST: f64 = 0.8;
 
-/// Greatest difference of a figure that counts as none. It is a part of the whole, or ms.
+/// Greatest difference that counts as none, as a part of the whole or in ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
 /// One of the three figures.
@@ -64,7 +64,7 @@ impl Figure {
         }
     }
 
-    /// Whether the figure is worse in one row than in another.
+    /// Returns whether the figure is worse in one row than in another.
     pub fn is_worse(self, ours: &Row, theirs: &Row) -> bool {
         let (Some(ours), Some(theirs)) = (self.of(ours), self.of(theirs)) else { return false };
         let deficit = if self == Self::Added { ours - theirs } else { theirs - ours };
@@ -84,14 +84,14 @@ pub struct Exception {
     pub why: &'static str,
 }
 
-/// Reason: the other policy's guest makes production wait.
+/// Reason of an exception: the other policy's guest makes production wait.
 const KEPT_WAITING: &str = "its guest runs whenever it likes, and answers wait for it: look at what is added to them. Here ours is kept out of the gaps that cannot be foreseen \
      once answers waited for 1 % of the time, which is half of the gaps at most: see the operating points below, and [what no policy can have](evaluation-scenarios.md#what-no-policy-can-have)";
-/// Reason: the other policy's guest hardly runs.
+/// Reason of an exception: the other policy's guest hardly runs.
 const STARVED: &str = "its guest hardly runs, and who does not run adds nothing. A request that comes while a guest's kernel of 1 ms runs waits for its end, half of it \
      in the mean, so no policy that cannot cut kernels harvests most of the gaps for less. Where that is too much, a lower `max_harm` is: see the operating points below";
 
-/// Reason: both policies add nearly the same wait.
+/// Reason of an exception: both policies add nearly the same wait.
 const NEARLY_ALIKE: &str = "in one of three seeds by a hundredth of a millisecond, with twenty times the harvest: see the operating points below";
 
 /// All exceptions.

@@ -1,5 +1,5 @@
-//! Two GPUs without the scheduler of deepres. On one, contexts take turns. On the other, contexts
-//! run together.
+//! Two model GPUs without the scheduler of deepres. On the first, contexts take turns. On the
+//! second, contexts run together.
 
 use std::collections::VecDeque;
 
@@ -19,11 +19,11 @@ pub struct Kernel {
 pub trait Device {
     /// Accepts a kernel. The kernels of one tenant run in order.
     fn launch(&mut self, tenant: Tenant, kernel: Kernel);
-    /// Returns the time when the next kernel is done or something else changes, if nothing is
-    /// launched before. The time is not before the time reached.
+    /// Returns the time of the next change, for example the end of a kernel, if no kernel is
+    /// launched before. The time is not before the time that the device has reached.
     fn next_ns(&self) -> Option<u64>;
-    /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends the kernels
-    /// that are done, in order, with their tenants.
+    /// Lets time pass until `now_ns`, which is not after [`Self::next_ns`]. Appends the finished
+    /// kernels to `done`, in order, with their tenants.
     fn advance(&mut self, now_ns: u64, done: &mut Vec<(Tenant, Kernel)>);
     /// Returns the GPU time that each tenant has used, ns.
     fn used_ns(&self) -> &[u64];
@@ -65,7 +65,7 @@ impl TimeSlice {
         }
     }
 
-    /// Picks the next tenant after `current` that has work.
+    /// Makes the next tenant after `current` that has work the current tenant.
     fn pick(&mut self) {
         let tenants = self.queues.len();
         let first = self.current.map_or(0, |current| current + 1);
@@ -138,8 +138,8 @@ impl Device for TimeSlice {
     }
 }
 
-/// Returns each tenant's speed at a moment beside the other kernels; 1 is the speed alone. `None`
-/// stands for a tenant without a kernel.
+/// Returns each tenant's speed at a moment, given the kernels of all tenants; 1 is the speed alone.
+/// `None` stands for a tenant without a kernel.
 pub type Rates = Box<dyn Fn(u64, &[Option<u32>]) -> Vec<f64>>;
 
 /// A GPU on which kernels of several tenants run together, each at its rate.

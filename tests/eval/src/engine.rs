@@ -26,20 +26,20 @@ pub struct Outcome {
     /// Time from arrival to answer of each measured request, ns, in order of arrival. For a program
     /// that works in steps, the time of each step.
     pub latencies_ns: Vec<u64>,
-    /// Requests that were late, or that had no answer when their time was over.
+    /// Requests that were late, or that had no answer when their time limit had passed.
     pub missed: u64,
     /// Requests that had a time limit.
     pub timed: u64,
     /// GPU time used, sampled over the measured time.
     pub curve_ns: Vec<u64>,
-    /// Greatest lag behind the fluid limit, ns of GPU time. The caller that knows the weights fills
-    /// it in.
+    /// Greatest lag behind the fluid limit, ns of GPU time. The caller, which knows the weights,
+    /// sets this value.
     pub lag_ns: u64,
     /// Time when the whole job was done, ns, if it was.
     pub finished_ns: Option<u64>,
     /// Time in which the tenant had work, in the measured time, ns.
     pub wanted_ns: u64,
-    /// GPU time owed to the tenant in that time, ns.
+    /// GPU time that the tenant was owed in that time, ns.
     pub claim_ns: u64,
     /// Entitlement, parts per million, sampled like `curve_ns`.
     pub owed_ppm: Vec<u32>,
@@ -58,22 +58,23 @@ pub struct Run {
     pub standings: Standings,
 }
 
-/// An observer of work that becomes available and is done. It serves figures that are defined
-/// against an ideal with the same work.
+/// An observer of a run, which learns when work becomes available and when it is done. Some figures
+/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler.
 pub trait Witness {
-    /// Work of this length becomes available.
+    /// Tells the observer that work of this length becomes available.
     fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
-    /// Something changed. `used_ns` is the total GPU time that each tenant has used.
+    /// Tells the observer that something changed. `used_ns` is the total GPU time that each tenant
+    /// has used.
     fn look(&mut self, now_ns: u64, used_ns: &[u64]);
-    /// Sets each tenant's entitlement from now on.
+    /// Tells the observer each tenant's entitlement from now on.
     fn owe(&mut self, now_ns: u64, owed: &[Entitlement]);
-    /// All available work of the tenant is done.
+    /// Tells the observer that all available work of the tenant is done.
     fn rests(&mut self, now_ns: u64, tenant: Tenant);
     /// Returns the tenant's greatest lag, ns.
     fn lag_ns(&self, tenant: Tenant) -> u64;
-    /// Returns the time in which the tenant wanted the GPU, ns.
+    /// Returns the time in which the tenant wanted the GPU so far, ns.
     fn wanted_ns(&self, tenant: Tenant) -> u64;
-    /// Returns the GPU time owed to the tenant in that time, ns.
+    /// Returns the GPU time that the tenant was owed while it wanted the GPU, ns.
     fn claim_ns(&self, tenant: Tenant) -> u64;
     /// Returns the tenant's entitlement now, parts per million.
     fn owed_ppm(&self, tenant: Tenant) -> u32;
@@ -85,7 +86,7 @@ struct Process {
     batch: Option<Batch>,
     to_launch: VecDeque<Kernel>,
     in_flight: usize,
-    /// GPU time that the tenant's whole job still takes, if known.
+    /// GPU time that the rest of the tenant's job takes, if known.
     left_ns: Option<u64>,
 }
 
@@ -112,7 +113,7 @@ impl Gaps {
         self.guests.iter().map(|guest| used_ns[*guest]).sum()
     }
 
-    /// A tenant without work gets work.
+    /// Notes that a tenant without work gets work.
     fn work_begins(&mut self, tenant: Tenant, used_ns: &[u64]) {
         if self.is_guest[tenant] {
             return;
@@ -123,7 +124,7 @@ impl Gaps {
         self.busy += 1;
     }
 
-    /// All of a tenant's work is done.
+    /// Notes that all of a tenant's work is done.
     fn work_ends(&mut self, tenant: Tenant, used_ns: &[u64]) {
         if self.is_guest[tenant] {
             return;
@@ -134,12 +135,12 @@ impl Gaps {
         }
     }
 
-    /// Resets the harvested time.
+    /// Sets the harvested time to zero.
     fn begin_anew(&mut self, used_ns: &[u64]) {
         (self.harvested_ns, self.had_ns) = (0, self.guests_had_ns(used_ns));
     }
 
-    /// Returns the GPU time harvested until now.
+    /// Returns the GPU time that guests have harvested until now.
     fn harvested_ns(&self, used_ns: &[u64]) -> u64 {
         let now_ns = if self.busy == 0 { self.guests_had_ns(used_ns) - self.had_ns } else { 0 };
         self.harvested_ns + now_ns
@@ -158,7 +159,7 @@ struct Engine<'a> {
     standings: Standings,
 }
 
-/// Runs `scenario` on `device` behind `gate`.
+/// Runs `scenario` on `device` behind `gate`, and returns the result.
 pub fn run<'a>(
     scenario: &Scenario,
     device: &'a mut (dyn Device + 'a),
@@ -336,7 +337,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Counts requests as missed that have no answer at the end although their time is over.
+    /// Counts each request as missed that has no answer at the end although its time limit has
+    /// passed.
     fn close(&mut self, end_ns: u64) {
         for (tenant, process) in self.processes.iter().enumerate() {
             let outcome = &mut self.outcomes[tenant];

@@ -1,11 +1,12 @@
-//! The fluid limit, fed with the work of another run as the work becomes available there. It gets
-//! the GPU time that this run spends on the work. It shows each tenant's lag behind the GPU time
-//! that its entitlements would have given it.
+//! The fluid limit of a run: an ideal scheduler that gives every tenant its entitlement at each
+//! moment. The fluid limit gets the work of another run when the work becomes available there. It
+//! also gets the GPU time that the other run spends on the work. The comparison shows each tenant's
+//! lag behind the GPU time that its entitlements would have given it.
 //!
-//! The fluid limit does not get the time of hand-offs. Otherwise it would get further ahead the
-//! longer all tenants are backlogged. That distance would come from waste and not from unfairness,
-//! so no bound could hold. GPU time that a policy wastes or spends on guests therefore shows in its
-//! throughput and progress, and not in the lag.
+//! The fluid limit does not get the time of hand-offs. With that time, the fluid limit would get
+//! further ahead the longer all tenants are backlogged. That distance would come from waste and not
+//! from unfairness, so no bound could hold. Therefore GPU time that a policy wastes or spends on
+//! guests shows in throughput and progress, and not in the lag.
 
 use std::collections::VecDeque;
 
@@ -31,7 +32,7 @@ pub struct Fluid<'a> {
     /// `None` for guests.
     weights: Vec<Option<f64>>,
     owed_ppm: Vec<u32>,
-    /// Time up to which the claims contain what was owed.
+    /// Time up to which `claim` has added the owed GPU time to the claims.
     claimed_ns: u64,
     claims_ns: Vec<f64>,
     left_ns: Vec<f64>,
@@ -68,7 +69,7 @@ impl<'a> Fluid<'a> {
         fluid
     }
 
-    /// Takes over the entitlements from now on if they have changed.
+    /// Adopts the entitlements of this moment if they have changed.
     fn follow(&mut self, now_ns: u64) {
         while let Some(at_ns) = self.moments_ns.pop_front_if(|at_ns| *at_ns <= now_ns) {
             self.owe(at_ns, self.standings.at(at_ns));

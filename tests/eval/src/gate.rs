@@ -1,18 +1,18 @@
-//! The interface of everything that stands between a program and the GPU, and decides who may
-//! launch when.
+//! The interface of a policy in the evaluation: a gate stands between programs and the GPU, and
+//! decides which tenant may launch when.
 
 use deepres_policy::entitlement::Entitlement;
 
 use crate::device::Tenant;
 
-/// The question to a gate: the next kernel of a tenant that wants to launch it.
+/// A launch about which a gate decides: the next kernel of a tenant.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch {
     /// Tenant that launches.
     pub tenant: Tenant,
     /// Time that the kernel takes with the whole GPU, ns.
     pub length_ns: u64,
-    /// Time when the kernel's batch was asked for.
+    /// Time when the program asked for the kernel's batch.
     pub arrived_ns: u64,
     /// Time when the batch must be done, if there is a limit.
     pub due_ns: Option<u64>,
@@ -20,19 +20,21 @@ pub struct Launch {
 
 /// A gate between programs and the GPU.
 pub trait Gate {
-    /// Whether the kernel may be launched now. If not, the tenant waits until the gate names it in
-    /// [`Gate::wake`], or until one of its own kernels is done.
+    /// Returns whether the kernel may be launched now. If not, the tenant tries again when
+    /// [`Gate::wake`] names it, or when one of its own kernels is done.
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool;
-    /// One of the tenant's kernels is done. `is_idle` says that no launched kernel of the tenant is
-    /// left.
+    /// Tells the gate that one of the tenant's kernels is done. `is_idle` says that no launched
+    /// kernel of the tenant is left.
     fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, is_idle: bool);
-    /// A batch of the tenant is done. The next one may be available already.
+    /// Tells the gate that a batch of the tenant is done. The tenant's next batch may be available
+    /// already.
     fn batch_done(&mut self, _now_ns: u64, _tenant: Tenant) {}
-    /// The tenant has nothing left to launch or to wait for, for now.
+    /// Tells the gate that the tenant has nothing to launch and no running kernel at this moment.
     fn rests(&mut self, now_ns: u64, tenant: Tenant);
     /// Returns the time when the gate wants to be woken.
     fn wake_ns(&self) -> Option<u64>;
-    /// Wakes the gate at that time. Appends the tenants that may try again.
+    /// Wakes the gate at the time of [`Gate::wake_ns`]. Appends the tenants that may try again to
+    /// `retry`.
     fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>);
     /// Returns each tenant's entitlement from now on, if it changed since the last call.
     fn take_owed(&mut self) -> Option<Vec<Entitlement>> {

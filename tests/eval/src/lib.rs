@@ -1,5 +1,5 @@
-//! Evaluates ways to share a GPU in virtual time. `cargo xtask eval` prints the results. The
-//! end-to-end tests compare them with the same scenarios in real time.
+//! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
+//! end-to-end tests compare the results with the same scenarios in real time.
 
 pub mod beside;
 #[cfg(test)]

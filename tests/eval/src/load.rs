@@ -9,12 +9,12 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::device::Kernel;
 use crate::scenario::{Arrival, Part, Pauses, Phase, Recorded, Requests, SECOND, Steps, Tenant};
 
-/// A batch of work: kernels that become available together and are waited for together.
+/// A batch of work: kernels that become available together. The program waits for all of them.
 #[derive(Debug, Clone)]
 pub struct Batch {
     /// The kernels.
     pub kernels: Vec<Kernel>,
-    /// Time when the batch was asked for.
+    /// Time when the program asked for the batch.
     pub arrived_ns: u64,
     /// Time when the batch must be done, if there is a limit.
     pub due_ns: Option<u64>,
@@ -33,9 +33,9 @@ pub struct Program {
     is_over: bool,
 }
 
-/// A request that waits for earlier ones. Its kernels are made when its turn comes, from the random
-/// numbers that it had when it came. The queue keeps little for each request, because under
-/// overload millions wait.
+/// A request that waits for earlier requests. The program makes the request's kernels when its turn
+/// comes, from the random numbers of its arrival. The queue keeps little for each request, because
+/// under overload millions of requests wait.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     arrived_ns: u64,
@@ -91,8 +91,8 @@ impl Program {
         self.queue.clear();
     }
 
-    /// Acts at the program's moment. Returns the batch that becomes available now, if there is one,
-    /// and the program's next moment.
+    /// Performs the program's action at this moment. Returns the batch that becomes available now,
+    /// if there is one, and the time of the program's next action.
     pub fn act(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         if self.is_over {
             return (None, None);
@@ -132,8 +132,8 @@ impl Program {
         (Some(batch), None)
     }
 
-    /// Ends a batch. Returns the next batch that is available already, and, for a program that
-    /// works in steps, its next moment.
+    /// Tells the program that its batch is done. Returns the next batch that is available already.
+    /// For a program that works in steps, also returns the time of the next action.
     pub fn done(&mut self, now_ns: u64) -> (Option<Batch>, Option<u64>) {
         self.is_busy = false;
         let pause_ns = match &mut self.work {
@@ -156,8 +156,8 @@ impl Program {
         (None, Some(now_ns.saturating_add(pause_ns)))
     }
 
-    /// Returns the requests that wait for the one being answered: arrival times, and times when
-    /// they must be done, if there are limits.
+    /// Returns the requests that wait for the present request: arrival times, and times when they
+    /// must be done, if there are limits.
     pub fn queued(&self) -> impl Iterator<Item = (u64, Option<u64>)> {
         let slo_ns = match &self.work {
             Work::Requests(requests) => requests.slo_ns,
@@ -166,7 +166,7 @@ impl Program {
         self.queue.iter().map(move |waiting| (waiting.arrived_ns, due_ns(waiting.arrived_ns, slo_ns)))
     }
 
-    /// Makes the batch of a request whose turn has come.
+    /// Returns the batch of a request whose turn has come.
     fn waited(&mut self, waiting: Waiting, requests: &Requests) -> Batch {
         let now_at = self.random.get_word_pos();
         self.random.set_word_pos(u128::from(waiting.first_word));
@@ -180,7 +180,7 @@ impl Program {
         self.batch(arrived_ns, &requests.profile, 1.0, requests.jitter, due_ns)
     }
 
-    /// Returns the kernels of a profile, multiplied by `load`.
+    /// Returns a batch with the kernels of a profile. `load` multiplies the number of kernels.
     fn batch(&mut self, now_ns: u64, profile: &[Part], load: f64, jitter: f64, due_ns: Option<u64>) -> Batch {
         let mut kernels = Vec::new();
         for part in profile {
@@ -194,8 +194,8 @@ impl Program {
         Batch { kernels, arrived_ns: now_ns, due_ns }
     }
 
-    /// Returns the time of the next request. The load of the phase in which the previous request
-    /// came determines the rate. No request comes between phases.
+    /// Returns the time of the next request. The rate is that of the phase in which the previous
+    /// request came. No request comes between phases.
     fn next_arrival(&mut self, now_ns: u64, requests: &Requests) -> Option<u64> {
         let (from_ns, load) = self.active_from(now_ns)?;
         let mean_ns = SECOND as f64 / (requests.per_s * load);
@@ -235,7 +235,7 @@ impl Program {
     }
 }
 
-/// Returns the time when work that was asked for at `arrived_ns` must be done.
+/// Returns the time by which work that arrived at `arrived_ns` must be done.
 fn due_ns(arrived_ns: u64, slo_ns: Option<u64>) -> Option<u64> {
     slo_ns.map(|slo_ns| arrived_ns.saturating_add(slo_ns))
 }

@@ -1,4 +1,4 @@
-//! Figures of a run, and their references.
+//! Figures of a run, and the reference figures of the same scenario.
 
 use std::collections::BTreeMap;
 use std::{panic, thread};
@@ -15,8 +15,8 @@ use crate::standings::Standings;
 
 const NS_PER_MS: f64 = 1e6;
 
-/// One scenario under one policy. docs/evaluation-scenarios.md explains each figure. A figure that
-/// does not apply is null.
+/// The figures of one scenario under one policy. docs/evaluation-scenarios.md explains each figure.
+/// A figure that does not apply is null.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// Name of the scenario.
@@ -30,7 +30,7 @@ pub struct Row {
     pub throughput: f64,
     /// Part of the time in which any kernel ran.
     pub utilisation: f64,
-    /// Mean over tenants of the work done, as a part of what each does alone.
+    /// Mean over tenants of the finished work, as a part of the work that each tenant does alone.
     pub progress: f64,
     /// `progress` as a multiple of that of the static equal split.
     pub progress_vs_static: f64,
@@ -40,9 +40,10 @@ pub struct Row {
     pub max_lag_ms: f64,
     /// Bound on that lag under deepres: two quanta and the longest kernel.
     pub lag_bound_ms: f64,
-    /// Jain's index over owners of the GPU time received, as a part of what was owed to each while
-    /// it wanted the GPU. The amount owed is capped at the GPU time that the owner takes alone. The
-    /// part is at most 1, because no owner has a claim to GPU time that others leave.
+    /// Jain's index over owners. The index compares the GPU time that each owner received with the
+    /// GPU time that it was owed while it wanted the GPU. The owed time is at most the time that
+    /// the owner takes alone. The ratio is at most 1, because no owner has a claim to GPU time that
+    /// others leave.
     pub jain: f64,
     /// Part of the requests with a time limit that were late or had no answer.
     pub slo_miss_ratio: Option<f64>,
@@ -59,8 +60,8 @@ pub struct Row {
     /// With guests: the owners' work as a part of their work without guests. The reference is the
     /// owner alone, or several owners under the same policy.
     pub production_speed: Option<f64>,
-    /// With guests: the GPU time that guests used while no owner had work, as a part of what the
-    /// owners leave then.
+    /// With guests: the GPU time that guests used while no owner had work, as a part of the GPU
+    /// time that owners leave in such times.
     pub harvested_fraction: Option<f64>,
     /// Figures of each tenant.
     pub tenants: Vec<TenantRow>,
@@ -73,13 +74,13 @@ pub struct TenantRow {
     pub name: String,
     /// Class of the tenant.
     pub class: &'static str,
-    /// Part of the GPU that is owed to the tenant while all tenants want it: the mean over time.
+    /// Part of the GPU that the tenant is owed while all tenants want the GPU: the mean over time.
     pub entitled: f64,
     /// Part of the GPU that the tenant received.
     pub received: f64,
-    /// Part of the GPU that the tenant takes alone.
+    /// Part of the GPU that the tenant uses when it runs alone.
     pub demand: f64,
-    /// Work done, as a part of what the tenant does alone.
+    /// Finished work, as a part of the work that the tenant finishes alone.
     pub progress: f64,
     /// Greatest lag behind the fluid limit.
     pub lag_ms: f64,
@@ -99,10 +100,11 @@ pub struct Evaluated {
     pub run: Run,
 }
 
-/// Runs a scenario under each policy.
+/// Runs a scenario under each policy. Returns the figures of each policy, in the same order.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
-    // The fluid limit gives what deepres owes over time, and every policy is measured against that.
+    // The fluid limit of deepres gives the entitlements over time. The evaluation measures every
+    // policy against these entitlements.
     let ours_on = |part| (Policy::Deepres.run_alone(part), part);
     let (alone, standings): (_, Vec<(Run, &Scenario)>) =
         both(|| alone(scenario), || parts.iter().map(ours_on).collect());
@@ -127,8 +129,8 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     policies.iter().map(evaluated).collect()
 }
 
-/// Runs both functions at once. An hour of a thousand tenants takes a while, and neither function
-/// depends on the other.
+/// Runs both functions in parallel, and returns both results. An hour of a thousand tenants takes a
+/// while, and neither function depends on the other.
 fn both<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
     thread::scope(|scope| {
         let one = scope.spawn(one);
@@ -137,14 +139,14 @@ fn both<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -
     })
 }
 
-/// Whether a scenario has guests and several owners. Owners that share a GPU are slower than alone
-/// even without guests.
+/// Returns whether a scenario has guests and several owners. Even without guests, owners that share
+/// a GPU are slower than alone.
 fn has_several_owners_beside_guests(scenario: &Scenario) -> bool {
     let guests = scenario.tenants.iter().filter(|tenant| tenant.is_guest()).count();
     guests > 0 && scenario.tenants.len() - guests > 1
 }
 
-/// Returns what the owners of a scenario do under a policy without guests. Guests get an empty
+/// Returns the outcomes of a scenario's owners under a policy without guests. Guests get an empty
 /// outcome.
 pub fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
@@ -158,7 +160,7 @@ pub fn undisturbed(scenario: &Scenario, policy: Policy) -> Vec<Outcome> {
     outcomes
 }
 
-/// Combines the results of all GPUs.
+/// Combines the results of all GPUs into one run.
 fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenario)>) -> Run {
     let mut outcomes = vec![Outcome::default(); scenario.tenants.len()];
     let (mut busy_ns, mut harvested_ns) = (0, 0);
@@ -172,7 +174,7 @@ fn together<'a>(scenario: &Scenario, runs: impl Iterator<Item = (Run, &'a Scenar
     Run { outcomes, busy_ns, harvested_ns, standings: Standings::at_first(scenario) }
 }
 
-/// Returns what each tenant does, with the same random numbers, when it has the GPU to itself.
+/// Returns the outcome of each tenant when it has the GPU to itself, with the same random numbers.
 fn alone(scenario: &Scenario) -> Vec<Outcome> {
     let mut only = scenario.without_tenants();
     let outcome = |tenant: &scenario::Tenant| {
@@ -183,7 +185,8 @@ fn alone(scenario: &Scenario) -> Vec<Outcome> {
     scenario.tenants.iter().map(outcome).collect()
 }
 
-/// Returns the part of the GPU that all owners of a scenario together take, each as if alone.
+/// Returns the part of the GPU that all owners of a scenario together use, if each runs as if
+/// alone.
 pub fn demand_of_owners(scenario: &Scenario) -> f64 {
     let span_ns = (scenario.duration_ns - scenario.warmup_ns) as f64;
     let owners = alone(scenario).into_iter().zip(&scenario.tenants).filter(|(_, tenant)| !tenant.is_guest());
@@ -307,7 +310,7 @@ fn mean(values_ppm: &[u32]) -> f64 {
     values_ppm.iter().map(|ppm| f64::from(*ppm)).sum::<f64>() / values_ppm.len().max(1) as f64
 }
 
-/// Jain's fairness index: 1 when all are equal, 1/n when one has everything.
+/// Returns Jain's fairness index: 1 if all values are equal, 1/n if one value is all of the sum.
 fn jain(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, squares, count) =
         values.fold((0.0, 0.0, 0.0), |(sum, squares, count), x| (sum + x, squares + x * x, count + 1.0));

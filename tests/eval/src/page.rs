@@ -1,6 +1,6 @@
-//! `cargo xtask eval --report`: writes docs/evaluation.md, which shows each system's own claim with
-//! the figures of deepres beside it. Only the text in this file is written by hand. The figures
-//! come from the scenarios.
+//! `cargo xtask eval --report`: writes docs/evaluation.md, which shows each system's own claim
+//! beside the figures of deepres. Only the text in this file is written by hand. The figures come
+//! from the scenarios.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::metrics::{self, Row};
 use crate::policy::Policy;
 use crate::scenario::{self, SECOND, Scenario};
 
-/// Length of the part of a scenario that is hashed.
+/// Length of the part of a scenario that [`hashes`] runs.
 const HASHED_NS: u64 = 20 * SECOND;
 
 /// A figure of a row, and its format.
@@ -23,7 +23,7 @@ struct Figure {
     decimals: usize,
 }
 
-/// A claim, and the scenario that it is compared with.
+/// A claim, and the scenario with which the page compares it.
 struct Comparison {
     system: &'static str,
     claim: &'static str,
@@ -34,13 +34,13 @@ struct Comparison {
     not_shown: &'static str,
 }
 
-/// Returns the work of the first guest, as a part of what the guest does alone.
+/// Returns the work of the first guest, as a part of its work alone.
 fn guest_of_standalone(row: &Row) -> Option<f64> {
     row.harvested_fraction?;
     row.tenants.iter().find(|tenant| tenant.class == Class::BestEffort.name()).map(|guest| guest.progress)
 }
 
-/// Returns the 99th percentile of answer times, as a multiple of that without guests.
+/// Returns the 99th percentile of answer times, as a multiple of the percentile without guests.
 fn p99_ratio(row: &Row) -> Option<f64> {
     let (p99_ms, added_ms) = (row.p99_ms?, row.p99_added_ms?);
     Some(p99_ms / (p99_ms - added_ms))
@@ -55,7 +55,7 @@ fn worst_share_error(row: &Row) -> Option<f64> {
     Some(errors.fold(0.0, f64::max))
 }
 
-/// Returns the work of the first tenant, as a part of what the tenant does alone.
+/// Returns the work of the first tenant, as a part of its work alone.
 fn first_of_standalone(row: &Row) -> Option<f64> {
     row.tenants.first().map(|tenant| tenant.progress)
 }
@@ -154,7 +154,7 @@ const COMPARISONS: &[Comparison] = &[
     },
 ];
 
-/// Systems whose part of the design is not built.
+/// Systems that use a part of the design that deepres has not built yet.
 const ABSENT: &str = "\
 | D-STACK | packing by knee and deadline: > 90 % of an ideal per-kernel scheduler | not built yet |
 | GACER | granularity: 1.37 to 1.66 × over sequential | not built yet |
@@ -252,7 +252,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Compares the page with its current content.
+/// Compares the page with its content on disk.
 ///
 /// # Errors
 /// The page is not current.

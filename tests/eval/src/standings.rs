@@ -1,13 +1,13 @@
-//! The tenants' entitlements over time. Priorities change, and every policy is measured against the
-//! entitlements of the moment.
+//! The tenants' entitlements over time. Priorities change, and the evaluation compares every policy
+//! with the entitlements of the moment.
 
 use deepres_policy::entitlement::{Entitlement, entitlements};
 use deepres_policy::priority::{Terms, Usage};
 
 use crate::scenario::Scenario;
 
-/// Most tenants for which entitlements over time and lags are computed. With more, this would take
-/// longer than everything else.
+/// Most tenants for which the evaluation computes entitlements over time and lags. For more
+/// tenants, this would take longer than everything else.
 pub const MOST_WATCHED: usize = 64;
 
 /// Each tenant's entitlement, with each moment of a change.
@@ -15,8 +15,8 @@ pub const MOST_WATCHED: usize = 64;
 pub struct Standings(Vec<(u64, Vec<Entitlement>)>);
 
 impl Standings {
-    /// Returns the entitlements at the beginning, when nothing has been used, as constant over
-    /// time.
+    /// Returns entitlements that stay constant over time: those at the beginning, before any tenant
+    /// has used GPU time.
     pub fn at_first(scenario: &Scenario) -> Self {
         let value = |tenant: &crate::scenario::Tenant| {
             Terms::at(0, &tenant.priority(), &Usage::default()).value_ppm(&scenario.policy.weights())

@@ -10,8 +10,8 @@ use deepres_abi::recording::{
 };
 use zerocopy::FromBytes as _;
 
-/// Shortest pause between two kernels. Shorter ones count as none, because a launch and its event
-/// take as long.
+/// Shortest pause between two kernels. A shorter pause counts as none, because a launch and its
+/// event take as long.
 const LEAST_PAUSE_NS: u64 = 20_000;
 /// Time of a kernel if the trace contains no measured time at all.
 const UNKNOWN_NS: u64 = 10_000;
@@ -45,15 +45,15 @@ pub struct Process {
     pub names: BTreeMap<u64, String>,
     /// Launches that ran, in order of time.
     pub launches: Vec<Launched>,
-    /// Number of launches that were captured into graphs instead.
+    /// Number of launches that the program captured into graphs, which therefore did not run.
     pub captured: u64,
     /// Copies in order of time: (time, bytes).
     pub copies: Vec<(u64, u64)>,
     /// Allocations in order of time: (time, bytes).
     pub allocations: Vec<(u64, u64)>,
-    /// Waits: beginning and length, ns.
+    /// Waits of the program's threads: beginning and length, ns.
     pub waits: Vec<(u64, u64)>,
-    /// Measured times by key: number and sum, ns.
+    /// Measured times by key: number of times and their sum, ns.
     pub took: BTreeMap<u64, (u64, u64)>,
     /// Number of records that were lost.
     pub lost: u64,
@@ -220,8 +220,8 @@ impl Process {
         if all.0 == 0 { UNKNOWN_NS } else { mean(all) }
     }
 
-    /// Returns the work in stretches. A launch begins a new stretch if the GPU has been done with
-    /// all earlier work for a while.
+    /// Returns the process's work in stretches. A launch begins a new stretch if the GPU has been
+    /// idle for a while.
     fn stretches(&self) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         let mut done_ns = 0;

@@ -1,5 +1,5 @@
-//! Stream capture: which calls it collects, which calls invalidate it, and which queries are
-//! allowed meanwhile.
+//! Stream capture: the calls that a capture collects, the calls that invalidate it, and the queries
+//! that are allowed during a capture.
 
 use std::ptr::null_mut;
 
@@ -123,8 +123,8 @@ fn asking_about_what_is_captured_breaks_it(facts: &mut Facts) -> Result<(), Stop
     Ok(())
 }
 
-/// Returns the answer of `cuEventQuery` for an event outside the capture, from another thread in
-/// that mode.
+/// Returns the answer of `cuEventQuery` for an event outside the capture. The call comes from
+/// another thread in that mode.
 fn ask_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> Result<CUresult, Stop> {
     let (context, event) = (context as usize, event as usize);
     let thread = std::thread::spawn(move || {

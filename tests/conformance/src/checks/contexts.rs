@@ -126,7 +126,7 @@ fn a_reset_ends_it_under_its_holders(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A driver that dereferences a handle crashes here, which is an answer too.
+/// A driver that dereferences a stale handle crashes here. The crash counts as an answer.
 fn handles_that_never_were(facts: &mut Facts) -> Result<(), Stop> {
     const NEVER: usize = 0x1234_5678;
     let _gpu = Gpu::new()?;

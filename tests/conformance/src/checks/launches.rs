@@ -1,4 +1,4 @@
-//! Launches: which ones are refused, and with which code.
+//! Launches: the launches that the driver refuses, and the codes.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};

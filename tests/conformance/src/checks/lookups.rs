@@ -19,7 +19,7 @@ checks! { "lookups":
     Guess the_empty_name_and_unknown_tables;
 }
 
-/// Versions of CUDA that clients ask for.
+/// Versions of CUDA that clients pass to look-ups.
 const VERSIONS: [u32; 6] = [11_000, 11_020, 11_040, 12_000, 12_080, 13_000];
 
 struct Found {

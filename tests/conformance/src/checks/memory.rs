@@ -1,5 +1,5 @@
-//! Memory from cuMemAlloc and its relatives: which requests are refused, how much memory they take,
-//! and the attributes of addresses.
+//! Memory from cuMemAlloc and its relatives: the requests that the driver refuses, the memory that
+//! a request takes, and the attributes of addresses.
 
 use std::ptr::null_mut;
 

@@ -118,7 +118,7 @@ fn whole_mappings_are_unmapped(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-/// NCCL does this.
+/// The library NCCL creates physical memory without a current context.
 fn it_is_made_without_a_current_context(facts: &mut Facts) -> Result<(), Stop> {
     let _gpu = Gpu::new()?;
     let piece = piece_bytes()?;
@@ -138,8 +138,8 @@ fn it_is_made_without_any_context(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 /// Physical memory belongs to the process. `cuCtxDestroy` does not destroy memory of `cuMemCreate`,
-/// because that is associated with no context (a note in its reference). It follows that the memory
-/// may still be mapped, used and unmapped.
+/// because the memory is associated with no context (a note in the reference of `cuCtxDestroy`). It
+/// follows that the client may still map, use and unmap the memory.
 fn it_outlives_the_context_it_was_made_in(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let piece = piece_bytes()?;

@@ -1,4 +1,4 @@
-//! Order in streams and between streams, and which work waits for which.
+//! Order in streams and between streams: the work for which other work waits.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

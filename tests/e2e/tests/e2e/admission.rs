@@ -1,5 +1,5 @@
-//! Guaranteed memory. The daemon promises it once. A later job that asks for promised memory is
-//! refused with the reason, or waits.
+//! Guaranteed memory. The daemon promises the same memory only once. If a later job asks for
+//! promised memory, `deepres run` refuses the job with the reason, or waits.
 
 use deepres_e2e::prelude::*;
 
@@ -15,7 +15,8 @@ fn guaranteed<'a>(name: &'a str, memory: &'a str) -> [&'a str; 8] {
     ["--name", name, "--class", "guaranteed", "--share", "40%", "--memory", memory]
 }
 
-/// Runs the client that shows what it sees of the GPU, until it has said so.
+/// Runs the client that prints the memory that it sees of the GPU. Returns after the client has
+/// printed it.
 fn viewing(host: &Host, options: &[&str]) -> Process {
     host.told(host.run(options, c_client("view"), &[])).0
 }
@@ -25,7 +26,7 @@ fn holding(host: &Host, options: &[&str], bytes: u64) -> Process {
     host.start(host.run(options, c_client("yields"), &[&bytes.to_string()]), "holding")
 }
 
-/// Runs a client that takes all memory that it can get. Returns what it says.
+/// Runs a client that takes all memory that it can get. Returns the client's output.
 fn filled(host: &Host, options: &[&str]) -> Value {
     host.finish(host.run(options, c_client("fill"), &["33554432", "cuMemAlloc_v2"])).success().json()
 }
@@ -39,7 +40,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
     refused.refused("what they hold leave 1 GiB of a GPU's");
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
-    // A tenant without a guarantee is admitted, and takes the memory that is free.
+    // The daemon admits a tenant without a guarantee. The tenant takes the memory that is free.
     viewing(&host, &["--name", "fair", "--memory", "4GiB"]).finish().success();
 
     let options = [&guaranteed("second", "2GiB")[..], &["--wait"]].concat();
@@ -209,7 +210,7 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     assert!(told.contains("1 GiB are kept for it"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
     first.finish().success();
-    // Without other tenants, all of the GPU's memory is kept for the follower.
+    // Without other tenants, the daemon keeps all of the GPU's memory for the follower.
     let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
     eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
     follower.finish().success();
@@ -221,20 +222,20 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     let first = viewing(&host, &[&guaranteed("first", "3GiB")[..], &["--memory-follow-use"]].concat());
     let taken = |name| filled(&host, &["--name", name])["kinds"][0]["bytes"].as_u64().expect("a number");
     let greedy = || taken("greedy");
-    // Everything but the margin is lent, once the daemon has seen for a while that `first` uses
-    // nothing.
+    // The daemon has seen for a while that `first` uses nothing, and lends all of its memory but
+    // the margin.
     await_value(greedy, |bytes| *bytes == (4096 - 256) * MIB);
     let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("it follows its use as asked"), "{told}");
     assert!(told.contains("256 MiB are kept for it"), "{told}");
 
-    // Lent memory comes back once the borrower has freed it, and not before.
+    // Lent memory comes back when the borrower frees it, and not before.
     let holder = holding(&host, &["--name", "holder"], 3072 * MIB);
     let stop = || host.call(&["set", "first", "--memory-follow-use=false"]);
     let refused = stop();
     refused.refused("cannot be guaranteed now");
-    // The limit of `first` follows the memory that is left, and is never below the memory that is
-    // kept for it.
+    // The limit of `first` follows the memory that others leave. The limit is never below the
+    // memory that the daemon keeps for `first`.
     let mine = taken("first");
     assert!((256 * MIB..=1024 * MIB).contains(&mine), "{mine}");
     holder.signal(Signal::TERM);

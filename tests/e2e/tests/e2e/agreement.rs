@@ -13,7 +13,8 @@ use deepres_eval::scenario::Scenario;
 const SETTLED: Duration = Duration::from_millis(1_000);
 /// Time of a measurement. Hundreds of quanta pass in it.
 const MEASURED: Duration = Duration::from_secs(8);
-/// Greatest relative difference between the two, as a part of the figure in virtual time.
+/// Greatest relative difference between the figures in real and in virtual time, as a part of the
+/// figure in virtual time.
 const ALLOWED: f64 = 0.05;
 
 /// One tenant.
@@ -126,7 +127,7 @@ fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
     assert!(worst <= ALLOWED, "{table}");
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -179,10 +180,10 @@ mod measured {
         // The measurement covers many pauses. The guard knows little of the first ones, and one
         // pause more or less must change the result little.
         //
-        // The guest's kernels are long. Beside owners a guest has one kernel in flight, and the
-        // machine decides how soon the guest's thread wakes for the next. Ten kernels fit into a
-        // pause, and the eleventh never fits. If one more just fitted, one millisecond would decide
-        // about a tenth of the time.
+        // The guest's kernels are long. Beside owners, a guest has one kernel in flight, and the
+        // machine determines how soon the guest's thread wakes for the next kernel. Ten kernels fit
+        // into a pause, and the eleventh never fits. If one more kernel just fitted, a delay of one
+        // millisecond would change the result by a tenth.
         let guest = "class = \"best-effort\"";
         let tenants = [
             tenant("production", "", "", Step::new(50, 1000, 210)),

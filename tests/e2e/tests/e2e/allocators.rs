@@ -60,8 +60,9 @@ fn tenants_that_take_three_quarters_of_what_is_free_do_not_meet() {
     }
 }
 
-/// Takes all memory that the driver shows as free, prints the results, and makes calls with wrong
-/// arguments. The argument is the number of bytes that are taken first.
+/// Python source of a client. The client takes all memory that the driver shows as free, prints the
+/// results, and makes calls with wrong arguments. Its argument is the number of bytes that it takes
+/// first.
 const ALL_THAT_IS_FREE: &str = r#"
 import ctypes, sys
 cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()

@@ -1,9 +1,9 @@
-//! A daemon that must not start says why in one line, and leaves no process running.
+//! If the daemon must not start, it says why in one line, and leaves no process running.
 
 use deepres_e2e::prelude::*;
 use deepres_e2e::skip;
 
-/// Asserts that a daemon ended with one line that contains `reason`.
+/// Asserts that a daemon printed one line that contains `reason`, and ended.
 #[track_caller]
 fn assert_refused(daemon: &Finished, reason: &str) {
     daemon.refused(reason);
@@ -30,7 +30,7 @@ fn a_second_daemon_on_the_same_gpu_says_who_holds_it() {
     second.env("DEEPRES_DIR", host.path().join("other"));
     let pid = daemon.pid().to_string();
     assert_refused(&host.finish(second), &pid);
-    // A second daemon in the same folder is refused too.
+    // A second daemon in the same folder must end too.
     assert_refused(&host.call(&["daemon"]), &pid);
     assert_eq!(host.ps().daemon_pid, daemon.pid(), "the first goes on");
 

@@ -1,5 +1,5 @@
-//! Captures while the gate is closed. Captured calls do not wait and are not charged. Launches of
-//! the captured graph wait and are charged.
+//! Captures while the gate is closed. Captured calls do not wait, and the meter does not charge
+//! them. Launches of the captured graph wait, and the meter charges them.
 
 use deepres_e2e::prelude::*;
 
@@ -9,8 +9,7 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const MODES: u64 = 3;
 const KERNELS_IN_GRAPH: u64 = 50;
 
-/// A client that captures and launches on orders, while another of its threads launches all the
-/// time.
+/// A client that captures and launches on orders, while its second thread launches all the time.
 struct Client(Orders);
 
 impl Client {
@@ -19,7 +18,7 @@ impl Client {
         Self(Orders::new(host.spawn(command), 1, |order| format!("{{\"order\":{order},")))
     }
 
-    /// Returns the answer to the last order. Asserts that no call of it failed.
+    /// Returns the answer to the last order. Asserts that none of the order's calls failed.
     #[track_caller]
     fn answer(&mut self) -> Value {
         let said = self.0.answer();
@@ -43,8 +42,8 @@ fn ran(host: &Host, pid: u32) -> (u64, u64) {
     (process.gpus[0].kernels, process.gpus[0].kernel_busy_ns)
 }
 
-/// Ends the client's other thread, and waits until the account shows exactly the client's launches.
-/// The GPU time charged must match the record within a fifth.
+/// Ends the client's second thread, and waits until the account shows exactly the client's
+/// launches. Asserts that the charged GPU time matches the record within a fifth.
 #[track_caller]
 fn assert_all_is_counted(host: &Host, client: &mut Client, graphs: u64) {
     let pid = host.ps().tenant("capturer").pids()[0];

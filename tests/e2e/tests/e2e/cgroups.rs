@@ -1,5 +1,5 @@
-//! Real cgroups, laid out as Docker, Kubernetes' runtimes and Slurm lay them out. The processes in
-//! one cgroup are one tenant, by what the kernel reports.
+//! Real cgroups, with the layouts of Docker, Kubernetes' runtimes and Slurm. By the kernel's
+//! report, the daemon makes the processes in one cgroup one tenant.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ fn hierarchies() -> Vec<&'static Path> {
     [v1, v2].into_iter().flatten().collect()
 }
 
-/// A cgroup, created with its missing parents. Drop removes the folders it created. By then no
-/// process is in them.
+/// A cgroup. Its creation also creates missing parents. Drop removes the created folders, which
+/// contain no process by then.
 struct Cgroup {
     path: PathBuf,
     made: Vec<PathBuf>,
@@ -36,7 +36,7 @@ impl Cgroup {
         Self { path, made }
     }
 
-    /// Starts a client without a tenant's name in this cgroup.
+    /// Starts a client without a tenant's name in this cgroup, and returns its process.
     fn start(&self, host: &Host) -> Process {
         let mut inside = host.preloaded("sh");
         inside

@@ -88,7 +88,7 @@ fn survive(lasts: Duration) {
     reign(&host, &mut daemon, &mut clients, &mut random, lasts);
     assert!(daemon.try_wait().is_none(), "the daemon ended:\n{}", daemon.stderr());
 
-    // All tenants are connected, and the accounts hold nothing of dead processes.
+    // Now all tenants are connected, and the accounts hold no memory of dead processes.
     let held_bytes = HELD_BYTES * PROCESSES as u64;
     host.await_ps_within(
         |ps| {
@@ -126,7 +126,7 @@ fn survive(lasts: Duration) {
     assert_eq!(host.truth().gpus[0].memory_used_bytes, 0, "the GPU's memory is free");
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

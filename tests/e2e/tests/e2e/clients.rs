@@ -1,5 +1,5 @@
-//! Clients from PyPI and crates.io. deepres counts as many launches as they do, they see the limit
-//! as their own out-of-memory error, and all their look-ups reach the hooks.
+//! Clients from PyPI and crates.io. deepres counts the same launches as the clients themselves. The
+//! clients report the limit as their own out-of-memory error, and all their look-ups get hooks.
 
 use std::path::PathBuf;
 
@@ -14,11 +14,12 @@ const CLIENT_LIMIT: Duration = Duration::from_secs(90);
 /// Time within which the session's meter thread brings the meter page up to date.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 /// Least part of its kernels' GPU time that a client is charged. These clients run for some
-/// milliseconds, so the meter knows their kernels from few samples. `metering.rs` tests the
-/// accuracy for programs that run longer.
+/// milliseconds, so the meter has few samples of their kernels. `metering.rs` tests the accuracy
+/// for programs that run longer.
 const METERED_AT_LEAST: f64 = 0.5;
 const LIMIT_BYTES: u64 = 1 << 30;
-/// Number of launches. It is enough to take the client's memory and to make all its look-ups.
+/// Number of launches. So few launches suffice for the client to take its memory and to make all
+/// its look-ups.
 const FEW: &str = "3";
 
 /// A client's program, and the script that precedes its other arguments.
@@ -142,8 +143,9 @@ fn no_look_up_of_the_clients_goes_past_the_hooks() {
     }
 }
 
-/// libcudart asks the driver for private tables, to verify that it is NVIDIA's. The simulated
-/// driver has no such tables, so libcudart fails. All its look-ups come before that.
+/// libcudart asks the driver for private tables, to verify that the driver is NVIDIA's. The
+/// simulated driver has no such tables, so libcudart fails. All look-ups of libcudart come before
+/// that check.
 #[test]
 fn no_look_up_of_a_static_libcudart_goes_past_the_hooks() {
     let program = cuda_program("static_runtime");

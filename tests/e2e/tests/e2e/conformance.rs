@@ -1,5 +1,5 @@
-//! Runs the driver-semantics program (tests/conformance). The simulated driver must behave as that
-//! program expects, with and without deepres in between.
+//! Runs the program that checks a driver (tests/conformance). The simulated driver must pass all
+//! checks, with and without deepres in between.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Processes and threads of one tenant race for its memory while some of them are killed. This is a
-//! short `cargo xtask bench memory`, without pools.
+//! Processes and threads of one tenant race for its memory while the test kills some of them. The
+//! test is a short form of `cargo xtask bench memory`, without pools.
 //!
 //! The driver may let a pool grow although enough of its memory is spare. Such a pool passes the
 //! limit for the length of a call, which shows in the GPU's record of its peak.

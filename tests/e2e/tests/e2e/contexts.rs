@@ -1,5 +1,5 @@
-//! Contexts that are made at the same time, by threads of a process, by many processes, and on
-//! several GPUs. Each context counts, and no call waits for an unrelated context.
+//! Threads of a process, many processes, and clients on several GPUs make contexts at the same
+//! time. The ledger counts each context, and no call waits for an unrelated context.
 
 use std::fs;
 use std::path::Path;
@@ -40,8 +40,8 @@ fn maker(host: &Host) -> Process {
     host.spawn(command)
 }
 
-/// Runs `retains` in this mode. Returns the process, the result codes of both threads, and the time
-/// between the ends of their calls.
+/// Runs the client `retains` in this mode. Returns the process, the result codes of both threads,
+/// and the time between the ends of their calls.
 fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
     let mut command = host.preloaded(c_client("retains"));
     command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());

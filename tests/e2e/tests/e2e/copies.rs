@@ -37,7 +37,7 @@ fn start(host: &Host, name: &str, options: &[&str], steps: &[&str]) -> Process {
 struct Had<T> {
     kernels: T,
     copies: T,
-    /// Time of kernels or copies. Overlapping time counts once.
+    /// Time of kernels or copies, with overlapping time counted once.
     either: T,
 }
 
@@ -84,7 +84,7 @@ fn assert_charged(steps: &[&str]) {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The death of any process, at any moment, costs no other process anything.
+//! If a process dies at any moment, no other process loses time, memory or work.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,9 @@ const BUSY_PERCENT: f64 = 70.0;
 
 /// File of a cgroup. A process id written to it moves that process into the cgroup.
 const PROCESSES: &str = "cgroup.procs";
-/// Folder in which cgroups are made, file that freezes one, and the texts that freeze and thaw it.
-/// The rows are version 1, version 2 beside version 1, and version 2 alone.
+/// For each version of cgroups: the folder for new cgroups, the file that freezes a cgroup, and the
+/// texts that freeze and thaw it. The rows are version 1, version 2 beside version 1, and version 2
+/// alone.
 const FREEZERS: [[&str; 4]; 3] = [
     ["/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"],
     ["/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"],
@@ -74,8 +75,8 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("it runs");
 }
 
-/// Asserts that nobody waits for a stopped tenant, however it is stopped. The other tenant uses the
-/// stopped tenant's share meanwhile, and the stopped tenant runs again afterwards.
+/// Asserts that no tenant waits for a stopped tenant, however the test stops it. Meanwhile the
+/// running tenant uses the stopped tenant's share. Afterwards the stopped tenant runs again.
 fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     let (host, _daemon) = Host::measuring().with_daemon();
     let stopped = backlog(&host, "stopped", "70%", &[]);
@@ -86,7 +87,8 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     stop(&host, stopped_pid);
     thread::sleep(Duration::from_millis(500));
     let busy = Tally::over(&host, Duration::from_secs(3)).percent_of_time(&[other_pid]);
-    // The tenant is continued before the assertions, because a frozen process cannot be killed.
+    // The test continues the tenant before the assertions, because a frozen process cannot be
+    // killed.
     go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
@@ -127,7 +129,7 @@ fn what_killed_processes_held_their_tenant_can_have_again() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -35,7 +35,7 @@ fn every_hook_calls_the_driver_once_with_the_arguments_as_they_came_and_gives_ba
     assert_eq!(said, format!("{hooked} functions, {hooked} of them hooks"));
     assert_eq!(host.ps().tenant("exact").sessions.len(), 1, "hooks worked with a session");
     tenant.finish().success();
-    // Hooks forward calls also without a session.
+    // Hooks also forward calls without a session.
     let mut command = host.preloaded(every_call());
     command.env_remove("DEEPRES_SOCKET").env("DEEPRES_DIR", host.path().join("nowhere"));
     let mut alone = on_recorder(command);

@@ -75,8 +75,8 @@ fn a_line_that_nobody_reads_neither_ends_a_job_nor_holds_it_up() {
     }
 }
 
-/// Functions that deepres calls by itself, in addition to the client's calls. The functions for
-/// nodes of graphs, managed memory and code are missing here.
+/// Functions that deepres calls by itself, in addition to the client's calls. The list leaves out
+/// the functions for nodes of graphs, managed memory and code.
 const OURS: &str = "cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetDevice \
      cuDeviceGetCount cuDeviceGetUuid cuDeviceGetUuid_v2 cuStreamGetCtx cuStreamIsCapturing cuStreamQuery \
      cuThreadExchangeStreamCaptureMode cuEventCreate cuEventRecord cuEventQuery cuEventElapsedTime \
@@ -90,8 +90,8 @@ const MOST_OF_THE_CLIENT: usize = 4;
 /// Calls that fail: the first, every third, or all.
 const OFTEN: [&str; 3] = ["1", "every:3", "every:1"];
 
-/// Returns all rules of the simulated driver that make calls of deepres fail. Functions that the
-/// client calls itself are left out.
+/// Returns all rules of the simulated driver that make calls of deepres fail. The rules leave out
+/// functions that the client calls itself.
 fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
     let host = Host::new();
     let is_ours = |function: &&str| {
@@ -158,7 +158,7 @@ fn a_client_stays_within_its_limit_whichever_call_of_ours_fails() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -180,7 +180,7 @@ mod measured {
         let metered_ns = ps.tenant("barred").gpu_ns;
         let true_ns = host.kernel_ns();
         println!("charged {metered_ns} ns of {true_ns} ns");
-        // Nothing could be measured, and the client had work all the time.
+        // The meter could measure nothing, and the client had work all the time.
         assert!(metered_ns.abs_diff(true_ns) < true_ns / 2, "charged {metered_ns} ns of {true_ns} ns");
         // Another tenant gets the GPU at once.
         let other = host.run(&["--name", "other"], c_client("launches"), &[]);

@@ -83,7 +83,7 @@ fn assert_seventy_thirty(kernel: &str, depth: &str) {
     assert!(done.iter().all(|rounds| *rounds > 100), "{done:?} rounds");
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

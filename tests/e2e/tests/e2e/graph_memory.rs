@@ -1,5 +1,5 @@
-//! Memory that graphs allocate. It never passes the limit, however deep in a graph the allocation
-//! is. An allocation that the driver would grant within the limit is granted.
+//! Memory that graphs allocate never passes the limit, however deep in a graph the allocation is.
+//! If the driver would grant an allocation within the limit, the interposer lets it through.
 
 use deepres_e2e::prelude::*;
 
@@ -13,8 +13,8 @@ fn host() -> Host {
     Host::new().simgpu("context_overhead_bytes = 0\n")
 }
 
-/// Runs the client's part `what` in `processes` processes of one tenant, under the limit. Returns
-/// their numbers, and asserts that the tenant never held more than the limit.
+/// Runs the client's part `what` in `processes` processes of one tenant, under the limit. Asserts
+/// that the tenant never held more than the limit. Returns the numbers that the processes printed.
 #[track_caller]
 fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>> {
     let (host, _daemon) = host().with_daemon();
@@ -32,7 +32,7 @@ fn all_said(processes: usize, what: &str, count: u64, mib: u64) -> Vec<Vec<u64>>
     finished.iter().map(numbers).collect()
 }
 
-/// Does the same as [`all_said`] for one process.
+/// Runs one process like [`all_said`], and returns its numbers.
 #[track_caller]
 fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
     all_said(1, what, count, mib).concat()
@@ -66,7 +66,7 @@ fn allocations_that_follow_each_other_are_had_one_after_the_other() {
 
 #[test]
 fn a_graph_that_frees_what_it_left_is_launched_again() {
-    // The last two answers: first there is no room, then there is room again.
+    // The last two answers: first the client finds no room, then it finds room again.
     assert_eq!(said("again", 3, 300), [SUCCESS, SUCCESS, SUCCESS, FULL, FULL, SUCCESS]);
 }
 

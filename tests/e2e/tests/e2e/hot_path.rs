@@ -11,9 +11,9 @@ const LINGER: Duration = Duration::from_millis(20);
 /// Pause of a stream after which the meter thread may end the stream's segment.
 const STALE: Duration = Duration::from_micros(200);
 
-/// For each kind of call, the least number of calls that the client executes instruction by
-/// instruction. The last figure is the least number of these without a locked instruction. Most
-/// calls lie between the ends of a segment, and fewer do on a busy machine.
+/// For each kind of call, the least number of calls that the client executes in single steps. The
+/// last figure is the least number of these calls without a locked instruction. Most calls lie
+/// between the ends of a segment; on a busy machine, fewer do.
 const KINDS: [(&str, u64, u64); 4] = [
     ("cuLaunchKernel", 310, 60),
     ("cuLaunchKernelEx", 62, 12),
@@ -60,8 +60,8 @@ fn a_launch_allocates_nothing_and_calls_no_kernel() {
     );
 }
 
-/// Taking a lock needs an instruction with a lock prefix. Launches between the ends of a segment
-/// execute none.
+/// A lock needs an instruction with a lock prefix. Launches between the ends of a segment execute
+/// no such instruction.
 #[test]
 fn a_call_of_each_kind_takes_no_lock() {
     let (host, _daemon) = Host::new().with_daemon();

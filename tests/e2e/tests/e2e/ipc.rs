@@ -1,10 +1,10 @@
-//! Linear memory that one process allocates and another opens. The memory counts only where it was
-//! allocated.
+//! Linear memory that one process allocates and another opens. The ledger counts the memory only
+//! for the process that allocated it.
 
 use deepres_e2e::prelude::*;
 
 const SHARED_BYTES: u64 = 32 * MIB;
-/// Time within which accounts, counters and NVML show what happened.
+/// Time within which accounts, counters and NVML are up to date.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 const CUDA_SUCCESS: u64 = 0;
 const CUDA_ERROR_INVALID_VALUE: u64 = 1;

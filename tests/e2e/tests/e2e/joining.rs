@@ -1,5 +1,5 @@
-//! A job that finds no daemon at its start runs without one. As soon as a daemon answers, it takes
-//! up the job with the memory that the job holds. From then on the gates of the tenant apply.
+//! If a job finds no daemon at its start, it runs without one. When a daemon answers, the job gets
+//! a session, with the memory that it holds. From then on the job waits at the gate of its tenant.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,8 @@ const GPUS: &str = "gpus = 2\nmemory_bytes = 4294967296\ncontext_overhead_bytes 
     kernel = [{ name = \"busy_1000us\", ns = 1000000 }]\n";
 const HELD_BYTES: u64 = 256 << 20;
 const LIMIT_BYTES: u64 = 1 << 30;
-/// Time within which a daemon takes up a job. The job looks for a daemon at least once a second.
+/// Time within which a job gets a session with a new daemon. The job looks for a daemon at least
+/// once a second.
 const TAKEN_UP_WITHIN: Duration = Duration::from_secs(10);
 
 fn with(mut command: Command, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
@@ -19,7 +20,7 @@ fn with(mut command: Command, arguments: &[&str], variables: &[(&str, &str)]) ->
     command
 }
 
-/// Starts a job that asks the daemon for its part, whether or not a daemon runs.
+/// Starts a job that asks the daemon for its tenant's part, whether or not a daemon runs.
 fn job(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Process {
     host.spawn(with(host.preloaded(program), arguments, variables))
 }
@@ -109,7 +110,7 @@ fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
     assert_eq!(said.matches("max_connections").count(), 1, "it is said once");
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Memory that the driver keeps for freed objects counts too: shared blocks, pools, rows of arrays,
-//! memory of graphs. Account and GPU agree at every stage.
+//! Memory that the driver keeps after objects were freed also counts: shared blocks, pools, rows of
+//! arrays, memory of graphs. The account and the GPU's record agree at every stage.
 
 use deepres_e2e::prelude::*;
 
@@ -8,7 +8,7 @@ const LIMIT_BYTES: u64 = 400 * MIB;
 const FULL: &str = "full 2";
 
 /// Runs the client's part `what` and compares its stages with `expected`: stage, kind, MiB of that
-/// kind. `said` are the lines between stages.
+/// kind. `said` holds the lines between stages.
 #[track_caller]
 fn assert_counts(what: &str, expected: &[(&str, &str, u64)], said: &[&str]) {
     // Contexts take no memory, so the GPU's record contains allocations alone.

@@ -1,6 +1,6 @@
 //! A process is killed inside a call that takes or frees memory, before or after the driver did its
-//! work. The tenant's account then holds only memory that the GPU holds, and the others can have
-//! the rest.
+//! work. Afterwards the tenant's account holds only memory that the GPU holds. The tenant's other
+//! processes can allocate the rest.
 
 use deepres_e2e::clients::conformance;
 use deepres_e2e::prelude::*;
@@ -9,12 +9,12 @@ const LIMIT_BYTES: u64 = 400 * MIB;
 /// Memory that another process of the tenant holds: three quarters of the limit.
 const OTHER_BYTES: u64 = 300 * MIB;
 const TENANT: &str = "walk";
-/// Number of calls. Every function is called several times.
+/// Number of calls in a run, which contains several calls of every function.
 const CALLS: &str = "5000";
 const KILLED: i32 = 128 + 9;
-/// A call has four steps: reserve, ask the driver, get the answer, enter it in the account. A death
-/// in the driver lies between two steps. `abi/tests/kills.rs` tests deaths inside the account's own
-/// steps.
+/// A call has four steps: reserve memory, call the driver, get the answer, enter it in the account.
+/// A death inside the driver lies between two steps. `abi/tests/kills.rs` tests deaths inside the
+/// account's own steps.
 const APIS: [&str; 14] = [
     "cuMemAlloc_v2",
     "cuMemAllocPitch_v2",

@@ -1,6 +1,5 @@
-//! Mistakes of published interposers (design: "known ways to fail"). A naive library that makes the
-//! mistake breaks the client. Under deepres the client gets the same answers as without any
-//! library.
+//! Mistakes of published interposers. A naive library that makes the mistake breaks the client.
+//! Under deepres, the client gets the same answers as without any library.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +7,7 @@ use std::process::Command;
 use deepres_e2e::clients::c_library_on;
 use deepres_e2e::prelude::*;
 
-/// A client's exit code, signal and standard output. Standard error is left out, because the
+/// A client's exit code, signal and standard output. The standard error is missing, because the
 /// libraries write to it.
 type Life = (i32, Option<i32>, String);
 
@@ -17,7 +16,7 @@ fn live(host: &Host, command: Command) -> Life {
     (code, signal, stdout)
 }
 
-/// Makes `command` run the client's part `what`. The environment of the command may make it a
+/// Adds the client's part `what` to `command`. The environment of the command may make the client a
 /// tenant.
 fn hazard(mut command: Command, what: &[&str]) -> Command {
     command.args(what);
@@ -30,7 +29,8 @@ fn naive(host: &Host, mistake: &str, program: &Path, what: &[&str]) -> Command {
     command
 }
 
-/// Runs the client alone, as a tenant, and with a naive library that makes the mistake.
+/// Runs the client alone, as a tenant, and with a naive library that makes the mistake. Asserts
+/// that only the naive library breaks the client.
 #[track_caller]
 fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&str]) {
     let (host, _daemon) = Host::new().with_daemon();
@@ -39,7 +39,7 @@ fn assert_only_the_naive_library_fails(mistake: &str, program: &Path, what: &[&s
     let mut ours = hazard(host.preloaded(program), what);
     ours.env("DEEPRES_TENANT", mistake).env("DEEPRES_MEMORY", "4GiB");
     assert_eq!(live(&host, ours), bare, "{mistake}: under deepres");
-    // Only a session makes a tenant. So the process had a session.
+    // Only a session makes a tenant, so the process had a session.
     assert!(host.ps().find(mistake).is_some(), "{mistake}: under deepres it is a tenant");
     // The same library without the mistake is harmless, so the mistake causes the failure.
     assert_eq!(live(&host, naive(&host, "", program, what)), bare, "{mistake}: not made");
@@ -201,7 +201,7 @@ fn a_stream_that_was_not_destroyed_captures_as_before() {
     assert_eq!(host.ps().tenant("keeper").kernel_launches, 1, "what is captured does not run");
 }
 
-/// Makes the process die in functions that load a kernel lazily or may take as long.
+/// Makes the process die in driver functions that load a kernel lazily, or that may take as long.
 #[test]
 fn nothing_that_loads_a_kernel_is_asked_on_the_way_of_a_launch() {
     let (host, _daemon) = Host::new().with_daemon();

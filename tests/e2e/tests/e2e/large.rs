@@ -1,8 +1,8 @@
-//! The frameworks from PyPI. Each gets as far with deepres as without, and all its look-ups reach
-//! the hooks.
+//! The frameworks from PyPI. Each framework gets as far with deepres as without, and all its
+//! look-ups get hooks.
 //!
-//! Their CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver cannot do
-//! that, so these tests see no GPU work.
+//! The frameworks' CUDA libraries ask the driver to prove that it is NVIDIA's. The simulated driver
+//! cannot prove that, so the frameworks do no GPU work in these tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hoo
 /// Time limit. The import of a framework reads gigabytes, on a machine with other work.
 const CLIENT_LIMIT: Duration = Duration::from_secs(200);
 
-/// Runs a command in a mount namespace with a GPU's device files, because JAX looks for them first.
-/// The files are other names of /dev/null.
+/// Shell script that runs a command in a mount namespace with a GPU's device files, because JAX
+/// looks for these files first. The files are other names of /dev/null.
 const WITH_DEVICE_FILES: &str = r#"
 set -e
 dev=$(mktemp -d)

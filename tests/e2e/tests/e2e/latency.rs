@@ -1,12 +1,12 @@
-//! How soon the GPU changes hands. A tenant with a latency objective gets it at once. The others
-//! get it as often as the cost of hand-offs allows.
+//! The delay until a tenant gets the GPU. A tenant with an SLO gets the GPU at once. Other tenants
+//! get the GPU as often as the cost of hand-offs allows.
 
 use deepres_e2e::prelude::*;
 
-/// Time after which the rivals are metered and the times of their kernels are known.
+/// Time after which the meter knows the kernels of the rivals and their times.
 const SETTLED: Duration = Duration::from_millis(700);
-/// Greatest part of the wait without an objective. Most of that wait is for others' leases. On a
-/// machine without other work the part is a seventh.
+/// Greatest wait with an SLO, as a part of the wait without one. Most of the wait without an SLO is
+/// for others' leases. On a machine without other work, the part is a seventh.
 const PART: f64 = 0.5;
 
 /// Returns the mean wait of a server's first launches beside two backlogged jobs, µs.
@@ -30,7 +30,7 @@ fn waited_us(objective: &[&str]) -> f64 {
 const QUANTUM_PART: u64 = 2;
 const LONGEST_QUANTUM_NS: u64 = 50_000_000;
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -44,8 +44,8 @@ mod measured {
     #[test]
     fn pauses_between_launches_are_not_taken_for_the_cost_of_hand_offs() {
         let (host, _daemon) = Host::measuring().with_daemon();
-        // The jobs wait for nothing and launch more slowly than the GPU runs, as jobs do whose CPU
-        // is the bottleneck.
+        // The jobs wait for nothing and launch more slowly than the GPU runs, like jobs that are
+        // limited by the CPU.
         let _jobs = ["one", "other"].map(|name| {
             host.start(
                 host.run(&["--name", name, "--share", "50%"], c_client("pace"), &["busy_20us", "wait:25"]),

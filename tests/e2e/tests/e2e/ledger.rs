@@ -1,6 +1,6 @@
-//! Compares the ledger with the driver after random calls of all kinds, right and wrong, while the
-//! driver injects failures. Each kind of memory must be charged exactly what the published rule
-//! says of the driver's allocations, and modules as NVML shows them.
+//! Compares the ledger with the driver after random calls of all kinds, correct and wrong, while
+//! the driver injects failures. The ledger must charge each kind of memory by the rule in
+//! docs/memory.md, and modules by NVML's figure.
 //!
 //! The long run is `cargo test -p deepres-e2e --test e2e ledger:: -- --ignored --nocapture`: ten
 //! million calls in four to seven minutes.
@@ -15,10 +15,11 @@ const MANY_CALLS: u64 = 10_000_000;
 const LOOKS: u64 = 20;
 /// Time limit for the calls between two comparisons.
 const WITHIN: Duration = Duration::from_secs(3600);
-/// A limit below the need of a sequence, so that requests are refused again and again.
+/// A limit below the need of a sequence, so that the interposer often refuses requests.
 const TIGHT_BYTES: u64 = 96 << 20;
-/// Greatest difference between the charge of modules and their memory. A sequence has four contexts.
-/// The small modules of each share a block, also with linear memory, which counts the block too.
+/// Greatest difference between the charge of modules and their memory. A sequence has four
+/// contexts. The small modules of each context share a block with each other and with linear
+/// memory. The block then counts for the linear memory too.
 const MODULES_BYTES: u64 = 4 * (2 << 20);
 /// Step by which the simulated driver lets a pool grow. If the limit leaves less than a step, a
 /// request still goes to the driver when the pool has enough spare memory. If the spare memory lies
@@ -32,8 +33,8 @@ cuMemAllocAsync:every:5:2,cuMemFreeAsync:every:6:719,cuMemCreate:every:5:2,cuMem
 cuMemUnmap:every:4:1,cuArrayCreate_v2:every:3:2,cuArrayDestroy:every:5:400,cuCtxDestroy_v2:every:3:201";
 /// Kinds of memory in the order of the simulated driver's report, in the words of `ps`.
 const MANAGED: usize = 1;
-/// Memory that the process exported may live on by an import, after its own handle is released. Then
-/// the account shows it as the driver's.
+/// Physical memory. If the process exported memory and imports it again, the memory lives on after
+/// its first handle is released. Then the account shows the memory as the driver's.
 const PHYSICAL: usize = 3;
 const KINDS: [&[&str]; 6] =
     [&["linear", "pitch"], &["managed"], &["pool"], &["physical"], &["array"], &["graph"]];

@@ -1,4 +1,4 @@
-//! The end-to-end tests. They are one program, so that it is linked once.
+//! The end-to-end tests. All tests are in one program, so that the linker runs once.
 //!
 //! A test's module and attributes determine its track:
 //!
@@ -7,7 +7,6 @@
 //! | quick | none | beside others, eight at a time |
 //! | quick, measuring | in a module `measured` | alone on the machine, after the others |
 //! | deep | `#[ignore = "deep: …"]` | with `cargo xtask test --deep` |
-//! | large | `#[ignore = "large: …"]` | with `cargo xtask test --deep`, with a framework from PyPI |
 
 mod admission;
 mod agreement;

@@ -1,4 +1,5 @@
-//! The memory limit is exact on every path, holds under races, and is visible to the tenant.
+//! The memory limit is exact for every kind of allocation, holds under races, and is visible to the
+//! tenant.
 
 use deepres_e2e::prelude::*;
 use simgpu_engine::Config;

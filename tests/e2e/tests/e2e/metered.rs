@@ -1,5 +1,5 @@
-//! Programs without the interposer are metered from outside, by real kernel probes on their driver
-//! library.
+//! The daemon meters programs without the interposer from outside, by real kernel probes on their
+//! driver library.
 //!
 //! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 
@@ -191,7 +191,7 @@ fn a_program_that_was_adopted_is_metered_from_then_on() {
     stranger.finish().success();
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

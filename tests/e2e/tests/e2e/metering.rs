@@ -20,15 +20,15 @@ kernel = [
 "#;
 /// Time of a measurement. It contains hundreds of segments.
 const MEASURED: Duration = Duration::from_secs(2);
-/// Time of a measurement where threads meet by chance. The meter knows the overlap of their kernels
-/// from samples, and this time gives enough samples.
+/// Time of a measurement where threads overlap by chance. The meter estimates the overlap of their
+/// kernels from samples, and this time gives enough samples.
 const MEASURED_BY_CHANCE: Duration = Duration::from_secs(10);
 /// Time of a measurement where one kernel in six takes most of the time. The meter sees that kernel
 /// alone about eighty times a second. The kernels' times scatter by half, so the standard error of
 /// the charge is 0.3 points. (Measured: 0.75 in six seconds and 0.37 in thirty, over six and eight
 /// runs.)
 const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
-/// Time after which kernels are known and the meter has its samples.
+/// Time after which the meter knows the kernels and has its samples.
 const SETTLED: Duration = Duration::from_millis(700);
 /// Greatest allowed error of the meter, in percentage points of the time.
 const ALLOWED_POINTS: f64 = 1.0;
@@ -42,18 +42,18 @@ fn assert_exact(arguments: &[&str]) {
     assert_exact_but_for(Duration::ZERO, arguments);
 }
 
-/// Does the same as [`assert_exact`], but allows for `running` of work at the end. The meter
-/// charges a kernel when the kernel is complete.
+/// Compares the times like [`assert_exact`], but allows for `running` of work at the end. The meter
+/// charges a kernel only when the kernel is complete.
 fn assert_exact_but_for(running: Duration, arguments: &[&str]) {
     assert_exact_on(SIMGPU_TOML, MEASURED, running, arguments);
 }
 
-/// Does the same as [`assert_exact`] for threads that meet by chance.
+/// Compares the times like [`assert_exact`], for threads that overlap by chance.
 fn assert_exact_by_chance(arguments: &[&str]) {
     assert_exact_on(SIMGPU_TOML, MEASURED_BY_CHANCE, Duration::ZERO, arguments);
 }
 
-/// Does the same on a GPU with this configuration.
+/// Compares the times like [`assert_exact`], on a GPU with this configuration.
 fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arguments: &[&str]) {
     let (host, _daemon) = Host::measuring().simgpu(simgpu_toml).with_daemon();
     let _client = start(&host, arguments);
@@ -77,8 +77,8 @@ fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arg
     }
 }
 
-/// Times on one GPU by the meter of deepres and by the record, ns. The first figure is kernels with
-/// the GPU's switches between contexts, the second copies.
+/// Times on one GPU by the meter of deepres and by the record, ns. The first figure is the time of
+/// kernels with the GPU's switches between contexts, the second the time of copies.
 #[derive(Clone, Copy)]
 struct Times {
     metered: [u64; 2],
@@ -104,7 +104,7 @@ fn look(host: &Host) -> (u64, Vec<Times>) {
     (truth.at_ns, times.collect())
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -162,8 +162,8 @@ mod measured {
     #[test]
     #[ignore = "deep: takes long"]
     fn kernels_that_take_another_time_each() {
-        // The samples of a kernel stand for launches that are counted and not timed. So their mean
-        // has to be right.
+        // The samples of a kernel stand for launches that the meter counts and does not time. So
+        // the mean of the samples has to be right.
         let patterns = [
             (MEASURED_BY_CHANCE, &["k6", "wait:32"][..]),
             (MEASURED_BY_FEW, &["k20", "wait:25", "k2", "wait:10", "k80", "wait:100", "k6x3", "wait:20"]),

@@ -21,8 +21,9 @@ fn a_kernel_that_stays_for_good_is_told_of() {
     );
 }
 
-/// Kernels of two tenants. One works, and the kernel of the other spins. The spinning kernel is
-/// longer than a hand-off waits, and longer than the time after which work counts as not ending.
+/// Kernels of two tenants. The kernels of the first tenant are short, and the kernel of the second
+/// spins. The spinning kernel lasts longer than a hand-off waits, and longer than the time after
+/// which the arbiter reports work as not ending.
 const BESIDE_TOML: &str = r#"
 kernel = [
     { name = "short", ns = 1000000 },
@@ -54,7 +55,7 @@ fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
     host.tenant(name)["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -80,7 +81,7 @@ mod measured {
         let beside = percent_of_time(&host, works);
         println!("{beside:.1} % of the time beside it");
         assert!(beside > LEAST_PERCENT, "{beside:.1} % of the time");
-        // The kernel ends after all. Afterwards no tenant is reported.
+        // The kernel ends after all. Afterwards the daemon reports no tenant.
         spins.await_json_within(TOLD_WITHIN);
         await_value_within(|| overdue_ns(&host, "spins"), Option::is_none, TOLD_WITHIN);
         let alone = percent_of_time(&host, works);

@@ -1,5 +1,6 @@
-//! Memory that the driver takes for itself counts, by what NVML reports: contexts from their creation
-//! to their end, and code from its loading to its unloading. Account and GPU agree after each call.
+//! Memory that the driver takes by itself counts, by NVML's figures: contexts from their creation
+//! to their end, and code from its loading to its unloading. The account and the GPU's record agree
+//! after each call.
 
 use std::process::Command;
 
@@ -45,7 +46,7 @@ impl Client {
         assert_eq!(self.asks(what, which, bytes), 0, "{what} {which}");
     }
 
-    /// Does the same as [`Self::does`]. Then asserts what [`assert_held`] asserts.
+    /// Gives an order like [`Self::does`], and then asserts the same as [`assert_held`].
     #[track_caller]
     fn comes_to_hold(&mut self, host: &Host, what: &str, which: u32, bytes: u64, kinds: &[(&str, u64)]) {
         self.does(what, which, bytes);
@@ -57,8 +58,8 @@ fn account(host: &Host) -> Value {
     host.account(TENANT)
 }
 
-/// Asserts that the account has this many MiB of each kind, and that its total is what the GPU has
-/// given out.
+/// Asserts that the account has this many MiB of each kind, and that their total is the memory that
+/// the GPU has given out.
 #[track_caller]
 fn assert_held(host: &Host, kinds: &[(&str, u64)]) {
     let account = account(host);
@@ -97,7 +98,7 @@ fn a_context_that_the_limit_has_no_room_for_is_refused_as_by_a_full_gpu() {
     assert_held(&host, &[("driver", CONTEXT_MIB)]);
     let peak = host.truth().gpus[0].memory_peak_bytes;
     assert!(peak <= 2 * CONTEXT_MIB * MIB, "each was measured, and ended again: {peak}");
-    // The rest of the limit can be allocated, and no more.
+    // The client can allocate the rest of the limit, and no more.
     assert_eq!(client.asks("allocate", 0, 252 * MIB), OUT_OF_MEMORY);
     client.does("allocate", 0, 250 * MIB);
     let account = account(&host);

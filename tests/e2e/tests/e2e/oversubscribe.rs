@@ -15,15 +15,15 @@ fn swapper(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &s
     host.spawn(host.run(&options, c_client("swap"), &[&bytes.to_string(), kernels]))
 }
 
-/// Does the same as [`swapper`], and waits until the process has its memory.
+/// Starts the client like [`swapper`], and waits until the process has its memory.
 fn holding(host: &Host, name: &str, limit: Option<&str>, bytes: u64, kernels: &str) -> Process {
     let mut process = swapper(host, name, limit, bytes, kernels);
     process.await_exactly("holding");
     process
 }
 
-/// Returns the managed memory of each living process that is on the GPU, bytes, in the order in
-/// which the processes came.
+/// Returns the managed memory on the GPU of each living process, bytes, in the order in which the
+/// processes attached.
 fn managed(host: &Host) -> Vec<u64> {
     let truth = host.truth();
     truth
@@ -67,8 +67,8 @@ fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
 #[test]
 fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_follows_the_lease() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    // 384 MiB are left to both. The memory of one tenant beyond its limit fits there, and that of
-    // both does not.
+    // The limits leave 384 MiB of the GPU. The memory of one tenant beyond its limit fits there,
+    // and that of both tenants does not.
     let mut first = holding(&host, "first", Some("320MiB"), 640 * MIB, "1500");
     await_managed(&host, "the first is alone", |managed| managed == [320 * MIB]);
     let mut second = holding(&host, "second", Some("320MiB"), 640 * MIB, "1500");
@@ -290,8 +290,8 @@ impl Asked {
 #[test]
 fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    // The first part is brought to the GPU, and the driver is advised that all of the memory
-    // belongs there. The prefetch of the next part fails.
+    // The meter thread brings the first part to the GPU, and advises the driver that all of the
+    // memory belongs there. The prefetch of the next part fails.
     let mut client = Asked::start(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
     assert_eq!(client.says("linear('limit', 64 << 20)"), "0");
     assert_eq!(client.says("linear('beyond', 64 << 20)"), "0");
@@ -302,7 +302,7 @@ fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
 #[test]
 fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    // A sixteenth of the 16 GiB is kept free, which leaves 512 MiB to promise.
+    // The interposer leaves a sixteenth of the 16 GiB free, so 512 MiB are left to promise.
     let meminfo = host.path().join("meminfo");
     let available_kib = (1024 + 512) * 1024;
     fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {available_kib} kB\n", 16 << 20))
@@ -319,7 +319,7 @@ fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
     assert_eq!(first.says("cuda.cuMemFree_v2(kept['beyond'])"), "0");
     assert_eq!(second.says("linear('more', 384 << 20)"), "0");
     assert_eq!(first.says("linear('beyond', 2 << 20)"), "2");
-    // Memory that was promised to a dead process is available to the others.
+    // Other processes can have the memory that was promised to a dead process.
     second.0.process.kill();
     first.await_answer("the dead one's is given back", "0", "linear('beyond', 512 << 20)");
 }

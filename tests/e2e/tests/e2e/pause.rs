@@ -13,7 +13,7 @@ fn start(host: &Host, name: &str) -> Process {
     host.start(host.run(&options, c_client_by("backlog", Way::ProcAddress), &arguments), "ready")
 }
 
-/// Asserts that the paused tenant runs nothing and the other does.
+/// Asserts that the paused tenant runs nothing, and that the tenant beside it runs.
 #[track_caller]
 fn assert_paused(host: &Host, name: &str, other: &str) {
     thread::sleep(DRAINED);
@@ -34,7 +34,7 @@ fn a_tenant_that_is_not_there_is_said_so() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

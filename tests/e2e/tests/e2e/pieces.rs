@@ -1,6 +1,6 @@
-//! Memory that is allocated in unusual ways counts by the published rule. The cases are pools of
-//! the host's and of managed memory, pools and external memory of another process, and arrays with
-//! memory mapped later. Account and GPU agree after each step.
+//! Unusual kinds of memory count by the rule in docs/memory.md. The kinds are pools of host and of
+//! managed memory, pools and external memory of another process, and arrays into which the job maps
+//! memory later. The account and the GPU's record agree after each step.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! A tenant that asked for it gets a signal when it must give memory back.
+//! If a tenant asks for it, deepres sends it a signal when it must give memory back.
 
 use deepres_e2e::prelude::*;
 

@@ -13,18 +13,18 @@ use deepres_e2e::random::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 
-/// Greatest age of the state that a new daemon starts with. The last daemon wrote it.
+/// Greatest age of the state that a new daemon reads. The previous daemon wrote the state.
 const SAVED_EVERY: Duration = Duration::from_secs(1);
 /// Time for writing the state and for reading both accounts.
 const SAVING_TAKES: Duration = Duration::from_millis(200);
 /// Default time without a heartbeat after which launches proceed, ms. If the daemon is killed, a
-/// launch does not even wait this long, because the end of the connection is known at once.
+/// launch waits less, because the interposer sees the end of the connection at once.
 const HEARTBEAT_LIMIT_MS: f64 = 250.0;
-/// Further delay of a launch if only the heartbeat shows the daemon's end, ms. It covers the time
-/// until a thread checks, and the thread's turn among others.
+/// Further delay of a launch if only the heartbeat shows the daemon's end, ms. In this time, a
+/// thread checks the heartbeat and has its turn among other threads.
 const SLACK_MS: f64 = 100.0;
-/// Time within which a launch fails after the daemon is gone, if launches must fail without a
-/// daemon. It includes the end of the program.
+/// Time within which a launch fails after the daemon is gone, with `fail_mode = "closed"`. The time
+/// includes the end of the program.
 const FAILS_WITHIN: Duration = Duration::from_millis(HEARTBEAT_LIMIT_MS as u64 + 500);
 /// Greatest difference between the meter of deepres and the simulated GPU's record over a whole
 /// run, percent of the run.
@@ -57,8 +57,8 @@ fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::count).unwrap_or(0)
 }
 
-/// Kills the daemon `times` times and starts the next one after a random pause. Asserts the
-/// accounts, launches, descriptors and shares.
+/// Kills the daemon `times` times, and starts the next daemon after a random pause. Asserts that
+/// accounts, launches, descriptors and shares are right.
 fn kill_often(times: u32) {
     // An upper bound on the average time of a round, and the time for measuring shares.
     let seconds = 8 + u64::from(times) * 3 / 2 + u64::from(times / MEASURED_EVERY) * 2;
@@ -93,8 +93,8 @@ fn kill_often(times: u32) {
             let gained_ns = later_ns.saturating_sub(earlier_ns);
             assert!(gained_ns <= first.now_ns - before.now_ns, "{name} jumped by {gained_ns} ns");
         }
-        // GPU time that was used since the last write is on the account once the process has
-        // reconnected.
+        // When the process has reconnected, the account includes the GPU time that it used since
+        // the last write.
         let after = host.await_ps_within(
             |ps| {
                 all_are_here(ps)
@@ -149,8 +149,8 @@ fn kill_often(times: u32) {
     }
     let lines = lines.join("\n");
     println!("{lines}");
-    // Without a daemon both tenants run at once, and each meter counts the other's turns too. The
-    // elapsed time bounds the sum.
+    // Without a daemon both tenants run at once, and each meter also counts the other's turns. The
+    // daemon bounds the sum by the elapsed time.
     let allowed_ns = (seconds as f64 * ALLOWED_PERCENT * 1e7) as u64;
     assert!(charged_ns.abs_diff(had_ns) <= allowed_ns, "the accounts are off\n{lines}");
     assert!(longest_ms <= HEARTBEAT_LIMIT_MS, "a launch waited too long\n{lines}");
@@ -382,7 +382,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
             }
         }
     };
-    // A job may come before the daemon. The job waits at the socket.
+    // A job may come before the daemon. The job then waits at the socket.
     let mut early = host.spawn(host.preloaded(c_client("storm")));
     let mut daemon = serve(&host, &sockets, &notify);
     hear("READY=1");
@@ -403,7 +403,7 @@ fn a_service_manager_hands_over_its_sockets_and_is_told_how_things_are() {
     }
     let _daemon = serve(&host, &sockets, &notify);
     hear("READY=1");
-    // The job has no tenant's name, and is still the same tenant.
+    // The job has no tenant's name, and the daemon still finds the same tenant.
     let here = |ps: &Ps| ps.find(&name).is_some_and(|tenant| tenant.sessions.len() == 1);
     let ps = host.await_ps_within(here, RETURN_LIMIT);
     assert_eq!(ps.tenants.len(), 1, "{ps:?}");
@@ -423,7 +423,7 @@ fn a_service_managers_socket_that_is_none_of_ours_is_refused() {
     assert!(done.stderr.contains("ListenSequentialPacket"), "{}", done.stderr);
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
@@ -497,7 +497,7 @@ mod measured {
                 daemon.await_end();
             }
         }
-        // A tenant that is alone fails too, although its gate was open when the daemon died.
+        // A tenant that is alone also fails, although its gate was open when the daemon died.
         let mut daemon = host.daemon();
         let mut alone = backlog(&host, "a", "50%", 0);
         thread::sleep(Duration::from_millis(200));

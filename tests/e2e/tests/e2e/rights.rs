@@ -1,7 +1,7 @@
-//! Kernel programs that are forbidden or switched off. A message says what is missing, only a
-//! command that needs the programs fails, and tenants work.
+//! The kernel forbids kernel programs, or the configuration switches them off. A message names the
+//! missing requirement. Only commands that need the programs fail, and tenants work.
 //!
-//! The tests need root, to run with other rights than root's.
+//! The tests need root, because they run programs with other rights than root's.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use deepres_e2e::probes::{self, open_node};
 use rustix::fs::{chmod, chown};
 use rustix::process::{Gid, Uid};
 
-/// A user without any rights.
+/// A user without rights.
 const NOBODY: u32 = 65_534;
 /// The stand-in device.
 const DEVICE: &str = "nvidia=10:256";
@@ -20,7 +20,8 @@ const ASKS: &str = "import fcntl,os,sys\n\
     try: fcntl.ioctl(f,0xc020462a,bytearray(32))\n\
     except OSError: pass";
 
-/// Returns a host, where kernel programs are possible, whose folders all users may use. The user [`NOBODY`] owns the daemon's directory.
+/// Returns a host for tests of kernel programs, or `None` if this machine cannot run them. All
+/// users may use the host's folders. The user [`NOBODY`] owns the daemon's directory.
 fn open_host(config: &str) -> Option<Host> {
     let host = probes::host(config)?;
     host.let_all_users_in();

@@ -45,8 +45,8 @@ fn privileged(host: &Host, program: &Path) -> PathBuf {
     copy
 }
 
-/// A program that cannot load the library runs as without it, also if the command only leads to it.
-/// If `deepres run` can see that, it tells the user.
+/// A program that cannot load the library runs as without it, also if the command starts the
+/// program indirectly. If `deepres run` can recognise such a program, it tells the user.
 #[test]
 fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
     let (host, _daemon) = Host::new().with_daemon();

@@ -23,8 +23,8 @@ const SECONDS_VARIABLE: &str = "DEEPRES_CALLS_SECONDS";
 const PAIRS_ON_A_HOST: u32 = 20;
 /// Errors that the driver injects: codes of the reference, and one unknown code.
 const CODES: [u32; 7] = [1, 2, 700, 719, 801, 999, 98765];
-/// Functions that clients call and deepres does not call itself. A failure of these affects the
-/// client alone.
+/// Functions that clients call and deepres does not call itself. If such a function fails, only the
+/// client is affected.
 const FUNCTIONS: &str = "cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged cuMemFree_v2 cuMemAllocAsync \
      cuMemFreeAsync cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuArrayCreate_v2 cuArrayDestroy \
      cuLaunchKernel cuLaunchKernelEx cuLaunchGridAsync cuGraphLaunch cuStreamBeginCapture_v2 \
@@ -52,7 +52,8 @@ impl Pair {
         }
     }
 
-    /// Returns the failures of the driver for one process, in the format of `SIMGPU_FAULTS`.
+    /// Returns the errors that the driver injects into one process, in the format of
+    /// `SIMGPU_FAULTS`.
     fn faults(self, seed: u64) -> String {
         if !self.is_failing {
             return String::new();

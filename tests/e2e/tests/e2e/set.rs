@@ -57,7 +57,7 @@ fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
     assert_eq!(code(300 << 20), "2", "lowered below what the two together are");
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

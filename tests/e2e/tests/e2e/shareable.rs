@@ -1,5 +1,5 @@
-//! A process exports physical memory and imports it again. The memory counts as long as the process
-//! has any handle or mapping of it.
+//! A process exports physical memory and imports it again. The memory counts while the process has
+//! any handle or mapping of it.
 
 use deepres_e2e::prelude::*;
 
@@ -45,8 +45,8 @@ impl<'h> Client<'h> {
         (piece, self.given(&format!("export {piece}")))
     }
 
-    /// Asserts that exactly this many pieces count. The rest of the limit can be allocated, and not
-    /// one byte more.
+    /// Asserts that exactly this many pieces count. The client can allocate the rest of the limit,
+    /// and not one byte more.
     #[track_caller]
     fn assert_held(&mut self, pieces: u64, why: &str) {
         let bytes = pieces * PIECE_BYTES;
@@ -97,7 +97,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
     let imported = client.given(&format!("import {descriptor}"));
     client.given(&format!("release {imported}"));
     client.assert_held(1, "its first handle is there");
-    // The imported handle is exported again, and that descriptor is imported.
+    // The client exports the imported handle again, and imports that descriptor.
     let imported = client.given(&format!("import {descriptor}"));
     let onward = client.given(&format!("export {imported}"));
     let third = client.given(&format!("import {onward}"));

@@ -7,7 +7,7 @@ use deepres_e2e::prelude::*;
 const MEASURED: Duration = Duration::from_secs(4);
 /// Time after which both clients are connected, metered and past their first launches.
 const SETTLED: Duration = Duration::from_millis(700);
-/// Time within which a remaining tenant has the whole GPU.
+/// Time after which a tenant has the whole GPU if the other tenant has ended.
 const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 /// Least part of the time in which the GPU is busy with two backlogged tenants, percent. The
 /// machine's CPUs also do other work. (Without other work the part is above 95 %.)
@@ -32,7 +32,7 @@ fn assert_seventy_thirty(arguments: &[&str]) {
     assert!(window.busy_percent() >= BUSY_PERCENT, "the GPU idled: busy {:.1} %", window.busy_percent());
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Limits without a daemon. The library alone enforces them, the processes of a tenant share them,
-//! and they end with the processes.
+//! Limits without a daemon. The interposer alone holds the limits. The processes of a tenant share
+//! the limits, which end with the processes.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ const LIMIT_BYTES: u64 = 1024 * MIB;
 const CHUNK_BYTES: u64 = 32 * MIB;
 /// Time of a measurement. The gate opens some hundred times in it.
 const MEASURED: Duration = Duration::from_secs(3);
-/// Time after which the burst that a job may begin with is over.
+/// Time after which the burst at the beginning of a job is over.
 const SETTLED: Duration = Duration::from_millis(1200);
 /// Greatest difference between a share and the use by the simulated GPU's record, percentage
 /// points.
@@ -63,8 +63,8 @@ fn assert_alone_it_has_by(variable: (&str, &str), wanted: f64, arguments: &[&str
     assert_percent(percent_of_time(&host, &[&client]), wanted);
 }
 
-/// Runs a client that fills the device with one kind of memory. Returns (bytes that were free at
-/// first, bytes it got).
+/// Runs a client that fills the device with one kind of memory. Returns the bytes that were free at
+/// first, and the bytes that the client got.
 fn fill(host: &Host, variables: &[(&str, &str)]) -> (u64, u64) {
     let arguments = [&CHUNK_BYTES.to_string(), "cuMemAlloc_v2"];
     let said = host.finish(alone(host, c_client("fill"), &arguments, variables)).success().json();
@@ -135,8 +135,7 @@ fn two_racing_processes_of_a_tenant_never_pass_their_common_limit() {
     assert!(!folder(&host).exists(), "the last one to end takes the file with it");
 }
 
-/// Returns the most memory that was in use at one time on the first GPU, without the memory of
-/// contexts.
+/// Returns the greatest memory use on the first GPU at any time, without the memory of contexts.
 fn most_held(host: &Host, watched: Duration, overhead: u64) -> u64 {
     let deadline = Instant::now() + watched;
     let mut most = 0;
@@ -181,7 +180,8 @@ fn the_places_of_processes_that_are_dead_are_looked_at_no_more() {
     stays.kill();
 }
 
-/// Returns the number of slots that each request for memory adds up, from the only tenant's file.
+/// Returns the number of slots that the interposer adds up for each request for memory, from the
+/// only tenant's file.
 fn slots_looked_at(host: &Host) -> usize {
     /// Offset of the first word of the first GPU's account. It follows the head of the ledger.
     const SLOTS_USED_AT: usize = 64;
@@ -251,7 +251,7 @@ fn a_value_that_makes_no_sense_is_named_once_and_limits_nothing() {
     }
 }
 
-/// Asserts that a process refuses this tenant's file with this reason, and keeps its limit by
+/// Asserts that a process refuses this tenant's file for this reason, and keeps its limit by
 /// itself.
 fn assert_refused(host: &Host, file: &Path, reason: &str) {
     let (total, seen) = view(host, &[("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "victim")]);
@@ -378,7 +378,7 @@ fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

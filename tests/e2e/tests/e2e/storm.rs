@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 const PROCESSES: usize = 300;
 
 /// Starts all processes, spread over this many tenants, and asserts that all get a session. `cargo
-/// xtask bench storm` measures how long they wait.
+/// xtask bench storm` measures the waits of the processes.
 fn storm(tenants: usize) {
     let (host, _daemon) = Host::measuring().with_daemon();
     let client = c_client("boot");
@@ -50,8 +50,8 @@ fn hello(name: &str) -> Hello {
     hello
 }
 
-/// Sends hostile input again and again until `is_over`: silence, garbage, half a hello, sessions
-/// that come and go, claims of another's tenant.
+/// Sends hostile input again and again until `is_over`: silence, garbage, half a hello, short
+/// sessions, and the names of other users' tenants.
 fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     let mut held = Vec::new();
     for number in 0u64.. {
@@ -84,7 +84,7 @@ fn annoy(address: &SocketAddrUnix, is_over: &AtomicBool, tries: &AtomicU64) {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

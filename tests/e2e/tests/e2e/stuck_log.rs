@@ -1,4 +1,5 @@
-//! A daemon whose log nobody reads (a full pipe, a journal that hangs) serves as any other.
+//! If nobody reads the daemon's log (a full pipe, a journal that hangs), the daemon serves jobs as
+//! usual.
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _, pipe};
 use std::process::Child;

@@ -1,5 +1,5 @@
-//! Tenants that are suspended, by hand and to make room for others, and resumed with all their
-//! memory.
+//! The daemon suspends tenants, by order of an administrator or to make room for others. Later the
+//! tenants go on with all their memory.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,6 +1,6 @@
-//! More memory than the GPU has. Two unmodified trainers need sixty percent of the GPU's memory
-//! each. They take turns on the GPU as a whole, and both finish. `cargo xtask bench suspend`
-//! measures their speed.
+//! Two unmodified trainers need sixty percent of the GPU's memory each, together more than the GPU
+//! has. The trainers take turns on the GPU with all their memory, and both finish. `cargo xtask
+//! bench suspend` measures their speed.
 
 use deepres_e2e::clients::demo_simgpu;
 use deepres_e2e::prelude::*;
@@ -14,7 +14,7 @@ const STEPS: &str = "100";
 const TURN_MS: u64 = 1_000;
 /// Bytes that move to the host or back in a microsecond. The rate is slow enough to be seen.
 const BYTES_PER_US: u64 = 4_000;
-/// Least number of suspensions. Each trainer made room for the other once.
+/// Least number of suspensions: each trainer makes room for the other once.
 const LEAST_SUSPENDED: usize = 2;
 
 fn simgpu(memory_bytes: u64) -> String {
@@ -34,8 +34,8 @@ fn finish(mut trainer: Process) {
     trainer.finish_within(WITHIN).success();
 }
 
-/// Does the same as [`finish`]. Returns samples of the GPU memory used meanwhile, in ascending
-/// order.
+/// Waits for the end of the trainers like [`finish`]. Returns samples of the GPU memory in use
+/// meanwhile, in ascending order.
 fn finish_observed(host: &Host, trainer: Process) -> Vec<u64> {
     let mut taken = Vec::new();
     while !trainer.stdout().lines().any(|line| line.starts_with("trained")) {

@@ -4,7 +4,8 @@
 use deepres_e2e::prelude::*;
 
 const KERNEL_NS: u64 = 5_000_000;
-/// The kernel `ring_long` keeps the second GPU busy. It is longer than any other work here.
+/// Kernels by name. The kernel `ring_long` keeps the second GPU busy. It takes longer than any
+/// other work in this test.
 const SIMGPU_TOML: &str = r#"
 gpus = 2
 kernel = [{ name = "both", ns = 5000000 }, { name = "quick", ns = 20000 }, { name = "ring_long", ns = 300000000 }]
@@ -127,13 +128,13 @@ fn a_call_that_is_refused_among_others_in_flight_counts_on_no_gpu() {
 
 #[test]
 fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
-    /// Most rounds. A round's calls wait a long or a short time for the second GPU, by chance. The
+    /// Most rounds. By chance, a round's calls wait a short or a long time for the second GPU. The
     /// test repeats rounds until a call had to wait long enough.
     const ROUNDS: u64 = 10;
     const CALLS: u64 = 6;
     const WAITED_NS: u64 = 100_000_000;
-    /// Number of looks after which a launch counts as early. A client that has launched and not yet
-    /// said so looks early too, but not for this many looks.
+    /// Number of looks after which a launch counts as early. A client that has launched but not yet
+    /// printed its answer also looks early, but for fewer looks.
     const LOOKS: u32 = 20;
     let (host, _daemon) = host().with_daemon();
     let mut process = start(&host, "both");

@@ -23,7 +23,7 @@ fn kernel_ns(snapshot: &Snapshot, pid: u32) -> u64 {
     snapshot.processes.iter().filter(|p| p.pid == pid).map(|p| p.gpus[0].kernel_busy_ns).sum()
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! With the library preloaded and nothing to share, everything is as without the library.
+//! If no other job runs and no limit is set, a program with the library behaves as without the
+//! library.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The daemon lists processes that use the GPU without being a tenant, and no others. A real
-//! character device stands in for the driver's.
+//! The daemon lists processes that use the GPU without a session, and no others. A real character
+//! device stands in for the driver's devices.
 //!
 //! The tests need root and a daemon with kernel programs (`cargo xtask ebpf`).
 
@@ -34,8 +34,8 @@ def now_ns(): return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 def cu_init(): return ctypes.CDLL("libcuda.so.1").cuInit(0)
 "#;
 
-/// Opens the device, makes one ioctl, prints the time, and waits for the end of its input. With
-/// `silent` it makes no ioctl.
+/// Python source of a client. The client opens the device, makes one ioctl, prints the time, and
+/// waits for the end of its input. With `silent` it makes no ioctl.
 const USER: &str = r#"
 file = os.open(sys.argv[1], os.O_RDWR)
 opened_ns = now_ns()
@@ -44,8 +44,8 @@ print('{"opened_ns": %d}' % opened_ns, flush=True)
 while sys.stdin.buffer.read(4096): pass
 "#;
 
-/// Opens the device, makes an ioctl all the time, and says so. With a further argument it
-/// initialises the driver first.
+/// Python source of a client. The client opens the device, makes ioctls all the time, and prints
+/// that it does. With a further argument, the client initialises the driver first.
 const ASKING: &str = r#"
 if sys.argv[2:]: cu_init()
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -71,7 +71,7 @@ fn tenant(host: &Host, run: &[&str], script: &str, options: &[&str]) -> Command 
     host.run(run, "python3", &[&["-c", &code(script), DEVICE], options].concat())
 }
 
-/// Starts [`USER`]. Returns it with the time at which it opened the device, ns.
+/// Starts [`USER`]. Returns the process, and the time at which it opened the device, ns.
 fn user_since(host: &Host, options: &[&str]) -> (Process, u64) {
     let (process, said) = host.told(python(host, USER, options));
     (process, said["opened_ns"].as_u64().unwrap())
@@ -94,7 +94,7 @@ fn find(host: &Host, pid: u32) -> Option<Value> {
     unmanaged(host).into_iter().find(|user| user["pid"] == pid)
 }
 
-/// Waits for a listed process that satisfies `wanted`, and returns it.
+/// Waits until the daemon lists a process that satisfies `wanted`, and returns the process's entry.
 #[track_caller]
 fn await_listed(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
     let listed = await_value(|| unmanaged(host), |users| users.iter().any(&wanted));
@@ -127,8 +127,8 @@ fn assert_found_soon(host: &Host, (process, opened_ns): &(Process, u64)) {
     assert_soon(&await_found(host, process.pid()), *opened_ns);
 }
 
-/// Starts a process that is listed, which shows that the list works. Then ends the daemon, and
-/// asserts that its log names no other process. Returns the listed process.
+/// Starts a process that the daemon must list, as proof that the list works. Then ends the daemon,
+/// and asserts that its log names no other process. Returns the process's entry.
 #[track_caller]
 fn assert_nobody_else_is_listed(host: &Host, daemon: Process) -> Value {
     let stranger = user(host, &[]);
@@ -149,8 +149,8 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     let Some(host) = probes::host(&format!("{CONFIG}unmanaged = \"warn\"\n")) else { return };
     let early = user(&host, &["silent"]);
     let mut daemon = host.daemon();
-    // A process that makes its ioctl before the programs are attached is found by its open
-    // descriptor.
+    // If a process makes its ioctl before the daemon attaches the programs, the daemon finds the
+    // process by its open descriptor.
     unmanaged(&host);
     let late = user(&host, &[]);
 
@@ -195,7 +195,7 @@ print("{}", flush=True)
 sys.stdin.read()
 "#;
     let Some((host, _daemon)) = probes::host(CONFIG).map(Host::with_daemon) else { return };
-    // Calls before the programs are attached are not counted.
+    // The programs do not count calls before they are attached.
     unmanaged(&host);
     let start = |run: &[&str]| host.told(tenant(&host, run, TENANT, &[])).0;
     let tenants =
@@ -209,7 +209,7 @@ sys.stdin.read()
     let rows: Vec<Vec<&str>> = rows.take(3).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][3..5], ["CALLS", "ERRORS"], "{shown}");
     assert_eq!((&rows[1][..3], &rows[2][..3]), (&["one", "5", "5"][..], &["two", "10", "10"][..]), "{shown}");
-    // The count is part of the tenant's state, and not only of its processes'.
+    // The count belongs to the tenant's state, not only to the state of its processes.
     let [first, ..] = tenants;
     let pid = first.pid();
     first.finish().success();
@@ -220,8 +220,8 @@ sys.stdin.read()
     assert_eq!(driver("two")["calls"], 10);
 }
 
-/// Does the same as [`USER`], but first opens a million more descriptors, or as many as the machine
-/// allows. The device comes last.
+/// Python source of a client like [`USER`]. The client first opens a million more descriptors, or
+/// as many as the machine allows. The device comes last.
 const CROWD: &str = r#"
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 try: resource.setrlimit(resource.RLIMIT_NOFILE, (1_000_100, 1_000_100))
@@ -245,10 +245,10 @@ fn state(pid: u32) -> char {
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
 }
 
-/// Holds the lock of its memory map until the server of its file system is killed. So a process
-/// that reads its command line blocks too. Mapping a file that is not cached waits for earlier
-/// writes to finish, and this file system never finishes them. The last line of its output is the
-/// server's id.
+/// Python source of a client that holds the lock of its memory map until the server of its file
+/// system is killed. If the daemon reads the client's command line, the read therefore blocks. The
+/// client maps a file that is not cached. The kernel then waits for earlier writes, which this file
+/// system never finishes. The last line of the output is the server's process id.
 const STUCK: &str = r#"
 libc = ctypes.CDLL(None, use_errno=True)
 held = os.open(sys.argv[1], os.O_RDWR)
@@ -290,7 +290,7 @@ print('{"server": %d}' % server, flush=True)
 libc.mmap(None, 4096, 1, 2, second, 0)
 "#;
 
-/// Kills a process when dropped, because other processes wait for it.
+/// A process that drop kills, because other processes wait for it.
 struct Ends(Pid);
 
 impl Drop for Ends {
@@ -300,8 +300,8 @@ impl Drop for Ends {
     }
 }
 
-/// Does the same as [`USER`], but follows the lines of its input: `open`, or any other line to
-/// close.
+/// Python source of a client like [`USER`], which follows the lines of its input: `open` opens the
+/// device, and any other line closes it.
 const OBEDIENT: &str = r#"
 file = None
 for number, line in enumerate(sys.stdin):
@@ -446,8 +446,8 @@ fn traced(host: &Host, options: &[&str]) -> Vec<Value> {
     lines.map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
 
-/// Makes five ioctls and prints when it opened the device. Goes on with ioctls once it is
-/// signalled. It is in Perl because the containers have Perl.
+/// Perl source of a client. The client makes five ioctls and prints when it opened the device.
+/// After a signal, the client goes on with ioctls. It is in Perl because the containers have Perl.
 const CONTAINED: &str = r#"
 $SIG{USR1} = sub { $goes_on = 1 };
 $| = 1;
@@ -462,7 +462,7 @@ sleep 1 until $goes_on;
 while (1) { ioctl($device, 0xc020462a, $argument); select(undef, undef, undef, 0.02) }
 "#;
 
-/// Maps memory of a device, and closes the descriptor.
+/// Python source of a client that maps memory of a device, and closes the descriptor.
 const MAPPER: &str = r#"
 file = os.open(sys.argv[1], os.O_RDWR)
 libc = ctypes.CDLL(None)
@@ -511,7 +511,7 @@ fn the_doctor_says_what_is_there_and_what_to_do() {
     }
 }
 
-/// These measure, so each has the machine to itself.
+/// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 

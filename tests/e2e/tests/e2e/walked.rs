@@ -1,10 +1,11 @@
-//! A process is killed at any point of a memory call, on its way through hook, account and driver
-//! and back. All its memory is freed, and meanwhile no process passes the limit.
+//! A process is killed at many points of a memory call: in the hook, in the account, in the driver,
+//! and on the way back. The daemon then frees all memory of the process, and meanwhile no process
+//! passes the limit.
 //!
-//! The test walks the victim with ptrace, one instruction at a time, from the call to its return.
-//! It kills the victim after each change of the tenant's account, and at places spread evenly over
-//! the call. `abi/tests/kills.rs` walks through the account alone. `killed.rs` kills inside every
-//! call of the driver.
+//! The test runs the victim in single steps (ptrace) from the call to its return. The test kills
+//! the victim after each change of the tenant's account, and at places spread evenly over the call.
+//! `abi/tests/kills.rs` does the same for the account alone. `killed.rs` kills inside every call of
+//! the driver.
 
 use std::ptr::null_mut;
 
@@ -18,13 +19,14 @@ const OTHER_BYTES: u64 = 300 * MIB;
 const LEFT_BYTES: u64 = LIMIT_BYTES - OTHER_BYTES;
 const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "walked";
-/// Slot of the victim. The other process connects first.
+/// Slot of the victim. The tenant's other process connects first and has the slot before.
 const SLOT: usize = 1;
 /// Places at which the victim is killed, in addition to those after each change of the account.
 const PLACES: usize = 16;
 /// Upper bound on the instructions of a call. Every call takes far fewer.
 const MOST_STEPS: usize = 5_000_000;
-/// Calls and the size of each request. Small linear allocations take a path of their own.
+/// Calls, and the size of each request. Small linear allocations take a separate path in the
+/// interposer.
 const CALLS: [(&str, u64); 8] = [
     ("cuMemAlloc_v2", 512),
     ("cuMemAlloc_v2", 8 * MIB),
@@ -53,7 +55,7 @@ struct Walked {
     changes: usize,
 }
 
-/// Makes a ptrace request without arguments: attaches to a process or lets it go on.
+/// Makes a ptrace request without arguments: attaches to a process, or lets the process go on.
 fn trace(pid: u32, what: libc::c_uint) {
     // SAFETY: the process is a child of ours. None of the requests made here reads or writes our
     // memory.
@@ -71,7 +73,7 @@ fn stopped_by(pid: u32) -> i32 {
     libc::WSTOPSIG(status)
 }
 
-/// Walks through the victim's call up to `end`.
+/// Walks the victim through its call up to `end`, and returns the length of the walk.
 fn walk(victim: &mut Process, ledger: &Ledger, end: End) -> Walked {
     let pid = victim.pid();
     victim.await_exactly("ready");
@@ -150,7 +152,7 @@ fn in_tenant(host: &Host, client: &str) -> std::process::Command {
     command
 }
 
-/// Kills processes at all places of each call. Each call must change the account at least
+/// Kills processes at all places of each call. Asserts that each call changes the account at least
 /// `least_changes` times.
 fn kill_everywhere(how: &str, least_changes: usize) {
     let mut tenant = Tenant::start();
@@ -177,8 +179,8 @@ fn a_process_killed_anywhere_while_it_allocates_leaves_nothing_behind() {
 #[test]
 #[ignore = "deep: takes long"]
 fn a_process_killed_anywhere_while_it_frees_leaves_nothing_behind() {
-    // A pool keeps its memory until it is trimmed or the process waits for the GPU. So a free may
-    // change nothing.
+    // A pool keeps its memory until the client trims it or waits for the GPU. So a free may change
+    // nothing in the account.
     kill_everywhere("free", 0);
 }
 

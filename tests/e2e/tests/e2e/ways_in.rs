@@ -1,4 +1,5 @@
-//! Every way into the driver is hooked. deepres, the client and the GPU count the same launches.
+//! Every way to reach a driver function leads to its hook. deepres, the client and the GPU count
+//! the same launches.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hoo
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
 
 /// Runs `launches` as tenant `counted`, with `preload` in addition to the library of `deepres run`.
-/// Compares the three counts.
+/// Compares the counts of client, deepres and GPU.
 fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
     let (host, _daemon) = Host::new().with_daemon();
     let mut command = host.run(&["--name", "counted"], c_client_by("launches", way), &[]);
@@ -49,7 +50,7 @@ fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
     }
 }
 
-/// Runs `launches` in every way with only these libraries preloaded, each as a tenant of one
+/// Runs `launches` in every way with only these libraries preloaded. Each run is a tenant of one
 /// session. Compares the counts.
 fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
     let preload = preloaded.iter().map(|library| library.display().to_string()).collect::<Vec<_>>().join(":");
@@ -77,8 +78,8 @@ fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
     assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
 }
 
-/// The other library gets `dlsym` from the C library's handle. So it bypasses libraries in between,
-/// in either order.
+/// The other library gets `dlsym` by the C library's handle, and so bypasses the libraries in
+/// between, in either order.
 #[test]
 fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
     let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
@@ -115,8 +116,8 @@ fn who_was_given_the_c_librarys_dlsym_behind_us_is_told_of() {
     assert!(wrapped.contains(" 0 for the C library's dlsym"), "it is asked after us: {wrapped}");
 }
 
-/// TensorFlow's pattern: its library has functions of the driver's names, which look up the
-/// driver's and call them. libcudart asks the driver directly.
+/// The pattern of TensorFlow: its library has functions with the driver's names, which look up the
+/// driver's functions and call them. libcudart calls the driver directly.
 #[test]
 fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
     for (forwards, scope) in ["forwards", "forwards_by_proc_address"]

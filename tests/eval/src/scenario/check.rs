@@ -1,5 +1,5 @@
-//! Finds values of a scenario that are valid one by one and impossible together. The error names
-//! line and key.
+//! Finds values of a scenario that are valid singly and impossible together. The error names line
+//! and key.
 
 use std::collections::BTreeMap;
 use std::iter::repeat_n;
@@ -12,8 +12,8 @@ use super::{Gpu, MAX_S, Part, Recorded, SECOND, Scenario, Tenant};
 
 /// Most tenants: the design's thousand, and some room.
 pub const MAX_TENANTS: usize = 4096;
-/// Most seconds of all tenants together. Each tenant's entitlement is computed ten times per
-/// second, so these are some minutes of evaluation.
+/// Most seconds of all tenants together. The evaluation computes each tenant's entitlement ten
+/// times a second, so this limit stands for some minutes of evaluation.
 const MAX_TENANT_SECONDS: u64 = 100_000_000;
 /// Most kernels in a scenario, which are some minutes of evaluation.
 const MAX_KERNELS: f64 = 2e7;
@@ -234,7 +234,7 @@ impl Scenario {
 }
 
 impl Tenant {
-    /// Returns the most kernels that the tenant can finish, or be asked for, in this time.
+    /// Returns the most kernels that the tenant can finish or receive in this time.
     pub(super) fn most_kernels(&self, duration_ns: u64) -> f64 {
         let duration_ns = duration_ns as f64;
         let load = self.phases.iter().map(|phase| phase.load).fold(1.0, f64::max);
@@ -259,7 +259,8 @@ impl Tenant {
         }
     }
 
-    /// Returns the GPU time of those kernels, ns. A recording's pauses count too.
+    /// Returns the GPU time of the most kernels that the tenant can finish, ns. The pauses of a
+    /// recording count too.
     fn most_work_ns(&self, duration_ns: u64) -> f64 {
         let steps = self.steps.as_ref().map(|steps| sum(&steps.profile));
         let requests = self.requests.as_ref().map(|requests| sum(&requests.profile));
@@ -269,7 +270,8 @@ impl Tenant {
     }
 }
 
-/// Whether a name has a character that no picture may have. XML 1.0 forbids these characters.
+/// Returns whether a name has a character that no picture may have. XML 1.0 forbids these
+/// characters.
 fn has_no_picture(name: &str) -> bool {
     name.chars().any(|c| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }

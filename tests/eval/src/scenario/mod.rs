@@ -70,8 +70,8 @@ pub struct Gpu {
     /// Cost of a switch between two contexts.
     #[serde(rename = "switch_us", deserialize_with = "units::micros_or_none")]
     pub switch_ns: u64,
-    /// Time from the last kernel of one tenant to the first of the next under deepres: bell,
-    /// decision, gate.
+    /// Time from the last kernel of one tenant to the first kernel of the next under deepres. In
+    /// this time, the bell rings, the arbiter decides, and the gate opens.
     #[serde(rename = "handoff_us", deserialize_with = "units::micros")]
     pub handoff_ns: u64,
 }
@@ -137,8 +137,8 @@ pub struct Tenant {
     /// Number of copies of this tenant: `NAME-1`, `NAME-2`, …
     #[serde(default = "units::one", deserialize_with = "units::count")]
     pub count: usize,
-    /// The tenant's GPU, from 0. Without it, the first of the GPUs with the fewest tenants. Always
-    /// set in a scenario that was read.
+    /// The tenant's GPU, from 0. If the file names none, the tenant gets the first of the GPUs with
+    /// the fewest tenants. Reading a scenario sets this field.
     #[serde(default, deserialize_with = "units::maybe_gpu")]
     pub gpu: Option<usize>,
     /// Class of the tenant.
@@ -156,13 +156,13 @@ pub struct Tenant {
     /// Time when the job has to be done.
     #[serde(default, rename = "deadline_s", deserialize_with = "units::maybe_seconds")]
     pub deadline_ns: Option<u64>,
-    /// GPU time of the whole job. After that the tenant has no more work.
+    /// GPU time of the whole job. When the job has used this time, the tenant has no more work.
     #[serde(default, rename = "size_s", deserialize_with = "units::maybe_seconds")]
     pub size_ns: Option<u64>,
     /// Part of the SMs that the tenant's kernels can use.
     #[serde(default = "units::whole", rename = "sm", deserialize_with = "units::share")]
     pub sm_ppm: u32,
-    /// Times with work: pairs of seconds. Without any, always.
+    /// Times with work: pairs of seconds. If there are none, the tenant always has work.
     #[serde(default, deserialize_with = "units::spans")]
     pub active_s: Vec<(u64, u64)>,
     /// Times with work, and the load in each.
@@ -218,12 +218,12 @@ pub struct Part {
     /// Time that one kernel takes with the whole GPU.
     #[serde(rename = "kernel_us", deserialize_with = "units::micros")]
     pub kernel_ns: u64,
-    /// Part of the SMs that the kernels can use. Without it, the tenant's.
+    /// Part of the SMs that the kernels can use. If the file gives none, the tenant's value holds.
     #[serde(default, rename = "sm", deserialize_with = "units::maybe_share")]
     pub sm_ppm: Option<u32>,
 }
 
-/// A closed loop, as in training: a step of kernels, all finished, then a pause.
+/// A closed loop, as in training: a step runs some kernels, waits for all of them, then pauses.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.steps]`")]
 pub struct Steps {
@@ -233,8 +233,7 @@ pub struct Steps {
     /// Time that one kernel takes with the whole GPU.
     #[serde(default, rename = "kernel_us", deserialize_with = "units::maybe_micros")]
     pub kernel_ns: Option<u64>,
-    /// The kernels of a step, instead of the two keys above. Always set in a scenario that was
-    /// read.
+    /// The kernels of a step, instead of the two keys above. Reading a scenario sets this field.
     #[serde(default)]
     pub profile: Vec<Part>,
     /// Time between two steps.
@@ -243,7 +242,8 @@ pub struct Steps {
     /// Variation of the pauses.
     #[serde(default)]
     pub pauses: Pauses,
-    /// Part of themselves by which kernels and regular pauses vary, evenly, up and down.
+    /// The greatest variation of kernels and regular pauses, up and down, as a part of their
+    /// length. Variations are evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
     /// Time after which a step counts as missed.
@@ -262,8 +262,8 @@ pub enum Pauses {
     Exponential,
 }
 
-/// An open loop, as in a service: requests come however busy the service is, and are answered in
-/// order.
+/// An open loop, as in a service. Requests arrive independently of how busy the service is, and the
+/// service answers them in order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table: `[tenant.requests]`")]
 pub struct Requests {
@@ -278,11 +278,11 @@ pub struct Requests {
     /// Time that a kernel takes with the whole GPU.
     #[serde(default, rename = "kernel_us", deserialize_with = "units::maybe_micros")]
     pub kernel_ns: Option<u64>,
-    /// The kernels of a request, instead of the two keys above. Always set in a scenario that was
-    /// read.
+    /// The kernels of a request, instead of the two keys above. Reading a scenario sets this field.
     #[serde(default)]
     pub profile: Vec<Part>,
-    /// Part of themselves by which kernels vary, evenly, up and down.
+    /// The greatest variation of kernels, up and down, as a part of their length. Variations are
+    /// evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
     /// Time after which an answer counts as missed.
@@ -301,7 +301,7 @@ pub enum Arrival {
 }
 
 impl Scenario {
-    /// Reads a scenario from a file.
+    /// Reads a scenario from a file. Returns the complete scenario.
     ///
     /// # Errors
     /// The fault of the scenario, with line and key.
@@ -311,7 +311,7 @@ impl Scenario {
         Self::parse_in(folder, &text).with_context(|| format!("in the scenario {}", file.display()))
     }
 
-    /// Reads a scenario that comes with deepres.
+    /// Reads one of deepres' own scenarios, by the name of its file.
     ///
     /// # Errors
     /// There is no scenario of that name.
@@ -319,7 +319,7 @@ impl Scenario {
         Self::read(&ours().join(file))
     }
 
-    /// Reads a scenario.
+    /// Reads a scenario from its text.
     ///
     /// # Errors
     /// The fault of the scenario, with line and key.
@@ -337,7 +337,8 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Reads traces, and brings values that can be given in two ways into one form.
+    /// Reads the traces of the scenario. Converts values that a file can give in two ways into one
+    /// form.
     fn complete(&mut self, folder: &Path) -> Result<(), Fault> {
         for (number, tenant) in self.tenants.iter_mut().enumerate() {
             let at = |keys: &[&'static str], says: String| Fault::of_tenant(number, keys, says);
@@ -365,7 +366,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Numbers repeated tenants, and puts each on a GPU.
+    /// Replaces repeated tenants by numbered copies, and gives each tenant a GPU.
     fn expand(&mut self) {
         let mut tenants = Vec::new();
         let mut on_gpu = vec![0; self.gpus];
@@ -403,7 +404,7 @@ impl Scenario {
     }
 }
 
-/// Reads a file's text. The file may be a pipe, and need not be a scenario.
+/// Returns a file's text. The file may be a pipe, and may be no scenario.
 fn read_text(file: &Path) -> Result<String> {
     /// Most bytes. No scenario written by hand is longer.
     const MOST: u64 = 64 << 20;
@@ -422,7 +423,7 @@ pub fn ours() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios")
 }
 
-/// Returns the files of those scenarios, in the order of their names.
+/// Returns the files of deepres' own scenarios, in the order of their names.
 ///
 /// # Errors
 /// The folder cannot be read, or holds none.
@@ -441,7 +442,7 @@ pub fn all() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Brings the two ways to give the kernels of a step or request into one form. An error names the
+/// Converts the two ways to give the kernels of a step or request into one form. An error names the
 /// key.
 fn complete_profile(
     profile: &mut Vec<Part>,
@@ -465,7 +466,7 @@ fn complete_profile(
 }
 
 impl Tenant {
-    /// Returns the tenant's request to the policy, with this priority value.
+    /// Returns the tenant's request for a share, with this priority value.
     pub fn request(&self, priority_ppm: u32) -> Request {
         let cap_ppm = self.cap_ppm.unwrap_or(WHOLE);
         Request { class: self.class, asked_ppm: self.share_ppm, cap_ppm, priority_ppm, ..Request::default() }
@@ -476,7 +477,7 @@ impl Tenant {
         Priority { criticality: self.criticality, deadline_ns: self.deadline_ns, size_ns: self.size_ns }
     }
 
-    /// Whether the tenant only gets what others leave.
+    /// Returns whether the tenant is a guest.
     pub fn is_guest(&self) -> bool {
         self.class == Class::BestEffort
     }

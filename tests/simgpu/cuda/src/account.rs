@@ -1,8 +1,8 @@
-//! The memory that a client's live allocations count for, by the charging rule in docs/memory.md.
+//! The amount that a client's live allocations count for, by the charging rule in docs/memory.md.
 //! Tests compare deepres' ledger with this account. The account comes from the driver's own records
 //! and shares no code with deepres.
 //!
-//! These functions are exports of the simulated driver and no part of CUDA's API.
+//! The simulated driver exports these functions. They are no part of CUDA's API.
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
@@ -27,8 +27,8 @@ const DRIVER: usize = 6;
 const NS_PER_S: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = Config::ALLOCATION_GRANULARITY_BYTES;
 
-/// Returns the charge for managed memory, which takes no GPU memory: in units up to half a piece,
-/// in pieces above.
+/// Returns the charge for managed memory, which takes no GPU memory. Up to half a piece, the charge
+/// counts in units; above, in whole pieces.
 fn managed_counts_for(bytes: u64) -> u64 {
     let unit = if bytes <= PIECE_BYTES / 2 { Config::SUBALLOCATION_GRANULARITY_BYTES } else { PIECE_BYTES };
     bytes.next_multiple_of(unit)
@@ -75,8 +75,8 @@ thread_local! {
     static TOLD_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes the time at which the driver is told to free memory. From then on the memory stays at most
-/// as long as the call takes.
+/// Notes the time at which the client tells the driver to free memory. From then on, the memory
+/// stays at most as long as the call takes.
 pub fn note_free() {
     // SAFETY: all zeroes is a valid time.
     let mut now = unsafe { std::mem::zeroed::<libc::timespec>() };
@@ -92,8 +92,8 @@ pub extern "C" fn simgpu_told_ns() -> u64 {
     TOLD_NS.get()
 }
 
-/// Writes the memory that this process's allocations count for: linear and pitched, managed, pools,
-/// physical, arrays, graphs, modules.
+/// Writes the amounts that this process's allocations count for: linear and pitched, managed,
+/// pools, physical, arrays, graphs, modules.
 ///
 /// # Safety
 /// `sums` has room for seven numbers.

@@ -1,5 +1,5 @@
-//! Allocator for parts of larger pieces of memory. Small allocations share pieces of 2 MiB with it,
-//! and pools reuse reserved memory.
+//! Allocator for parts of larger pieces of memory. Small allocations share pieces of 2 MiB, and
+//! pools reuse reserved memory, by this allocator.
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -26,7 +26,7 @@ impl Arena {
         self.slabs.insert(base, Slab { bytes, free: BTreeMap::from([(base, bytes)]) });
     }
 
-    /// Takes `bytes` from the first free part that is large enough.
+    /// Takes `bytes` from the first free part that is large enough, and returns their address.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         for slab in self.slabs.values_mut() {
             let found = slab.free.iter().find(|(_, free)| **free >= bytes).map(|(at, free)| (*at, *free));
@@ -41,7 +41,7 @@ impl Arena {
         None
     }
 
-    /// Returns `bytes` at `at` to the arena.
+    /// Gives `bytes` at `at` back to the arena.
     pub fn give(&mut self, at: u64, bytes: u64) {
         let Some((_, slab)) = self.slabs.range_mut(..=at).next_back() else { return };
         let (mut start, mut end) = (at, at + bytes);

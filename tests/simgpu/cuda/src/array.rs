@@ -1,5 +1,5 @@
-//! CUDA arrays: opaque memory of up to three dimensions, here with plain rows behind it. The levels
-//! of mipmapped arrays are arrays too.
+//! CUDA arrays: opaque memory of up to three dimensions. The simulated driver stores plain rows.
+//! The levels of mipmapped arrays are arrays too.
 use std::sync::{Arc, Mutex};
 
 use deepres_abi::driver::types as cu;
@@ -42,7 +42,8 @@ pub struct Array {
     layout: Layout,
     /// Handle of the context with which the array ends.
     context: usize,
-    /// Whether the array is a level of a mipmapped array. A level ends with the mipmapped array.
+    /// Whether the array is a level of a mipmapped array. A level lives as long as its mipmapped
+    /// array.
     is_level: bool,
     /// Memory of the array, bytes.
     bytes: u64,
@@ -114,7 +115,7 @@ impl Part {
 /// Mappings: for each the remaining parts of the array, and the physical memory.
 type Mapped = Mutex<Vec<(Vec<Part>, usize)>>;
 
-/// Whether an array has no memory until a client maps some into it.
+/// Returns whether an array has no memory until a client maps some into it.
 fn is_unbacked(flags: u32) -> bool {
     flags & (cu::CUDA_ARRAY3D_SPARSE | cu::CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
 }
@@ -152,7 +153,7 @@ pub fn map(resource: cu::CUresourcetype, handle: usize, part: Part, physical: us
     })?
 }
 
-/// Unmaps a part of an array. Physical memory that is mapped nowhere any more is released.
+/// Unmaps a part of an array. If physical memory has no mapping any more, the function releases it.
 pub fn unmap(resource: cu::CUresourcetype, handle: usize, part: Part) -> Result<()> {
     with_unbacked(resource, handle, |mapped, _, _| {
         let mut mapped = lock(mapped);
@@ -336,7 +337,7 @@ impl Array {
 }
 
 impl Mipmapped {
-    /// Releases the memory. No client uses the array any more.
+    /// Releases the memory. The caller has made sure that no client uses the array any more.
     fn end(&self) {
         unmap_all(&self.mapped);
         match self.external {

@@ -1,4 +1,4 @@
-//! Stream capture: the streams that take part, the calls that are forbidden, and the calls that
+//! Stream capture: the streams in a capture, the calls that a capture forbids, and the calls that
 //! break a capture.
 //!
 //! The rules are those of the driver API reference (Stream Management, cuStreamBeginCapture and
@@ -29,7 +29,8 @@ pub struct Session {
     origin: u64,
     invalid: AtomicBool,
     members: Mutex<Vec<Weak<Stream>>>,
-    /// Whether the client owned the graph before. Such a graph stays when the capture fails.
+    /// Whether the client owned the graph before the capture. If the capture fails, such a graph
+    /// stays.
     is_borrowed: bool,
 }
 
@@ -50,8 +51,8 @@ pub struct Captured {
     after: Vec<Dependency>,
 }
 
-/// Number of captures in progress, those in relaxed mode included. A process without captures only
-/// pays one load.
+/// Number of captures in progress, including those in relaxed mode. In a process without captures,
+/// a call pays only one load of this number.
 static ACTIVE_COUNT: AtomicUsize = AtomicUsize::new(0);
 static ACTIVE: Mutex<Vec<Arc<Session>>> = Mutex::new(Vec::new());
 
@@ -61,13 +62,13 @@ thread_local! {
 }
 
 impl Session {
-    /// Breaks the capture. Every use of the capture returns `STREAM_CAPTURE_INVALIDATED` until it
-    /// is ended.
+    /// Breaks the capture. Every use of the capture returns `STREAM_CAPTURE_INVALIDATED` until the
+    /// client ends it.
     pub fn invalidate(&self) {
         self.invalid.store(true, Ordering::Release);
     }
 
-    /// Whether the capture is broken.
+    /// Returns whether the capture is broken.
     pub fn is_invalid(&self) -> bool {
         self.invalid.load(Ordering::Acquire)
     }
@@ -156,7 +157,7 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
     }
 }
 
-/// Whether the end of the origin stream depends on everything that other streams captured.
+/// Checks that the end of the origin stream depends on all operations that other streams captured.
 fn check_joined(session: &Session, origin: &Stream, after: &[Dependency]) -> Result<()> {
     let edges = session.graph.edges();
     let mut reached: Vec<usize> = after.iter().map(|dependency| dependency.node).collect();
@@ -267,8 +268,8 @@ pub fn abandon(stream: &Stream) {
     }
 }
 
-/// Refuses work for the legacy stream while a stream is captured for which the legacy stream would
-/// wait.
+/// Returns an error for work of the legacy stream if a captured stream exists for which the legacy
+/// stream would wait.
 #[inline]
 pub fn refuse_implicit(stream: &Stream) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 || !stream.is_legacy() {
@@ -285,7 +286,7 @@ pub fn refuse_implicit(stream: &Stream) -> Result<()> {
     Err(status::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// Refuses to query a capturing stream or to wait for it.
+/// Returns an error if the client queries a capturing stream or waits for it.
 pub fn refuse_synchronisation(stream: &Stream) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -298,7 +299,7 @@ pub fn refuse_synchronisation(stream: &Stream) -> Result<()> {
     refuse_unsafe()
 }
 
-/// Refuses to wait for a context in which a stream is captured.
+/// Returns an error if the client waits for a context with a captured stream.
 pub fn refuse_context_synchronisation(context: &Context) -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 {
         return Ok(());
@@ -313,8 +314,8 @@ pub fn refuse_context_synchronisation(context: &Context) -> Result<()> {
     if is_refused { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { refuse_unsafe() }
 }
 
-/// Refuses calls that might wait for the GPU or use it outside the capture. The calling thread's
-/// mode and the captures in progress decide.
+/// Returns an error for calls that might wait for the GPU, or use it outside the capture. The
+/// result depends on the calling thread's mode and on the captures in progress.
 #[inline]
 pub fn refuse_unsafe() -> Result<()> {
     if ACTIVE_COUNT.load(Ordering::Acquire) == 0 { Ok(()) } else { refuse_unsafe_now() }

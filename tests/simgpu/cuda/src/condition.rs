@@ -1,5 +1,5 @@
-//! Conditional nodes of graphs: handles, and how often which body runs. Kernels compute nothing and
-//! so set no condition: its value at the launch counts.
+//! Conditional nodes of graphs: their handles, and the body that runs and how often. Kernels
+//! compute nothing, and so set no condition. The value of the handle at the launch counts.
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -65,7 +65,7 @@ impl Conditional {
         self.handles.as_ptr().cast_mut().cast()
     }
 
-    /// Returns the body that runs at a graph's launch number `launch`, and how often it runs.
+    /// Returns the body that runs at a graph's launch number `launch`, and the number of its runs.
     pub fn runs(&self, launch: u64) -> Option<(usize, u64)> {
         /// 2⁶⁴ divided by the golden ratio: spreads consecutive numbers evenly.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

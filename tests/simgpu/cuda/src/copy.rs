@@ -8,7 +8,7 @@ use crate::mapping;
 use crate::memory::{self, Allocation, Kind};
 use crate::status::{self, Result};
 
-/// Fills of zeros from this size on drop pages instead of writing them.
+/// From this size on, a fill with zeros drops pages instead of writing them.
 const DROP_PAGES_BYTES: u64 = 1 << 20;
 
 /// One side of a copy: the address of the first byte and the distances of rows and layers.
@@ -35,11 +35,11 @@ pub struct Plan {
     staged: Option<Vec<u8>>,
     /// The link that carries the copy.
     pub kind: CopyKind,
-    /// Whether the driver does not know the source memory. Such memory must be read before the call
+    /// Whether the driver does not know the source memory. The call must read such memory before it
     /// returns.
     pub from_pageable: bool,
-    /// Whether the driver does not know the target memory. The call then returns only when the
-    /// target is written.
+    /// Whether the driver does not know the target memory. The call must write such memory before
+    /// it returns.
     pub to_pageable: bool,
 }
 
@@ -59,7 +59,8 @@ fn overlap(one: u64, one_bytes: u64, other: u64, other_bytes: u64) -> bool {
 }
 
 impl Plan {
-    /// Creates a copy of `bytes` contiguous bytes. The ledger tells the kinds of the addresses.
+    /// Returns the copy of `bytes` contiguous bytes. The kinds of both addresses come from the
+    /// ledger.
     pub fn linear(target: u64, source: u64, bytes: u64) -> Result<Self> {
         let side = |address| Side { address, pitch_bytes: bytes, layer_bytes: bytes };
         Self::new(side(target), side(source), bytes, 1, 1)
@@ -70,8 +71,8 @@ impl Plan {
         let to = memory::find(target.address);
         for (side, found) in [(source, &from), (target, &to)] {
             status::refuse(side.address == 0)?;
-            // Host memory is the client's responsibility. Device memory is checked, as a GPU's page
-            // tables would do.
+            // The client is responsible for host memory. The driver checks device memory, as a
+            // GPU's page tables would do.
             let length = span(side, width_bytes, height, depth).ok_or(status::INVALID_VALUE)?;
             status::refuse(lies_in_gpu(found.as_ref()) && !memory::is_usable(side.address, length))?;
         }
@@ -97,7 +98,7 @@ impl Plan {
         })
     }
 
-    /// Creates the copy that the API's largest copy struct describes.
+    /// Returns the copy that the API's largest copy struct describes.
     pub fn strided(params: &cu::CUDA_MEMCPY3D) -> Result<Self> {
         let (width_bytes, height, depth) =
             (params.WidthInBytes as u64, params.Height as u64, params.Depth as u64);
@@ -133,7 +134,7 @@ impl Plan {
         Self::new(target, source, width_bytes, height, depth)
     }
 
-    /// Creates a copy of no bytes.
+    /// Returns a copy of no bytes.
     fn nothing() -> Self {
         let nowhere = Side { address: 0, pitch_bytes: 0, layer_bytes: 0 };
         Self {
@@ -154,7 +155,7 @@ impl Plan {
         self.width_bytes * self.height * self.depth
     }
 
-    /// Whether either side has bytes in a range.
+    /// Returns whether either side has bytes in a range.
     pub fn touches(&self, address: u64, bytes: u64) -> bool {
         [self.source, self.target].into_iter().any(|side| {
             let length = span(side, self.width_bytes, self.height, self.depth).unwrap_or(0);
@@ -255,7 +256,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Checks a memset against the ledger of addresses.
+    /// Checks a memset against the ledger of addresses, and returns the memset.
     pub fn check(self) -> Result<Self> {
         let element_bytes = u64::from(self.element_bytes);
         if !matches!(self.element_bytes, 1 | 2 | 4) || !self.address.is_multiple_of(element_bytes) {
@@ -276,7 +277,7 @@ impl Fill {
         self.width * u64::from(self.element_bytes) * self.height
     }
 
-    /// Whether the memset writes in a range.
+    /// Returns whether the memset writes in a range.
     pub fn touches(&self, address: u64, bytes: u64) -> bool {
         let side = Side { address: self.address, pitch_bytes: self.pitch_bytes, layer_bytes: 0 };
         let row_bytes = self.width * u64::from(self.element_bytes);

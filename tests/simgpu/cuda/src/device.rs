@@ -1,4 +1,5 @@
-//! Attributes of the devices: from the configuration if it has a key, else those of an H200.
+//! Attributes of the devices. If the configuration has no key for an attribute, the value is that
+//! of an H200.
 use deepres_abi::driver::types as cu;
 
 use crate::operation::{MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID};
@@ -138,7 +139,7 @@ pub fn attribute(attribute: u32, device: i32) -> Result<i32> {
         cu::CU_DEVICE_ATTRIBUTE_NUMA_ID => -1,
         cu::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => 0,
         cu::CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID => 0x2335_10de,
-        // Features that are not modelled are reported as absent.
+        // The driver reports features that are not modelled as absent.
         known if (1..cu::CU_DEVICE_ATTRIBUTE_MAX).contains(&known) => NO,
         _ => return Err(status::INVALID_VALUE),
     })
@@ -182,7 +183,7 @@ pub fn at_pci_bus_id(text: &str) -> Result<i32> {
     (0..device_count() as i32).find(is_meant).ok_or(status::INVALID_DEVICE)
 }
 
-/// Whether one device can use the memory of another. All virtual devices can.
+/// Returns whether one device can use the memory of another. All virtual devices can.
 pub fn can_access_peer(device: i32, peer: i32) -> Result<bool> {
     Ok(gpu_of(device)? != gpu_of(peer)?)
 }

@@ -1,4 +1,4 @@
-//! Checks that every call passes first: injected faults, and whether the driver is initialised.
+//! Checks at the beginning of every call: injected faults, and the initialisation of the driver.
 //! Also counts unsupported calls.
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use simgpu_engine::faults::{self, Action};
 use crate::process;
 use crate::status::{self, Result, Status};
 
-/// Whether a function works only after cuInit.
+/// Returns whether a function works only after cuInit.
 pub const fn needs_initialisation(id: ApiId) -> bool {
     !matches!(
         id,
@@ -26,8 +26,8 @@ pub const fn needs_initialisation(id: ApiId) -> bool {
     )
 }
 
-/// Whether a function waits while a checkpoint has locked the process. Functions that control
-/// checkpoints do not wait.
+/// Returns whether a function waits while a checkpoint has locked the process. Functions that
+/// control checkpoints do not wait.
 pub const fn waits_for_unlock(id: ApiId) -> bool {
     needs_initialisation(id)
         && !matches!(
@@ -41,14 +41,14 @@ pub const fn waits_for_unlock(id: ApiId) -> bool {
         )
 }
 
-/// Begins a call. Waits while the process is locked; until the caller drops the result, the process
-/// cannot be locked.
+/// Begins a call, and returns its guard. Waits while the process is locked. Until the caller drops
+/// the guard, the process cannot be locked.
 #[inline]
 pub fn begin<const WAITS_FOR_UNLOCK: bool>() -> Option<Call<'static>> {
     WAITS_FOR_UNLOCK.then(|| process::host().begin_call())
 }
 
-/// Enters a function: applies faults, and checks the initialisation.
+/// Begins a function: applies faults, and checks the initialisation.
 #[inline]
 pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if let Action::Fail(code) = faults::check(name) {
@@ -57,7 +57,7 @@ pub fn enter<const NEEDS_INITIALISATION: bool>(name: &str) -> Result<()> {
     if NEEDS_INITIALISATION { process::check_ready() } else { Ok(()) }
 }
 
-/// Leaves a function.
+/// Ends a function: applies faults that come after its work.
 #[inline]
 pub fn leave(name: &str) {
     faults::check_end(name);

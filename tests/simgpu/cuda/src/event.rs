@@ -30,7 +30,8 @@ pub struct Event {
     pub engine: EventId,
     /// Position of the last record in its capture, if it was captured.
     captured: Mutex<Option<Captured>>,
-    /// Whether the engine's event belongs to another process. Such an event is not destroyed here.
+    /// Whether the engine's event belongs to another process. This process does not destroy such an
+    /// event.
     borrowed: bool,
 }
 
@@ -58,20 +59,20 @@ impl Event {
         Self::insert(Some(context), flags, engine, false)
     }
 
-    /// Opens another process's event.
+    /// Opens another process's event, and returns it.
     pub fn open(bits: u64) -> Result<Arc<Self>> {
         context::current()?;
         let flags = cu::CU_EVENT_INTERPROCESS | cu::CU_EVENT_DISABLE_TIMING;
         Self::insert(None, flags, EventId::from_bits(bits), true)
     }
 
-    /// Whether the event may be used with work of `context`: its own context's work, or any work if
-    /// the event comes from another process.
+    /// Returns whether the event may be used with work of `context`. An event of another process
+    /// may be used with any work.
     fn belongs_to(&self, context: &Context) -> bool {
         self.context.as_ref().is_none_or(|own| own.handle == context.handle)
     }
 
-    /// Refuses an event that a launch cannot record on `stream`
+    /// Returns an error if a launch cannot record the event on `stream`
     /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
     pub fn check_for_launch(&self, stream: &Stream) -> Result<()> {
         let is_fit = self.flags & cu::CU_EVENT_DISABLE_TIMING != 0
@@ -94,7 +95,7 @@ impl Event {
         self.record_now(stream)
     }
 
-    /// Records the event without regard to captures, as an event-record node of a graph does.
+    /// Records the event even if the stream is captured, as an event-record node of a graph does.
     pub fn record_now(&self, stream: &Stream) -> Result<()> {
         stream.wait_for(&[])?;
         let until_ns = host().now_ns() + config().record_cost_ns;
@@ -110,7 +111,7 @@ impl Event {
         lock(&self.captured).clone()
     }
 
-    /// Returns the ticket for which a waiting stream has to wait; `None` if the event was never
+    /// Returns the ticket for which a stream has to wait. Returns `None` if the event was never
     /// recorded.
     pub fn ticket(&self) -> Option<Ticket> {
         host().event_ticket(self.engine)
@@ -124,7 +125,8 @@ impl Event {
         capture::refuse_unsafe()
     }
 
-    /// Whether the last record has completed. An event that was never recorded counts as complete.
+    /// Returns an error if the last record has not completed. An event that was never recorded
+    /// counts as complete.
     pub fn query(&self) -> Result<()> {
         self.refuse_while_captured()?;
         match host().event_status(self.engine) {
@@ -175,7 +177,7 @@ pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     if start.captured().is_some() || end.captured().is_some() {
         return Err(status::CAPTURED_EVENT);
     }
-    // An event that cannot have a time is refused even if the other event is pending.
+    // If an event cannot have a time, the call fails even if the other event is pending.
     let (start, end) = match (start.time_ns(), end.time_ns()) {
         (Err(status::INVALID_HANDLE), _) | (_, Err(status::INVALID_HANDLE)) => {
             return Err(status::INVALID_HANDLE);
@@ -233,8 +235,8 @@ pub fn wait_in_context(context: &Arc<Context>, event: &Arc<Event>) -> Result<()>
     streams.iter().try_for_each(|stream| stream.wait_for(&[ticket]))
 }
 
-/// Updates events of an ended context. They stay as dead handles until their owner destroys them.
-/// The engine keeps no work for them.
+/// Updates the events of an ended context. The events stay as dead handles until their owner
+/// destroys them. The engine keeps no work for them.
 pub fn forget_context(context: usize) {
     for event in EVENTS.all() {
         if event.context.as_ref().is_some_and(|own| own.handle == context) {

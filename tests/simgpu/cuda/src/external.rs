@@ -1,5 +1,5 @@
-//! External memory that comes as a file descriptor, usually from a graphics interface. The process
-//! that created the memory is charged for it.
+//! External memory: memory that comes as a file descriptor, usually from a graphics interface. The
+//! process that created the memory is charged for it.
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ struct External {
     bytes: u64,
 }
 
-/// Takes over a file descriptor, which then belongs to the driver.
+/// Imports the memory of a file descriptor. The descriptor then belongs to the driver.
 pub fn import(descriptor: i32, bytes: u64) -> Result<usize> {
     context::current()?;
     // SAFETY: `F_GETFD` is safe for any number.
@@ -42,7 +42,7 @@ pub fn import(descriptor: i32, bytes: u64) -> Result<usize> {
     external.map(|external| external.handle).ok_or(status::OUT_OF_MEMORY)
 }
 
-/// Forgets an import. Mappings of it stay until they are freed.
+/// Removes an import. Mappings of the import stay until the client frees them.
 pub fn destroy(handle: usize) -> Result<()> {
     EXTERNAL.remove(handle).map(drop).ok_or(status::INVALID_HANDLE)
 }

@@ -50,7 +50,7 @@ pub struct Node {
     pub graph: usize,
     /// Number that is unique in the graph.
     pub local_id: u32,
-    /// The original of this node, in a cloned graph.
+    /// In a cloned graph: the original of this node.
     original: Option<usize>,
     operation: Mutex<Operation>,
     attributes: Mutex<HashMap<u32, [u8; 64]>>,
@@ -162,9 +162,8 @@ impl Graph {
         Ok(node)
     }
 
-    /// Returns the allocation nodes whose addresses are free again for a node that depends on
-    /// `after`, one for each address. All allocations at these addresses are freed before that
-    /// node.
+    /// Returns one allocation node for each address that is free again for a node that depends on
+    /// `after`. At such an address, the graph frees all earlier allocations before that node.
     pub fn spare(&self, after: &[Dependency]) -> Vec<graph_memory::Node> {
         let state = lock(&self.state);
         let mut before: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -178,7 +177,7 @@ impl Graph {
                 next.extend(before.get(&node).into_iter().flatten());
             }
         }
-        // By address: a node, and the number of allocations without a free.
+        // By address: a node, and the number of allocations that are not freed.
         let mut found: HashMap<u64, (graph_memory::Node, i64)> = HashMap::new();
         for node in &state.nodes {
             if let Operation::Allocate(allocation) = node.operation() {
@@ -260,7 +259,7 @@ impl Graph {
         *lock(&self.state).user_objects.entry(object).or_default() += count;
     }
 
-    /// Gives up references of a user object.
+    /// Releases references of a user object. Fails if the graph has fewer references.
     pub fn give_up(&self, object: usize, count: u32) -> Result<()> {
         let mut state = lock(&self.state);
         let held = state.user_objects.get_mut(&object).ok_or(status::INVALID_VALUE)?;
@@ -273,7 +272,7 @@ impl Graph {
         release_user_object(object, count)
     }
 
-    /// Returns a separate graph with the same nodes. Child graphs are copied too.
+    /// Returns a separate copy of the graph, with copies of its child graphs.
     pub fn copy(&self) -> Result<Arc<Self>> {
         if self.nodes().iter().any(|node| matches!(node.operation(), Operation::Conditional(_))) {
             // A condition belongs to only one graph.
@@ -303,7 +302,7 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Returns the copy of a node, if this graph was cloned from the node's graph.
+    /// Returns the copy of a node of another graph, if this graph is a clone of that graph.
     pub fn copy_of(&self, original: usize) -> Option<usize> {
         lock(&self.state).nodes.iter().find(|node| node.original == Some(original)).map(|node| node.handle)
     }
@@ -351,8 +350,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Orders a graph. Among the nodes that may run next, the node created first comes first.
-    /// Refuses cycles.
+    /// Returns the graph in an order in which it can run. Among the nodes that may run next, the
+    /// node that was created first comes first. Fails if the graph has a cycle.
     pub fn new(graph: &Graph) -> Result<Self> {
         let state = lock(&graph.state);
         let place: HashMap<usize, usize> =
@@ -398,7 +397,7 @@ impl Plan {
         None
     }
 
-    /// Counts for each address how many allocations have no free.
+    /// Counts for each address the allocations that are not freed.
     fn unfreed(&self, found: &mut HashMap<u64, i64>) {
         for step in &self.steps {
             match &step.operation {
@@ -412,7 +411,7 @@ impl Plan {
         }
     }
 
-    /// Collects the memory that a launch uses and that is not in use before: bytes by address.
+    /// Collects the memory that a launch uses and that is not in use yet: bytes by address.
     fn mapped(&self, found: &mut HashMap<u64, u64>) {
         for step in self.steps.iter().filter(|step| step.is_enabled) {
             match &step.operation {
@@ -425,7 +424,7 @@ impl Plan {
         }
     }
 
-    /// Takes the memory for a launch in a stream.
+    /// Allocates the memory for a launch in a stream.
     fn get_ready(&self, stream: &Stream) -> Result<()> {
         let mut mapped = HashMap::new();
         self.mapped(&mut mapped);
@@ -497,8 +496,8 @@ pub struct Exec {
     /// Number of launches so far, and the end of the last launch. Launches of one instantiated
     /// graph do not overlap.
     last: Mutex<(u64, Option<Ticket>)>,
-    /// The graph from which this one was made. Kept for its nodes' memory, its user objects, and
-    /// captured launches.
+    /// The graph from which this executable graph was made. It keeps its nodes' memory, its user
+    /// objects, and captured launches.
     source: Arc<Graph>,
 }
 
@@ -506,7 +505,7 @@ pub struct Exec {
 pub type UpdateRefusal = (u32, usize, usize);
 
 impl Exec {
-    /// Instantiates a graph.
+    /// Instantiates a graph, and returns the executable graph.
     pub fn create(graph: &Arc<Graph>, flags: u64) -> Result<Arc<Self>> {
         let known = [
             cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
@@ -533,12 +532,12 @@ impl Exec {
             .ok_or(status::OUT_OF_MEMORY)
     }
 
-    /// Returns the graph from which this one was made.
+    /// Returns the graph from which this executable graph was made.
     pub fn source(&self) -> &Graph {
         &self.source
     }
 
-    /// Takes the memory for launches in a stream.
+    /// Allocates the memory for launches in a stream.
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         lock(&self.plan).get_ready(stream)
     }
@@ -549,8 +548,8 @@ impl Exec {
         let mut unfreed = HashMap::new();
         plan.unfreed(&mut unfreed);
         for (address, _) in unfreed.into_iter().filter(|(_, unfreed)| *unfreed > 0) {
-            // Memory that the last launch left allocated is an error, unless the client asked to
-            // free it at the next launch.
+            // If the last launch left memory allocated, the launch fails, unless the client asked
+            // to free such memory at the next launch.
             if graph_memory::is_live(address) {
                 if self.flags & u64::from(cu::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0 {
                     return Err(status::INVALID_VALUE);
@@ -558,8 +557,8 @@ impl Exec {
                 graph_memory::end(address)?;
             }
         }
-        // Takes all the memory before any submission, so that a launch that lacks memory can be
-        // repeated.
+        // The launch allocates all memory before it submits any work. So the client can repeat a
+        // launch that lacks memory.
         plan.get_ready(stream)?;
         let mut last = lock(&self.last);
         if let Some(ticket) = last.1.filter(|ticket| ticket.stream != stream.engine) {
@@ -587,7 +586,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Whether a node's step runs.
+    /// Returns whether a node's step is enabled.
     pub fn is_enabled(&self, node: usize) -> Result<bool> {
         let mut plan = lock(&self.plan);
         plan.step_mut(node).map(|step| step.is_enabled).ok_or(status::INVALID_VALUE)
@@ -604,7 +603,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Takes over the parameters of a graph of the same shape.
+    /// Replaces the parameters by those of a graph of the same shape.
     pub fn update(&self, graph: &Graph) -> std::result::Result<(), UpdateRefusal> {
         let changed = Plan::new(graph).map_err(|_| (cu::CU_GRAPH_EXEC_UPDATE_ERROR, 0, 0))?;
         let mut plan = lock(&self.plan);

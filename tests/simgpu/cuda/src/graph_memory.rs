@@ -1,6 +1,6 @@
-//! Memory that graphs allocate and free as they run. A node's address is fixed when the node is
-//! made. The GPU is charged when the node is submitted. Freed memory is kept for the next launch
-//! until it is trimmed.
+//! Memory that graphs allocate and free as they run. The driver fixes a node's address when the
+//! client creates the node. The driver charges the GPU when it submits the node. It keeps freed
+//! memory for the next launch, until the client trims the memory.
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -26,7 +26,7 @@ pub struct Node {
 struct Reservation {
     base: u64,
     bytes: u64,
-    /// Size that the first node at this address asked for.
+    /// Size that the first node at this address requested.
     asked_bytes: usize,
     device: i32,
 }
@@ -59,7 +59,7 @@ pub struct Usage {
     pub reserved_high: u64,
 }
 
-/// Memory of a context that is kept for the next launch.
+/// Memory of a context that the driver keeps for the next launch.
 struct Spare {
     context: Arc<Context>,
     bytes: u64,
@@ -79,9 +79,9 @@ fn state() -> &'static Mutex<State> {
 }
 
 impl Node {
-    /// Checks the parameters and fixes the address. If a node of `spare` has enough room, the new
-    /// node gets its address. All nodes of `spare` come before this one and have freed their
-    /// memory.
+    /// Checks the parameters, fixes the address, and returns the node. If a node of `spare` has
+    /// enough room, the new node gets its address. All nodes of `spare` come before the new node
+    /// and have freed their memory.
     pub fn new(mut params: cu::CUDA_MEM_ALLOC_NODE_PARAMS, spare: &[Self]) -> Result<Self> {
         let location = &params.poolProps.location;
         status::refuse(params.bytesize == 0 || location.r#type != cu::CU_MEM_LOCATION_TYPE_DEVICE)?;
@@ -103,13 +103,14 @@ impl Node {
         Ok(Self { params, reserved: Arc::new(Reservation { base, bytes, asked_bytes, device }) })
     }
 
-    /// Returns the bytes mapped at the node's address. Another node may have asked for more than
-    /// this one.
+    /// Returns the bytes mapped at the node's address. Another node at the address may have
+    /// requested more than this node.
     pub fn bytes(&self) -> u64 {
         self.reserved.bytes
     }
 
-    /// Charges the node's memory and makes it usable. Called when the node is submitted.
+    /// Charges the node's memory and makes it usable. The driver calls this function when it
+    /// submits the node.
     pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
         let (base, bytes) = (self.reserved.base, self.reserved.bytes);
         let mut state = lock(state());
@@ -129,8 +130,8 @@ impl Node {
     }
 }
 
-/// Reserves `bytes` for the next launches in a context (an upload), as far as the kept memory is
-/// smaller.
+/// Reserves `bytes` for the next launches in a context (an upload). If the kept memory is smaller,
+/// the function takes the difference.
 pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
     let mut state = lock(state());
     let kept = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes);
@@ -147,7 +148,7 @@ pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Frees the memory at an address. It is then kept for other graphs.
+/// Frees the memory at an address. The driver keeps the memory for other graphs.
 pub fn end(address: u64) -> Result<()> {
     let mut state = lock(state());
     let Live { context, bytes } = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
@@ -198,7 +199,7 @@ pub fn free_now(address: u64) -> Result<()> {
     end(address)
 }
 
-/// Whether an address is in use as memory of a graph.
+/// Returns whether an address is in use as memory of a graph.
 pub fn is_live(address: u64) -> bool {
     lock(state()).live.contains_key(&address)
 }

@@ -1,8 +1,8 @@
-//! Tables from the opaque handles of clients to the objects.
+//! Tables that map the opaque handles of clients to objects.
 //!
-//! A handle is a number that only looks like a pointer: it holds kind, generation and slot. The
-//! driver detects a stale handle, a handle of another kind or a random pointer without touching the
-//! memory at that address. So the result is an error code and never a crash.
+//! A handle looks like a pointer, but is a number of kind, generation and slot. The driver detects
+//! stale handles, handles of another kind, and random pointers without reading the memory at that
+//! address. So a wrong handle gives an error code and never a crash.
 use std::sync::{Arc, RwLock};
 
 const SLOT_SHIFT: u32 = 4;
@@ -111,7 +111,7 @@ impl<T> Table<T> {
         if entry.generation & GENERATION_MASK == generation { entry.object.clone() } else { None }
     }
 
-    /// Removes the object. The handle is stale from then on.
+    /// Removes the object and returns it. The handle is stale from then on.
     pub fn remove(&self, handle: usize) -> Option<Arc<T>> {
         let (slot, generation) = self.decode(handle)?;
         let mut slots = self.slots.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -125,7 +125,7 @@ impl<T> Table<T> {
         Some(object)
     }
 
-    /// Whether `handle` could be one of this table, past or present.
+    /// Returns whether `handle` could be a handle of this table, past or present.
     pub fn is_kind(&self, handle: usize) -> bool {
         self.decode(handle).is_some()
     }

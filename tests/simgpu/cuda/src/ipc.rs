@@ -4,8 +4,8 @@
 //! GPUs see. The exporter and all openers map this file. As with a real driver, the file holds the
 //! whole piece of memory around an allocation, because small allocations share a piece.
 //!
-//! For each exported allocation the exporter holds a record lock on one byte of the file, by the
-//! allocation's id. So the kernel itself tells which allocations live, however the exporter ends.
+//! For each exported allocation, the exporter holds a record lock on one byte of the file, by the
+//! allocation's id. So the kernel tells which allocations live, even if the exporter is killed.
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -63,7 +63,7 @@ const MAGIC_POOLED: u64 = u64::from_le_bytes(*b"simgpu p");
 const POOL_SHIFT: u32 = 32;
 
 impl Handle {
-    /// Returns the form for other processes.
+    /// Returns the handle as bytes, for other processes.
     pub fn bytes(self) -> [u8; HANDLE_BYTES] {
         let words = [
             if self.pool == 0 { MAGIC } else { MAGIC_POOLED },
@@ -117,7 +117,8 @@ pub fn own_number() -> u64 {
 /// A piece of memory with at least one exported allocation.
 struct Piece {
     number: u64,
-    /// The only descriptor of the file: closing any descriptor would give up the process's locks.
+    /// The only descriptor of the file. If the process closed any other descriptor of the file, the
+    /// kernel would drop the process's locks.
     file: Arc<File>,
     /// Ids of the exported allocations.
     exported: HashSet<u64>,
@@ -125,7 +126,8 @@ struct Piece {
 
 /// Exported pieces by their first address.
 static PIECES: Mutex<BTreeMap<u64, Piece>> = Mutex::new(BTreeMap::new());
-/// Held while a piece moves into a file. Separate from [`PIECES`], which writers to memory lock.
+/// The thread that moves a piece into a file holds this lock. It is separate from [`PIECES`], which
+/// writers to memory lock.
 static EXPORTING: Mutex<()> = Mutex::new(());
 
 /// An allocation of another process, opened here.
@@ -159,7 +161,7 @@ fn set_lock(file: &File, kind: libc::c_int, byte: u64) -> io::Result<()> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether another process holds a lock in a range.
+/// Returns whether another process holds a lock in a range.
 fn is_locked(file: &File, start: u64, length: libc::off_t) -> bool {
     let mut request = record(libc::F_WRLCK, start, length);
     // SAFETY: the descriptor is open and `request` has room for the answer.
@@ -167,8 +169,8 @@ fn is_locked(file: &File, start: u64, length: libc::off_t) -> bool {
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
 }
 
-/// Removes the files of dead exporters. A process does this before it exports anything, because
-/// closing a file gives up the process's own locks on it.
+/// Removes the files of dead exporters. A process calls this function before it exports anything,
+/// because closing a file drops the process's own locks on the file.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(host().directory()) else { return };
     for entry in entries.flatten() {
@@ -190,8 +192,8 @@ pub fn sweep() {
     }
 }
 
-/// Creates a file that reads as zeros, and locks it. The file gets its name only after the lock, so
-/// nobody sees it unlocked.
+/// Creates a file that reads as zeros, and locks the file. The file gets its final name only after
+/// the lock, so no process sees it unlocked.
 fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(UNFINISHED);
@@ -209,14 +211,14 @@ fn create_file(path: &Path, bytes: u64) -> io::Result<File> {
     })
 }
 
-/// Lets other processes open the allocation that begins at `address`.
+/// Lets other processes open the allocation that begins at `address`. Returns its handle.
 pub fn export(address: u64) -> Result<Handle> {
     let found = memory::find(address).filter(|found| found.base == address);
     let allocation = found.filter(|found| matches!(found.kind, Kind::Device)).ok_or(status::INVALID_VALUE)?;
     export_allocation(&allocation, 0)
 }
 
-/// As [`export`], for an allocation of the process's pool number `pool`.
+/// Exports an allocation like [`export`], for an allocation of the process's pool number `pool`.
 pub fn export_pooled(allocation: &Allocation, pool: u64) -> Result<Handle> {
     export_allocation(allocation, pool)
 }
@@ -263,19 +265,19 @@ fn share_piece(base: u64, bytes: u64) -> io::Result<()> {
     moved
 }
 
-/// Whether the memory at an address was exported, alone or with its neighbours.
+/// Returns whether the memory at an address was exported, alone or with its neighbours.
 pub fn is_shared(address: u64) -> bool {
     let piece = memory::find(address).map(|found| memory::piece_of(&found).0);
     piece.is_some_and(|base| lock(&PIECES).contains_key(&base))
 }
 
-/// Ends the export of an allocation that is being freed: no process opens it any more. A process
-/// that has it open keeps the contents.
+/// Ends the export of an allocation that the client frees: no process can open the allocation any
+/// more. A process that has the allocation open keeps the contents.
 pub fn withdraw(allocation: &Allocation) {
     withdraw_from(memory::piece_of(allocation).0, allocation.id);
 }
 
-/// As [`withdraw`], for the allocation `id` in the piece at `base`.
+/// Ends an export like [`withdraw`], for the allocation `id` in the piece at `base`.
 pub fn withdraw_from(base: u64, id: u64) {
     let mut pieces = lock(&PIECES);
     if let Some(piece) = pieces.get_mut(&base)
@@ -287,7 +289,7 @@ pub fn withdraw_from(base: u64, id: u64) {
     }
 }
 
-/// Ends the exports of a piece of memory that is being given back.
+/// Ends the exports of a piece of memory that the driver gives back.
 pub fn forget_piece(base: u64) {
     if let Some(piece) = lock(&PIECES).remove(&base) {
         // If the file stays, the next process that starts removes it.
@@ -295,14 +297,15 @@ pub fn forget_piece(base: u64) {
     }
 }
 
-/// Opens an allocation of another process in the current context, or counts another opening of it.
-/// Returns its address here.
+/// Opens an allocation of another process in the current context. If the allocation is open
+/// already, counts another opening. Returns the address in this process.
 pub fn open(bytes: [u8; HANDLE_BYTES]) -> Result<u64> {
     let handle = Handle::of(bytes).filter(|handle| handle.pool == 0).ok_or(status::INVALID_HANDLE)?;
     open_handle(handle)
 }
 
-/// As [`open`], for an allocation of pool number `pool` of process `exporter`.
+/// Opens an allocation like [`open`], for an allocation of pool number `pool` of process
+/// `exporter`.
 pub fn open_pooled(bytes: [u8; HANDLE_BYTES], (exporter, pool): (u64, u64)) -> Result<u64> {
     let is_of = |handle: &Handle| (handle.exporter, handle.pool) == (exporter, pool);
     open_handle(Handle::of(bytes).filter(is_of).ok_or(status::INVALID_VALUE)?)
@@ -343,7 +346,8 @@ fn open_handle(handle: Handle) -> Result<u64> {
     Ok(address)
 }
 
-/// Maps the piece around an exported allocation, if the allocation lives.
+/// Maps the piece around an exported allocation, if the allocation lives. Returns address and
+/// length of the mapping.
 fn map_exported(handle: Handle) -> Result<(u64, u64)> {
     let opened = OpenOptions::new().read(true).write(true).open(handle.path());
     let file = opened.map_err(|_| status::INVALID_HANDLE)?;

@@ -1,8 +1,8 @@
 //! `libcuda.so.1` of the simulated GPU: the CUDA driver API on a virtual device.
 //!
 //! [`exports`] holds every function of the driver's table under its exported name. `api` translates
-//! arguments and results. All other files hold the logic, one concern a file. Kernels compute
-//! nothing but take time; memory is real. This crate's README says what is modelled.
+//! arguments and results. All other files hold the logic, one subject a file. Kernels take time and
+//! compute nothing; memory is real. This crate's README lists what the model covers.
 
 pub mod account;
 mod api;

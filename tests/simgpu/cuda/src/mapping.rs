@@ -1,5 +1,5 @@
-//! Address space from the kernel, which stands in for device memory. Pages cost nothing until they
-//! are written.
+//! Address space from the kernel, in place of device memory. Pages cost nothing until a program
+//! writes them.
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -31,8 +31,8 @@ impl Access {
     }
 }
 
-/// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two). Maps near `hint` if there
-/// is room.
+/// Maps `bytes` of zeros, aligned to `alignment_bytes` (a power of two), and returns the address.
+/// If there is room near `hint`, the mapping is there.
 pub fn map(bytes: u64, alignment_bytes: u64, hint: u64, access: Access) -> Result<u64> {
     let alignment_bytes = alignment_bytes.max(ALIGNMENT_BYTES);
     let padded = bytes.checked_add(alignment_bytes).ok_or(status::OUT_OF_MEMORY)?;
@@ -64,24 +64,25 @@ pub fn protect(at: u64, bytes: u64, access: Access) -> Result<()> {
     if failed { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
-/// Zeroes a range by dropping its pages, which costs less memory than writing zeros. Begin and end
-/// must be page-aligned.
+/// Zeroes a range by dropping its pages, which saves memory compared with writing zeros. Begin and
+/// end must be page-aligned. Returns whether the kernel dropped the pages.
 pub fn drop_pages(at: u64, bytes: u64) -> bool {
     // SAFETY: the range is a private anonymous mapping of this library, where dropped pages read as
     // zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) == 0 }
 }
 
-/// As [`drop_pages`], for a mapping of a file, with effect for all processes that map it.
+/// Zeroes a range like [`drop_pages`], for a mapping of a file, with effect for all processes that
+/// map the file.
 pub fn drop_shared_pages(at: u64, bytes: u64) -> bool {
     // SAFETY: the range is a mapping of this library, where dropped pages read as zeros.
     unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_REMOVE) == 0 }
 }
 
-/// Held for writing while the contents at an address move into a file.
+/// A thread holds this lock for writing while it moves the contents at an address into a file.
 static MOVES: RwLock<()> = RwLock::new(());
 
-/// Takes a guard that writers to device memory hold while they write. So no write is lost when a
+/// Returns a guard that writers to device memory hold while they write. So no write is lost when a
 /// range moves into a file.
 pub fn stay() -> RwLockReadGuard<'static, ()> {
     MOVES.read().unwrap_or_else(PoisonError::into_inner)
@@ -101,8 +102,8 @@ pub fn move_into(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Writes the touched pages to the same place of a file. Bypass pages then cost nothing in the
-/// file either.
+/// Copies the written pages of a range to the same place of a file. Pages that were never written
+/// then take no room in the file.
 fn copy_written_pages(file: &std::fs::File, at: u64, bytes: u64) -> io::Result<()> {
     const PAGE_BYTES: u64 = 4096;
     /// Bits 63 and 62 of an entry: in memory, and swapped out.
@@ -146,7 +147,7 @@ pub fn map_file(file: &std::fs::File, bytes: u64) -> Result<u64> {
     Ok(at)
 }
 
-/// Creates memory that can be mapped several times and passed to other processes.
+/// Returns memory that processes can map several times and pass to each other.
 pub fn shareable(bytes: u64) -> Result<OwnedFd> {
     // SAFETY: the name is a C string; the call returns a new descriptor or an error.
     let fd = unsafe { libc::memfd_create(c"simgpu".as_ptr(), libc::MFD_CLOEXEC) };
@@ -180,7 +181,7 @@ pub fn map_shareable(fd: &OwnedFd, offset: u64, at: u64, bytes: u64) -> Result<(
     if mapped == libc::MAP_FAILED { Err(status::OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-/// Replaces a mapping by merely reserved address space.
+/// Replaces a mapping by reserved address space without memory.
 pub fn reserve_again(at: u64, bytes: u64) -> Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let address = at as *mut libc::c_void;

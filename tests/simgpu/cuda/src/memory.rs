@@ -14,7 +14,7 @@ use crate::process::{self, host};
 use crate::status::{self, Result};
 use crate::{account, capture, external, ipc, pending, residency};
 
-/// Up to this size allocations share pieces of 2 MiB. Larger allocations have pieces of their own.
+/// Allocations up to this size share pieces of 2 MiB. Larger allocations have pieces of their own.
 const SMALL_BYTES: u64 = 1 << 20;
 /// Alignment of the rows of a pitched allocation.
 const PITCH_ALIGNMENT_BYTES: u64 = 512;
@@ -24,8 +24,8 @@ const PITCH_ALIGNMENT_BYTES: u64 = 512;
 pub enum Kind {
     /// Linear device memory (cuMemAlloc, cuMemAllocPitch).
     Device,
-    /// Managed memory. Its bytes live on the host, and the GPU is not charged. [`crate::residency`]
-    /// keeps account of its place.
+    /// Managed memory. Its bytes are on the host, and the driver does not charge them to the GPU.
+    /// [`crate::residency`] records the place of each block.
     Managed,
     /// Page-locked host memory of the driver.
     HostPinned {
@@ -50,11 +50,12 @@ pub enum Kind {
     Array,
     /// Memory that a graph allocates when it runs.
     Graph,
-    /// Linear memory of another process, opened here and charged there.
+    /// Linear memory of another process, which this process opened. The exporting process is
+    /// charged for the memory.
     Opened {
         /// Ordinal of the memory's device.
         device: i32,
-        /// Whether the memory is of a pool. The client then frees it like an allocation of its own.
+        /// Whether the memory is of a pool. The client frees such memory like its own allocations.
         is_pooled: bool,
     },
     /// A buffer in external memory.
@@ -76,28 +77,28 @@ pub enum Kind {
 pub struct Allocation {
     /// First address.
     pub base: u64,
-    /// Length that the client asked for.
+    /// Length that the client requested.
     pub bytes: u64,
     /// Kind of memory.
     pub kind: Kind,
-    /// The context of the creation.
+    /// The context in which the client allocated the memory.
     pub context: Option<Arc<Context>>,
     /// Unique in this process (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
 }
 
 impl Allocation {
-    /// Whether the memory is a GPU's and not the host's.
+    /// Returns whether the memory is on a GPU and not on the host.
     pub fn is_device(&self) -> bool {
         !self.is_host() && !self.is_managed()
     }
 
-    /// Whether the memory is host memory that the driver knows.
+    /// Returns whether the memory is host memory that the driver knows.
     pub fn is_host(&self) -> bool {
         matches!(self.kind, Kind::HostPinned { .. } | Kind::HostRegistered { .. })
     }
 
-    /// Whether both host and GPU may use the memory.
+    /// Returns whether both host and GPU may use the memory.
     pub fn is_managed(&self) -> bool {
         matches!(self.kind, Kind::Managed | Kind::Variable { managed: true })
     }
@@ -142,7 +143,7 @@ pub fn find(address: u64) -> Option<Allocation> {
     allocation.contains(address).then(|| allocation.clone())
 }
 
-/// Whether all `bytes` at `address` lie in one allocation, or in adjacent ones.
+/// Returns whether all `bytes` at `address` lie in one allocation, or in adjacent allocations.
 pub fn covers(address: u64, bytes: u64) -> bool {
     let ledger = read();
     let mut at = address;
@@ -159,8 +160,8 @@ pub fn covers(address: u64, bytes: u64) -> bool {
     }
 }
 
-/// Whether the GPU can use all of a range: allocations cover it, and access is set for all its
-/// mappings.
+/// Returns whether the GPU can use all of a range: allocations cover the range, and the client set
+/// access for all its mappings.
 pub fn is_usable(address: u64, bytes: u64) -> bool {
     let is_closed = |one: &Allocation| matches!(one.kind, Kind::Mapped { access, .. } if access == CU_MEM_ACCESS_FLAGS_PROT_NONE);
     let is_mapped = find(address).is_some_and(|found| matches!(found.kind, Kind::Mapped { .. }));
@@ -180,7 +181,7 @@ pub fn all_in(address: u64, bytes: u64) -> Vec<Allocation> {
     before.into_iter().chain(inside).map(|(_, one)| one.clone()).collect()
 }
 
-/// Whether any allocation touches a range.
+/// Returns whether any allocation touches a range.
 pub fn any_in(address: u64, bytes: u64) -> bool {
     !all_in(address, bytes).is_empty()
 }
@@ -214,12 +215,12 @@ pub fn charge(context: &Context, bytes: u64) -> Result<()> {
     host().reserve_memory(context.engine, bytes).map_err(|error| code_of(&error))
 }
 
-/// Whether an allocation of this size shares its piece with others.
+/// Returns whether an allocation of this size shares its piece with others.
 pub fn is_small(bytes: u64) -> bool {
     bytes <= SMALL_BYTES
 }
 
-/// Returns address space for `bytes` of a context's device memory, charged.
+/// Charges `bytes` of device memory to a context, and returns address space for them.
 fn take(context: &Context, bytes: u64) -> Result<u64> {
     let piece = Config::ALLOCATION_GRANULARITY_BYTES;
     if !is_small(bytes) {
@@ -262,8 +263,8 @@ pub fn piece_at(address: u64) -> u64 {
     address / Config::ALLOCATION_GRANULARITY_BYTES * Config::ALLOCATION_GRANULARITY_BYTES
 }
 
-/// Takes zeroed memory in a context for the driver itself. The caller enters the contents into the
-/// ledger.
+/// Allocates zeroed memory in a context for the driver itself, and returns its address. The caller
+/// enters the contents into the ledger.
 pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
     let at = take(context, bytes)?;
     if is_small(bytes) {
@@ -274,7 +275,7 @@ pub fn take_zeroed(context: &Context, bytes: u64) -> Result<u64> {
     Ok(at)
 }
 
-/// Returns memory of [`take_zeroed`] after all pending uses of it.
+/// Gives back memory of [`take_zeroed`] after all pending uses of the memory.
 pub fn give_drained(context: &Context, at: u64, bytes: u64) {
     pending::drain(at, bytes);
     give(context, at, bytes);
@@ -367,7 +368,7 @@ pub fn unregister_host(address: u64) -> Result<()> {
         .map_err(|_| status::HOST_MEMORY_NOT_REGISTERED)
 }
 
-/// Waits until no work of the context can use its memory any more, as a free does.
+/// Waits until no work of the context can use its memory any more. A free does the same.
 pub fn quiesce(context: &Context) {
     host().wait_context(context.engine, context.wait_policy());
     pending::settle();

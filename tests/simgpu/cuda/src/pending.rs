@@ -1,10 +1,10 @@
-//! Effects that take place when the virtual GPU reaches them: copies, memsets, host functions, and
-//! writes and waits in memory.
+//! Effects of work on memory and on the host: copies, memsets, host functions, and writes and waits
+//! in memory. An effect takes place when the virtual GPU reaches its work.
 //!
 //! The engine only knows the times of events. The next call that looks at a stream, event or
-//! context applies the effects. A helper thread applies them for programs that only look at memory.
-//! Effects of completed work take place in the order of submission. A dependency is always
-//! submitted before the work that depends on it, so a GPU could have used the same order.
+//! context applies the effects that are due. If the program only looks at memory, a helper thread
+//! applies the effects. Effects of completed work take place in the order of submission. Work is
+//! always submitted after the work that it depends on, so a GPU could have used the same order.
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -19,8 +19,8 @@ use crate::copy::{Fill, Plan};
 use crate::mapping;
 use crate::process::host;
 
-/// Interval of the helper thread's looks while an effect is pending. An effect is late by at most
-/// this time.
+/// Interval of the helper thread's looks while an effect is pending. So an effect is late by at
+/// most this time.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A host function and its arguments.
@@ -85,7 +85,7 @@ impl Cell {
         }
     }
 
-    /// Whether the value in memory ends a wait with `comparison`.
+    /// Returns whether the value in memory ends a wait with `comparison`.
     pub fn satisfied(self, comparison: Comparison) -> bool {
         compare(self.read(), self.value, comparison, self.wide)
     }
@@ -111,9 +111,9 @@ pub enum Effect {
     Fill(Fill),
     /// Writes a value.
     Write(Cell),
-    /// Runs a host function, after which the stream goes on past `gate`.
+    /// Runs a host function, and then lets the stream go on past the ticket's item.
     Call(HostCall, Ticket),
-    /// Lets the stream go on past `gate` once memory holds the value.
+    /// Once memory holds the value, lets the stream go on past the ticket's item.
     Wait(Cell, Comparison, Ticket),
 }
 
@@ -185,11 +185,11 @@ pub fn drain(address: u64, bytes: u64) {
     }
 }
 
-/// Applies effects that are due, in order. A satisfied wait may make more effects due; the next
+/// Applies effects that are due, in order. If a wait ends, more effects may become due; the next
 /// look applies them.
 fn settle_now(queue: &mut Vec<Pending>) {
-    // The loop goes from the back. So when an item is found complete, its dependencies are queried
-    // later and are found complete too.
+    // The loop goes from the back. If it finds an item complete, it queries the item's dependencies
+    // later, and so finds them complete too.
     let mut due = vec![false; queue.len()];
     for (at, pending) in queue.iter().enumerate().rev() {
         due[at] = host().query(pending.due).is_some();
@@ -203,7 +203,7 @@ fn settle_now(queue: &mut Vec<Pending>) {
     LENGTH.store(queue.len(), Ordering::Release);
 }
 
-/// Applies one effect. Returns false if the effect has to be tried again.
+/// Applies one effect. Returns false if the caller has to try the effect again.
 fn apply(effect: &Effect) -> bool {
     match effect {
         Effect::Copy(plan) => plan.run(),
@@ -223,8 +223,8 @@ fn apply(effect: &Effect) -> bool {
     true
 }
 
-/// Returns the channel to the thread that runs host functions, one after another. CUDA allows
-/// serialising them, and each may take long.
+/// Returns the channel to the thread that runs host functions one after another. CUDA allows this
+/// order, and each function may take long.
 fn callers() -> &'static Sender<(HostCall, Ticket)> {
     static CALLERS: OnceLock<Sender<(HostCall, Ticket)>> = OnceLock::new();
     CALLERS.get_or_init(|| {

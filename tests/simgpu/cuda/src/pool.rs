@@ -23,18 +23,18 @@ use crate::stream::Stream;
 /// All live pools.
 pub static POOLS: Table<Pool> = Table::new(HandleKind::Pool);
 
-/// Destroyed pools with memory that is in use or not free yet.
+/// Destroyed pools with memory that clients still use or that is not free yet.
 static ORPHANS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
 
 /// First word behind the descriptor of a pool.
 const TOKEN: u64 = u64::from_le_bytes(*b"simgpu P");
 
-/// Smallest growth of a pool. An assumption: a real driver's step remains to be measured (this
-/// crate's README).
+/// Smallest growth of a pool. The value is an assumption, because no real driver's step was
+/// measured yet (this crate's README).
 const GROWTH_BYTES: u64 = 32 << 20;
 
-/// A range freed in stream order. The same stream may reuse it at once, other streams when the
-/// stream has reached the free.
+/// A range that a client freed in stream order. The same stream may reuse the range at once. Other
+/// streams may reuse it when the stream has reached the free.
 struct Freed {
     at: u64,
     bytes: u64,
@@ -53,7 +53,7 @@ struct State {
     used: u64,
     used_high: u64,
     reserved_high: u64,
-    /// Access granted, by device ordinal.
+    /// The access that the client granted, by device ordinal.
     access: HashMap<i32, u32>,
 }
 
@@ -66,7 +66,7 @@ enum Stuff {
     Host,
     /// Managed memory, which lies on the host here.
     Managed,
-    /// Memory of another process: the process, and the pool's number there.
+    /// Memory of another process: the process, and the pool's number in that process.
     Imported(u64, u64),
 }
 
@@ -182,8 +182,8 @@ impl Pool {
         Self::insert_of(stuff, (kind, id), device, cu::CU_MEM_HANDLE_TYPE_NONE, 0, true)
     }
 
-    /// Returns a descriptor by which another process can import the pool. It holds the process and
-    /// the pool's number.
+    /// Returns a descriptor by which another process can import the pool. The descriptor's file
+    /// holds the process and the pool's number.
     pub fn export(&self, handle_type: u32) -> Result<OwnedFd> {
         status::refuse(handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || self.number == 0)?;
         let words = [TOKEN, ipc::own_number(), self.number];
@@ -194,8 +194,8 @@ impl Pool {
         Ok(file.into())
     }
 
-    /// Imports the pool of another process by such a descriptor. This process cannot allocate from
-    /// it.
+    /// Imports the pool of another process by a descriptor of [`Pool::export`]. This process cannot
+    /// allocate from the pool.
     pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Self>> {
         status::refuse(handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
         // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
@@ -228,7 +228,7 @@ impl Pool {
         }
     }
 
-    /// Opens an allocation of the pool's exporter. Returns its address here.
+    /// Opens an allocation of the pool's exporter. Returns the address in this process.
     pub fn import_pointer(&self, data: [u8; 64]) -> Result<u64> {
         match self.stuff {
             Stuff::Imported(exporter, number) => ipc::open_pooled(data, (exporter, number)),
@@ -246,8 +246,8 @@ impl Pool {
         state.arena.slabs().find(|(base, bytes)| (*base..base + bytes).contains(&address))
     }
 
-    /// Returns the part of the pool that counts for its process. Host memory counts for nobody, and
-    /// an imported pool counts for its exporter.
+    /// Returns the part of the pool that counts for its process. Host memory counts for no process,
+    /// and an imported pool counts for its exporter.
     fn counted(&self) -> u64 {
         match self.stuff {
             Stuff::Device | Stuff::Managed => Self::reserved(&lock(&self.state)),
@@ -284,8 +284,8 @@ impl Pool {
         Ok(at)
     }
 
-    /// Returns the GPU that is charged for the pool's memory. The process holds the charge,
-    /// whichever contexts end.
+    /// Returns the GPU to which the pool's memory is charged. The process holds the charge,
+    /// independently of contexts.
     fn charged_gpu(&self) -> Option<usize> {
         process::gpu_of(self.device).ok().filter(|_| self.stuff == Stuff::Device)
     }
@@ -295,7 +295,7 @@ impl Pool {
         let needed = bytes.checked_next_multiple_of(piece).ok_or(status::OUT_OF_MEMORY)?;
         let room =
             if self.max_bytes == 0 { u64::MAX } else { self.max_bytes.saturating_sub(Self::reserved(state)) };
-        // If the usual step does not fit any more, the requested size still may.
+        // If the GPU has no room for the usual step, it may still have room for the requested size.
         for step in [needed.max(GROWTH_BYTES), needed] {
             let charged = self.charged_gpu();
             if step > room || charged.is_some_and(|gpu| host().reserve_process_memory(gpu, step).is_err()) {
@@ -371,7 +371,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back unused memory above `keep_bytes`.
+    /// Gives unused memory above `keep_bytes` back to the GPU.
     pub fn trim(&self, keep_bytes: u64) {
         let mut state = lock(&self.state);
         Self::collect(&mut state);
@@ -410,7 +410,7 @@ impl Pool {
         })
     }
 
-    /// Whether an attribute is 32 bits wide in the API.
+    /// Returns whether an attribute is 32 bits wide in the API.
     pub fn is_narrow(attribute: u32) -> bool {
         matches!(
             attribute,
@@ -477,7 +477,8 @@ pub fn destroy(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Releases destroyed pools without memory in use, once the streams have reached the frees.
+/// Releases destroyed pools whose memory is not in use any more, once the streams have reached the
+/// frees.
 fn release_orphans() {
     lock(&ORPHANS).retain(|pool| {
         let is_used = !lock(&pool.state).taken.is_empty();
@@ -536,8 +537,8 @@ pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     Ok(())
 }
 
-/// Gives back unused memory above the pools' thresholds. Called when the host has waited for the
-/// GPU.
+/// Gives back unused memory above the pools' thresholds. The driver calls this function when the
+/// host has waited for the GPU.
 pub fn trim_at_synchronisation(device: i32) {
     for pool in POOLS.all() {
         if pool.device == device {

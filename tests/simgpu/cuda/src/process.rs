@@ -1,4 +1,4 @@
-//! State of this process as a user of the virtual GPUs: whether it is attached or forked, and its
+//! State of this process as a user of the virtual GPUs: attached or not, forked or not, and its
 //! visible GPUs.
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
@@ -23,7 +23,7 @@ pub struct Process {
     visible: Vec<usize>,
 }
 
-/// Attaches to the virtual GPUs (cuInit). As with a real driver, nothing works in a forked child of
+/// Attaches to the virtual GPUs (cuInit). As with a real driver, no call works in a forked child of
 /// a process that has attached.
 pub fn initialise() -> Result<()> {
     match STATE.load(Ordering::Acquire) {
@@ -62,7 +62,8 @@ extern "C" fn after_fork_in_child() {
     STATE.store(FORKED, Ordering::Release);
 }
 
-/// Whether calls may go on. Every function checks this first.
+/// Returns an error if the process is not attached, or is a forked child. Every function that needs
+/// cuInit calls this function first.
 #[inline]
 pub fn check_ready() -> Result<()> {
     if STATE.load(Ordering::Acquire) == READY { Ok(()) } else { Err(status::NOT_INITIALIZED) }

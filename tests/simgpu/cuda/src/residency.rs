@@ -1,14 +1,15 @@
 //! Account of the place of managed memory, in blocks of 2 MiB, and of the advice about it.
 //!
-//! Blocks begin on the host. Prefetches move them, and so does a kernel with an address of the
-//! memory among its parameters. Such a kernel is assumed to use the whole allocation, and waits for
-//! the missing blocks. Blocks that do not fit cross the bus at each use. Copies and memsets use
-//! blocks at their present place.
+//! Blocks begin on the host. Prefetches move blocks. A kernel with an address of the memory among
+//! its parameters also moves blocks: the model assumes that the kernel uses the whole allocation,
+//! and makes it wait for the missing blocks. Blocks that do not fit cross the bus at each use.
+//! Copies and memsets use blocks at their present place.
 //!
-//! The bytes always lie where host and GPU see them. Only the account moves, and the time passes.
+//! The bytes always lie where host and GPU see them. Only the recorded place changes, and time
+//! passes for the move.
 //!
-//! The engine holds the amount that the process has on each GPU, and other processes may reduce it.
-//! Then the least recently used blocks count as moved to the host.
+//! The engine holds the amount that the process has on each GPU, and other processes may reduce the
+//! amount. Then the least recently used blocks count as moved to the host.
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -61,7 +62,8 @@ struct Table {
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table { allocations: BTreeMap::new(), uses: 0 });
-/// Whether managed memory ever existed. Until then launches only pay one load for it.
+/// Whether managed memory ever existed. Before that, a launch pays only one load for managed
+/// memory.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Bytes that must cross the bus.
@@ -85,7 +87,7 @@ fn with<T>(work: impl FnOnce(&mut Table) -> T) -> T {
     work(&mut TABLE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whether managed memory may exist.
+/// Returns whether managed memory may exist.
 #[inline]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
@@ -130,8 +132,8 @@ impl Table {
         self.evict_to(gpu, host().managed_bytes(gpu))
     }
 
-    /// Keeps at most `left` bytes on a GPU, in whole blocks. The blocks above were taken away. A
-    /// remainder smaller than a block is given back.
+    /// Keeps at most `left` bytes on a GPU, in whole blocks. Other processes took the blocks above.
+    /// If the remainder is smaller than a block, the function gives it back.
     fn evict_to(&mut self, gpu: usize, left: u64) -> u64 {
         let here = self.on(gpu);
         let blocks = here.saturating_sub(left).div_ceil(BLOCK_BYTES);
@@ -271,7 +273,7 @@ pub fn last_prefetch(address: u64, bytes: u64) -> CUdevice {
     common(address, bytes, |block| block.last_prefetch)
 }
 
-/// Whether all blocks of a range are mostly read.
+/// Returns whether all blocks of a range have the advice "mostly read".
 pub fn is_read_mostly(address: u64, bytes: u64) -> bool {
     with(|table| table.range(address, bytes).iter().all(|block| block.is_read_mostly))
 }

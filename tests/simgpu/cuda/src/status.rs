@@ -5,18 +5,18 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
-/// Result of the logic. The ABI edge turns it into a number.
+/// Result of the logic. The functions under `api/` turn the result into a code.
 pub type Result<T> = std::result::Result<T, Status>;
 
 /// `CUDA_SUCCESS`
 pub const SUCCESS: u32 = 0;
 
-/// Returns [`INVALID_VALUE`] if a call is wrong.
+/// Returns the error [`INVALID_VALUE`] if `is_wrong` is true.
 pub fn refuse(is_wrong: bool) -> Result<()> {
     refuse_as(is_wrong, INVALID_VALUE)
 }
 
-/// Returns `status` if a call is wrong.
+/// Returns the error `status` if `is_wrong` is true.
 pub fn refuse_as(is_wrong: bool, status: Status) -> Result<()> {
     if is_wrong { Err(status) } else { Ok(()) }
 }

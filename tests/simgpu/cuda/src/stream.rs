@@ -65,7 +65,7 @@ thread_local! {
     static PER_THREAD: RefCell<PerThread> = RefCell::default();
 }
 
-/// A thread's own default streams by context id. They end with the thread.
+/// A thread's own default streams, by context id. The streams end with the thread.
 #[derive(Default)]
 struct PerThread(HashMap<u64, Arc<Stream>>);
 
@@ -147,23 +147,24 @@ impl Stream {
             .unwrap_or(Err(status::DEINITIALIZED))
     }
 
-    /// Whether the stream synchronises with the legacy stream.
+    /// Returns whether the stream synchronises with the legacy stream.
     pub fn is_blocking(&self) -> bool {
         self.legacy.is_some()
     }
 
-    /// Whether the stream is the legacy default stream.
+    /// Returns whether the stream is the legacy default stream.
     pub fn is_legacy(&self) -> bool {
         self.is_legacy
     }
 
-    /// Whether work for the stream is captured instead of run.
+    /// Returns whether the driver captures work for the stream instead of running it.
     #[inline]
     pub fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Acquire)
     }
 
-    /// Calls `look` with the stream's part in a capture, which it may change.
+    /// Calls `look` with the stream's part in a capture, and returns the result. `look` may change
+    /// the part.
     pub fn with_capture<R>(&self, look: impl FnOnce(&mut Option<Membership>) -> R) -> R {
         let mut membership = lock(&self.capture);
         let answer = look(&mut membership);
@@ -193,18 +194,18 @@ impl Stream {
         after
     }
 
-    /// Puts one item of engine work into the queue.
+    /// Puts one item of engine work into the queue, and returns its ticket.
     #[inline]
     pub fn enqueue(&self, work: Work) -> Result<Ticket> {
         host().submit(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }
 
-    /// Puts several items into the queue at once.
+    /// Puts several items into the queue at once, and returns the ticket of the last.
     pub fn enqueue_all(&self, work: &[Work]) -> Result<Ticket> {
         host().submit_all(self.engine, work, &self.after().0).map_err(|error| code_of(&error))
     }
 
-    /// Makes all later work wait for `tickets`.
+    /// Makes all later work of the stream wait for `tickets`.
     pub fn wait_for(&self, tickets: &[Ticket]) -> Result<()> {
         let mut after = self.after().0;
         after.extend_from_slice(tickets);
@@ -223,7 +224,7 @@ impl Stream {
         operation.submit(self)
     }
 
-    /// Whether all work of the stream is done.
+    /// Returns an error if the stream still has work.
     pub fn query(&self) -> Result<()> {
         capture::refuse_synchronisation(self)?;
         for ticket in self.everything() {
@@ -245,8 +246,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the last tickets that a wait for this stream covers. The legacy stream includes the
-    /// blocking streams.
+    /// Returns the tickets for which a wait for this stream waits. For the legacy stream, these
+    /// include tickets of the blocking streams.
     fn everything(&self) -> Vec<Ticket> {
         let mut all = vec![host().last_ticket(self.engine)];
         if self.is_legacy && self.context.blocking_streams.load(Ordering::Acquire) != 0 {
@@ -284,7 +285,7 @@ impl Stream {
     }
 }
 
-/// Tickets to wait for; almost always none.
+/// Tickets to wait for. The list is almost always empty.
 #[derive(Default)]
 struct After(Vec<Ticket>);
 
@@ -301,7 +302,7 @@ pub fn resolve(handle: usize, default: DefaultStream) -> Result<Arc<Stream>> {
     }
 }
 
-/// Destroys a stream. Work in it still runs.
+/// Destroys a stream. Work that is already in the stream still runs.
 pub fn destroy(handle: usize) -> Result<()> {
     let stream = STREAMS.remove(handle).ok_or(status::INVALID_HANDLE)?;
     capture::abandon(&stream);

@@ -21,8 +21,8 @@ pub static PHYSICAL: Table<Physical> = Table::new(HandleKind::Physical);
 /// Reserved ranges of address space: base and length.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// Exported pieces. A piece stays the process's even if only a descriptor of it is left. Nobody
-/// knows who has the descriptor, so the piece costs nothing until a process imports it.
+/// Exported pieces. A piece stays the process's even if only a descriptor of the piece is left. No
+/// process knows who has the descriptor, so the piece costs nothing until a process imports it.
 static EXPORTED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
 
 struct Exported {
@@ -33,7 +33,7 @@ struct Exported {
     charge: Weak<Charge>,
 }
 
-/// One piece of physical memory. The last handle or mapping that goes releases the piece.
+/// One piece of physical memory. When its last handle or mapping goes, the piece is released.
 pub struct Physical {
     /// Handle for clients.
     pub handle: usize,
@@ -83,8 +83,8 @@ pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     }
 }
 
-/// Returns a context of a device: the current one if it is of the device, else any. cuMemCreate
-/// needs a context, but not a current one.
+/// Returns a context of a device: the current context if it is on the device, else any. cuMemCreate
+/// needs a context, but no current one.
 fn context_of(device: i32) -> Result<Arc<Context>> {
     if let Ok(current) = crate::context::current()
         && current.device == device
@@ -165,7 +165,7 @@ fn put(physical: &Physical, less: impl FnOnce(&mut Uses)) {
     }
 }
 
-/// Gives up one handle.
+/// Releases one handle of a piece.
 pub fn release(handle: usize) -> Result<()> {
     account::note_free();
     let physical = by_handle(handle)?;
@@ -180,7 +180,7 @@ pub fn keep(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes back one call of [`keep`].
+/// Undoes one call of [`keep`].
 pub fn let_go(handle: usize) {
     if let Ok(physical) = by_handle(handle) {
         put(&physical, |uses| uses.mappings -= 1);
@@ -328,8 +328,8 @@ pub fn charged_bytes() -> u64 {
     charges.iter().map(|charge| charge.bytes).sum()
 }
 
-/// Imports a piece by its descriptor. The process that created it is charged as long as it has any
-/// handle of it.
+/// Imports a piece by its descriptor. The process that created the piece is charged while it has
+/// any handle of the piece.
 pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);

@@ -1,4 +1,5 @@
-//! Devices and contexts: what the program `conformance` cannot ask of any driver.
+//! Devices and contexts: behaviour of the simulated driver that the program `conformance` cannot
+//! require of every driver.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;

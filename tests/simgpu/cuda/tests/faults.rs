@@ -1,4 +1,4 @@
-//! Injected errors: they reach the client from the named call, and only from that call.
+//! Injected errors. The client gets an error from the named call, and from no other call.
 #[macro_use]
 mod common;
 use common::*;

@@ -1,5 +1,5 @@
-//! Code from real compilers (tests/images): the driver's view of cubins and compressed fat
-//! binaries.
+//! Code from real compilers (tests/images): the kernels and variables that the driver reads from
+//! cubins and compressed fat binaries.
 #[macro_use]
 mod common;
 use std::ptr::null_mut;

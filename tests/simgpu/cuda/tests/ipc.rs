@@ -1,4 +1,5 @@
-//! Linear memory that another process opens: shared, charged once, and released with its owner.
+//! Linear memory that another process opens. The processes share the memory, the driver charges it
+//! once, and the memory ends with its owner.
 #[macro_use]
 mod common;
 use std::io::{BufRead, BufReader, Write as _};
@@ -13,11 +14,11 @@ const MIB: usize = 1 << 20;
 const PIECE: usize = 2 * MIB;
 /// Prefix of the other process's answers. The rest of its output comes from the test harness.
 const ANSWER: &str = "answer ";
-/// Time within which the death of a process is noticed, even on a busy machine.
+/// Time within which a process sees the death of another, even on a busy machine.
 const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Another process on the same GPUs, which obeys commands line by line. It runs this test program
-/// with the test `the_other_process`.
+/// Another process on the same GPUs, which obeys commands line by line. The process is this test
+/// program with the test `the_other_process`.
 struct Other {
     child: Child,
     to: ChildStdin,

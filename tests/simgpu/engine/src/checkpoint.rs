@@ -1,5 +1,5 @@
-//! Takes a whole process off the GPUs and brings it back, at another process's request. This is the
-//! work of `cuCheckpointProcess*`.
+//! Takes a whole process off the GPUs and brings it back, at another process's request.
+//! `cuCheckpointProcess*` calls these functions.
 //!
 //! NVIDIA documents these states (driver API, "CUDA Checkpointing";
 //! github.com/NVIDIA/cuda-checkpoint):
@@ -7,8 +7,8 @@
 //! - *Locked*: calls that would change anything wait, and submitted work completes.
 //! - *Checkpointed*: the memory's contents lie on the host, and the process's GPU memory is free.
 //!
-//! A restored process is locked again, and an unlocked process goes on. If a process cannot be
-//! locked in time, the process goes on as before.
+//! After a restore, the process is locked. After an unlock, the process goes on. If a process
+//! cannot be locked in time, it goes on as before.
 
 use crate::{
     Host, MAX_GPUS,
@@ -43,7 +43,7 @@ pub enum CheckpointError {
     /// No living process of this id uses the GPUs.
     #[error("no such process uses the GPUs")]
     NoSuchProcess,
-    /// The step cannot begin in the process's state.
+    /// The step cannot begin, because the process is in another state.
     #[error("the process is not in the state that this begins with")]
     WrongState,
     /// The process's work did not end in time.
@@ -71,7 +71,8 @@ impl Drop for Call<'_> {
 }
 
 impl Host {
-    /// Begins a call that may change something. Waits while the process is locked.
+    /// Begins a call that may change something, and returns its guard. Waits while the process is
+    /// locked.
     #[inline]
     pub fn begin_call(&self) -> Call<'_> {
         let process = self.own_record();
@@ -94,7 +95,7 @@ impl Host {
         self.own_record().unmovable.add(1);
     }
 
-    /// Takes back one call of [`Self::add_unmovable`].
+    /// Undoes one call of [`Self::add_unmovable`].
     pub fn remove_unmovable(&self) {
         self.own_record().unmovable.subtract(1);
     }
@@ -216,7 +217,8 @@ impl Host {
         if process.checkpoint.load() == state { Ok(look(process)) } else { Err(CheckpointError::WrongState) }
     }
 
-    /// Moves a process from state `from` to state `to`, in one transaction with `change`.
+    /// Moves a process from state `from` to state `to`, in one transaction with `change`. Fails if
+    /// the process is not in the state `from`.
     fn step(
         &self,
         pid: u32,
@@ -248,7 +250,7 @@ fn find(state: &State, pid: u32) -> Option<(usize, &Process)> {
     state.processes[..attached].iter().enumerate().find(|(_, process)| is_it(process))
 }
 
-/// Whether all submitted work of a process is complete.
+/// Returns whether all submitted work of a process is complete.
 fn is_idle(guard: &Guard<'_>, number: usize) -> bool {
     let state = guard.state();
     let used = state.header.contexts.used.load() as usize;

@@ -11,17 +11,17 @@ pub enum Clock {
     /// CLOCK_MONOTONIC of this machine. A state that several processes share needs this clock.
     #[default]
     Monotonic,
-    /// A number that tests set. Sleeping until a time sets the number to that time.
+    /// A number that tests set. A sleep until a time sets the number to that time.
     Virtual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// A virtual clock that shows `now_ns`.
+    /// Returns a virtual clock that shows `now_ns`.
     pub fn virtual_at(now_ns: u64) -> Self {
         Self::Virtual(Arc::new(AtomicU64::new(now_ns)))
     }
 
-    /// The present time.
+    /// Returns the present time, ns.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         match self {
@@ -30,7 +30,7 @@ impl Clock {
         }
     }
 
-    /// Whether the clock is virtual.
+    /// Returns whether the clock is virtual.
     pub fn is_virtual(&self) -> bool {
         matches!(self, Self::Virtual(_))
     }
@@ -43,7 +43,7 @@ impl Clock {
     }
 }
 
-/// CLOCK_MONOTONIC in ns.
+/// Returns CLOCK_MONOTONIC in ns.
 #[inline]
 pub fn monotonic_ns() -> u64 {
     const NS_PER_S: u64 = 1_000_000_000;

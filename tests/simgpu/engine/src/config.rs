@@ -30,8 +30,8 @@ pub enum CopyKind {
     PeerToPeer,
 }
 
-/// Properties of the virtual GPUs. The fields are the keys of the file; `default.toml` explains
-/// each.
+/// Properties of the virtual GPUs. The fields are the keys of the configuration file;
+/// `default.toml` explains each key.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "default.toml is where the keys are documented, once")]
@@ -113,11 +113,11 @@ pub struct KernelRule {
     pub ns: Option<u64>,
     /// Time of each wave of blocks.
     pub ns_per_wave: Option<u64>,
-    /// The part of the SMs that the kernel can use, in parts per million. Without this key the grid
-    /// decides.
+    /// The part of the SMs that the kernel can use, in parts per million. If the key is missing,
+    /// the part follows from the grid.
     pub sm_ppm: Option<u32>,
     /// Number of kernels that meet. The kernel spins until so many kernels of exactly its name have
-    /// begun, itself included. Only then its time begins.
+    /// begun, itself included. Then the kernel takes its time.
     pub meets: Option<u32>,
 }
 
@@ -128,8 +128,8 @@ pub struct KernelCost {
     pub duration_ns: u64,
     /// The part of all SMs that the kernel can use, in parts per million.
     pub sm_ppm: u32,
-    /// A number common to all kernels that meet, and how many kernels meet. `None`: the kernel does
-    /// not spin.
+    /// A number common to all kernels that meet, and the number of these kernels. `None`: the
+    /// kernel does not spin.
     pub meets: Option<(u64, u32)>,
 }
 
@@ -157,8 +157,8 @@ impl Default for Config {
 impl Config {
     /// Granularity of physical memory: the step of cuMemCreate and of large allocations.
     pub const ALLOCATION_GRANULARITY_BYTES: u64 = 2 << 20;
-    /// Small allocations share one piece of physical memory. The size of each is rounded up to this
-    /// step.
+    /// Small allocations share one piece of physical memory. The driver rounds the size of each up
+    /// to this step.
     pub const SUBALLOCATION_GRANULARITY_BYTES: u64 = 512;
     /// The largest depth of a stream's queue.
     pub const MAX_QUEUE_DEPTH: u32 = 1024;
@@ -304,11 +304,11 @@ impl Config {
     }
 }
 
-/// Whether `name` matches `pattern`, where `*` stands for any run of bytes and `?` for one byte.
+/// Returns whether `name` matches `pattern`. `*` stands for any run of bytes and `?` for one byte.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where to go on if the pattern behind the last star does not fit: the star's place, and the
-    // place in the name where the star's text ended.
+    // The place from which to retry if the pattern after the last star does not fit: the star's
+    // place, and the place in the name where the star's text ended.
     let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {

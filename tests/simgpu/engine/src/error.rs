@@ -8,9 +8,9 @@ use std::{io, path::PathBuf};
 pub struct OutOfMemory {
     /// The GPU.
     pub gpu: usize,
-    /// Size asked for.
+    /// The requested size.
     pub requested_bytes: u64,
-    /// Free memory at that time.
+    /// Free memory at the time of the request.
     pub free_bytes: u64,
     /// All memory of the GPU.
     pub total_bytes: u64,
@@ -46,7 +46,7 @@ pub enum Error {
     /// There is no GPU of this index.
     #[error("no GPU {gpu}: the host has {count}")]
     NoSuchGpu {
-        /// The index asked for.
+        /// The requested index.
         gpu: usize,
         /// Number of GPUs.
         count: usize,
@@ -72,7 +72,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a file that was needed does not exist.
+    /// Returns whether the error is that a needed file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

@@ -146,13 +146,13 @@ fn parse_duration(text: &str) -> Option<Duration> {
 const UNREAD: u8 = 0;
 const NONE: u8 = 1;
 const SOME: u8 = 2;
-/// Whether this process has rules. Because of this flag a process without rules pays one load a
-/// call.
+/// Whether this process has rules. In a process without rules, each call pays one load of this
+/// flag.
 static PRESENT: AtomicU8 = AtomicU8::new(UNREAD);
 static PROCESS_FAULTS: OnceLock<Result<Option<Faults>, String>> = OnceLock::new();
 
-/// Reads `SIMGPU_FAULTS` of this process, the first time. `cuInit` calls this and reports the
-/// error, because [`check`] cannot report one and ignores unreadable rules.
+/// Reads `SIMGPU_FAULTS` of this process at the first call. `cuInit` calls this function and
+/// reports its error. [`check`] cannot report an error, and ignores unreadable rules.
 pub fn init() -> Result<(), Error> {
     let outcome = PROCESS_FAULTS.get_or_init(|| match std::env::var("SIMGPU_FAULTS") {
         Ok(text) => Faults::parse(&text).map(Some).map_err(|error| match error {

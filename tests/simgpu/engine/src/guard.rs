@@ -1,4 +1,5 @@
-//! Access to the state: locked, repaired if a holder died, and computed up to the present.
+//! Access to the state. The access locks the state, repairs it if a holder died, and computes it up
+//! to the present.
 
 use crate::{
     Clock,
@@ -12,10 +13,10 @@ use crate::{
 };
 use std::ops::{Deref, DerefMut};
 
-/// When to count the living processes.
+/// The time of a census of the living processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Census {
-    /// If no process has counted them for [`liveness::interval_ns`].
+    /// If the last census is older than [`liveness::interval_ns`].
     WhenDue,
     /// Now.
     Now,
@@ -29,13 +30,13 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Locks the state and computes it up to the present.
+    /// Locks the state, computes it up to the present, and returns it.
     pub fn lock(shared: &'a Shared, clock: &Clock, own: Option<usize>, census: Census) -> Self {
         let state: &'a State = &shared.state;
         let is_alive = |number| locker::is_alive(&shared.alive, number);
         let found = state.header.lock.lock(shared.locker.number(), is_alive);
         if found == Found::HolderDied {
-            // If this process dies before the roll-back, the next holder finds it dead.
+            // If this process dies before the roll-back, the next holder repairs the state instead.
             journal::roll_back(state);
         }
         let mut guard = Guard { shared, memory: Logged::new(state), now_ns: clock.now_ns() };

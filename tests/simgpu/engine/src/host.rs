@@ -42,16 +42,16 @@ pub struct MemoryInfo {
     pub used_bytes: u64,
 }
 
-/// Shortest sleep of a thread that found a queue full, for each place of the queue. Even kernels
-/// that do nothing take five times as long by default (`launch_overhead_ns`). So the queue does not
-/// run dry during the sleep.
+/// Shortest sleep of a thread that found a queue full, for each place of the queue. By default even
+/// an empty kernel takes five times as long (`launch_overhead_ns`). So the queue does not run empty
+/// during the sleep.
 const FULL_QUEUE_NAP_NS_PER_PLACE: u64 = 200;
 /// Number of events that a wait looks ahead at once. A look of this length takes some tens of
 /// microseconds.
 const LOOK_AHEAD_EVENTS: usize = 256;
 
-/// This process's access to the virtual GPUs. Attach once and share the value, because any thread
-/// may call every method.
+/// This process's access to the virtual GPUs. A process attaches once and shares the value among
+/// its threads, because any thread may call every method.
 #[derive(Debug)]
 pub struct Host {
     process: ByteLock,
@@ -60,24 +60,26 @@ pub struct Host {
     directory: PathBuf,
     /// Value of [`liveness::forks`] at the time of attaching.
     forks: u32,
-    /// Number of kernels that this process has launched. Counted only while kernel times scatter.
+    /// Number of kernels that this process has launched. The process counts them only if the
+    /// configuration varies kernel times.
     launched: AtomicU64,
 }
 
 impl Host {
-    /// Attaches with the options that the environment gives.
+    /// Attaches this process to the host that the environment names. Returns its access.
     pub fn attach() -> Result<Self, Error> {
         Self::attach_with(Options::default())
     }
 
-    /// Attaches, and creates the state if none exists.
+    /// Attaches this process to the host that `options` name, and creates the host's state if none
+    /// exists.
     pub fn attach_with(options: Options) -> Result<Self, Error> {
         let shared = shared::open_or_create(&options)?;
         let clock = options.clock;
         let dir = options.state_dir.unwrap_or_else(shared::default_dir);
         let process = {
-            // With many processes a census takes long. Only a reused number needs the knowledge
-            // which processes are dead.
+            // With many processes a census takes long. A new process must know which processes are
+            // dead only if it reuses a number.
             let fresh = (shared.state.header.attached.load() as usize) < MAX_PROCESSES;
             let census = if fresh { Census::WhenDue } else { Census::Now };
             let mut guard = Guard::lock(&shared, &clock, None, census);
@@ -89,14 +91,14 @@ impl Host {
             liveness::enter(&mut *guard, state, number);
             process
         };
-        // A later change of the working directory must not matter.
+        // The process may change its working directory later, so the path must be absolute.
         let directory = std::path::absolute(&dir).unwrap_or(dir);
         Ok(Self { process, shared, clock, directory, forks: liveness::forks(), launched: AtomicU64::new(0) })
     }
 
-    /// Whether this process is a forked child of the process that attached. A child can do nothing
-    /// with the host: fallible calls fail, and the others do nothing and report everything as
-    /// complete.
+    /// Returns whether this process is a forked child of the process that attached. A forked child
+    /// cannot use the host: calls that can fail return an error. All other calls do nothing and
+    /// report work as complete.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.forks != liveness::forks()
@@ -127,7 +129,8 @@ impl Host {
         shared::uuid(&self.shared.state, gpu)
     }
 
-    /// Returns the present time of the host's clock. All times here are of this clock.
+    /// Returns the present time of the host's clock, ns. All times of this type are times of this
+    /// clock.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns()
@@ -152,12 +155,13 @@ impl Host {
         self.process.number
     }
 
-    /// Locks the state. Returns `None` in a forked child.
+    /// Locks the state and returns it. Returns `None` in a forked child.
     pub(crate) fn lock_state(&self) -> Option<Guard<'_>> {
         self.enter().ok()
     }
 
-    /// Creates a context and charges its overhead (`context_overhead_bytes`) to the GPU's memory.
+    /// Creates a context and returns its id. Charges the context's overhead
+    /// (`context_overhead_bytes`) to the GPU's memory.
     pub fn create_context(&self, gpu: usize) -> Result<ContextId, Error> {
         let count = self.gpu_count();
         if gpu >= count {
@@ -195,7 +199,7 @@ impl Host {
         })
     }
 
-    /// Drops a context with its streams, their work and its memory. Running work stops.
+    /// Destroys a context with its streams, their work and its memory. Running work stops.
     pub fn destroy_context(&self, context: ContextId) {
         let Ok(mut guard) = self.enter() else { return };
         let (state, now_ns) = (guard.state(), guard.now_ns());
@@ -205,7 +209,8 @@ impl Host {
         }
     }
 
-    /// Commits, releases the state, and wakes threads that wait for unpredictable changes.
+    /// Commits the transaction, unlocks the state, and wakes threads that wait for unpredictable
+    /// changes.
     fn announce(&self, mut guard: Guard<'_>) {
         let header = &guard.state().header;
         guard.add(&header.unforeseen, 1);
@@ -214,12 +219,13 @@ impl Host {
         wait::wake_all(&header.unforeseen, &header.unforeseen_waiters);
     }
 
-    /// Creates a stream of the lowest urgency.
+    /// Creates a stream of the lowest urgency. Returns its id.
     pub fn create_stream(&self, context: ContextId) -> Result<StreamId, Error> {
         self.create_urgent_stream(context, 0)
     }
 
-    /// Creates a stream whose kernels get SMs before those of the context's less urgent streams.
+    /// Creates a stream of this urgency, and returns its id. The stream's kernels get SMs before
+    /// those of the context's less urgent streams.
     pub fn create_urgent_stream(&self, context: ContextId, urgency: u32) -> Result<StreamId, Error> {
         let mut guard = self.enter()?;
         let state = guard.state();
@@ -250,13 +256,13 @@ impl Host {
         }
     }
 
-    /// Puts work into a stream. The work starts after all earlier work of the stream, after all of
-    /// `after`, and not before the launch latency has passed. Blocks while the stream's queue is
-    /// full (`queue_depth`).
+    /// Puts work into a stream, and returns the work's ticket. The work starts after all earlier
+    /// work of the stream, after all of `after`, and after the launch latency. The call blocks
+    /// while the stream's queue is full (`queue_depth`).
     ///
     /// The tickets of `after` may belong to any stream of the host, also of other contexts, GPUs
-    /// and processes. Each ticket takes one more place in the queue, unless it is complete or of
-    /// this stream.
+    /// and processes. A ticket of another stream that is not complete takes one more place in the
+    /// queue.
     pub fn submit(&self, stream: StreamId, work: Work, after: &[Ticket]) -> Result<Ticket, Error> {
         self.submit_all(stream, std::slice::from_ref(&work), after)
     }
@@ -330,7 +336,7 @@ impl Host {
         NewItem { kind, ticks: ns.saturating_mul(TICKS_PER_NS), a, b, meeting }
     }
 
-    /// Waits until the stream has a free place.
+    /// Waits until the stream has a free place. Returns the locked state.
     fn room(&self, stream: StreamId) -> Result<Room<'_>, Error> {
         loop {
             let guard = self.enter()?;
@@ -343,7 +349,7 @@ impl Host {
                 return Ok(Room { guard, places, context });
             }
             drop(guard);
-            // A wake-up for every single place would keep a CPU busy, and CPUs are fewer than
+            // A wake-up for every single place would keep a CPU busy, and there are fewer CPUs than
             // launching threads.
             let nap_ns = u64::from(self.shared.config.queue_depth) * FULL_QUEUE_NAP_NS_PER_PLACE;
             self.sleep_for(Ticket { stream, sequence: completed + 1 }, WaitPolicy::Block, nap_ns);
@@ -380,7 +386,8 @@ impl Host {
         self.announce(guard);
     }
 
-    /// Returns the ticket of the stream's last submitted item (sequence 0 if there was none).
+    /// Returns the ticket of the stream's last submitted item. The ticket has sequence 0 if there
+    /// was no item.
     #[inline]
     pub fn last_ticket(&self, stream: StreamId) -> Ticket {
         let found = self.shared.state.live_stream(stream.index, stream.generation);
@@ -396,8 +403,8 @@ impl Host {
         self.look(|| self.peek(ticket)).unwrap_or(Some(0))
     }
 
-    /// Returns the result of `peek`. Computes the state up to the present first if that may change
-    /// the result.
+    /// Returns the item's completion time, like `peek`. If computing the state up to the present
+    /// may change the result, the function does that first.
     #[inline]
     fn look<T>(&self, peek: impl Fn() -> Option<T>) -> Result<Option<T>, Error> {
         if let Some(seen) = peek() {
@@ -412,7 +419,7 @@ impl Host {
         Ok(None)
     }
 
-    /// As [`Host::query`], without computing the state further.
+    /// Returns the result of [`Host::query`] without computing the state up to the present.
     fn peek(&self, ticket: Ticket) -> Option<u64> {
         const FORGOTTEN: Option<u64> = Some(0);
         let (state, Ticket { stream, sequence }) = (&self.shared.state, ticket);
@@ -429,8 +436,7 @@ impl Host {
             };
         }
         let at_ns = state.item(stream.index as usize, sequence).completed_ns.load();
-        // The place is used again for the item one ring later, and not before that item is
-        // submitted.
+        // The item RING places later uses the same place of the ring, once it is submitted.
         let kept = found.submitted.load() < sequence + RING as u64;
         if kept && state.live_stream(stream.index, stream.generation).is_some() {
             Some(at_ns)
@@ -459,7 +465,7 @@ impl Host {
         let prediction = {
             let mut ahead = Overlay::new(state);
             if !self.clock.is_virtual() && sim::spins_for_peers(&ahead, state, ticket.stream.index as usize) {
-                // A peer may be submitted at any moment, and each such submission wakes this
+                // A peer may submit its kernel at any moment, and each such submission wakes this
                 // thread. A submitted peer begins at an event.
                 blocked_ns = state.header.next_event_ns.load().saturating_sub(now_ns);
                 Prediction::Blocked
@@ -480,15 +486,15 @@ impl Host {
         }
     }
 
-    /// Returns the earliest time at which anything can change by itself on any GPU: an item
-    /// completes or a slice ends. `None`: nothing changes before a submission or release. A helper
-    /// thread sleeps until then, but for at most 10 ms because a process may die.
+    /// Returns the earliest time at which any GPU changes by itself: an item completes or a slice
+    /// ends. `None`: nothing changes before a submission or release. A helper thread sleeps until
+    /// the time, but for at most 10 ms because a process may die.
     pub fn next_event_ns(&self) -> Option<u64> {
         let guard = self.enter().ok()?;
         Some(guard.state().header.next_event_ns.load()).filter(|&event_ns| event_ns != NEVER)
     }
 
-    /// Whether all streams of the context are empty.
+    /// Returns whether all streams of the context are empty.
     pub fn context_is_idle(&self, context: ContextId) -> bool {
         let Ok(guard) = self.enter() else { return true };
         live_context(&guard, context).is_none_or(|context| context.first_stream.load() == 0)
@@ -532,7 +538,8 @@ impl Host {
         Ok(EventId { index: index as u32, generation })
     }
 
-    /// Destroys an event. A pending record of the event completes without effect.
+    /// Destroys an event. If a record of the event is pending, the record later completes without
+    /// effect.
     pub fn destroy_event(&self, event: EventId) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -542,8 +549,8 @@ impl Host {
         }
     }
 
-    /// Submits a marker that writes its completion time into the event. The event is pending until
-    /// then.
+    /// Submits a marker that writes its completion time into the event, and returns the marker's
+    /// ticket. Until the marker completes, the event is pending.
     pub fn record(&self, stream: StreamId, event: EventId) -> Result<Ticket, Error> {
         let mut room = self.room(stream)?;
         let guard = &mut room.guard;
@@ -576,8 +583,8 @@ impl Host {
         }
     }
 
-    /// As [`Host::event_status`], without computing the state further; `None` while the event is
-    /// pending.
+    /// Returns the event's status without computing the state up to the present. Returns `None`
+    /// while the event is pending.
     fn peek_event(&self, event: EventId) -> Option<EventStatus> {
         let state = &self.shared.state;
         let live = || state.live_event(event.index, event.generation);
@@ -606,7 +613,8 @@ impl Host {
         (found.recorded.load() > 0).then_some(ticket)
     }
 
-    /// Waits for the record that is the event's last at the time of the call.
+    /// Waits for the event's last record at the time of the call. Returns the event's status after
+    /// the record.
     pub fn wait_event(&self, event: EventId, policy: WaitPolicy) -> EventStatus {
         match self.event_ticket(event) {
             Some(ticket) => {
@@ -634,8 +642,8 @@ impl Host {
         Ok(())
     }
 
-    /// Takes memory of a GPU for this process. The process keeps it whichever contexts end. The
-    /// engine does not round `bytes`.
+    /// Takes memory of a GPU for this process, independently of contexts. The engine does not round
+    /// `bytes`.
     pub fn reserve_process_memory(&self, gpu: usize, bytes: u64) -> Result<(), Error> {
         let count = self.gpu_count();
         if gpu >= count {
@@ -653,9 +661,9 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the state with room for `bytes` more, as far as dead processes' memory can make it.
-    /// Removes dead processes only if the GPU would otherwise refuse `bytes` or exceed its peak. A
-    /// real driver has taken a process's memory back by the time others can know of its death.
+    /// Removes dead processes if the GPU would otherwise refuse `bytes` or exceed its peak, and
+    /// returns the locked state. A real driver has taken a dead process's memory back before others
+    /// can know of the death.
     fn without_the_dead<'h>(&'h self, guard: Guard<'h>, gpu: usize, bytes: u64) -> Guard<'h> {
         let record = &guard.state().gpus[gpu];
         let used_bytes = guard.get(&record.memory_used_bytes).saturating_add(bytes);
@@ -666,7 +674,7 @@ impl Host {
         Guard::lock(&self.shared, &self.clock, Some(self.process.number), Census::Now)
     }
 
-    /// Returns memory of a GPU that this process took with [`Self::reserve_process_memory`].
+    /// Gives back memory of a GPU that this process took with [`Self::reserve_process_memory`].
     pub fn release_process_memory(&self, gpu: usize, bytes: u64) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -674,7 +682,7 @@ impl Host {
         guard.commit();
     }
 
-    /// Returns device memory of a context, at most the amount that the context holds.
+    /// Gives back device memory of a context, at most the amount that the context holds.
     pub fn release_memory(&self, context: ContextId, bytes: u64) {
         let Ok(mut guard) = self.enter() else { return };
         let state = guard.state();
@@ -728,14 +736,14 @@ fn live_event<'a>(guard: &Guard<'a>, event: EventId) -> Option<&'a Event> {
     guard.state().live_event(event.index, event.generation)
 }
 
-/// Returns the stream, if it lives and has not been destroyed.
+/// Returns the stream. Returns an error if the stream does not live or has been destroyed.
 fn open_stream<'a>(guard: &Guard<'a>, stream: StreamId) -> Result<&'a Stream, Error> {
     let found = guard.state().live_stream(stream.index, stream.generation);
     found.filter(|found| found.closing.load() == 0).ok_or(Error::Gone("stream"))
 }
 
-/// Takes a free slot of a table: a used one if there is any, else a fresh one. Part of the caller's
-/// transaction.
+/// Takes a free slot of a table, and returns its index and generation: a slot that was used before
+/// if there is one, else a fresh slot. The change is part of the caller's transaction.
 fn new_slot<'a>(
     guard: &mut Guard<'_>,
     list: &FreeList,
@@ -756,7 +764,8 @@ fn new_slot<'a>(
     Ok(used as usize)
 }
 
-/// Changes a free slot's generation to that of a slot in use. Part of the caller's transaction.
+/// Makes a free slot's generation that of a slot in use, and returns the generation. The change is
+/// part of the caller's transaction.
 fn next_generation(guard: &mut Guard<'_>, word: &Word) -> u32 {
     let generation = (guard.get(word) as u32).wrapping_add(1);
     guard.put(word, generation.into());

@@ -1,5 +1,5 @@
-//! Scatter of kernel times about the values of their rules (`kernel_jitter_ppm`). The functions are
-//! pure: the same kernels take the same times for the same seed.
+//! Random variation of kernel times around the values of their rules (`kernel_jitter_ppm`). The
+//! functions are pure: for the same seed, the same kernels take the same times.
 
 use crate::Config;
 
@@ -8,8 +8,9 @@ pub const WHOLE_PPM: u32 = 1_000_000;
 /// Number of steps into which the range of a kernel's time is divided.
 const PARTS: u64 = 1 << 32;
 
-/// Returns the time of `kernels` kernels that were launched as one item. Without jitter they take
-/// `duration_ns`. `number` is the first one's number among the kernels of its process.
+/// Returns the time of `kernels` kernels that were launched as one item. Without jitter, the
+/// kernels take `duration_ns`. `number` is the number of the first kernel among the kernels of its
+/// process.
 pub fn jittered_ns(config: &Config, duration_ns: u64, kernels: u32, number: u64) -> u64 {
     let jitter_ppm = u128::from(config.kernel_jitter_ppm);
     if jitter_ppm == 0 || kernels == 0 {

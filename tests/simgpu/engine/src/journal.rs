@@ -1,12 +1,13 @@
 //! Undoable changes of the state. If a process is killed at any instruction, each of its changes is
 //! either complete or has not happened.
 //!
-//! Before a word changes, its place and old value go into the journal, which lies in the shared
-//! file too. A change becomes final when the journal is emptied. A process that takes the lock from
-//! a dead holder first restores the old values from the journal. No other repair is needed, because
-//! every state between two transactions is consistent.
+//! Before a word changes, its place and old value go into the journal, which also lies in the
+//! shared file. When the holder empties the journal, the change becomes final. A process that takes
+//! the lock from a dead holder first restores the old values from the journal. No other repair is
+//! needed, because every state between two transactions is consistent.
 //!
-//! The same code can also change an [`Overlay`], to look ahead without changing the state.
+//! The same code can also change an [`Overlay`]. So a process can look ahead without changing the
+//! state.
 
 use crate::layout::{JOURNAL, State, Word};
 use std::{
@@ -40,14 +41,15 @@ pub trait Memory {
     }
 }
 
-/// The state itself, changed through the journal. Exists only while the lock is held.
+/// The state itself, changed through the journal. The value exists only while its process holds the
+/// lock.
 pub struct Logged<'a> {
     state: &'a State,
     len: usize,
 }
 
 impl<'a> Logged<'a> {
-    /// Creates access for the holder of the lock, with an empty journal.
+    /// Returns access for the holder of the lock, with an empty journal.
     #[inline]
     pub fn new(state: &'a State) -> Self {
         debug_assert_eq!(state.journal.len.load(), 0, "a transaction was left open");
@@ -115,8 +117,8 @@ pub struct Overlay<'a> {
 }
 
 impl<'a> Overlay<'a> {
-    /// Creates an overlay without changes. The caller holds the lock while it uses the overlay;
-    /// otherwise the overlay would mix values of several moments.
+    /// Returns an overlay without changes. The caller holds the lock while it uses the overlay.
+    /// Otherwise the overlay would mix values of several moments.
     pub fn new(_: &'a State) -> Self {
         Self { changed: HashMap::default(), of: PhantomData }
     }
@@ -136,7 +138,7 @@ impl Memory for Overlay<'_> {
     fn commit(&mut self) {}
 }
 
-/// A hasher for words' addresses: one multiplication spreads them well enough.
+/// A hasher for words' addresses. One multiplication spreads the addresses well enough.
 #[derive(Default)]
 struct AddressHasher(u64);
 

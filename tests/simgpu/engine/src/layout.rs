@@ -1,15 +1,15 @@
 //! Layout of the shared file, word by word.
 //!
-//! Everything that changes is a [`Word`]. All zeros is a valid, empty table, so a fresh sparse file
-//! needs almost no initialising. Words store indices plus one; 0 means "none". A generation is odd
-//! while its slot is in use.
+//! All changing data is in [`Word`]s. A table of zeros is valid and empty, so a fresh sparse file
+//! needs almost no initialising. Words store indices plus one; 0 means "none". A slot has an odd
+//! generation while it is in use.
 
 use crate::{Config, MAX_GPUS};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks a complete file of simgpu. Written last.
+/// Marks a complete file of simgpu. The process that creates the file writes this word last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"simgpu01");
-/// Increases with every change of this file.
+/// Version of the layout. Every change of this source file increases the version.
 pub const VERSION: u64 = 8;
 
 /// Contexts of the whole host.
@@ -28,9 +28,10 @@ pub const RING: usize = Config::MAX_QUEUE_DEPTH as usize;
 /// Size limit of the configuration's text.
 pub const MAX_CONFIG_BYTES: usize = 1 << 16;
 /// Words that one transaction may change. The largest transaction is a step with [`MAX_CONCURRENT`]
-/// kernels and copies running: two words for each, and two for each copy's process.
+/// kernels and copies running. The step changes two words for each of them, and two for each copy's
+/// process.
 pub const JOURNAL: usize = 1024;
-/// Number of buckets that hold the utilisation.
+/// Number of buckets that hold the busy time for the utilisation.
 pub const BUCKETS: usize = 17;
 /// Length of a bucket. All buckets except the present one cover a second together.
 pub const BUCKET_NS: u64 = 62_500_000;
@@ -49,8 +50,8 @@ impl Word {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Stores without the journal. Only for words that nobody reads yet, and for words that are a
-    /// whole change by themselves.
+    /// Stores a value without the journal. Only for words that nobody reads yet, and for changes of
+    /// a single word.
     #[inline]
     pub fn store(&self, value: u64) {
         self.0.store(value, Ordering::Release);
@@ -98,7 +99,7 @@ pub struct Header {
     /// The seed of the GPUs' UUIDs.
     pub uuid_seed: [Word; 2],
     pub lock: crate::lock::Lock,
-    /// Time of the first event of any GPU. May be too early, never too late.
+    /// Time of the first event of any GPU. The value may be too early, but never too late.
     pub next_event_ns: Word,
     /// Number of queued waits for other contexts' work.
     pub cross_waits: Word,
@@ -109,14 +110,15 @@ pub struct Header {
     pub contexts: FreeList,
     pub streams: FreeList,
     pub events: FreeList,
-    /// Futex that changes when the host lets something go on that no prediction could foresee.
+    /// Futex that changes when the host lets an item go on at a time that could not be predicted.
     pub unforeseen: Word,
-    /// Number of threads that wait on `unforeseen`. A thread that is killed while it waits stays
-    /// counted.
+    /// Number of threads that wait on `unforeseen`. If a waiting thread is killed, the number still
+    /// includes the thread.
     pub unforeseen_waiters: Word,
 }
 
-/// First free slot that was used before, and number of slots ever used.
+/// Free slots of a table: the first free slot that was used before, and the number of slots ever
+/// used.
 #[repr(C)]
 pub struct FreeList {
     pub first: Word,
@@ -153,7 +155,7 @@ pub mod phase {
 
 #[repr(C)]
 pub struct Gpu {
-    /// Time up to which everything below is computed.
+    /// Time up to which the fields below are computed.
     pub now_ns: Word,
     pub phase: Word,
     pub phase_end_ns: Word,
@@ -169,8 +171,8 @@ pub struct Gpu {
     pub idle_ns: Word,
     /// The part of `idle_ns` between the work of one context and the work of another.
     pub handover_idle_ns: Word,
-    /// Idle time since the last context ran. Counts as `handover_idle_ns` if another context runs
-    /// next.
+    /// Idle time since the last context ran. If another context runs next, the engine adds the time
+    /// to `handover_idle_ns`.
     pub recent_idle_ns: Word,
     /// The context that ran last.
     pub ran_last: Word,
@@ -178,8 +180,8 @@ pub struct Gpu {
     pub memory_used_bytes: Word,
     /// The highest value of `memory_used_bytes` so far.
     pub memory_peak_bytes: Word,
-    /// Managed memory now on the GPU, not part of `memory_used_bytes`. Moves to the host when other
-    /// memory needs the room.
+    /// Managed memory now on the GPU, not part of `memory_used_bytes`. When other memory needs the
+    /// room, the managed memory moves to the host.
     pub managed_bytes: Word,
     /// Contexts that have work in their streams.
     pub occupied: [Word; MAX_CONTEXTS / BITS],
@@ -191,8 +193,8 @@ pub struct Gpu {
 pub mod process_state {
     // A fresh file holds 0, which means "never used".
     pub const ALIVE: u64 = 1;
-    /// Another process is removing the dead process's objects. A later finder of this value
-    /// continues.
+    /// Another process is removing the dead process's objects. If that process dies too, the next
+    /// process that finds this value continues.
     pub const DYING: u64 = 2;
     pub const DEAD: u64 = 3;
 }
@@ -209,7 +211,7 @@ pub struct Process {
     pub state: Word,
     /// A value of [`checkpoint_state`].
     pub checkpoint: Word,
-    /// Calls in progress, for which a checkpoint's lock has to wait.
+    /// Calls of the driver in progress. A checkpoint's lock waits for these calls.
     pub calls: Word,
     /// Pieces of memory that a checkpoint leaves out.
     pub unmovable: Word,
@@ -235,8 +237,8 @@ pub struct ProcessGpu {
     pub memory_peak_bytes: Word,
     /// Memory that the process held when it was checkpointed.
     pub suspended_bytes: Word,
-    /// The process's managed memory now on the GPU. A process that needs room lowers the value. The
-    /// owner then finds that some of its pages have gone.
+    /// The process's managed memory now on the GPU. Another process that needs room lowers the
+    /// value. The owner then finds that some of its pages have left the GPU.
     pub managed_bytes: Word,
     /// Time at which the process last brought managed memory to the GPU.
     pub managed_at_ns: Word,
@@ -249,7 +251,7 @@ pub struct Context {
     pub next_free: Word,
     pub process: Word,
     pub gpu: Word,
-    /// First of the streams that have work, in the order in which they got work.
+    /// First of the context's streams with work, in the order in which they got work.
     pub first_stream: Word,
     pub last_stream: Word,
     pub memory_bytes: Word,
@@ -266,8 +268,8 @@ pub struct Stream {
     pub submitted: Word,
     /// Sequence of the last item completed.
     pub completed: Word,
-    /// Sequence of the head item if the item has run; `head_ticks` is then its remaining work. Any
-    /// other value: the head has not run yet.
+    /// Sequence of the head item if the item has begun to run; `head_ticks` is then its remaining
+    /// work. Any other value: the head has not run yet.
     pub head_sequence: Word,
     pub head_ticks: Word,
     pub next: Word,
@@ -275,9 +277,10 @@ pub struct Stream {
     /// Kernels of this stream get SMs before kernels of the context's streams with a lower urgency.
     pub urgency: Word,
     /// Sequence of the head item if it is a kernel that spins for peers and has had the SMs. Any
-    /// other value: the head has not had them.
+    /// other value: the head is no such kernel, or has not had the SMs.
     pub arrived_sequence: Word,
-    /// Sequence of the head item if it is such a kernel and all its peers have come.
+    /// Sequence of the head item if it is a kernel that spins for peers, and all its peers have
+    /// begun.
     pub met_sequence: Word,
     /// Keeps streams on separate cache lines, because different processes write them all the time.
     pub padding: [Word; 3],
@@ -317,7 +320,7 @@ pub mod item_kind {
 #[repr(C)]
 pub struct Item {
     pub kind: Word,
-    /// Time at full speed, in units of 1/[`TICKS_PER_NS`] ns.
+    /// Time of the item at full speed, in units of 1/[`TICKS_PER_NS`] ns.
     pub ticks: Word,
     pub eligible_ns: Word,
     /// Kernel: `sm_ppm`. Copy: kind. Marker: event index plus one and generation, packed, or 0.
@@ -346,7 +349,8 @@ pub fn pack(index: u32, generation: u32) -> u64 {
     u64::from(generation) << u32::BITS | u64::from(index)
 }
 
-/// Packs the common number of kernels that meet, and how many meet, into one word that is not 0.
+/// Packs the number that identifies a meeting, and the number of kernels that meet, into one word
+/// that is not 0.
 #[inline]
 pub fn pack_meeting(name: u64, peers: u32) -> u64 {
     name << MEETING_PEERS_BITS | u64::from(peers.clamp(1, MAX_PEERS))
@@ -397,7 +401,7 @@ impl State {
     }
 }
 
-/// Whether a slot with this generation is in use.
+/// Returns whether a slot with this generation is in use.
 #[inline]
 pub fn is_live(generation: u32) -> bool {
     generation % 2 == 1

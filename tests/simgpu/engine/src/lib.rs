@@ -1,13 +1,13 @@
 //! The virtual GPUs of one host. All processes share them through a file in shared memory.
 //!
-//! Nothing here runs by itself: there is no daemon and no thread per stream. The state says up to
-//! which time it is computed. The first process that looks computes the events up to the present,
-//! each with its exact time. Between two events everything is linear, so the result does not depend
-//! on when a process looks.
+//! The model has no daemon and no thread per stream. The state holds the time up to which it is
+//! computed. The first process that asks for a result computes the events up to the present, each
+//! with its exact time. Between two events every quantity is linear, so the result does not depend
+//! on when a process asks.
 //!
 //! - [`Host`]: the operations of a process (contexts, streams, work, events, memory).
 //! - [`Config`]: the properties of the GPUs and the cost of kernels.
-//! - [`truth`]: what every process really had of every GPU, for observers.
+//! - [`truth`]: the true GPU time and memory of every process on every GPU, for observers.
 //! - [`faults`]: errors, delays and deaths on demand.
 //!
 //! `tests/simgpu/README.md` says what the model covers and what it leaves out.

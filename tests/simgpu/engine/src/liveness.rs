@@ -1,8 +1,8 @@
-//! Detects dead processes and removes what they left behind.
+//! Detects dead processes and removes their objects from the state.
 //!
-//! Each process locks one byte of the file `alive`, on an open file description of its own. The
-//! kernel therefore releases the lock when the process ends, however it ends. A forked child closes
-//! its copy of the descriptor at once, because the copy would keep the lock.
+//! Each process locks one byte of the file `alive`, on an open file description of its own. When
+//! the process ends for any reason, the kernel releases the lock. A forked child closes its copy of
+//! the descriptor at once, because the copy would keep the lock.
 
 use crate::{
     Config, Error,
@@ -20,15 +20,16 @@ use std::{
     },
 };
 
-/// Interval between two censuses, which the processes that look at the state carry out. A process
-/// found dead counts as dead at most this long after the last census that found it alive.
+/// Interval between two censuses. Processes that look at the state carry out the censuses. A
+/// process that a census finds dead was alive at most this long before.
 pub const INTERVAL_NS: u64 = 10_000_000;
 /// Number of living processes up to which [`INTERVAL_NS`] applies.
 const CROWD: usize = 512;
-/// Interval for more processes. The kernel's time for each process grows with their number.
+/// Interval if more than [`CROWD`] processes live. The kernel's time for each process grows with
+/// their number.
 const CROWD_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// The most bytes that one process can lock. Tests need this many; a driver needs two.
+/// The most bytes that one process can lock. Tests need this many bytes; a driver needs two.
 const MAX_BYTES_HELD: usize = 256;
 const NO_FD: RawFd = -1;
 /// Descriptors that a forked child must close.
@@ -115,22 +116,22 @@ fn byte(number: usize, kind: libc::c_int) -> libc::flock {
     }
 }
 
-/// Whether another open file description holds the lock of a number.
+/// Returns whether another open file description holds the lock of a number.
 pub fn is_held(alive: &File, number: usize) -> bool {
     is_contested(alive, byte(number, libc::F_WRLCK))
 }
 
-/// Whether any process is attached.
+/// Returns whether any process is attached.
 pub fn is_any_held(alive: &File) -> bool {
     // A length of 0 means "to the end of the file, however long it grows".
     is_contested(alive, libc::flock { l_len: 0, ..byte(0, libc::F_WRLCK) })
 }
 
-/// Whether another open file description holds a conflicting lock.
+/// Returns whether another open file description holds a conflicting lock.
 fn is_contested(alive: &File, mut request: libc::flock) -> bool {
     // SAFETY: the descriptor is open and `request` is a valid flock.
     let answered = unsafe { libc::fcntl(alive.as_raw_fd(), libc::F_OFD_GETLK, &mut request) } == 0;
-    // Without an answer of the kernel no process is declared dead.
+    // If the kernel does not answer, the function takes the process for alive.
     !answered || libc::c_int::from(request.l_type) != libc::F_UNLCK
 }
 
@@ -152,7 +153,7 @@ fn records<'a, M: Memory>(
         .map(|(number, process)| (number, process, memory.get(&process.state)))
 }
 
-/// Removes what dead processes left behind. If a process died, first computes everything up to
+/// Removes the objects of dead processes. If a process died, first computes everything up to
 /// `now_ns`. `own` is the number of this process, which lives.
 pub fn reap<M: Memory>(
     memory: &mut M,
@@ -214,7 +215,8 @@ pub fn free_event<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.put(list, index as u64 + 1);
 }
 
-/// Returns a number for a new process: a fresh one, else the number of the process that died first.
+/// Returns a number for a new process: a fresh number if there is one, else the number of the
+/// process that died first.
 pub fn free_number<M: Memory>(memory: &M, state: &State) -> Result<usize, Error> {
     let attached = memory.get(&state.header.attached) as usize;
     let dead = records(memory, state)

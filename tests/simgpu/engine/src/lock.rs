@@ -1,9 +1,9 @@
 //! The one lock of a host: a futex in shared memory that contains its holder's number.
 //!
-//! By the number a waiter checks whether the holder lives ([`crate::locker`]), and takes over the
+//! A waiter checks by the number whether the holder lives ([`crate::locker`]), and takes over the
 //! lock of a dead holder. A robust pthread mutex would identify holders by thread ids. Different
-//! pid namespaces contain the same ids, so one process's death would free another's lock. No holder
-//! sleeps while it holds the lock.
+//! pid namespaces contain the same ids, so the death of a process would free the lock of another.
+//! No holder sleeps while it holds the lock.
 
 use std::{
     ptr,
@@ -28,16 +28,16 @@ pub struct Lock(AtomicU32);
 /// State of the lock when it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The last holder released it.
+    /// The last holder released the lock.
     Clean,
-    /// The last holder died with it. The state under the lock may be half changed.
+    /// The last holder died while it held the lock. The state under the lock may be half changed.
     HolderDied,
 }
 
 impl Lock {
-    /// Takes the lock for the holder with this number (not 0, highest bit clear). After
-    /// [`Found::HolderDied`] the caller repairs the state. If the caller dies in the repair, the
-    /// next holder gets the same result.
+    /// Takes the lock for the holder with this number (not 0, highest bit clear), and returns the
+    /// state of the lock. After [`Found::HolderDied`] the caller repairs the state. If the caller
+    /// dies in the repair, the next holder gets the same result.
     #[inline]
     pub fn lock(&self, number: u32, is_alive: impl Fn(u32) -> bool) -> Found {
         debug_assert!(number != FREE && number & AWAITED == 0, "{number} cannot hold the lock");

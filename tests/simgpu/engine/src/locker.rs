@@ -1,8 +1,8 @@
-//! The number of a process as the holder of the state's lock. Other processes check by it whether
-//! the holder lives.
+//! The number of a process as the holder of the state's lock. By the number, other processes check
+//! whether the holder lives.
 //!
-//! While a process lives, it locks the number's byte in the file `alive`. So pid namespaces make no
-//! difference, as for the process's number. The range of numbers is so large that none repeats.
+//! While a process lives, it locks the number's byte in the file `alive`. So the check works across
+//! pid namespaces. The range of numbers is so large that none repeats.
 
 use crate::{
     Error,
@@ -34,7 +34,7 @@ pub struct Locker {
 }
 
 impl Locker {
-    /// Takes a number in a state directory.
+    /// Returns a new number for a process that uses this state directory.
     pub fn take(dir: &Path) -> Result<Self, Error> {
         let (number, lock) = fresh(dir)?;
         Ok(Self {
@@ -58,7 +58,7 @@ impl Locker {
         }
     }
 
-    /// Takes a new number in a forked child, which lives and dies apart from its parent.
+    /// Returns a new number in a forked child, which can outlive its parent.
     #[cold]
     fn renew(&self) -> u32 {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +93,7 @@ fn byte(number: u32) -> usize {
     MAX_PROCESSES + number as usize
 }
 
-/// Whether the process with this number lives.
+/// Returns whether the process with this number lives.
 pub fn is_alive(alive: &File, number: u32) -> bool {
     liveness::is_held(alive, byte(number))
 }

@@ -1,10 +1,10 @@
 //! Managed memory on the GPUs: the amount that each process has on each GPU. Each process itself
-//! decides which pages these are.
+//! decides which of its pages are on the GPU.
 //!
-//! Managed memory gets the room that nothing else has taken, and leaves the GPU when other memory
-//! needs the room. Memory of other processes leaves first, beginning with the process that has
-//! brought none for longest. The owner then finds less on the GPU than it brought. It treats its
-//! own least used pages as moved to the host.
+//! Managed memory gets the room that no other memory has taken, and leaves the GPU when other
+//! memory needs the room. If a process needs room, managed memory of other processes leaves first.
+//! It begins with the process that has brought none for longest. An owner that finds less memory on
+//! the GPU than it brought treats its least used pages as moved to the host.
 
 use crate::{
     Config, Host,
@@ -12,8 +12,8 @@ use crate::{
     layout::{MAX_PROCESSES, State},
 };
 
-/// Takes at most `bytes` of a process's managed memory off a GPU. Returns the amount taken. Part of
-/// the caller's transaction.
+/// Takes at most `bytes` of a process's managed memory off a GPU. Returns the removed amount. The
+/// change is part of the caller's transaction.
 pub fn take_away<M: Memory>(memory: &mut M, state: &State, process: usize, gpu: usize, bytes: u64) -> u64 {
     let here = &state.processes[process].gpus[gpu].managed_bytes;
     let all = &state.gpus[gpu].managed_bytes;
@@ -26,8 +26,8 @@ pub fn take_away<M: Memory>(memory: &mut M, state: &State, process: usize, gpu: 
     gone_bytes
 }
 
-/// Makes room for `bytes` on a GPU by moving managed memory away. `last` is the process whose
-/// memory goes last. Part of the caller's transaction.
+/// Makes room for `bytes` on a GPU by moving managed memory away. The memory of the process `last`
+/// goes last. The change is part of the caller's transaction.
 pub fn make_room<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -58,9 +58,9 @@ pub fn make_room<M: Memory>(
 }
 
 impl Host {
-    /// Brings `bytes` of this process's managed memory to a GPU, at most the size of the room
-    /// beside other taken memory. Managed memory of other processes leaves first, then this
-    /// process's own. Returns the amount brought.
+    /// Brings `bytes` of this process's managed memory to a GPU, at most as much as the GPU has
+    /// room beside other memory. Managed memory of other processes leaves first, then this
+    /// process's own. Returns the brought amount.
     ///
     /// # Panics
     /// If there is no such GPU.
@@ -79,7 +79,8 @@ impl Host {
         bytes
     }
 
-    /// Takes `bytes` of this process's managed memory off a GPU, or all of it if there is less.
+    /// Takes `bytes` of this process's managed memory off a GPU, or all of it if the process has
+    /// less there.
     ///
     /// # Panics
     /// If there is no such GPU.

@@ -1,5 +1,5 @@
-//! Process ids across pid namespaces. A process knows its id only in its own namespace; observers
-//! outside know it by another id.
+//! Process ids across pid namespaces. A process knows its id only in its own namespace. Observers
+//! outside the namespace see the process under another id.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
@@ -15,8 +15,8 @@ pub fn own_start_time() -> u64 {
 
 /// Returns field 22 of /proc/PID/stat, which is the same in every pid namespace.
 fn start_time(process: &str) -> Option<u64> {
-    /// Position counted from the field behind the name. The name may contain anything, blanks and
-    /// parentheses included.
+    /// Position of the start time, counted from the field after the name. The name may contain any
+    /// character, including blanks and parentheses.
     const FIELD_AFTER_NAME: usize = 19;
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, after_name) = stat.rsplit_once(") ")?;
@@ -41,7 +41,8 @@ pub fn pid_here(namespace: u64, pid: u32, start: u64) -> Option<u32> {
         .ok()
 }
 
-/// Returns the id of a process in its own namespace: the last one in /proc/PID/status.
+/// Returns the id of a process in its own namespace: the last id in the line NSpid of
+/// /proc/PID/status.
 fn innermost_pid(process: &str) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;

@@ -2,7 +2,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `state` | the shared state, sparse; appears complete, because a rename puts it into place |
+//! | `state` | the shared state, sparse; a rename puts the complete file into place |
 //! | `alive` | empty; every attached process locks the byte of its number while it lives |
 //! | `create` | empty; locked while one process looks for `state` and creates it |
 
@@ -28,7 +28,7 @@ use std::{
     ptr::NonNull,
 };
 
-/// The mapping of the state file. Unmapped when dropped.
+/// The mapping of the state file. Drop unmaps the file.
 #[derive(Debug)]
 pub struct Mapping(NonNull<State>);
 
@@ -64,7 +64,7 @@ pub struct Shared {
     pub config: Config,
 }
 
-/// Returns the directory that the environment names.
+/// Returns the state directory that the environment names, else `/dev/shm/simgpu-UID`.
 pub fn default_dir() -> PathBuf {
     match std::env::var_os("SIMGPU_STATE") {
         Some(dir) if !dir.is_empty() => dir.into(),
@@ -125,7 +125,7 @@ pub fn open_alive(dir: &Path) -> Result<File, Error> {
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Whether a state is simgpu's and has no attached process.
+/// Returns whether a state is simgpu's and no process is attached to it.
 fn is_abandoned(dir: &Path) -> Result<bool, Error> {
     let path = dir.join("state");
     let mut magic = [0; size_of::<u64>()];
@@ -146,9 +146,9 @@ fn open_file(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Gives all users access to a file if all users may write to its directory. Users share such a
+/// If all users may write to the directory, gives all users access to the file. Users share such a
 /// state, for example those of containers. Only the file's creator can change the mode; other users
-/// find it changed.
+/// find the mode changed already.
 pub fn open_as_its_directory(file: &File, path: &Path) {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const FOR_ALL: u32 = 0o666;

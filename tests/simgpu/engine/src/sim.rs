@@ -1,16 +1,18 @@
 //! Progress of the state: from event to event, in the order of time, over all GPUs together.
 //!
-//! The SMs of a GPU belong to one context at a time, and the kernels of the context's streams run
-//! together. While their parts of the SMs fit, all run at full speed, else all slower in
-//! proportion. Kernels of more urgent streams get SMs first, and the others share the rest. A
-//! kernel that waits for peers keeps its SMs but makes no progress until all peers have begun.
+//! The SMs of a GPU belong to one context at a time. The kernels of the context's streams run
+//! together. If their parts of the SMs fit, all kernels run at full speed. Otherwise all kernels
+//! run slower in proportion. Kernels of more urgent streams get SMs first, and the others share the
+//! rest. A kernel that waits for peers keeps its SMs, but makes no progress until all peers have
+//! begun.
 //!
 //! A slice ends only when another context has a kernel to run. A context without a kernel to run
 //! gives way at once. Copies have their own engines and run for all contexts at any time; copies of
-//! one kind share its bandwidth. Markers and finished waits take no time and need neither. Between
-//! events everything is linear.
+//! one kind share the bandwidth of their kind. Markers and finished waits take no time and no SMs.
+//! Between events all quantities are linear.
 //!
-//! After each transaction [`advance`] can continue, because an unsettled GPU has an event due now.
+//! [`advance`] can continue after each transaction, because a GPU with unfinished changes has an
+//! event that is due now.
 
 use crate::{
     Config,
@@ -48,7 +50,7 @@ impl Running {
         if self.spins_for == 0 { self.speed } else { (1, 0) }
     }
 
-    /// Returns the remaining time at the present speed, rounded up: after this time nothing is
+    /// Returns the remaining time at the present speed, rounded up: after this time no work is
     /// left.
     fn time_left_ns(&self) -> u64 {
         let ns = match self.speed() {
@@ -83,8 +85,8 @@ const COPY_KINDS: usize = 4;
 
 /// A GPU's work at its present moment.
 struct Survey {
-    /// Kernels of the current context, and copies of all contexts. Seldom more than a few, at most
-    /// [`MAX_CONCURRENT`] of each.
+    /// Kernels of the current context, and copies of all contexts. There are seldom more than a
+    /// few, and at most [`MAX_CONCURRENT`] of each.
     items: SmallVec<[Running; 8]>,
     /// Number of kernels among `items`.
     kernels: usize,
@@ -96,7 +98,8 @@ struct Survey {
 }
 
 impl Survey {
-    /// Gives kernels their SMs, the most urgent first, and copies their part of the bandwidth.
+    /// Gives kernels their SMs, the most urgent kernels first, and gives copies their part of the
+    /// bandwidth.
     fn share_out(&mut self) {
         let urgency = |item: &Running| std::cmp::Reverse(item.urgency);
         if !self.items.is_sorted_by_key(urgency) {
@@ -130,7 +133,7 @@ fn stored(index: usize) -> u64 {
     index as u64 + 1
 }
 
-/// Undoes [`stored`].
+/// Returns the index of a stored form; `None` for 0.
 fn index_of(stored: u64) -> Option<usize> {
     (stored as usize).checked_sub(1)
 }
@@ -291,8 +294,8 @@ fn occupied_after<'a, M: Memory>(
     })
 }
 
-/// Brings a GPU's clock and accounts to `to_ns`. The present work runs all that time. One
-/// transaction, left open.
+/// Advances a GPU's clock and accounts to `to_ns`. The present work runs all that time. The
+/// function begins one transaction and leaves it open.
 fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: u64) {
     let gpu = &state.gpus[gpu_index];
     let from_ns = memory.get(&gpu.now_ns);
@@ -345,8 +348,8 @@ fn integrate<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, to_ns: 
     memory.put(&gpu.now_ns, to_ns);
 }
 
-/// Assigns recent idle time. A context runs now, so it is known between which contexts the GPU was
-/// idle.
+/// Assigns recent idle time. A context runs now, so the GPU was idle between the last context and
+/// this one.
 fn settle_idle<M: Memory>(memory: &mut M, gpu: &Gpu) {
     let (recent_idle_ns, ran_last) = (memory.get(&gpu.recent_idle_ns), memory.get(&gpu.ran_last));
     let runs = memory.get(&gpu.current);
@@ -364,7 +367,8 @@ fn settle_idle<M: Memory>(memory: &mut M, gpu: &Gpu) {
 /// Adds busy time to the utilisation of the last second.
 fn add_to_buckets<M: Memory>(memory: &mut M, gpu: &Gpu, from_ns: u64, to_ns: u64) {
     let last = (to_ns - 1) / BUCKET_NS;
-    // The loop below would overwrite times before the reach of the buckets anyway.
+    // Times that are older than all buckets would be overwritten by the loop below, so the loop
+    // leaves them out.
     let first = (from_ns / BUCKET_NS).max((last + 1).saturating_sub(BUCKETS as u64));
     for number in first..=last {
         let busy_ns = to_ns.min((number + 1) * BUCKET_NS) - from_ns.max(number * BUCKET_NS);
@@ -392,8 +396,8 @@ pub fn utilization_ppm<M: Memory>(memory: &M, gpu: &Gpu, now_ns: u64) -> u32 {
     (busy_ns * u64::from(ALL_SMS_PPM) / (FULL * BUCKET_NS)) as u32
 }
 
-/// Completes the head of a stream at the GPU's present moment. One transaction, and another if
-/// other GPUs are woken.
+/// Completes the head of a stream at the GPU's present moment. The function makes one transaction,
+/// and another if it wakes other GPUs.
 fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context: usize, index: usize) {
     let gpu = &state.gpus[gpu_index];
     let stream = &state.streams[index];
@@ -431,7 +435,7 @@ fn complete<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, context:
     }
 }
 
-/// Writes the time into a marker's event, if the marker has one and it still lives.
+/// Writes the time into a marker's event, if the marker has an event and the event still lives.
 fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns: u64) {
     let (stored_index, generation) = unpack(memory.get(&item.a));
     let Some(event) = index_of(stored_index.into()).and_then(|index| state.events.get(index)) else { return };
@@ -444,8 +448,8 @@ fn complete_record<M: Memory>(memory: &mut M, state: &State, item: &Item, at_ns:
     }
 }
 
-/// Makes the other GPUs check again whether their waits are over. `here` is the GPU that is being
-/// settled anyway. One transaction.
+/// Makes the other GPUs check again whether their waits are over. `here` is the GPU that the caller
+/// settles anyway. The function makes one transaction.
 fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, now_ns: u64) {
     let count = state.header.gpu_count.load() as usize;
     for (index, gpu) in state.gpus[..count].iter().enumerate() {
@@ -456,12 +460,12 @@ fn poke_others<M: Memory>(memory: &mut M, state: &State, here: Option<usize>, no
     memory.commit();
 }
 
-/// Makes every GPU check everything again after a holder of the lock died. The dead holder may have
-/// died before waking a GPU, between two transactions. A needless wake-up does no harm.
+/// Makes every GPU check everything again after a holder of the lock died. The holder may have died
+/// between two transactions, before it woke a GPU. A needless wake-up does no harm.
 pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     let gpus = &state.gpus[..state.header.gpu_count.load() as usize];
-    // All GPUs are computed up to the latest GPU's time. An earlier look would see the future of
-    // the other GPUs.
+    // All GPUs have to reach the time of the latest GPU. At an earlier time, the function would see
+    // the future of the latest GPU.
     let now_ns = gpus.iter().map(|gpu| memory.get(&gpu.now_ns)).max().unwrap_or_default();
     for gpu in gpus {
         memory.lower(&gpu.next_event_ns, now_ns);
@@ -470,8 +474,8 @@ pub fn wake_everything<M: Memory>(memory: &mut M, state: &State) {
     memory.commit();
 }
 
-/// Computes the changes that take no time, at the GPU's present moment, and the time of the next
-/// event.
+/// Makes the changes that take no time, at the GPU's present moment. Computes the time of the GPU's
+/// next event.
 fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: usize) {
     let gpu = &state.gpus[gpu_index];
     let now_ns = memory.get(&gpu.now_ns);
@@ -491,8 +495,8 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
         present = phase::IDLE;
         slice_end_ns = now_ns + config.slice_ns;
     }
-    // While a context is alone, a new slice begins at each slice's end, even if nobody looks at
-    // that time.
+    // While a context is alone, a new slice begins at each slice's end, even if no process looks
+    // then.
     slice_end_ns += now_ns.saturating_sub(slice_end_ns).div_ceil(config.slice_ns) * config.slice_ns;
     let switch_cost_ns = match (survey.next_context, survey.kernels) {
         _ if present == phase::SWITCHING => None,
@@ -529,14 +533,14 @@ fn settle<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: 
     memory.commit();
 }
 
-/// Returns the meeting for which the kernel at a stream's head spins; 0: it does not spin, or no
-/// longer.
+/// Returns the meeting for which the kernel at a stream's head spins. 0: the kernel does not spin,
+/// or has stopped spinning.
 fn spins_for<M: Memory>(memory: &M, state: &State, stream: usize, sequence: u64) -> u64 {
     let meeting = memory.get(&state.item(stream, sequence).meeting);
     if meeting == 0 || memory.get(&state.streams[stream].met_sequence) == sequence { 0 } else { meeting }
 }
 
-/// Whether the head of a stream is a kernel whose peers have not all begun.
+/// Returns whether the head of a stream is a kernel whose peers have not all begun.
 pub fn spins_for_peers<M: Memory>(memory: &M, state: &State, stream: usize) -> bool {
     match head(memory, state, stream) {
         Head::Work { sequence, .. } => spins_for(memory, state, stream, sequence) != 0,
@@ -545,9 +549,9 @@ pub fn spins_for_peers<M: Memory>(memory: &M, state: &State, stream: usize) -> b
 }
 
 /// Marks the kernels that run on a GPU from now on as begun, and releases kernels whose peers have
-/// all begun. Released kernels may be on other GPUs. The accounts of all GPUs first advance to this
-/// moment, because until now the kernels were spinning. Several transactions; the state is
-/// consistent after each.
+/// all begun. Released kernels may be on other GPUs. First advances the accounts of all GPUs to
+/// this moment, because until now the kernels were spinning. The function makes several
+/// transactions; the state is consistent after each.
 fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut [Running]) {
     let now_ns = memory.get(&state.gpus[gpu_index].now_ns);
     for at in 0..items.len() {
@@ -572,8 +576,9 @@ fn meet<M: Memory>(memory: &mut M, state: &State, gpu_index: usize, items: &mut 
     }
 }
 
-/// Returns the kernels that meet the one at the head of `newcomer`, this one included, as (GPU,
-/// stream, sequence). There is one kernel of each context. `None`: too few have begun.
+/// Returns the kernels that meet the kernel at the head of `newcomer`, as (GPU, stream, sequence).
+/// The result includes the newcomer, and has one kernel of each context. `None`: too few kernels
+/// have begun.
 fn whole_meeting<M: Memory>(
     memory: &M,
     state: &State,
@@ -600,7 +605,7 @@ fn whole_meeting<M: Memory>(
         }
     }
     let own = members.iter().position(|(_, stream, _)| *stream == newcomer)?;
-    // If more kernels have begun than meet, the newcomer must be among those that meet.
+    // If more kernels have begun than can meet, the newcomer must be among those that meet.
     members.swap(0, own);
     let peers = meeting_peers(meeting);
     (members.len() >= peers).then(|| {
@@ -652,7 +657,8 @@ fn first_event<M: Memory>(memory: &M, state: &State) -> (u64, usize) {
     events.map(|(index, gpu)| (memory.get(&gpu.next_event_ns), index)).min().unwrap_or((NEVER, 0))
 }
 
-/// Computes everything up to `now_ns`. At least one transaction for each event; none is left open.
+/// Computes everything up to `now_ns`. Makes at least one transaction for each event, and leaves
+/// none open.
 pub fn advance<M: Memory>(memory: &mut M, state: &State, config: &Config, now_ns: u64) {
     if memory.get(&state.header.next_event_ns) > now_ns {
         return;
@@ -677,9 +683,9 @@ fn step<M: Memory>(memory: &mut M, state: &State, config: &Config, gpu_index: us
     settle(memory, state, config, gpu_index);
 }
 
-/// Brings the accounts of all GPUs to `now_ns`. No event may lie before `now_ns`. On an overlay
-/// this gives present accounts to read; on the state it precedes a change of the running work from
-/// outside.
+/// Advances the accounts of all GPUs to `now_ns`. No event may lie before `now_ns`. On an overlay,
+/// the caller can then read present accounts. On the state, the caller can then change the running
+/// work.
 pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) {
     for gpu in 0..state.header.gpu_count.load() as usize {
         integrate(memory, state, gpu, now_ns);
@@ -687,12 +693,12 @@ pub fn bring_accounts_to<M: Memory>(memory: &mut M, state: &State, now_ns: u64) 
     }
 }
 
-/// Result of looking ahead for a ticket.
+/// Prediction of the completion of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
     /// The item completes at this time, if nobody submits anything before.
     At(u64),
-    /// The item completes after this time.
+    /// The item completes later than this time, up to which the prediction looked ahead.
     After(u64),
     /// The item does not complete before the host does something.
     Blocked,
@@ -735,7 +741,7 @@ pub struct NewItem {
     pub meeting: u64,
 }
 
-/// Whether a wait for the item would be over already.
+/// Returns whether a wait for the item would be over already.
 pub fn is_complete<M: Memory>(memory: &M, state: &State, target: (u32, u32, u64)) -> bool {
     let (index, generation, sequence) = target;
     state.streams.get(index as usize).is_none_or(|stream| {
@@ -751,15 +757,15 @@ pub fn wait_item<M: Memory>(memory: &M, state: &State, context: usize, target: (
     NewItem { kind, ticks: 0, a: pack(index, generation), b: sequence, meeting: 0 }
 }
 
-/// Appends an item to a live stream that has a free place. Returns the item's sequence. Part of the
-/// caller's transaction.
+/// Appends an item to a live stream that has a free place. Returns the item's sequence. The change
+/// is part of the caller's transaction.
 pub fn append<M: Memory>(memory: &mut M, state: &State, index: usize, new: NewItem, eligible_ns: u64) -> u64 {
     let stream = &state.streams[index];
     let submitted = memory.get(&stream.submitted);
     let sequence = submitted + 1;
     let item = state.item(index, sequence);
-    // The place is free, so nobody reads these words before `submitted` includes the item. They
-    // need no journal.
+    // No process reads these words before `submitted` includes the item, because the place is free.
+    // So the words need no journal.
     item.kind.store(new.kind);
     item.ticks.store(new.ticks);
     item.eligible_ns.store(eligible_ns);
@@ -869,8 +875,8 @@ pub fn close_stream<M: Memory>(memory: &mut M, state: &State, index: usize) {
     memory.commit();
 }
 
-/// Removes a stream with its items. Waits for these items end. One transaction for each item, and
-/// one at the end.
+/// Removes a stream with its items, and ends waits for these items. Makes one transaction for each
+/// item, and one at the end.
 fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     let stream = &state.streams[index];
     loop {
@@ -899,14 +905,15 @@ fn drop_stream<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u
 }
 
 /// Removes a context with its streams and memory. The caller has computed everything up to
-/// `now_ns`. Several transactions; after an interruption the next process repeats the call.
+/// `now_ns`. The function makes several transactions. If the process dies in between, the next
+/// process calls the function again.
 pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_ns: u64) {
     bring_accounts_to(memory, state, now_ns);
     let context = &state.contexts[index];
     let gpu_index = memory.get(&context.gpu) as usize;
     let gpu = &state.gpus[gpu_index];
-    // The context leaves the GPU first, so that none of its work counts as running. A switch to it
-    // continues, but to no context.
+    // The context leaves the GPU first, so that none of its work counts as running. If the GPU is
+    // switching to the context, the switch continues, but to no context.
     if memory.get(&gpu.ran_last) == stored(index) {
         memory.put(&gpu.ran_last, 0);
     }
@@ -946,8 +953,8 @@ pub fn drop_context<M: Memory>(memory: &mut M, state: &State, index: usize, now_
     }
 }
 
-/// Charges memory to a live context. Part of the caller's transaction. The error is the free
-/// amount.
+/// Charges memory to a live context. The change is part of the caller's transaction. The error is
+/// the free amount.
 pub fn take_memory<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -963,8 +970,8 @@ pub fn take_memory<M: Memory>(
     Ok(())
 }
 
-/// Charges memory of a GPU to a process, whichever contexts it has. Part of the caller's
-/// transaction. The error is the free amount.
+/// Charges memory of a GPU to a process, independently of its contexts. The change is part of the
+/// caller's transaction. The error is the free amount.
 pub fn take_process_memory<M: Memory>(
     memory: &mut M,
     state: &State,
@@ -995,7 +1002,8 @@ pub fn take_process_memory<M: Memory>(
     Ok(())
 }
 
-/// Takes charged memory back, at most what the context holds. Part of the caller's transaction.
+/// Ends the charge of a context for memory, at most for the amount that the context holds. The
+/// change is part of the caller's transaction.
 pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize, bytes: u64) {
     let context = &state.contexts[context];
     let gpu = memory.get(&context.gpu) as usize;
@@ -1005,8 +1013,8 @@ pub fn take_memory_back<M: Memory>(memory: &mut M, state: &State, context: usize
     take_process_memory_back(memory, state, (index_of(memory.get(&context.process)), gpu), bytes);
 }
 
-/// Takes back memory of a GPU that was charged to a process, at most what the process holds. Part
-/// of the caller's transaction.
+/// Ends the charge of a process for memory of a GPU, at most for the amount that the process holds.
+/// The change is part of the caller's transaction.
 pub fn take_process_memory_back<M: Memory>(
     memory: &mut M,
     state: &State,

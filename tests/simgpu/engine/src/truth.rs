@@ -1,9 +1,9 @@
-//! The ground truth: what each process really had of each GPU. An observer reads it from outside,
-//! by the path of the state directory.
+//! The ground truth: the true GPU time and memory of each process on each GPU. An observer outside
+//! the processes reads the truth by the path of the state directory.
 //!
-//! For every GPU `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
-//! of the processes' `kernel_busy_ns`, as long as no dead process's record was reused. Records are
-//! reused only after 1024 processes.
+//! For every GPU, `busy_ns + switch_ns + idle_ns = elapsed_ns`. The GPU's `busy_ns` is also the sum
+//! of the processes' `kernel_busy_ns`, until the engine reuses the record of a dead process. The
+//! engine reuses records only after 1024 processes.
 
 use crate::{
     Clock, Config, Error, Options,
@@ -29,7 +29,7 @@ pub struct ProcessGpu {
     /// Time in which the process ran kernels or copies; overlaps count once.
     pub busy_ns: u64,
     /// Time in which the process had the SMs and ran at least one kernel. Only one process at a
-    /// time does.
+    /// time has the SMs.
     pub kernel_busy_ns: u64,
     /// Time in which the process ran at least one copy, beside any kernels.
     pub copy_busy_ns: u64,
@@ -105,8 +105,8 @@ pub struct Snapshot {
     pub processes: Vec<Process>,
 }
 
-/// A view of a state directory from outside. An observer is in no process table and holds no
-/// memory.
+/// A view of a state directory from outside. An observer takes no place in the process table, and
+/// holds no GPU memory.
 #[derive(Debug)]
 pub struct Observer {
     shared: Shared,
@@ -114,8 +114,8 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Opens an existing state directory. [`Error::is_not_found`] tells that no process has created
-    /// it yet.
+    /// Opens an existing state directory. If no process has created it yet, returns an error for
+    /// which [`Error::is_not_found`] is true.
     pub fn open(state_dir: &Path) -> Result<Self, Error> {
         Ok(Self { shared: shared::open_existing(state_dir)?, clock: Clock::Monotonic })
     }
@@ -125,9 +125,9 @@ impl Observer {
         Ok(Self { shared: shared::open_or_create(options)?, clock: options.clock.clone() })
     }
 
-    /// Whether one process holds the lock at every look during `lasts`. A holder normally needs
-    /// microseconds. True means that the holder was stopped while it held the lock, or that the
-    /// machine is very busy.
+    /// Returns whether one process holds the lock at every look during `lasts`. A holder normally
+    /// needs microseconds. True means that a signal stopped the holder while it held the lock, or
+    /// that the machine is very busy.
     pub fn is_stuck(&self, lasts: Duration) -> bool {
         let lock = &self.shared.state.header.lock;
         let first = lock.holder();
@@ -146,14 +146,14 @@ impl Observer {
         &self.shared.config
     }
 
-    /// Returns the present figures. Computes the state up to now and removes what dead processes
-    /// left behind.
+    /// Computes the state up to now, and removes the objects of dead processes. Returns the present
+    /// figures.
     pub fn snapshot(&self) -> Snapshot {
         self.figures(Census::Now)
     }
 
-    /// As [`Self::snapshot`], but a process that died within the last ten milliseconds may still be
-    /// listed, as in a real driver.
+    /// Returns the figures like [`Self::snapshot`]. As with a real driver, a process that died
+    /// within the last ten milliseconds may still be listed.
     pub fn recent(&self) -> Snapshot {
         self.figures(Census::WhenDue)
     }

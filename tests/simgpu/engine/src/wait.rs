@@ -1,4 +1,4 @@
-//! Waiting for a time, or for a change that nobody can predict.
+//! Waits until a time, or for a change that no process can predict.
 
 use crate::{Clock, WaitPolicy, clock::monotonic_ns, layout::Word};
 use std::{io, ptr};
@@ -7,9 +7,9 @@ use std::{io, ptr};
 /// death can make the event earlier.
 pub const MAX_NAP_NS: u64 = 10_000_000;
 /// [`WaitPolicy::Auto`] wakes this long before the predicted time and spins the rest. Shorter waits
-/// only spin. With this value the median wait ends about 1 us late. Measured without timer slack on
-/// a two-core virtual machine, four times overloaded: the median sleep of 10 us ended 5 us late,
-/// one of 3 ms 21 us late.
+/// only spin. With this value, the median wait ends about 1 us late. Without timer slack, on a
+/// two-core virtual machine that was four times overloaded, the median sleep of 10 us ended 5 us
+/// late. The median sleep of 3 ms ended 21 us late.
 const SPIN_NS: u64 = 20_000;
 
 /// Waits until `until_ns`. Returns early after a signal or after [`MAX_NAP_NS`].

@@ -2,23 +2,23 @@
 
 use crate::config::CopyKind;
 
-/// A context on one GPU, owned by the process that created it. Valid only in this host; never
-/// reused.
+/// A context on one GPU, which belongs to the process that created it. The id is valid only in this
+/// host, and the engine never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// An in-order queue of one context. Never reused.
+/// A stream: an in-order queue of one context. The engine never reuses the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// A slot in shared memory that keeps the completion time of its last record. Other processes of
-/// the same host can read the slot and wait for it (see [`EventId::to_bits`]).
+/// An event: a slot in shared memory that keeps the completion time of its last record. Other
+/// processes of the same host can read the slot and wait for it (see [`EventId::to_bits`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId {
     pub(crate) index: u32,
@@ -26,26 +26,27 @@ pub struct EventId {
 }
 
 impl EventId {
-    /// Returns the event as a number, which another process of the same host can turn back into the
-    /// event.
+    /// Returns the event as a number. Another process of the same host can convert the number back
+    /// into the event.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << u32::BITS | u64::from(self.index)
     }
 
-    /// Undoes [`EventId::to_bits`]. Any number is safe: a number of no event counts as a destroyed
-    /// event.
+    /// Returns the event of a number of [`EventId::to_bits`]. Any number is safe: a number of no
+    /// event counts as a destroyed event.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> u32::BITS) as u32 }
     }
 }
 
-/// One submitted work item: its stream and its place there. Tickets of one stream complete in
-/// order.
+/// One submitted work item: its stream and its place in the stream. Tickets of one stream complete
+/// in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The stream that the item is in.
     pub stream: StreamId,
-    /// The item's place in the stream, from 1. Place 0 is "before everything" and always complete.
+    /// The item's place in the stream, from 1. Place 0 stands before all items and is always
+    /// complete.
     pub sequence: u64,
 }
 
@@ -54,14 +55,14 @@ pub struct Ticket {
 pub enum Work {
     /// Occupies SMs for a while.
     Kernel {
-        /// Time of the kernel when it gets all SMs that it can use. The configuration's launch
-        /// overhead is added `kernels` times.
+        /// Time of the kernel when it gets all SMs that it can use. The engine adds the
+        /// configuration's launch overhead `kernels` times.
         duration_ns: u64,
         /// The part of all SMs that the kernel can use, in parts per million, at most 1 000 000.
         /// See [`crate::Config::kernel_cost`].
         sm_ppm: u32,
-        /// Number of kernels that this item stands for in the ground truth. More than 1 if a graph,
-        /// or a straight run of its kernels, is submitted as one item.
+        /// Number of kernels that this item stands for in the ground truth. The number is above 1
+        /// if a graph, or a straight run of its kernels, is one item.
         kernels: u32,
     },
     /// A kernel that spins on its SMs until all peers have begun, and then takes its time. Each
@@ -69,7 +70,7 @@ pub enum Work {
     /// of such kernels. The peers need not run at the same moment, because a kernel's message to
     /// its peers stays in memory while its context has no turn.
     Collective {
-        /// Time of the kernel once its peers have begun. The launch overhead is added.
+        /// Time of the kernel once its peers have begun. The engine adds the launch overhead.
         duration_ns: u64,
         /// As in [`Work::Kernel`].
         sm_ppm: u32,
@@ -87,8 +88,9 @@ pub enum Work {
         bytes: u64,
     },
     /// Holds back all later items until the host calls [`crate::Host::release`] with this item's
-    /// ticket. Used for host functions (wait for the ticket before, run the function, release) and
-    /// for waits on a value in memory.
+    /// ticket. The driver submits such items for host functions and for waits on a value in memory.
+    /// For a host function, the driver waits for the item before, runs the function, and releases
+    /// the item.
     HostWait,
     /// An item of zero length. [`crate::Host::record`] makes a marker that also sets an event.
     Marker,
@@ -117,8 +119,8 @@ pub enum EventStatus {
     Pending,
     /// The last record has completed.
     Done {
-        /// Completion time, ns of the host's clock. The time is computed exactly and does not
-        /// depend on this look.
+        /// Completion time, ns of the host's clock. The engine computes the time exactly, whenever
+        /// the caller asks.
         at_ns: u64,
     },
     /// The event does not exist (any more).

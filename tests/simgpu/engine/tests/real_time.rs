@@ -36,7 +36,7 @@ fn state() -> State {
     State { directory, _stolen: Stolen::start() }
 }
 
-/// Attaches with this configuration for a state that is not there yet.
+/// Attaches with this configuration, for a state that does not exist yet.
 fn attach_with(dir: &Path, config: &str) -> Result<Host, Error> {
     Host::attach_with(Options {
         state_dir: Some(dir.to_owned()),
@@ -57,7 +57,7 @@ fn kernel(ns: u64) -> Work {
     Work::Kernel { duration_ns: ns, sm_ppm: 1_000_000, kernels: 1 }
 }
 
-/// A process that attaches and does `work`. Dropping the value kills the process.
+/// A process that attaches and does `work`. Drop kills the process.
 struct Child(libc::pid_t);
 
 impl Child {
@@ -151,8 +151,8 @@ fn releasing_a_host_wait_wakes_the_waiter_at_once() {
                 host.wait(gate, WaitPolicy::Block);
                 host.now_ns()
             });
-            // Long enough for the waiter to fall asleep, and not a multiple of the waiter's longest
-            // sleep.
+            // The pause is long enough for the waiter to fall asleep, and not a multiple of the
+            // waiter's longest sleep.
             thread::sleep(Duration::from_millis(3));
             let released_ns = host.now_ns();
             host.release(gate);
@@ -216,7 +216,8 @@ fn processes_killed_at_random_among_others_harm_nobody() {
 
 #[test]
 fn who_waits_for_a_kernel_whose_peer_is_on_its_way_sees_it_begin() {
-    /// Longer than a thread needs to fall asleep, and much shorter than the longest sleep.
+    /// A pause that is longer than a thread needs to fall asleep, and much shorter than the longest
+    /// sleep.
     const LAUNCH_LATENCY: Duration = Duration::from_millis(2);
     let dir = state();
     let config = format!("gpus = 2\nlaunch_latency_ns = {}", LAUNCH_LATENCY.as_nanos());

@@ -26,7 +26,7 @@ const PPM: u64 = 1_000_000;
 const MEMORY_BUSY_PERCENT: c_uint = 0;
 
 /// Exports functions that need the library initialised: `name(arguments) |library| body`. The
-/// pointers in the body come from the caller.
+/// caller of the function supplies the pointers in the body.
 macro_rules! export {
     ($($name:ident($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         #[unsafe(no_mangle)]
@@ -36,8 +36,7 @@ macro_rules! export {
     )* };
 }
 
-/// Exports one function under several names. The names are versions that do not differ in anything
-/// that matters here.
+/// Exports one function under several names, for versions that do not differ in the simulated GPU.
 macro_rules! export_versions {
     ($($($name:ident),+ ($($argument:ident: $type:ty),*) |$library:pat_param| $body:block)*) => { $(
         export_versions!(@each ($($name),+) ($($argument: $type),*) |$library| $body);
@@ -226,7 +225,8 @@ fn sampled(
     Ok((at_us, percent, running(library, device)?.into_iter().map(|(pid, _)| pid).collect()))
 }
 
-/// As [`sampled`], but a GPU without processes is an error, because NVML finds no samples there.
+/// Returns the samples like [`sampled`]. A GPU without processes is an error, because NVML finds no
+/// samples there.
 fn sampled_processes(
     library: &crate::library::Library,
     device: nvmlDevice_t,

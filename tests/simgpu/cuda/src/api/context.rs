@@ -135,7 +135,7 @@ calls! {
         give!(flags, current_flags);
         give!(active, is_active.into());
     }
-    /// Does nothing, because no device writes to these GPUs past the driver.
+    /// Does nothing, because no other device writes to these GPUs.
     cuFlushGPUDirectRDMAWrites(
         _target: CUflushGPUDirectRDMAWritesTarget, _scope: CUflushGPUDirectRDMAWritesScope
     ) {

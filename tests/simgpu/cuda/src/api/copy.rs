@@ -88,8 +88,8 @@ fn deepen(flat: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
     }
 }
 
-/// Returns a copy between contexts as a copy without them, because the addresses tell where the
-/// memory is.
+/// Returns a copy between contexts as a copy without contexts, because the addresses identify the
+/// memory.
 fn without_contexts(peer: &CUDA_MEMCPY3D_PEER) -> Result<CUDA_MEMCPY3D> {
     for context in [peer.srcContext, peer.dstContext] {
         crate::context::by_handle(context as usize)?;
@@ -144,8 +144,8 @@ fn rows(address: u64, pitch: usize, value: u32, element_bytes: u32, width: usize
     }
 }
 
-/// Moves managed memory. Only memory that is not there yet takes time. The bytes themselves stay at
-/// an address that both sides see.
+/// Moves managed memory. Only memory that is not at the target yet takes time. The bytes themselves
+/// stay at an address that both sides see.
 pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdevice) -> Result<()> {
     status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
     capture::refuse_implicit(&stream)?;

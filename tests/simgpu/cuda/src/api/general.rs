@@ -88,8 +88,8 @@ pub fn cuGetProcAddress_v2(
 }
 
 calls! {
-    /// Finds no table. NVIDIA's own libraries use private tables to verify the driver, and a simulated
-    /// driver has none.
+    /// Finds no table. NVIDIA's own libraries use private tables to verify the driver, and a
+    /// simulated driver has none.
     cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) {
         give_if_wanted!(ppExportTable, std::ptr::null());
         Err(status::NOT_FOUND)?;

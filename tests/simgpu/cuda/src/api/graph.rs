@@ -28,8 +28,8 @@ calls! {
     }
 }
 
-/// Writes as many handles as fit into the caller's array, zeros behind them, and their number.
-/// Without an array, writes the number of all handles.
+/// Writes as many handles as fit into the caller's array, zeros behind them, and the number of
+/// handles. If the caller passes no array, writes only the number of all handles.
 fn give_handles(to: *mut CUgraphNode, count: *mut usize, all: &[usize]) -> Result<()> {
     let room = read!(count);
     if to.is_null() {

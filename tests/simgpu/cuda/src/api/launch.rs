@@ -27,7 +27,7 @@ struct Raw {
     extra: *mut *mut c_void,
 }
 
-/// The attributes of a launch, except hints and orderings, which cost no time here.
+/// The attributes of a launch, except hints and orderings, which take no time in the simulation.
 #[derive(Default)]
 struct Attributes {
     is_cooperative: bool,
@@ -113,7 +113,7 @@ fn launch(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<()> {
     stream.submit(Operation::Kernel(launch))
 }
 
-/// Checks a launch for everything that the driver can refuse.
+/// Returns an error if the driver refuses the launch.
 #[inline]
 fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<Stream>, Launch)> {
     status::refuse_as(raw.function.is_null(), status::INVALID_HANDLE)?;
@@ -173,8 +173,8 @@ for_both_default_streams! {
         let (stream, launch) = prepare(&raw, config.hStream, default)?;
         attributes.check(&stream)?;
         stream.submit(Operation::Kernel(launch))?;
-        // A launch-completion event is recorded here too. The reference allows it at any time after
-        // all blocks have begun.
+        // The driver records a launch-completion event here too. The reference allows that at any
+        // time after all blocks have begun.
         attributes.events.iter().try_for_each(|event| event.record(&stream))
     }
 
@@ -245,7 +245,7 @@ calls! {
     }
 }
 
-/// Launches with the shape and shared memory that the oldest calls store in the function.
+/// Launches a function with the shape and shared memory that the oldest API calls stored in it.
 fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Result<()> {
     let function = module::function(f as usize)?;
     let (Ok(width), Ok(height)) = (u32::try_from(width), u32::try_from(height)) else {
@@ -285,7 +285,7 @@ calls! {
     }
 }
 
-/// Checks the setting of a parameter. The values have no effect because kernels compute nothing.
+/// Checks the setting of a parameter. The value has no effect, because kernels compute nothing.
 fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
     module::function(hfunc as usize)?;
     context::current()?;

@@ -66,7 +66,7 @@ calls! {
     cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: u32) {
         let is_known = memory::find(p as u64).is_some_and(|found| found.is_host() || found.is_managed());
         status::refuse(Flags != 0 || !is_known)?;
-        // There is one address space, so the device and the host see host memory at the same address.
+        // There is one address space, so device and host see host memory at the same address.
         give!(pdptr, p as u64);
     }
 }
@@ -146,7 +146,8 @@ calls! {
     cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
         pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)?;
     }
-    /// Unlike the single form, this form writes zeros for attributes that the pointer does not have.
+    /// Unlike the call for one attribute, this call writes zeros for attributes that the pointer
+    /// lacks.
     cuPointerGetAttributes(
         numAttributes: u32, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, ptr: CUdeviceptr
     ) {
@@ -179,7 +180,7 @@ calls! {
         if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
             return Err(status::INVALID_VALUE);
         }
-        // The operations on this memory that the attribute makes synchronous are synchronous already.
+        // Operations on this memory are synchronous already, as the attribute demands.
     }
     cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) {
         status::refuse(pHandle.is_null())?;
@@ -204,7 +205,7 @@ calls! {
 }
 
 /// Checks that the range is managed memory. Advice and prefetches apply to managed memory only,
-/// because the system manages no other memory here.
+/// because the model manages no system memory.
 fn check_managed(address: CUdeviceptr, count: usize) -> Result<()> {
     let is_managed = memory::find(address).is_some_and(|found| found.is_managed());
     if count == 0 || !is_managed || !memory::covers(address, count as u64) {
@@ -470,7 +471,7 @@ for_both_default_streams! {
         let list: &[MapInfo] = slice!(mapInfoList.cast::<MapInfo>(), count as usize);
         let stream = stream::resolve(hStream as usize, default)?;
         status::refuse(list.is_empty() || stream.is_capturing())?;
-        // Work submitted before may use the present mappings, so the stream finishes first.
+        // Earlier work may use the present mappings, so the driver first waits for the stream.
         stream.synchronize()?;
         list.iter().try_for_each(MapInfo::run)
     }

@@ -231,8 +231,8 @@ calls! {
         give!(hmod, function_of(hfunc)?.module as CUmodule);
     }
     cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) {
-        // A kernel's name lives as long as the kernel. The name of a function made from it lives only
-        // as long as the function's module.
+        // A kernel's name lives as long as the kernel. The name of a function made from it lives
+        // only as long as the function's module.
         match KERNELS.get(hfunc as usize) {
             Some(kernel) => give!(name, kernel.name.as_ptr()),
             None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
@@ -281,8 +281,8 @@ calls! {
     }
 }
 
-/// Finds the block size, in whole warps, with the most resident threads. Of equal sizes the largest
-/// counts.
+/// Finds the block size, in whole warps, with the most resident threads. If several sizes are
+/// equal, the largest counts.
 fn best_block(
     minGridSize: *mut i32,
     blockSize: *mut i32,

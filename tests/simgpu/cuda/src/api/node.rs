@@ -164,11 +164,11 @@ fn any(params: &CUgraphNodeParams) -> Result<Operation> {
             CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
                 Ok(Operation::EventRecord(event_of(bytes.cast::<EventParams>().read().event)?))
             }
-            // An allocation node gets its address when it is added, and never changes it.
+            // An allocation node gets its address at its creation, and never changes it.
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => Err(status::NOT_SUPPORTED),
             CU_GRAPH_NODE_TYPE_MEM_FREE => Ok(Operation::Free(body.free.dptr)),
             CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => batch(bytes),
-            // A conditional node gets its operation when it is added, and never changes it.
+            // A conditional node gets its operation at its creation, and never changes it.
             CU_GRAPH_NODE_TYPE_CONDITIONAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
             | CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT
@@ -331,8 +331,8 @@ macro_rules! operation_of {
     };
 }
 
-/// Declares, for each line, the functions that give a node of a graph, and the same node of an
-/// instantiated graph, another operation.
+/// Declares functions that replace an operation. Each line makes one function for a node of a
+/// graph, and one for the node's step in an instantiated graph.
 macro_rules! setters {
     ($($set:ident $set_exec:ident($arg:ident: $ty:ty) $operation:expr;)*) => {
         calls! {$(

@@ -18,7 +18,7 @@ const KIND_PTX: u16 = 1;
 const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
-/// A larger size of a compressed object means a damaged header.
+/// Upper bound on the size of a compressed object. A larger size comes from a damaged header.
 const MAX_OBJECT_BYTES: usize = 1 << 32;
 /// The most bytes that one byte of an LZ4 block can stand for. By the LZ4 block format each byte of
 /// a match's length adds at most 255.
@@ -105,7 +105,7 @@ impl Entry<'_> {
     }
 
     /// Returns how well the object suits a device. Code for exactly the device is best, then older
-    /// code of the same family, then PTX. `None`: the object cannot run there.
+    /// code of the same family, then PTX. `None`: the object cannot run on the device.
     fn rank(&self, device: u32) -> Option<u32> {
         let same_family = self.architecture / 10 == device / 10;
         match self.kind {

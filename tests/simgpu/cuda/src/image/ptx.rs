@@ -1,4 +1,4 @@
-//! PTX text. Only its declarations are read, not the instructions.
+//! PTX text. The driver reads only the declarations, not the instructions.
 use super::{GlobalImage, Image, KernelImage, Parameter};
 use crate::status::{self, Result};
 
@@ -56,8 +56,8 @@ impl<'a> Tokens<'a> {
         token
     }
 
-    /// Skips to just after the `close` that matches an `open` already consumed. Passes each token
-    /// in between to `see`.
+    /// Skips to just after the `close` that matches an `open` before. Passes each token in between
+    /// to `see`.
     fn through(&mut self, open: &str, close: &str, mut see: impl FnMut(&mut Self, &'a str)) {
         let mut depth = 1;
         while let Some(token) = self.next() {
@@ -237,7 +237,8 @@ fn kernel(tokens: &mut Tokens<'_>) -> Option<KernelImage> {
             }
         }
     }
-    // Performance directives stand between the parameters and the body; a declaration alone ends in a semicolon.
+    // Performance directives stand between the parameters and the body. A declaration without a
+    // body ends in a semicolon.
     loop {
         match tokens.next()? {
             "{" => break,

@@ -1,4 +1,4 @@
-//! Processes that die at any store.
+//! Processes that die between any two stores to the shared state.
 
 use super::world::{Client, START_NS, World, kernel};
 use crate::{
@@ -17,9 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs `child` in a forked process that attaches for itself. The process is killed after `stores`
-/// stores to the shared state. `prepare` runs before the counting. Returns whether the child ran to
-/// its end.
+/// Runs `child` in a forked process that attaches by itself. `prepare` runs first, without a kill.
+/// The test kills the process after `stores` stores of `child` to the shared state. Returns whether
+/// the child ran to its end.
 fn killed_after<T>(
     world: &World,
     stores: u64,
@@ -63,8 +63,8 @@ fn check_accounts(truth: &Snapshot) {
 
 #[test]
 fn a_process_killed_at_any_store_leaves_a_whole_state() {
-    // The victim makes every kind of change of the state, on two GPUs. A neighbour has work running
-    // and waits for the victim's work.
+    // The victim makes every kind of change to the state, on two GPUs. A neighbour has running
+    // work, and waits for the victim's work.
     let mut stores = 0;
     loop {
         let (world, [neighbour]) = World::with("gpus = 2\ncontext_overhead_bytes = 7").with_clients();
@@ -108,7 +108,7 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
             [7, 0],
             "after {stores} stores"
         );
-        // The neighbour's kernel runs to its end, and new objects can be created.
+        // The neighbour's kernel runs to its end, and processes can create new objects.
         assert!(neighbour.host.wait(long, crate::WaitPolicy::Auto) <= START_NS + 40_000);
         let again = Client::new(&world);
         let last = again.kernel(10);
@@ -124,7 +124,8 @@ fn a_process_killed_at_any_store_leaves_a_whole_state() {
 
 #[test]
 fn a_looker_killed_at_any_store_changes_nothing_for_the_others() {
-    // Three streams on two GPUs wait for each other, so a look has to wake other contexts and GPUs.
+    // Three streams on two GPUs wait for each other. So a process that looks has to wake other
+    // contexts and GPUs.
     let run = |stores: Option<u64>| {
         let (world, [a, b]) = World::with("gpus = 2").with_clients();
         let far = a.host.create_stream(a.host.create_context(1).expect("context")).expect("stream");

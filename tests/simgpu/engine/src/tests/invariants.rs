@@ -56,7 +56,7 @@ struct Run {
     streams: Vec<(usize, StreamId)>,
     events: Vec<EventId>,
     tickets: Vec<Ticket>,
-    /// Pairs of tickets of which the first must not complete after the second.
+    /// Pairs of tickets. The first ticket of a pair must not complete after the second.
     ordered: Vec<(Ticket, Ticket)>,
     gates: Vec<Ticket>,
     /// Number of submitted kernels that spin for a peer.
@@ -162,8 +162,8 @@ impl Run {
         }
     }
 
-    /// Runs to the end and returns the completion times: those of the tickets, then those of the
-    /// events.
+    /// Runs the host to the end of its work. Returns the completion times of the tickets, then of
+    /// the events.
     fn finish(&mut self) -> Vec<u64> {
         self.step(&Step::ReleaseAll, false);
         // A companion process meets every kernel that is left without a peer.
@@ -218,7 +218,8 @@ proptest! {
         run.finish();
         for &(earlier, later) in &run.ordered {
             let [earlier, later] = [earlier, later].map(|ticket| run.hosts[0].query(ticket).expect("all are complete"));
-            // 0 means: complete, but the time was forgotten with the stream.
+            // 0 means that the item is complete, and that the engine forgot the time with the
+            // stream.
             prop_assert!(earlier <= later || later == 0);
             prop_assert!(later == 0 || (START_NS..=run.world.clock.now_ns()).contains(&later));
         }

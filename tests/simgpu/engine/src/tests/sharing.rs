@@ -3,7 +3,7 @@
 use super::world::{Client, START_NS, World};
 use crate::{CopyKind, EventStatus, WaitPolicy, Work};
 
-/// Covers so many slices that the begin and the end do not matter.
+/// Length of a run. The run covers so many slices that its begin and end do not matter.
 const LONG_NS: u64 = 1_000_000_000;
 
 #[test]

@@ -25,7 +25,7 @@ impl World {
         Self::with("")
     }
 
-    /// Creates a host with `keys` replacing those of [`PLAIN`].
+    /// Returns a host with the configuration [`PLAIN`], in which `keys` replace some keys.
     pub fn with(keys: &str) -> Self {
         let replaced = |line: &str| keys.lines().any(|key| key.split(' ').next() == line.split(' ').next());
         let plain: String =
