@@ -9,10 +9,9 @@
 //! thread, at the end of a thread or process, and in a forked child. A failed check ends the
 //! process. A release build has the bare mutex.
 //!
-//! The locks of [`crate::memory`] lie between [`Rank::Context`] and [`Rank::Burial`]: a thread may
-//! hold the locks before them when it takes one, and may take the locks after them while it holds
-//! one. The lock of markers ([`crate::capture::marking`]) stands outside the order, because a thread
-//! waits for it during a bounded time.
+//! Two locks stand outside the order. A thread waits for the lock of markers
+//! ([`crate::capture::marking`]) during a bounded time, and for NVML's answers ([`crate::nvml`]) not
+//! at all.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{self, MutexGuard, PoisonError, TryLockError};
@@ -40,6 +39,38 @@ ranks! {
     /// The lanes of one context. A thread holds the lock while it queries events, and while the
     /// driver destroys a stream or the context.
     Context,
+    /// What the driver takes by itself on one GPU, while a thread asks NVML.
+    OverheadTurn,
+    /// The charge of one memory pool, while a thread allocates from the pool or trims it.
+    PoolCharge,
+    /// The turn of a small allocation that runs alone.
+    SlabsTurn,
+    /// The charges of the graphs' memory, while a thread asks the driver.
+    GraphCharges,
+    /// The memory that each executable graph needs.
+    GraphNeeds,
+    /// The addresses at which graphs left memory.
+    GraphAddresses,
+    /// The list of memory pools.
+    Pools,
+    /// The allocations of one pool.
+    PoolAllocations,
+    /// The blocks that small allocations share.
+    Blocks,
+    /// All other allocations.
+    Allocations,
+    /// The mappings of physical memory.
+    Mappings,
+    /// The mappings into arrays.
+    Tiles,
+    /// The oversubscribed allocations.
+    Oversubscribed,
+    /// The tenant's account of host memory, while a thread brings it up to date.
+    HostAccount,
+    /// The charge of what the driver takes by itself.
+    OverheadCharge,
+    /// The contexts of which the driver's own memory is known.
+    OverheadContexts,
     /// The search for slots of dead processes, without a daemon.
     Burial,
     /// The list of all contexts.

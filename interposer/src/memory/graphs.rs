@@ -9,7 +9,6 @@
 //! A launch that relies on spare memory holds a [`Claim`] meanwhile, and then no other launch
 //! relies on it. Memory that is freed or trimmed counts as held until the claim ends.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -23,6 +22,7 @@ use super::needs::Needs;
 use super::site::{Promise, Site};
 use super::{Plain, Why, lock};
 use crate::driver::memory::{self, ExecHandle, Stock};
+use crate::lock_order::{Mutex, Rank};
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
 use crate::process::Process;
@@ -96,14 +96,14 @@ struct Marks {
 /// The memory of all graphs of the process. See the module.
 #[derive(Default)]
 pub struct Graphs {
-    needs: Mutex<Plain<ExecHandle, Needs>>,
+    needs: Mutex<{ Rank::GraphNeeds as u8 }, Plain<ExecHandle, Needs>>,
     /// Charges by device. A thread that holds this lock waits for no other thread.
-    held: Mutex<Vec<Held>>,
+    held: Mutex<{ Rank::GraphCharges as u8 }, Vec<Held>>,
     /// Devices with a [`Claim`], as bits.
     claims: AtomicU64,
     /// Addresses at which launches left memory allocated that is not freed since. The value is
     /// false while the launch is in progress.
-    live: Mutex<Plain<u64, bool>>,
+    live: Mutex<{ Rank::GraphAddresses as u8 }, Plain<u64, bool>>,
 }
 
 fn needs_of(graph: CUgraph) -> Needs {

@@ -26,7 +26,6 @@ pub mod tiles;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -36,6 +35,7 @@ use deepres_abi::quantity::Bytes;
 
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle};
+use crate::lock_order::{Guard, Mutex, Rank};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
@@ -82,9 +82,9 @@ struct Entry {
 /// All allocations of the process with their charges. See the module.
 #[derive(Default)]
 pub struct Accounts {
-    entries: Mutex<Plain<Name, Entry>>,
+    entries: Mutex<{ Rank::Allocations as u8 }, Plain<Name, Entry>>,
     /// Mappings of physical memory: length and handle of each mapping, by address.
-    mappings: Mutex<BTreeMap<u64, (u64, u64)>>,
+    mappings: Mutex<{ Rank::Mappings as u8 }, BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
     /// Memory beyond the limit.
     pub oversubscription: Oversubscription,
@@ -95,7 +95,7 @@ pub struct Accounts {
     /// Contexts, and memory that the driver takes by itself.
     overhead: Overhead,
     /// Memory that is mapped into arrays.
-    tiles: Mutex<Vec<Tile>>,
+    tiles: Mutex<{ Rank::Tiles as u8 }, Vec<Tile>>,
     /// Whether the process ever exported physical memory.
     has_exported: AtomicBool,
     refusals: AtomicU64,
@@ -128,18 +128,14 @@ enum Why {
 /// The driver's answer to a request: the result, and the name and the bytes of the allocation.
 pub type Answer = (u32, Option<(Name, u64)>);
 
-/// Locks a mutex. No thread of this library panics while it holds one.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex.
+pub fn lock<const RANK: u8, T>(mutex: &Mutex<RANK, T>) -> Guard<'_, T> {
+    mutex.lock()
 }
 
 /// Locks a mutex, unless another thread holds it.
-pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
+pub fn try_lock<const RANK: u8, T>(mutex: &Mutex<RANK, T>) -> Option<Guard<'_, T>> {
+    mutex.try_lock()
 }
 
 impl Request {
@@ -163,7 +159,7 @@ impl Request {
 }
 
 impl Accounts {
-    fn entries(&self) -> MutexGuard<'_, Plain<Name, Entry>> {
+    fn entries(&self) -> Guard<'_, Plain<Name, Entry>> {
         lock(&self.entries)
     }
 

@@ -9,7 +9,6 @@
 //! If NVML does not answer in time, the meter thread looks again later, and waits for no answer.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
@@ -25,6 +24,7 @@ use super::{Accounts, Request, Why, lock, try_lock};
 use crate::driver::calls::Context;
 use crate::driver::managed;
 use crate::handshake::Question;
+use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
 use crate::meter::context::ContextState;
 use crate::meter::gpu::Gpu;
@@ -47,9 +47,9 @@ const TOLD_AFTER: u32 = 4;
 /// The state of one GPU.
 struct OnGpu {
     /// Held by the thread that looks, so that no older figure replaces a newer one.
-    turn: Mutex<()>,
+    turn: Mutex<{ Rank::OverheadTurn as u8 }, ()>,
     /// Held for a few instructions at a time.
-    held: Mutex<Held>,
+    held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
     /// Growth by the context that was measured last, bytes.
     context_bytes: AtomicU64,
     /// Whether the last look had no result.
@@ -67,7 +67,7 @@ struct Known {
 
 /// The contexts of the process, and the memory that the driver takes by itself. See the module.
 pub struct Overhead {
-    contexts: Mutex<Vec<Known>>,
+    contexts: Mutex<{ Rank::OverheadContexts as u8 }, Vec<Known>>,
     gpus: [OnGpu; MAX_GPUS],
 }
 

@@ -8,7 +8,6 @@
 //! part of an allocation that is on the GPU is always its beginning.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use deepres_abi::MAX_GPUS;
@@ -19,6 +18,7 @@ use super::charge;
 use super::site::{Promise, Site};
 use super::{Accounts, Answer, Name, Request, lock};
 use crate::driver::managed;
+use crate::lock_order::{Mutex, Rank};
 use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Patience};
@@ -100,11 +100,11 @@ pub struct Oversubscription {
     /// field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
-    pieces: Mutex<BTreeMap<u64, Piece>>,
+    pieces: Mutex<{ Rank::Oversubscribed as u8 }, BTreeMap<u64, Piece>>,
     /// Host memory that is reserved for these allocations and not used yet, bytes.
     promised_bytes: AtomicU64,
     /// Held while `promised_bytes` is copied to the tenant's ledger.
-    telling: Mutex<()>,
+    telling: Mutex<{ Rank::HostAccount as u8 }, ()>,
 }
 
 /// Bytes that are already counted for an allocation in progress. Dropping the value takes them off

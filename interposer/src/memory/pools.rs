@@ -8,8 +8,8 @@
 //! If the limit leaves no room for growth, unused memory of pools is given back first. After that
 //! an allocation is still allowed if it fits into the pool without growth.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
@@ -22,6 +22,7 @@ use super::site::{Promise, Site};
 use super::{Plain, lock, try_lock};
 use crate::driver::calls::Context;
 use crate::driver::memory::{self, PoolHandle, Stock};
+use crate::lock_order::{Guard, Mutex, Rank};
 use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
@@ -39,16 +40,16 @@ pub struct Pool {
     is_destroyed: AtomicBool,
     /// The pool's charge. The lock is held while the pool may be growing, and while it is being
     /// destroyed.
-    state: Mutex<Held>,
+    state: Mutex<{ Rank::PoolCharge as u8 }, Held>,
     /// Live allocations of the pool with their sizes. They belong to no context and outlive
     /// contexts.
-    live: Mutex<Plain<u64, u64>>,
+    live: Mutex<{ Rank::PoolAllocations as u8 }, Plain<u64, u64>>,
 }
 
 /// All pools of the process. See the module.
 pub struct Pools {
     is_used: AtomicBool,
-    pools: Mutex<Vec<Arc<Pool>>>,
+    pools: Mutex<{ Rank::Pools as u8 }, Vec<Arc<Pool>>>,
     /// Whether the meter thread must look again at a destroyed pool. All its allocations are freed,
     /// but the streams may not have reached the frees yet.
     is_release_due: AtomicBool,
@@ -78,7 +79,7 @@ fn growth(bytes: u64) -> u64 {
 impl Pool {
     /// Returns the pool's charge. Returns `None` while another thread allocates from the pool,
     /// because that thread will settle the charge.
-    fn try_state(&self) -> Option<MutexGuard<'_, Held>> {
+    fn try_state(&self) -> Option<Guard<'_, Held>> {
         try_lock(&self.state)
     }
 

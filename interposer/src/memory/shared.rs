@@ -6,13 +6,13 @@
 //! whether the memory is still there ([`super::overhead`]).
 
 use std::collections::{BTreeMap, btree_map};
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
 
 use super::{Accounts, Name, lock};
+use crate::lock_order::Guard;
 use crate::process::Process;
 
 impl Accounts {
@@ -74,7 +74,7 @@ impl Accounts {
         self.has_exported.load(Ordering::Acquire)
     }
 
-    fn mappings(&self) -> MutexGuard<'_, BTreeMap<u64, (u64, u64)>> {
+    fn mappings(&self) -> Guard<'_, BTreeMap<u64, (u64, u64)>> {
         lock(&self.mappings)
     }
 

@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 use deepres_abi::ledger::Refused;
@@ -21,6 +20,7 @@ use super::charge::{BLOCK_BYTES, UNIT_BYTES};
 use super::held::{Exit, Held};
 use super::site::{Promise, Site};
 use super::{Plain, Request, lock, try_lock};
+use crate::lock_order::{Guard, Mutex, Rank};
 use crate::meter::gpu::Gpu;
 use crate::os::Patience;
 use crate::process::Process;
@@ -52,16 +52,16 @@ type Piece = (u64, u64);
 #[derive(Default)]
 pub struct Slabs {
     /// Blocks by block number.
-    blocks: Mutex<Plain<u64, Block>>,
+    blocks: Mutex<{ Rank::Blocks as u8 }, Plain<u64, Block>>,
     /// Held by the request that runs alone.
-    turn: Mutex<()>,
+    turn: Mutex<{ Rank::SlabsTurn as u8 }, ()>,
     is_anyone_alone: AtomicBool,
 }
 
 /// Permission to run alone. See [`Slabs::alone`].
 pub struct Alone<'a> {
     slabs: &'a Slabs,
-    _turn: MutexGuard<'a, ()>,
+    _turn: Guard<'a, ()>,
 }
 
 impl Drop for Alone<'_> {
@@ -104,7 +104,7 @@ fn place_of(address: u64) -> (u64, u64) {
 }
 
 impl Slabs {
-    fn blocks(&self) -> MutexGuard<'_, Plain<u64, Block>> {
+    fn blocks(&self) -> Guard<'_, Plain<u64, Block>> {
         lock(&self.blocks)
     }
 
