@@ -2,8 +2,7 @@
 //!
 //! A turn takes in what the meters show and what was ordered, and returns what is to be done:
 //! `(state, now, readings, orders) → actions` ([`Core::turn`]). The caller owns the clock, the
-//! pages, the bells and the system. So the daemon's thread, the evaluation in virtual time and the
-//! tests drive the same core.
+//! pages, the bells and the system. So the daemon's thread and the tests drive the same core.
 //!
 //! The caller has a loop of four steps:
 //!
