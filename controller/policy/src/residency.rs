@@ -2,15 +2,14 @@
 //! GPUs have.
 //!
 //! The daemon may take tenants that opted in off the GPUs, with all their memory, and bring them
-//! back. If a tenant needs memory, the daemon takes other tenants off in this order: idle tenants,
-//! best-effort tenants, then the tenant that has been on the GPU for longest. A backlogged tenant
-//! stays for at least a *turn*. While memory moves, neither tenant computes, so turns are long
-//! compared with a move.
+//! back. If a tenant needs memory, the daemon first takes idle tenants off, and then best-effort
+//! tenants. After these comes the tenant that has been on the GPU for longest, but only after a
+//! *turn*. While memory moves, neither tenant computes, so turns are long compared with a move.
 //!
-//! An idle tenant that is off the GPU shows no wish, but a thread of its job may wait in the
-//! driver, unseen by the daemon. So the daemon brings the tenant back after a turn. If the tenant
-//! does nothing, the daemon brings it back after two turns, after four, and then after eight each
-//! time.
+//! An idle tenant that is off the GPU shows no wish. But a thread of its job may wait in the
+//! driver, where the daemon does not see it. So the daemon brings the tenant back after a turn. If
+//! the tenant does nothing, the daemon brings it back after two turns, after four, and then after
+//! eight each time.
 
 use super::TenantId;
 use super::class::Class;

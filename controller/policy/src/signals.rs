@@ -1,5 +1,5 @@
-//! The driver calls of a tenant beside launches, in total and lately: how often its processes call
-//! the driver, how much memory they ask for, and how long the driver blocks them. The kernel
+//! The driver calls of a tenant beside launches, in total and lately. The figures are the number of
+//! calls, the memory for which they ask, and the time for which the driver blocks them. The kernel
 //! programs count the calls of each process. This module adds the counts up for the tenant.
 
 use alloc::collections::BTreeMap;

@@ -157,9 +157,9 @@ impl Turns {
         }
     }
 
-    /// Gives the turn to the next session within a lease, if the holder of the turn has been idle
-    /// for `grace_ns` and another session wants the GPU. Returns the time of the next call, ns;
-    /// `None` if none is needed.
+    /// Checks the turn within a lease. If the holder of the turn has been idle for `grace_ns` and
+    /// another session wants the GPU, gives the turn to the next session. Returns the time of the
+    /// next call, ns; `None` if none is needed.
     pub fn step(&mut self, now_ns: u64, grace_ns: u64, sessions: &[Seen]) -> Option<u64> {
         let holder = self.holder?;
         let wants = |id: SessionId| sessions.iter().any(|seen| seen.session == id && seen.wants);

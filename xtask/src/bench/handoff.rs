@@ -1,5 +1,5 @@
-//! `cargo xtask bench handoff`: measures how fast the GPU goes from one tenant to the next, and how
-//! soon a tenant that is owed the GPU gets it.
+//! `cargo xtask bench handoff`: measures how fast the GPU goes from one tenant to the next. Also
+//! measures how soon a tenant that is owed the GPU gets it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -25,9 +25,9 @@ pub struct Report {
     /// Part of the time in which both tenants had work running or waiting.
     gpu_bound_fraction: f64,
     tenants: Vec<Tenant>,
-    /// The largest error of a tenant, in percentage points: the distance between its metered and
-    /// its true share, or between its true share and its entitlement. Without a record of the GPU:
-    /// the distance between the metered share and the entitlement.
+    /// The largest error of a tenant, in percentage points. An error is the distance between its
+    /// metered and its true share, or between its true share and its entitlement. Without a record
+    /// of the GPU: the distance between the metered share and the entitlement.
     max_share_error_points: f64,
     /// The same error with the due share in the place of the entitlement. If a tenant has no work
     /// for a moment, the GPU goes to the other tenant. The other tenant then has nothing to make up
@@ -172,8 +172,9 @@ fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
     theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
 }
 
-/// Returns the GPU time that a tenant was due since its start, ns: its part of the time in which
-/// others wanted the GPU too, and all of the time in which it alone wanted the GPU.
+/// Returns the GPU time that a tenant was due since its start, ns. In the time in which others
+/// wanted the GPU too, the tenant was due its part. In the time in which it alone wanted the GPU,
+/// it was due all.
 fn due(gpu: &TenantGpu) -> u64 {
     gpu.owed_ns.saturating_add(gpu.wanted_ns.saturating_sub(gpu.contended_ns))
 }

@@ -8,8 +8,8 @@
 //! 5. the process tree of the process ([`tree`]).
 //!
 //! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
-//! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]),
-//! because all of root's containers have the same user and do not trust each other.
+//! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
+//! reason is that all of root's containers have the same user, and do not trust each other.
 //!
 //! The [`Key`] identifies a tenant, not the name: two keys are two tenants. If two tenants ask for
 //! the same name, one of them gets another name.

@@ -74,9 +74,11 @@ fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Pa
 }
 
 /// Bounds the memory that each of a user's tenants may hold on a GPU. Returns the names of tenants
-/// whose bounds changed. All these tenants together never hold more than the cap. So memory of one
-/// tenant goes to another only after two steps: the daemon tells the first tenant its lower bound,
-/// and the first tenant no longer holds the memory.
+/// whose bounds changed.
+///
+/// All these tenants together never hold more than the cap. So before memory goes to another
+/// tenant, the daemon tells the first tenant a lower bound. The memory goes on once the first
+/// tenant no longer holds it.
 fn bound(tenants: &mut Tenants, user: u32, gpu: usize) -> Vec<String> {
     let there = |tenant: &Tenant| {
         tenant.owner.user == user && tenant.terms.is_bound() && !tenant.is_deserted() && tenant.is_on(gpu)

@@ -147,9 +147,9 @@ pub fn process_of(key: &StatKey) -> ProcessKey {
     ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
 }
 
-/// Returns the rows that the daemon is to evict from the kernel: the rows of `rows` that were
-/// unused for longest, until three quarters of `room` are in use. Returns no rows while an eighth
-/// of the room is free, and no row that is in use at `now_ns`.
+/// Returns the rows that the daemon is to evict from the kernel, until three quarters of `room` are
+/// in use. These are the rows of `rows` that were unused for longest. Returns no rows while an
+/// eighth of the room is free, and no row that is in use at `now_ns`.
 pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
     if rows.len() < room / 8 * 7 {
         return Vec::new();

@@ -172,8 +172,9 @@ impl Drop for Watcher {
 enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
-    /// The result of a look at all descriptors of a process: the process, its use of the devices,
-    /// whether it still has very many descriptors, and the processor time of the look, ns.
+    /// The result of a look at all descriptors of a process: the process and its use of the
+    /// devices. Then whether it still has very many descriptors, and the processor time of the
+    /// look, ns.
     Opened(ProcessKey, Option<Use>, bool, u64),
     /// The result of a search of all processes, and its processor time, ns.
     Searched(Found, u64),
@@ -861,8 +862,8 @@ impl Watch {
         }
     }
 
-    /// Stops a process that computes. Does not stop it if it is adopted, if the daemon expects it
-    /// to reconnect, or if the daemon did not see it with a device.
+    /// Stops a process that computes. If the process is adopted, may reconnect, or was not seen
+    /// with a device, does not stop it.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
         if is_coming_back || self.adopted.contains_key(&who) {

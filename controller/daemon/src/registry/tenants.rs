@@ -115,9 +115,9 @@ impl Tenants {
         self.iter().filter(|(_, tenant)| is_over(tenant)).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// If the daemon remembers too many deserted tenants, returns the name of one to forget: the
-    /// tenant that was deserted first among the tenants of the user with the most. So no user can
-    /// make the daemon forget the tenants of other users.
+    /// If the daemon remembers too many deserted tenants, returns the name of a tenant to forget.
+    /// The user with the most deserted tenants loses the one that was deserted first. So no user
+    /// can make the daemon forget the tenants of other users.
     pub fn too_many_deserted(&self) -> Option<String> {
         let deserted =
             || self.iter().filter_map(|(name, tenant)| Some((name, tenant, tenant.members.deserted_ns()?)));

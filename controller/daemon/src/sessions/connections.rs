@@ -144,8 +144,8 @@ impl Drop for Arriving {
     }
 }
 
-/// Returns the most that one source may have of `all`, while other sources have `others`: half of
-/// the rest, so that the next source finds room.
+/// Returns the most that one source may have of `all`, while other sources have `others`. It is
+/// half of the rest, so that the next source finds room.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }

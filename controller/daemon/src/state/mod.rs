@@ -1,5 +1,5 @@
-//! The state that a daemon saves for the next daemon: the accounts, the wishes, the settings of
-//! administrators, and the points up to which the daemon charged processes.
+//! The state that a daemon saves for the next daemon: accounts, wishes, settings of administrators,
+//! and the points up to which the daemon charged processes.
 //!
 //! The file is JSON, so that an administrator can read it. A new minor version only adds fields. An
 //! older daemon ignores fields that it does not know. A newer daemon takes a missing field for zero

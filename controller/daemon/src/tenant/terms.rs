@@ -1,5 +1,5 @@
-//! The terms of a tenant: the wishes of its job, the settings of an administrator, and the grant
-//! that follows from both under the user's caps.
+//! The terms of a tenant: the wishes of its job, and the settings of an administrator. The grant
+//! follows from both under the user's caps.
 
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;

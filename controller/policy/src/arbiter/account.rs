@@ -289,8 +289,8 @@ impl Account {
     }
 
     /// Returns the tenant's service: its GPU time during recent contention, divided by the time
-    /// that it was owed. 1 means that the tenant had exactly the time that it was owed. Returns
-    /// `None` if the tenant was owed nothing.
+    /// that it was owed. The value 1 means that the tenant had exactly the time that it was owed.
+    /// Returns `None` if the tenant was owed nothing.
     pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
         let then = self.a_second_ago(now_ns)?;
         let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);

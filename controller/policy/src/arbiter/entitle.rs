@@ -46,8 +46,8 @@ impl Core {
         now_ns.saturating_sub(self.entitled_ns) >= review_ns
     }
 
-    /// Returns whether the core must compute entitlements anew because of a change: a tenant came,
-    /// left or changed, or wants back the part that was lent.
+    /// Returns whether the core must compute entitlements anew. This is so if a tenant came, left
+    /// or changed, or wants back the part that was lent.
     fn owes_anew(&self, now_ns: u64) -> bool {
         let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
         self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back))

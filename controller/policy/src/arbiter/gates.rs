@@ -8,8 +8,8 @@ use crate::lease::{Change, Grant};
 use core::mem;
 use deepres_abi::grant::{LeaseTerms, ONE_LAUNCH};
 
-/// If the bound on work in flight at an open gate changes by more than this part (one in so many),
-/// the core tells the sessions.
+/// The core tells sessions with an open gate a new bound on their work in flight. It does so if the
+/// bound changes by more than the bound divided by this number.
 const TOLD_PART: u64 = 8;
 
 impl Session {

@@ -13,8 +13,8 @@ use deepres_abi::meter::Reading;
 const OVERDUE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 /// Work in flight is not overdue before this many times the tenant's longest kernel.
 const TIMES_LONGEST: u64 = 10;
-/// After this many drains that the arbiter gave up, progress no longer counts. One long queue of
-/// work causes one or two.
+/// After this many drains that the arbiter gave up, progress no longer counts. A single long queue
+/// of work causes one or two such drains.
 const IN_VAIN: u32 = 3;
 
 /// The state for one process.

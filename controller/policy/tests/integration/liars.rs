@@ -8,8 +8,8 @@ const SECOND: u64 = 1_000 * MS;
 /// The least part of the time for an honest tenant. If a liar shows half of its use, it gets two
 /// parts for each part of the honest tenant. A tenth of the time is tolerance.
 const LEAST: f64 = 0.3;
-/// The part of the time for an honest tenant beside a liar with garbage in its meter: the whole
-/// half that the honest tenant is owed.
+/// The part of the time for an honest tenant beside a liar with garbage in its meter. It is the
+/// whole half that the honest tenant is owed.
 const OWED: f64 = 0.5;
 const TOLERANCE: f64 = 0.01;
 /// The longest wait, ms. The arbiter gives up a drain after a second.

@@ -89,9 +89,9 @@ impl Measured {
         self.tenants.iter().map(error).fold(0.0, f64::max)
     }
 
-    /// Returns the largest error of a tenant's meter, percentage points. The error is the larger of
-    /// two differences between metered and true time: as parts of all GPU time used, and as parts
-    /// of the elapsed time.
+    /// Returns the largest error of a tenant's meter, percentage points. An error is a difference
+    /// between metered and true time. It counts as a part of all used GPU time or of the elapsed
+    /// time, whichever is larger.
     pub fn meter_error_points(&self) -> f64 {
         let (true_sum, metered_sum) = (self.sum(|had| had.true_ns), self.sum(|had| had.metered_ns));
         let error = |had: &Had| {
