@@ -92,7 +92,7 @@ pub fn coverage(tenants: &Tenants) -> Vec<ProcessCoverage> {
     tenants.iter().flat_map(of_tenant).collect()
 }
 
-/// Returns the word for a tenant's gate in the status: [`SUSPENDED`] for a suspended tenant, else
+/// Returns the word for a tenant's gate in the status: `SUSPENDED` for a suspended tenant, else
 /// `gate`, the word of the arbiter.
 pub fn gate(tenant: &Tenant, gate: &str) -> String {
     if tenant.residence.is_suspended() { SUSPENDED.to_owned() } else { gate.to_owned() }

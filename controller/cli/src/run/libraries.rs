@@ -99,7 +99,7 @@ pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
 /// linker will. So this process never loads the driver.
 ///
 /// Returns the interposer's name for `LD_PRELOAD`. If the other process could load the interposer
-/// by the name with [`GLIBC_ALONE`], the name has this prefix.
+/// by the name with `GLIBC_ALONE`, the name has this prefix.
 pub fn require_driver(library: &Path) -> Result<PathBuf> {
     let mut careful = OsString::from(GLIBC_ALONE);
     careful.push(library);

@@ -57,7 +57,7 @@ async fn pause(shared: &Shared, began: Instant) {
     sleep(left()).await;
 }
 
-/// Ends the wait for tenants of the previous daemon, after [`RETURN_LIMIT`].
+/// Ends the wait for tenants of the previous daemon, after `RETURN_LIMIT`.
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
     shared.registry.borrow_mut().stop_waiting();
