@@ -1,9 +1,10 @@
-//! Embeds the kernel programs, if they were built: from the file that DEEPRES_EBPF names, else from where `cargo xtask ebpf` puts it.
+//! Embeds the kernel programs into the daemon, if they are built. The variable DEEPRES_EBPF names
+//! their file. Without the variable, the file is at the place where `cargo xtask ebpf` puts it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// What a build without them says.
+/// The warning of a build without the kernel programs.
 pub const WITHOUT: &str = "building deepres without its kernel programs: it will not see who uses the GPU unmanaged by their ioctls, nor trace; `cargo xtask ebpf` builds them";
 
 fn main() {
@@ -11,8 +12,8 @@ fn main() {
     let named = env::var_os("DEEPRES_EBPF").filter(|named| !named.is_empty()).map(PathBuf::from);
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
         .join("../../target/deepres-ebpf");
-    // Cargo runs this again when something in the folder changes; if there were no folder it would run it, and build all that follows,
-    // every time.
+    // If a file in the folder changes, cargo runs this script again. Without a folder, cargo would
+    // run the script and all dependent builds every time.
     if fs::create_dir_all(&folder).is_ok() {
         println!("cargo::rerun-if-changed={}", folder.display());
     }
@@ -28,7 +29,11 @@ fn main() {
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", embedded.display()));
 }
 
-/// The programs in the file that was `named`, which has to be there, or else in `folder`. Empty: there are none, or the file is.
+/// Returns the programs in the file `named`, else the programs in `folder`. The result is empty if
+/// `folder` has no programs, or if the file is empty.
+///
+/// # Errors
+/// The file `named` cannot be read.
 pub fn programs(named: Option<&Path>, folder: &Path) -> Result<Vec<u8>, String> {
     match named {
         Some(named) => {

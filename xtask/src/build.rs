@@ -1,4 +1,5 @@
-//! Builds the library, the daemon and the simulated GPU, and lays them out as clients find them.
+//! Builds the library, the daemon and the simulated GPU, and puts them into folders as clients find
+//! them.
 
 use std::env;
 use std::fs;
@@ -20,8 +21,7 @@ pub struct Artefacts {
 }
 
 impl Artefacts {
-    /// Returns the artefacts that `lay_out` and `lay_out_simgpu` have put into `folder` and its
-    /// `simgpu/`.
+    /// Returns the artefacts in `folder`, into which `lay_out` and `lay_out_simgpu` have put them.
     pub fn in_folder(folder: PathBuf) -> Self {
         Self { folder }
     }
@@ -36,7 +36,7 @@ impl Artefacts {
         self.folder.join("deepres")
     }
 
-    /// Returns the path of the preloaded library.
+    /// Returns the path of the interposer.
     pub fn library(&self) -> PathBuf {
         self.folder.join("libdeepres.so")
     }
@@ -55,7 +55,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Returns the folder of everything built. The path is absolute, because commands run in different
+/// Returns the folder of all builds. The path is absolute, because commands run in different
 /// directories.
 pub fn target() -> PathBuf {
     let folder = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
@@ -74,8 +74,8 @@ pub fn artefacts() -> Result<Artefacts> {
     laid_out("release", "deepres")
 }
 
-/// Lays out the same in `target/deepres-check`, from the debug build of the tests with its
-/// assertions.
+/// Lays out the same artefacts in `target/deepres-check`, from the debug build of the tests with
+/// its assertions.
 pub fn check_artefacts() -> Result<Artefacts> {
     laid_out("debug", "deepres-check")
 }
@@ -87,7 +87,8 @@ fn laid_out(profile: &str, folder: &str) -> Result<Artefacts> {
     Ok(Artefacts::in_folder(folder))
 }
 
-/// Compiles the client `tests/workloads/c/NAME.c`, which finds the driver by `dlsym`.
+/// Compiles the client `tests/workloads/c/NAME.c`, which finds the driver by `dlsym`. Returns the
+/// client's path.
 pub fn c_client(name: &str) -> Result<PathBuf> {
     let folder = target().join("deepres/clients");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -100,7 +101,7 @@ pub fn c_client(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Puts the product built in `from` into `folder`.
+/// Copies the product built in `from` into `folder`.
 pub fn lay_out(from: &Path, folder: &Path) -> Result<()> {
     for name in ["deepres", "libdeepres.so"] {
         install(&from.join(name), &folder.join(name))?;
@@ -108,7 +109,7 @@ pub fn lay_out(from: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts the simulated GPU built in `from` into `folder`, under the names that clients look for.
+/// Copies the simulated GPU built in `from` into `folder`, under the names for which clients look.
 pub fn lay_out_simgpu(from: &Path, folder: &Path) -> Result<()> {
     for (built, name) in [
         ("libcuda.so", "libcuda.so.1"),
@@ -120,8 +121,8 @@ pub fn lay_out_simgpu(from: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file and renames it into place. A process that runs or maps the old file keeps the old
-/// one.
+/// Copies a file and renames it into place. If a process runs or maps the old file, the process
+/// keeps the old file.
 pub fn install(from: &Path, to: &Path) -> Result<()> {
     let folder = to.parent().context("a file without a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

@@ -1,11 +1,11 @@
-//! Runs other programs. An error names the whole command in a form that can be typed.
+//! Runs other programs. An error contains the whole command as a user would type it.
 
 use std::io;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Returns the command as a shell would take it, with the variables that were set for it.
+/// Returns the command in the form of a shell, with the variables that were set for it.
 pub fn shown(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))
@@ -26,7 +26,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Runs `command` with our own standard streams, and requires success.
+/// Runs `command` with this process's standard streams. Fails if the command fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start: {}", shown(command)))?;
     if !status.success() {
@@ -35,13 +35,13 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a `command` that prepares something. Its output goes to our standard error, so that
-/// standard output contains a benchmark's JSON alone.
+/// Runs a `command` that prepares something. The command's output goes to this process's standard
+/// error, so that standard output contains a benchmark's JSON alone.
 pub fn prepare(command: &mut Command) -> Result<()> {
     run(command.stdout(io::stderr()))
 }
 
-/// Runs `command`, requires success, and returns its standard output.
+/// Runs `command` and returns its standard output. Fails if the command fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())

@@ -1,9 +1,9 @@
 //! `cargo xtask compatibility`: lists the programs that have run with deepres, and writes
 //! `docs/compatibility.md`.
 //!
-//! Each row names the test that shows it. The command writes the page after those tests have
-//! passed. `cargo xtask test` runs the same tests, and checks that the page matches these rows and
-//! the pinned versions.
+//! Each row of the page names the test that shows it. The command writes the page after these tests
+//! have passed. `cargo xtask test` runs the same tests, and checks that the page matches the rows
+//! and the pinned versions.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -26,7 +26,7 @@ pub struct Options {
     pub check: bool,
 }
 
-/// Place that states a client's version.
+/// The place that states a client's version.
 enum Version {
     /// A file of requirements.
     Pinned { file: &'static str, package: &'static str },
@@ -36,7 +36,7 @@ enum Version {
     Of(&'static str),
 }
 
-/// Part of a client's work that the simulated GPU can run.
+/// The part of a client's work that the simulated GPU can run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
     /// The whole client.
@@ -227,7 +227,8 @@ impl Version {
 }
 
 impl Row {
-    /// Returns the row's line of the table without its last column, the day when the row was shown.
+    /// Returns the row's line of the table without the last column. The last column is the day of
+    /// the row's last pass.
     fn begins(&self) -> Result<String> {
         let large = if self.reach == Reach::Large { " (`cargo xtask test --deep`)" } else { "" };
         let version = self.version.text()?;
@@ -237,7 +238,7 @@ impl Row {
         ))
     }
 
-    /// Returns the day when the row was shown, from a page that contains the row.
+    /// Returns the day of the row's last pass, from a page that contains the row.
     fn day<'p>(&self, page: &'p str) -> Result<&'p str> {
         let begins = self.begins()?;
         let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
@@ -248,7 +249,7 @@ impl Row {
     }
 }
 
-/// Returns the page's text, with the day when each row was shown.
+/// Returns the page's text. `day` returns the day of each row's last pass.
 fn page<'d>(day: impl Fn(&Row) -> Result<&'d str>) -> Result<String> {
     let mut page = HEAD.to_owned();
     for (heading, is_whole) in [(WHOLE, true), (LOOK_UPS, false)] {
@@ -271,7 +272,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let is_run = |row: &Row| row.reach != Reach::Large || options.large;
-    // A row whose test does not run must be on the page unchanged.
+    // If a row's test does not run now, the page must have the row unchanged.
     for row in ROWS.iter().filter(|row| !is_run(row)) {
         row.day(&found)?;
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask dist`: builds the product for users, so that it runs on old distributions.
 //!
-//! The linker is zig's (from PyPI, driven by cargo-zigbuild). It links against the symbol versions
+//! The linker is zig's (from PyPI; cargo-zigbuild calls it). It links against the symbol versions
 //! of a chosen glibc, whatever glibc the build machine has.
 
 use std::fs;
@@ -12,12 +12,12 @@ use deepres_e2e::{artefacts, cache};
 use crate::build::Artefacts;
 use crate::{build, command, ebpf, elf};
 
-/// Target with the glibc that the product is built against. That glibc is older than any
-/// distribution that current drivers support.
+/// Target with the glibc against which the product is built. All distributions that current drivers
+/// support have a newer glibc.
 const TARGET: &str = "x86_64-unknown-linux-gnu.2.17";
-/// Newest glibc that the product may need, which is RHEL 8's.
+/// The newest glibc that the product may need: RHEL 8's.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
-/// Most bytes of the whole product.
+/// The most bytes of the whole product.
 const SIZE_LIMIT_BYTES: u64 = 64 << 20;
 /// Version of cargo-zigbuild.
 const ZIGBUILD_VERSION: &str = "0.24.1";

@@ -1,9 +1,9 @@
-//! `cargo xtask ebpf`: builds the programs that run in the kernel, and installs the tools for that.
+//! `cargo xtask ebpf`: builds the kernel programs, and installs the tools that the build needs.
 //!
-//! The target is `bpfel-unknown-none`. No toolchain brings a `core` for it, so `core` is built from
-//! the toolchain's own source. bpf-linker links with the LLVM of the toolchain that it finds first
-//! in PATH. If rustup has no source, Debian's security archive has a toolchain of the same LLVM
-//! with its source.
+//! The target is `bpfel-unknown-none`. No toolchain has a compiled `core` for this target, so cargo
+//! builds `core` from the toolchain's own source. bpf-linker links with the LLVM of the first
+//! toolchain in PATH. If rustup has no source, Debian's security archive has a toolchain of the
+//! same LLVM with its source.
 
 use std::env;
 use std::ffi::OsString;
@@ -17,12 +17,12 @@ use crate::{build, command};
 
 /// Target of the kernel programs.
 const TARGET: &str = "bpfel-unknown-none";
-/// Version of bpf-linker. A later one needs a later LLVM than the stable toolchain's.
+/// Version of bpf-linker. A later version needs a later LLVM than the stable toolchain has.
 const LINKER_VERSION: &str = "0.10.1";
 /// Compiler flags: instructions of BPF's third version (32-bit comparisons), and no type
 /// information. The kernel does not accept the names in Rust's type information.
 const FLAGS: [&str; 2] = ["-Clinker=bpf-linker", "-Ctarget-cpu=v3"];
-/// Separator between flags in the variable that carries them.
+/// Separator between flags in the variable `CARGO_ENCODED_RUSTFLAGS`.
 const FLAG_SEPARATOR: &str = "\x1f";
 /// Debian's packages of a toolchain with its source.
 const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
@@ -41,7 +41,7 @@ pub fn build() -> Result<PathBuf> {
     let linker = linker()?;
     let toolchain = toolchain()?;
     let folder = build::target().join("ebpf");
-    // The linker uses the LLVM of this toolchain.
+    // bpf-linker uses the LLVM of this toolchain.
     let rustup = sysroot(Path::new("rustc"))?.join("bin");
     let path = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths([rustup, linker].into_iter().chain(env::split_paths(&path)))?;
@@ -52,11 +52,12 @@ pub fn build() -> Result<PathBuf> {
         .arg(&folder)
         .env("PATH", path)
         .env("RUSTC", &toolchain.rustc)
-        // Building `core` needs an unstable feature. The source is that of a stable toolchain.
+        // The build of `core` needs an unstable feature. The source is the source of a stable
+        // toolchain.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join(FLAG_SEPARATOR))
         .env_remove("RUSTFLAGS");
-    // The environment must not change the profile of the programs that run in the kernel.
+    // The environment must not change the profile of the kernel programs.
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PROFILE_")) {
         cargo.env_remove(name);
     }
@@ -69,14 +70,15 @@ pub fn build() -> Result<PathBuf> {
     Ok(embedded)
 }
 
-/// Returns the path where the controller's build looks for the programs.
+/// Returns the path at which the controller's build looks for the kernel programs.
 fn embedded() -> PathBuf {
     crate::workspace().join("target/deepres-ebpf/programs.o")
 }
 
-/// Returns the folder of bpf-linker. Installs it first if it is missing.
+/// Returns the folder of bpf-linker. If bpf-linker is missing, installs it first.
 fn linker() -> Result<PathBuf> {
-    // The linker uses the toolchain's LLVM, so each compiler needs its own build of the linker.
+    // bpf-linker uses the toolchain's LLVM, so each compiler needs a build of its own of
+    // bpf-linker.
     let compiler = command::output(Command::new("rustc").arg("--version"))?;
     let recipe = format!("{LINKER_VERSION} {compiler}");
     Ok(cache::entry("bpf-linker", &recipe, |folder| {
@@ -118,8 +120,8 @@ fn toolchain() -> Result<Toolchain> {
     bail!("{DEBIAN_RUSTC} has no source of `core` although {packages} are installed")
 }
 
-/// Whether the toolchain in use has its own source. The function asks rustup for the source if it
-/// is missing.
+/// Whether the toolchain in use has its own source. If the source is missing, the function first
+/// asks rustup for it.
 pub fn has_own_source() -> bool {
     let mut add = Command::new("rustup");
     add.args(["component", "add", "rust-src"]).current_dir(crate::workspace());

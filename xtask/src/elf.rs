@@ -5,7 +5,7 @@ use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader as _, SectionHeader as _};
 
-/// Returns the newest `GLIBC_x.y` that the dynamic linker has to find for `image`.
+/// Returns the newest version `GLIBC_x.y` that the dynamic linker must find for `image`.
 pub fn newest_glibc(image: &[u8]) -> Result<(u32, u32)> {
     let header = FileHeader64::<LittleEndian>::parse(image).context("not an ELF file")?;
     let endian = header.endian()?;
@@ -24,7 +24,7 @@ pub fn newest_glibc(image: &[u8]) -> Result<(u32, u32)> {
     Ok(newest)
 }
 
-/// Parses a version: `GLIBC_2.2.5` → (2, 2).
+/// Returns the numbers of a version: `GLIBC_2.2.5` gives (2, 2).
 fn glibc(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.strip_prefix("GLIBC_")?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -38,7 +38,7 @@ mod tests {
     fn reads_the_versions_that_a_program_needs() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let (major, minor) = newest_glibc(&own).unwrap();
-        // Rust's standard library needs at least 2.17, wherever it is built.
+        // Rust's standard library needs at least 2.17, wherever cargo builds it.
         assert!(major == 2 && minor >= 17, "{major}.{minor}");
     }
 

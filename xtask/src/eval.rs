@@ -1,4 +1,4 @@
-//! `cargo xtask eval`: compares the policy with others in virtual time. The code is in
+//! `cargo xtask eval`: compares the policy with other policies in virtual time. The code is in
 //! `tests/eval`.
 
 use std::env;
@@ -20,7 +20,7 @@ pub struct Options {
 /// Builds the evaluation and runs it.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
-    // Paths of scenarios are relative to the user's current directory.
+    // The paths of scenarios are relative to the user's current directory.
     cargo.current_dir(env::current_dir().context("cannot tell the current directory")?);
     cargo.args(["run", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--manifest-path"]);
     cargo.arg(crate::workspace().join("Cargo.toml")).arg("--");

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: runs libFuzzer on everything that crosses a trust boundary.
+//! `cargo xtask fuzz`: runs libFuzzer on all inputs that cross a trust boundary.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -28,22 +28,22 @@ pub struct Options {
     pub seed: u32,
 }
 
-/// Compiler flags that report to libFuzzer which edges an input took.
+/// Compiler flags with which the program reports to libFuzzer the edges that an input took.
 pub const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// Time after which an input counts as hanging, s.
+/// If an input takes longer than this, it counts as hanging, s.
 const TIMEOUT_S: u32 = 10;
-/// Memory use that counts as a finding, MiB.
+/// If a target uses more memory than this, the input is a finding, MiB.
 const MEMORY_MIB: u32 = 2048;
-/// Longest input, bytes. Frames, meters and configurations are shorter, and images are cut to this
-/// length.
+/// The longest input, bytes. Frames, meters and configurations are shorter. libFuzzer cuts images
+/// to this length.
 const MAX_INPUT_BYTES: u32 = 8192;
 
-/// The target that libFuzzer does not run.
+/// The target that runs without libFuzzer.
 const CALLS: &str = "calls";
 
-/// Runs the targets, several at once, and prints the result of each.
+/// Runs the targets, several at once, and prints each result.
 pub fn run(options: &Options) -> Result<()> {
     if options.targets.iter().any(|target| target == CALLS) {
         calls(options.seconds)?;
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs random pairs of driver call sequences, and prints each pair before it runs.
+/// Runs random pairs of sequences of driver calls. Prints each pair before it runs.
 fn calls(seconds: u32) -> Result<()> {
     let artefacts = build::artefacts()?;
     let mut cargo = build::cargo();
@@ -92,8 +92,8 @@ fn calls(seconds: u32) -> Result<()> {
     command::run(&mut cargo).context("the pair that was printed last belongs into tests/fuzz/seeds/calls")
 }
 
-/// Returns the names of all targets, which are the folders of their seeds. A test requires a folder
-/// for each target.
+/// Returns the names of all targets. They are the names of the folders of seeds, and a test
+/// requires a folder for each target.
 fn all() -> Result<Vec<String>> {
     let folder = seeds();
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -123,7 +123,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     let mut command = Command::new(program);
     command
         .env("DEEPRES_FUZZ_TARGET", target)
-        // Memory that a target keeps for the next input is no leak.
+        // If a target keeps memory for the next input, this is no leak.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .arg(&corpus)
         .arg(seeds().join(target))
@@ -146,7 +146,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     summary(target, &log).with_context(|| format!("{log}\nwhat libFuzzer says cannot be read: {shown}"))
 }
 
-/// Summarises libFuzzer's log in a line.
+/// Returns a summary of libFuzzer's log in one line; `None` without a result.
 fn summary(target: &str, log: &str) -> Option<String> {
     let states: Vec<(u64, &str)> = log
         .lines()

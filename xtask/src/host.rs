@@ -1,5 +1,5 @@
-//! A host for demo and benchmarks: a daemon in a temporary directory, with a simulated GPU or the
-//! real one.
+//! A host for the demo and the benchmarks: a daemon in a temporary directory, with a simulated or a
+//! real GPU.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,10 +21,10 @@ use crate::process::{Interrupt, Running, ended};
 
 /// Time limit for the daemon's first answer.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// Time between two queries meanwhile.
+/// Time between two requests to a daemon that is starting.
 const START_POLL: Duration = Duration::from_millis(50);
 
-/// The GPU that work runs on.
+/// The GPU that the tenants share.
 pub enum Device {
     /// The simulated GPU, with this configuration.
     Simulated { config: Option<PathBuf> },
@@ -33,7 +33,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Returns the machine's GPU if there is one with an installed driver, or else a simulated one.
+    /// Returns the machine's GPU if there is one with an installed driver, else a simulated GPU.
     pub fn of_this_machine(config: PathBuf) -> Self {
         if Path::new("/dev/nvidia0").exists() && driver_is_installed() {
             Self::Real
@@ -58,7 +58,7 @@ fn driver_is_installed() -> bool {
     command::output(&mut known).is_ok_and(|libraries| libraries.contains("libcuda.so.1"))
 }
 
-/// A daemon and its directory. Drop ends the daemon and removes the directory.
+/// A daemon and its directory. The drop ends the daemon and removes the directory.
 pub struct Host {
     // Fields drop in this order: first the daemon, then its directory.
     daemon: Running,
@@ -69,7 +69,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts a daemon and waits until it answers.
+    /// Starts a daemon, and waits until it answers.
     pub fn start(artefacts: &Artefacts, device: Device, interrupt: &Interrupt) -> Result<Self> {
         Self::configured(artefacts, device, interrupt, None)
     }
@@ -131,15 +131,15 @@ impl Host {
         simgpu_state(self.directory.path())
     }
 
-    /// Returns the command `deepres` on this host. Its clients look for libraries in `folders`
-    /// first.
+    /// Returns the command `deepres` on this host. Clients of this command look for libraries in
+    /// `folders` first.
     pub fn deepres(&self, folders: &[&Path]) -> Command {
         let mut command = Command::new(&self.deepres);
         environment(&mut command, self.directory.path(), &self.device, &self.simgpu, folders);
         command
     }
 
-    /// Returns a command that runs a program on this host. The program finds its driver and its
+    /// Returns a command that runs a program on this host. The program finds this host's driver and
     /// daemon.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
@@ -185,7 +185,7 @@ fn environment(command: &mut Command, directory: &Path, device: &Device, simgpu:
     command.env("LD_LIBRARY_PATH", env::join_paths(&library_path).unwrap_or_else(|_| OsString::new()));
 }
 
-/// A connection to the daemon's admin socket. It spares a query the start of a program.
+/// A connection to the daemon's admin socket. With it, a request needs no new process.
 pub struct Admin(BufReader<UnixStream>);
 
 impl Admin {
@@ -205,7 +205,7 @@ impl Admin {
         Ok(reply)
     }
 
-    /// Returns what `deepres ps` shows.
+    /// Returns the answer of `deepres ps`, over this connection.
     pub fn status(&mut self) -> Result<Ps> {
         let reply = self.ask(&json!({ "op": "status" }))?;
         serde_json::from_str(&reply).with_context(|| format!("not understood: {reply}"))
@@ -220,7 +220,7 @@ pub struct Ps {
     pub tenants: Vec<Tenant>,
 }
 
-/// One GPU.
+/// A GPU in the status.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Gpu {
     pub uuid: String,
@@ -232,7 +232,7 @@ pub struct Gpu {
     pub quantum_ns: u64,
 }
 
-/// One tenant.
+/// A tenant in the status.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Tenant {
     pub name: String,
@@ -248,13 +248,13 @@ pub struct Tenant {
 #[derive(Clone, Debug, Deserialize)]
 pub struct TenantGpu {
     pub gpu: usize,
-    /// Entitlement, parts per million. `None` while the tenant has no session here.
+    /// Entitlement, parts per million. `None` while the tenant has no session on this GPU.
     pub entitled_ppm: Option<u64>,
     pub gpu_ns: u64,
     pub wanted_ns: u64,
     /// Time in which another tenant wanted the GPU too, ns.
     pub contended_ns: u64,
-    /// The tenant's part of that time, ns.
+    /// The tenant's part of `contended_ns`, ns.
     pub owed_ns: u64,
     pub wait_ns: u64,
     pub kernel_launches: u64,
@@ -264,14 +264,15 @@ pub struct TenantGpu {
     pub memory_by_kind: BTreeMap<String, u64>,
 }
 
-/// One process of a tenant.
+/// A process of a tenant in the status.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Session {
     pub pid: u32,
 }
 
 impl Ps {
-    /// Returns the tenant of this name and its figures on GPU 0, once it has a session there.
+    /// Returns the tenant of this name with its figures on GPU 0; `None` before it has a session
+    /// there.
     pub fn on_first_gpu(&self, name: &str) -> Option<(&Tenant, &TenantGpu)> {
         let tenant = self.tenants.iter().find(|tenant| tenant.name == name)?;
         Some((tenant, tenant.gpus.iter().find(|gpu| gpu.gpu == 0)?))

@@ -13,12 +13,12 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use crate::command;
 
-/// Time that a process has to end after SIGTERM.
+/// Time that a process has for its end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
-/// Time between two looks for an end, or for a signal.
+/// Time between two checks for an end or a signal.
 const POLL: Duration = Duration::from_millis(10);
 
-/// A running process and its process group. Drop ends all of them.
+/// A running process with its process group. The drop ends the whole group.
 pub struct Running {
     child: Child,
     shown: String,
@@ -59,7 +59,7 @@ impl Running {
         self.child.try_wait().with_context(|| format!("cannot wait for: {}", self.shown))
     }
 
-    /// Waits for the end of the process, and requires success.
+    /// Waits for the end of the process. Fails if the process failed.
     pub fn finish(mut self) -> Result<()> {
         let status = self.child.wait().with_context(|| format!("cannot wait for: {}", self.shown))?;
         if !status.success() {
@@ -72,8 +72,8 @@ impl Running {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    /// Whether the process has ended. The zombie stays, because it keeps the kernel from reusing
-    /// the group's number.
+    /// Whether the process has ended. The zombie stays, so that the kernel does not reuse the
+    /// group's number.
     fn is_over(&self, pid: Pid) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))
@@ -86,7 +86,7 @@ impl Drop for Running {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // An error means that the group is empty, which is the goal.
+        // An error means that the group is empty, and nothing is left to end.
         let _ = rustix::process::kill_process_group(group, Signal::TERM);
         let deadline = Instant::now() + GRACE;
         while !self.is_over(group) && Instant::now() < deadline {
@@ -97,8 +97,8 @@ impl Drop for Running {
     }
 }
 
-/// A flag that is set by Ctrl-C and by a request to terminate. Loops check it, so that guards clean
-/// up.
+/// A flag that Ctrl-C and a request to terminate set. Loops check the flag and fail, so that drops
+/// clean up.
 #[derive(Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -121,7 +121,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Sleeps. Fails soon after a signal has come.
+    /// Sleeps for `duration`. Fails soon after a signal has come.
     pub fn sleep(&self, duration: Duration) -> Result<()> {
         let end = Instant::now() + duration;
         while Instant::now() < end {
@@ -132,7 +132,7 @@ impl Interrupt {
     }
 }
 
-/// Describes an exit status for people.
+/// Returns an exit status in words.
 pub fn ended(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => format!("was killed by signal {signal}"),
@@ -145,8 +145,8 @@ mod tests {
     use super::*;
 
     fn lives(pid: u32) -> bool {
-        // A zombie that is not our child still has a folder. The state in its stat file shows that
-        // it is a zombie.
+        // A zombie of another parent still has a folder. The state in its stat file shows that it
+        // is a zombie.
         std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 

@@ -1,9 +1,9 @@
 //! `cargo xtask sanitize`: runs the tests under a sanitizer.
 //!
 //! Sanitizers are an unstable feature of the compiler. The stable toolchain has their run-time
-//! libraries, and `RUSTC_BOOTSTRAP` enables them, so no other toolchain is needed. For
-//! AddressSanitizer only our own packages are rebuilt, like the fuzz targets. A wrapper between
-//! cargo and the compiler adds the flags.
+//! libraries, and `RUSTC_BOOTSTRAP` enables them. So no other toolchain is needed. For
+//! AddressSanitizer, as for the fuzz targets, only the packages of this workspace are built anew. A
+//! wrapper between cargo and the compiler adds the flags.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -30,21 +30,21 @@ pub struct Options {
     sanitizer: Option<Sanitizer>,
 }
 
-/// Target, which is named when the standard library is built too. Build scripts and procedural
-/// macros then use the existing standard library.
+/// The target. Cargo gets the target's name if it also builds the standard library. Build scripts
+/// and procedural macros then use the existing standard library.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 const EXECUTABLE: u32 = 0o755;
-/// Tests that are left out. They test arithmetic in safe code without threads, with ten thousand
-/// cases each.
+/// Tests that a sanitizer does not run. They test arithmetic in safe code without threads, with ten
+/// thousand cases each.
 pub const LEFT_OUT: &str = "policy::";
 
 impl Sanitizer {
     /// Both sanitizers.
     pub const ALL: [Self; 2] = [Self::Address, Self::Thread];
 
-    /// Returns the packages whose tests the sanitizer runs. The interposer is left out, because its
-    /// tests define `dlsym`, which sanitizers need for themselves. The fuzz targets cover the
-    /// interposer's handling of a daemon's messages.
+    /// Returns the packages whose tests the sanitizer runs. The interposer is not among them,
+    /// because its tests define `dlsym`, which sanitizers need for themselves. The fuzz targets
+    /// cover the interposer's handling of a daemon's messages.
     const fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Address => &["deepres-abi", "deepres-model", "deepres-daemon", "deepres", "simgpu-engine"],
@@ -52,7 +52,8 @@ impl Sanitizer {
         }
     }
 
-    /// Returns the command that builds and runs the tests, without arguments for the tests.
+    /// Returns the command that builds and runs the tests. The command has no arguments for the
+    /// tests yet.
     pub fn tests(self) -> Result<Command> {
         let mut tests = match self {
             Self::Address => with_address_sanitizer()?,
@@ -61,8 +62,8 @@ impl Sanitizer {
         tests.args(["test", "--no-fail-fast", "--lib", "--tests"]);
         tests.args(self.packages().iter().flat_map(|package| ["--package", package]));
         if self == Self::Thread {
-            // ThreadSanitizer sees the standard library's orderings only if the library is
-            // instrumented too.
+            // ThreadSanitizer sees the memory orderings of the standard library only if the library
+            // is instrumented too.
             tests
                 .args(["-Zbuild-std", "--target", PLATFORM, "--target-dir"])
                 .arg(build::target().join("thread-sanitizer"))
@@ -73,12 +74,12 @@ impl Sanitizer {
     }
 }
 
-/// Returns a cargo that builds our own packages with AddressSanitizer and for libFuzzer, and all
-/// others as usual.
+/// Returns a cargo command that builds the packages of this workspace with AddressSanitizer and for
+/// libFuzzer. It builds all other packages as usual.
 pub fn with_address_sanitizer() -> Result<Command> {
     let wrapper = build::target().join("address-sanitizer/rustc");
-    // The variable is set only inside the wrapper. Otherwise cargo would rebuild each package that
-    // reads it.
+    // Only the wrapper sets the variable. Otherwise cargo would build each package anew that reads
+    // the variable.
     let script = format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec \"$@\" -Zsanitizer=address {}\n", fuzz::FLAGS);
     if fs::read_to_string(&wrapper).ok().as_ref() != Some(&script) {
         let folder = wrapper.parent().context("a file without a folder")?;
@@ -89,7 +90,8 @@ pub fn with_address_sanitizer() -> Result<Command> {
     let mut cargo = build::cargo();
     cargo
         .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
-        // Leaks are not reported, because the pages of a process and of its tests are never freed.
+        // The sanitizer does not report leaks, because the pages of a process and of its tests are
+        // never freed.
         .env("ASAN_OPTIONS", "detect_leaks=0");
     Ok(cargo)
 }

@@ -2,8 +2,8 @@
 //! Only the daemon runs this command.
 //!
 //! The daemon does not link CUDA, so another process must call the driver. When the daemon ends,
-//! the input of this process ends too, and this process brings the others back. The processes
-//! therefore cannot stay off the GPUs for ever.
+//! the input of this process ends too, and this process brings the moved processes back. So no
+//! process stays off the GPUs for ever.
 //!
 //! The command writes these words to stdout, one a line:
 //!
@@ -12,14 +12,14 @@
 //! | `away` | all processes are off the GPUs |
 //! | `back` | all processes are back; the command ends |
 //! | `no room` | the GPU has no room, and the processes stay off |
-//! | `lost` | moving the processes off failed, and so did undoing the part that was done |
+//! | `lost` | moving the processes off failed, and so did undoing the steps done |
 //!
-//! A line on stdin, or the end of stdin, makes the command bring the processes back. After
-//! `no room` the command waits for the next line. Once stdin has ended, the command tries again
-//! every [`RETRY`].
+//! After a line on stdin or the end of stdin, the command brings the processes back. If the GPU has
+//! no room, the command says `no room` and waits for the next line. Once stdin has ended, the
+//! command tries again every [`RETRY`].
 //!
-//! With `--back` the command begins by bringing the processes back, whatever state they are in. The
-//! daemon uses the option when the earlier `deepres away` of these processes is gone.
+//! With `--back`, the command begins by bringing the processes back, whatever state they are in.
+//! The daemon uses this option if the earlier `deepres away` of these processes has ended.
 
 use crate::doctor::NO_CHECKPOINTS;
 use anyhow::{Context, Result, anyhow, bail};
@@ -35,9 +35,9 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
-/// Time in which a process must reach a point at which it can be moved off the GPU.
+/// Time within which the driver must lock a process, before it can move the process off the GPU.
 const LOCK_LIMIT_MS: u32 = 10_000;
-/// Pause between two attempts to bring processes back once the daemon is gone.
+/// Pause between two attempts to bring processes back after the daemon has ended.
 const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
@@ -66,9 +66,9 @@ struct Driver {
     state: pfn::cuCheckpointProcessGetState,
 }
 
-/// The reason why processes are not back on the GPU.
+/// The reason for which processes are not back on the GPU.
 enum NotBack {
-    /// The GPU's memory is taken by other processes.
+    /// Other processes have the GPU's memory.
     NoRoom,
     /// Any other failure.
     Failed(anyhow::Error),
@@ -80,7 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut is_told = args.back;
     if !args.back {
         driver.take_off(&args.pids)?;
-        // If the daemon has ended meanwhile, stdin has ended too, and the processes come back below.
+        // If the daemon has ended meanwhile, stdin has ended too. The lines below then bring the
+        // processes back.
         let _ = say("away");
     }
     let mut lines = std::io::stdin().lock().lines();
@@ -91,12 +92,13 @@ pub fn run(args: &Args) -> Result<()> {
         }
         match driver.bring_back(&args.pids) {
             Ok(()) => {
-                // The daemon that would read this word may be gone.
+                // The daemon that would read this word may have ended.
                 let _ = say("back");
                 return Ok(());
             }
             Err(NotBack::Failed(error)) => return Err(error),
-            // Without a reader there is no daemon, and only this process can bring the others back.
+            // If nobody reads, the daemon has ended, and only this process can bring the others
+            // back.
             Err(NotBack::NoRoom) if has_daemon && say("no room").is_ok() => {}
             Err(NotBack::NoRoom) => std::thread::sleep(RETRY),
         }
@@ -143,7 +145,7 @@ impl Driver {
         }
     }
 
-    /// Moves all processes off the GPU, or none.
+    /// Moves all processes off the GPU. If that fails for one of them, moves none.
     fn take_off(&self, pids: &[i32]) -> Result<()> {
         for (at, pid) in pids.iter().enumerate() {
             let mut limit = LockArgs { timeout_ms: LOCK_LIMIT_MS, reserved: [0; 15] };
@@ -165,8 +167,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Undoes the steps that [`Self::take_off`] has done. Says `lost` if that fails for a living
-    /// process.
+    /// Undoes the steps that [`Self::take_off`] has done. If that fails for a living process, says
+    /// `lost`.
     fn undo(&self, checkpointed: &[i32], locked: &[i32]) -> Result<()> {
         let mut is_done = true;
         for pid in checkpointed {
@@ -180,7 +182,7 @@ impl Driver {
         if is_done { Ok(()) } else { say("lost") }
     }
 
-    /// Brings back all processes that still live, or none.
+    /// Brings back all processes that are alive. If that fails for one of them, brings back none.
     fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
         let living = || pids.iter().copied().filter(|pid| is_alive(*pid));
         let mut restored = Vec::new();

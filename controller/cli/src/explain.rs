@@ -32,7 +32,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Prints the derivation of the tenant's share of each of its GPUs.
+/// Prints the derivation of the tenant's share, for each of its GPUs.
 pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {

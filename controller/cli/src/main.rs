@@ -111,13 +111,13 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Whether output to `stream` may have colours: on a terminal, unless `NO_COLOR` is set
+/// Whether output to `stream` may have colours: `stream` is a terminal, and `NO_COLOR` is not set
 /// (<https://no-color.org>).
 fn has_colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|wish| wish.is_empty())
 }
 
-/// Returns an error and its causes in one line. A cause that the line already contains is left out.
+/// Returns an error and its causes in one line. Leaves out a cause that the line already contains.
 fn explain(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |line, cause| {
         if line.contains(&cause) { line } else { format!("{line}: {cause}") }
@@ -135,14 +135,14 @@ fn refuse(error: &clap::Error) -> ExitCode {
     match (error.kind(), quantity) {
         // `deepres` without arguments prints the whole help.
         (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => drop(error.print()),
-        // The error itself says which values are accepted.
+        // The error itself says which values the option takes.
         (ErrorKind::ValueValidation, Some(quantity)) => eprintln!("deepres: {quantity}"),
         _ => eprintln!("deepres: {}", one_line(&error.render().to_string())),
     }
     ExitCode::from(USAGE)
 }
 
-/// Joins clap's message of several lines: the error and its tips, without the usage.
+/// Joins the lines of clap's message: the error and its tips, without the usage.
 fn one_line(rendered: &str) -> String {
     let says = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
     let lines: Vec<_> =

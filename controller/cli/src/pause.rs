@@ -1,5 +1,5 @@
-//! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. A suspended
-//! tenant's memory is on the host, a paused tenant's memory stays on the GPU.
+//! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. The memory of a
+//! suspended tenant is on the host. The memory of a paused tenant stays on the GPU.
 
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
@@ -7,7 +7,7 @@ use deepres_model::admin::{Reply, Request, Resumption};
 use std::time::Duration;
 
 /// Longest wait for the daemon's answer. Moving all memory of a GPU to the host takes some seconds,
-/// and begins when running work has ended.
+/// and begins after the running work has ended.
 const MOVE_PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Args)]
@@ -32,7 +32,7 @@ pub fn pause(args: Args) -> Result<()> {
     ask(&args.tenant, &Request::Pause { tenant })
 }
 
-/// Moves the tenant off the GPUs, its memory to the host.
+/// Moves the tenant off the GPUs, with its memory.
 pub fn suspend(args: Args) -> Result<()> {
     let tenant = args.tenant.clone();
     ask(&args.tenant, &Request::Suspend { tenant })

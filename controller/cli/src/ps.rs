@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// Parts per million in a tenth of a percent. Shares are rounded to this.
+/// Parts per million in a tenth of a percent. `deepres ps` rounds shares to this.
 const SHOWN_PPM: u32 = 1_000;
 /// The fields of a tenant's account whose columns come before the tenant's memory limit.
 const USE: [&str; 10] = [
@@ -32,7 +32,7 @@ const USE: [&str; 10] = [
     "graph_launches",
     "memory_bytes",
 ];
-/// The place of the share that a tenant is owed in [`USE`].
+/// The place of the owed share in [`USE`].
 const OWED: usize = 1;
 /// The fields whose columns come after the limit.
 const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Prints an answer, as JSON or with `print`.
+/// Prints an answer: as JSON, or with `print`.
 fn show<T: serde::Serialize, W: Write>(
     answer: &T,
     json: bool,
@@ -99,7 +99,7 @@ fn show<T: serde::Serialize, W: Write>(
     }
 }
 
-/// Returns a user's name if this machine knows it.
+/// Returns a user's name; `None` if this machine does not know the user.
 fn name_of(uid: u32) -> Option<String> {
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok()??;
     Some(user.name)
@@ -141,8 +141,8 @@ fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()>
     print_others(status, verbose, out)
 }
 
-/// Prints processes that are metered from outside or unmanaged. With `verbose`, also prints the
-/// calls of processes to the driver.
+/// Prints the processes that are metered from outside, and the unmanaged processes. With `verbose`,
+/// also prints the calls of processes to the driver.
 fn print_others(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result<()> {
     metered::print(status, verbose, out)?;
     unmanaged::print(status, out)?;
@@ -177,18 +177,18 @@ fn print_gpu(gpu: &GpuStatus, verbose: bool, out: &mut impl Write) -> io::Result
     if verbose { why::print_gpu(gpu, out) } else { Ok(()) }
 }
 
-/// Returns the heads of the columns of these fields.
+/// Returns the heads of these fields' columns.
 fn heads<T: Declared>(fields: &[&str]) -> Vec<String> {
     fields.iter().map(|field| T::head(field).to_owned()).collect()
 }
 
-/// Returns the cells of these fields.
+/// Returns the cells of these fields' columns.
 fn cells<T: Declared>(of: &T, fields: &[&str]) -> Vec<String> {
     let values = serde_json::to_value(of).unwrap_or_default();
     fields.iter().map(|field| cell(&values[field], Unit::of(field))).collect()
 }
 
-/// Returns the text of a value in a column.
+/// Returns the text of a value for a cell.
 fn cell(value: &Value, unit: Unit) -> String {
     match (value, value.as_u64(), unit) {
         (Value::Null, ..) => "-".to_owned(),
@@ -239,7 +239,7 @@ fn print_processes(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_table(&rows, out)
 }
 
-/// Names the tenants whose work on a GPU does not end.
+/// Names the tenants that have work on a GPU which does not end.
 fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     for tenant in &status.tenants {
         for session in &tenant.sessions {
@@ -259,8 +259,8 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints rows with aligned columns: the first to the left, the others to the right, the last as it
-/// is.
+/// Prints rows with aligned columns. The first column is aligned to the left, the others to the
+/// right. The last column is printed as it is.
 fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -280,13 +280,13 @@ fn print_table(rows: &[Vec<String>], out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a process's id. If the process has another id in its own namespace, that id follows in
-/// parentheses.
+/// Returns a process's id as text. If the process has another id in its own namespace, that id
+/// follows in parentheses.
 fn pid(pid: u32, container_pid: Option<u32>) -> String {
     container_pid.map_or_else(|| pid.to_string(), |inner| format!("{pid} ({inner})"))
 }
 
-/// Formats a time for people, with about three digits.
+/// Returns a time for people, with about three digits.
 fn time(ns: u64) -> String {
     let duration = Duration::from_nanos(ns);
     match ns {

@@ -25,14 +25,14 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Size of the ring of events, bytes: a quarter of a second at a million events a second. The
-/// memory belongs to this trace alone and is freed with it.
+/// Size of the ring of events, bytes. At a million events a second, the ring holds a quarter of a
+/// second. The memory belongs to this trace alone, and is freed with it.
 const RING_BYTES: u32 = 64 << 20;
-/// The most events that are shown before the main loop checks anything else.
+/// The most events that the command shows before its main loop checks anything else.
 const EVENTS_AT_ONCE: usize = 1 << 14;
 /// Pause between two looks for new processes of the tenant and for processes that have ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// Difference between a killed process's exit status, as shells give it, and the signal's number.
+/// Shells add this number to the signal's number for the exit status of a killed process.
 const SIGNALLED: i32 = 128;
 
 #[derive(Debug, clap::Args)]
@@ -70,7 +70,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// The signal that told this process to stop; 0 if none has arrived.
+/// The signal that told this process to stop; 0 if no signal has come.
 static TOLD_BY: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn stop(signal: libc::c_int) {
@@ -81,7 +81,7 @@ fn told_by() -> libc::c_int {
     TOLD_BY.load(Ordering::Relaxed)
 }
 
-/// Traces until a signal tells this process to stop, or until no traced process is left.
+/// Traces until a signal tells this process to stop, or until no traced process lives.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.pid.is_empty() && args.tenant.is_none() && !args.all && args.command.is_empty() {
         bail!("trace whom? Give -p PID, --tenant NAME, --all, or -- COMMAND");
@@ -135,8 +135,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             if told_by() == libc::SIGTERM {
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
             }
-            // The child gets a terminal's SIGINT by itself, but acts on it only once it is not
-            // stopped (`hold`).
+            // The child gets a terminal's SIGINT by itself. But if the child is stopped (`hold`),
+            // it acts on SIGINT only after SIGCONT.
             let _ = kill_process(Pid::from_child(child), Signal::CONT);
         }
         if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
@@ -147,8 +147,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
                         follow_tenant(name, &status, &mut kernel)?;
                         is_daemon_gone = false;
                     }
-                    // Only a daemon knows new processes of the tenant. Processes that are followed
-                    // already stay so.
+                    // Only a daemon knows new processes of the tenant. The probes follow the known
+                    // processes anyway.
                     Err(error) if !std::mem::replace(&mut is_daemon_gone, true) => {
                         eprintln!(
                             "deepres: processes of {name} that come from now on are not seen until a daemon answers ({error})"
@@ -176,14 +176,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
             }
         }
     }
-    // The count comes before detaching, because the probes still notice returns until then.
+    // The count comes before the detachment, because until then the probes notice returns.
     tracer.missed = missed(&kernel)
         .iter()
         .filter_map(|(tid, _)| ProcessKey::of(process_of(*tid)?))
         .filter(|who| args.all || kernel.follows(*who))
         .count() as u64;
-    // The detached probes add nothing more. The last events are still shown, and the number of lost
-    // events is final.
+    // The detached probes add nothing. The command still shows the last events, and the number of
+    // lost events is final.
     kernel.detach();
     let written = written
         .and_then(|()| tracer.read_all(&mut ring, &kernel))
@@ -209,8 +209,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// Starts the command. The probes follow all children of this process from their start, so that no
-/// call is missed.
+/// Starts the command. Before that, follows this process, so that the probes also follow its
+/// children from their start and miss no call.
 fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
     let [program, arguments @ ..] = command else { return Ok(None) };
     let own = std::process::id();
@@ -219,7 +219,7 @@ fn start(command: &[OsString], kernel: &mut Kernel) -> Result<Option<Child>> {
     Ok(Some(child.with_context(|| format!("cannot start {}", program.display()))?))
 }
 
-/// Follows the processes that the tenant has now. Returns their number.
+/// Follows the present processes of the tenant. Returns their number.
 fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     let status = Client::connect()?.status()?;
     let is_tenant = status.tenants.iter().any(|tenant| tenant.name == name);
@@ -230,8 +230,8 @@ fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     Ok(followed)
 }
 
-/// Follows the tenant's processes: sessions, adopted processes, and processes that are metered from
-/// outside. Returns their number.
+/// Follows the tenant's processes: processes with sessions, adopted processes, and processes that
+/// are metered from outside. Returns their number.
 fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usize> {
     let sessions =
         status.tenants.iter().filter(|tenant| tenant.name == name).flat_map(|tenant| &tenant.sessions);
@@ -247,7 +247,7 @@ fn follow_tenant(name: &str, status: &Status, kernel: &mut Kernel) -> Result<usi
     Ok(living.len())
 }
 
-/// Waits until there are events to read, but no longer than [`LOOK`].
+/// Waits until there are events, but at most for [`LOOK`].
 fn wait(ring: &Ring<Event>) {
     let mut descriptors = [PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN)];
     let pause = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
@@ -264,7 +264,8 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Shows some of the waiting events, and reports lost ones. Returns whether there may be more.
+    /// Shows some of the waiting events, and reports lost events. Returns whether more events may
+    /// wait.
     fn read(&mut self, ring: &mut Ring<Event>, kernel: &Kernel) -> std::io::Result<bool> {
         let mut shown = 0;
         while shown < EVENTS_AT_ONCE
@@ -285,7 +286,7 @@ impl Tracer {
         Ok(shown == EVENTS_AT_ONCE)
     }
 
-    /// Shows the calls that traced processes have begun and not finished.
+    /// Shows the calls that traced processes have begun and not ended.
     fn tell_unfinished(&mut self, kernel: &Kernel, of_all: bool) -> std::io::Result<()> {
         for event in unfinished(kernel, |who| of_all || kernel.follows(who)) {
             let event = decode_unfinished(&event);

@@ -11,10 +11,10 @@ use std::marker::PhantomData;
 
 /// The occasion on which a command takes wishes.
 pub trait Occasion {
-    /// Whether environment variables stand for options that are not given.
+    /// Whether an environment variable replaces an option that the user does not give.
     const HAS_VARIABLES: bool = false;
-    /// Whether the tenant already runs. The command then needs at least one wish, and can lift the
-    /// memory limit.
+    /// Whether the tenant already runs. The command then needs at least one wish, and may remove
+    /// the memory limit.
     const IS_LATER: bool = false;
 }
 
@@ -100,7 +100,7 @@ impl<O: Occasion> clap::FromArgMatches for Wishes<O> {
     }
 }
 
-/// Builds the option for a wish.
+/// Returns the option for a wish.
 fn option<O: Occasion>(key: Key) -> Arg {
     let about = about(key);
     let mut option = Arg::new(key.option())

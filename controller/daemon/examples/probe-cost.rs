@@ -1,8 +1,9 @@
 //! Measures the cost of the kernel programs for an ioctl in the real kernel. `cargo xtask bench
 //! trace` runs this program, one part after the other.
 //!
-//! One thread makes calls in batches. A figure is the mean of the least disturbed batch. Figures of
-//! one device come from the same device, watched or not, so that only the programs differ.
+//! One thread makes calls in batches. A figure is the mean of the least disturbed batch. The
+//! figures to compare come from the same device, once watched and once not. So only the programs
+//! differ.
 
 use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, Way};
@@ -19,23 +20,23 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A device that refuses NVIDIA's numbers at once.
+/// A device that refuses NVIDIA's numbers immediately.
 const REFUSING: &str = "/dev/fuse";
-/// A device that reads a page behind the argument and accepts unknown numbers as done.
+/// A device that reads a page behind the argument, and returns success for unknown numbers.
 const ACCEPTING: &str = "/dev/btrfs-control";
 const REFUSING_KEY: &str = "nvidia=10:229";
 const ACCEPTING_KEY: &str = "nvidia=10:234";
-/// As many kinds of devices as a host with NVIDIA's driver has; the stand-ins are not among them.
+/// As many kinds of devices as a host with NVIDIA's driver has. The stand-ins are not among them.
 const OTHERS: [&str; 5] =
     ["nvidia=195", "nvidia-uvm=511:0", "nvidia-uvm-tools=511:1", "nvidia-caps=510", "nvidia-nvswitch=509"];
 /// NV_ESC_RM_CONTROL, NV_ESC_RM_MAP_MEMORY, NV_ESC_RM_ALLOC.
 const COMMAND: u64 = 0xc020_462a;
 const MAP_MEMORY: u64 = 0xc038_464e;
 const ALLOC: u64 = 0xc030_462b;
-/// A command without known facts, so the programs do not look at its argument.
+/// A command of which the programs know nothing. So they do not look at its argument.
 const UNKNOWN: u64 = 0xc000_46ff;
-/// Indices in NV_ESC_RM_ALLOC's argument, in words of 8 bytes: the class (upper half), the address
-/// of the class's own arguments, and the size in the latter.
+/// Indices in words of 8 bytes. In NV_ESC_RM_ALLOC's argument: the class (upper half), and the
+/// address of the class's own arguments. In the class's own arguments: the size.
 const CLASS: usize = 1;
 const PARAMETERS: usize = 2;
 const ITS_SIZE: usize = 8;
@@ -43,34 +44,34 @@ const ITS_SIZE: usize = 8;
 const MEMORY: u64 = 0x40;
 /// Index of the class's own arguments in the buffer, words.
 const BEHIND: usize = 256;
-/// Size of the argument's buffer, words: a page, which the accepting device reads.
+/// Size of the argument's buffer, words: a page, because the accepting device reads a page.
 const WORDS: usize = 512;
-/// Batches are short, so that some are undisturbed even on a busy machine.
+/// Number of batches. The batches are short, so that some are undisturbed even on a busy machine.
 const BATCHES: u32 = 600;
 const CALLS: u32 = 200;
 const ROUNDS: u32 = 12;
 const RING_BYTES: u32 = 16 << 20;
-/// The pace at which no event may be lost, and the number of calls.
+/// The pace at which the programs may lose no event, and the number of calls.
 const PACE: Duration = Duration::from_micros(10);
 const PACED_CALLS: u64 = 200_000;
 /// Size of a ring that is too small for the flood, and the calls of each flooding thread.
 const SMALL_RING_BYTES: u32 = 64 << 10;
 const FLOOD_CALLS: u64 = 8_000;
 const FLOOD_THREADS: u64 = 8;
-/// Most time for `deepres trace` to begin.
+/// The most time for the start of `deepres trace`.
 const TRACE_LIMIT: Duration = Duration::from_secs(20);
 /// Environment variable with the path of the tracing `deepres`.
 const DEEPRES: &str = "DEEPRES_BINARY";
 
 /// Calls of a function in a batch. A probe makes each call thirty times slower.
 const LAUNCHES: u32 = 100;
-/// How long the watching thread is measured; it searches /proc twice in this time.
+/// How long the example measures the watching thread. The thread searches /proc twice in this time.
 const IDLE: Duration = Duration::from_secs(65);
-/// Pause after the start, in which the thread is not idle.
+/// Pause after the start, because the thread is not idle at first.
 const SETTLED: Duration = Duration::from_secs(3);
 const PERCENT: f64 = 100.0;
 
-/// Result of `deepres trace --json` writing to a file.
+/// Result of `deepres trace --json` with its output in a file.
 #[derive(Serialize)]
 struct Traced {
     /// Calls that the trace did not show at 100,000 calls a second.
@@ -93,9 +94,10 @@ struct Report {
     unrelated_empty_ns: f64,
     unrelated_ours_ns: f64,
     unrelated_syscall_tax_ns: f64,
-    /// Events that the ring's reader did not get.
+    /// Events that the reader of the ring did not get.
     lost_at_1e5_per_s: u64,
-    /// The call with the highest cost above an empty program; `*_watched_ns` are its figures.
+    /// The call that costs most above an empty program. `*_watched_ns` are the figures of this
+    /// call.
     dearest: &'static str,
     /// Cost of each call above an empty program, ns.
     watched: Vec<(&'static str, f64)>,
@@ -134,7 +136,8 @@ fn traced() -> Result<Traced, KernelError> {
     Ok(Traced { lost_by_trace, lost_in_a_burst, trace_adds_up: paced_adds_up && burst_adds_up })
 }
 
-/// Stands in for the driver's function of this name. The probe finds it in this program's symbols.
+/// Stands in for the driver's function of this name. The probe finds the function in this program's
+/// symbols.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn cuLaunchKernel(launches: u64) -> u64 {
@@ -174,7 +177,7 @@ fn launch_probe_ns() -> Result<f64, KernelError> {
     Ok(probed_ns - bare_ns)
 }
 
-/// Returns the part of a core that the watching thread takes, percent.
+/// Returns the part of a core that the watching thread uses, percent.
 fn idle_percent() -> Result<f64, KernelError> {
     let devices = OTHERS.iter().map(|key| key.parse().expect("it is a device")).collect();
     let settings = ProbesKeys { enabled: true, devices, unmanaged: UnmanagedPolicy::Report };
@@ -196,7 +199,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// A call whose cost is measured.
+/// A call of which the example measures the cost.
 struct Case {
     name: &'static str,
     device: &'static str,
@@ -206,11 +209,11 @@ struct Case {
 
 /// Returns calls that take different paths through the programs:
 ///
-/// - refused at once
-/// - accepted without a look at the argument
-/// - with a status
-/// - with a status and an amount
-/// - with an amount behind an address
+/// - a call that the device refuses at once
+/// - a call whose argument the programs do not read
+/// - a call with a status
+/// - a call with a status and an amount
+/// - a call with an amount behind an address
 fn cases() -> Vec<Case> {
     let mut allocation = Box::new([0; WORDS]);
     allocation[CLASS] = MEMORY << 32;
@@ -236,7 +239,8 @@ fn devices(keys: &[&str]) -> Devices {
     Devices::find(&keys)
 }
 
-/// Cost of a call: bare, with empty programs, with ours on other devices, with ours on its device.
+/// Cost of a call: bare, with empty programs, with deepres watching other devices, with deepres
+/// watching its device.
 #[derive(Clone, Copy)]
 struct Costs {
     bare: f64,
@@ -329,8 +333,8 @@ fn least_mean_ns(call: impl Fn()) -> f64 {
     (0..BATCHES).map(|_| batch()).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the number of events that are missing at the end, whether or not they were counted as
-/// lost.
+/// Returns the number of events that are missing at the end. Events that the programs counted as
+/// lost are included.
 fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
     let mut kernel = following(RING_BYTES, way)?;
     let mut ring = kernel.take_events().ok_or(KernelError::NotBuilt)?;
@@ -339,8 +343,8 @@ fn lost_when_paced(file: &File, way: Way) -> Result<u64, KernelError> {
         let reader = scope.spawn(|| {
             let mut received = 0;
             loop {
-                // The flag is read before the ring, so the last round reads everything from before
-                // the end.
+                // The loop reads the flag before the ring. So the last round reads all events from
+                // before the end.
                 let ends = is_done.load(Ordering::SeqCst);
                 received += std::iter::from_fn(|| ring.pop()).count() as u64;
                 if ends {
@@ -376,8 +380,8 @@ fn call_paced(file: &File) {
     }
 }
 
-/// Returns how many of [`PACED_CALLS`] the output of `deepres trace --json` lacks, and whether the
-/// trace reports that number itself.
+/// Returns the number of the [`PACED_CALLS`] calls that the output of `deepres trace --json` lacks,
+/// and whether the trace reports this number itself.
 fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError> {
     let wrong = |error: String| KernelError::Refused(error);
     let Some(deepres) = std::env::var_os(DEEPRES) else { return Err(wrong(format!("{DEEPRES} is not set"))) };
@@ -413,7 +417,7 @@ fn lost_by_the_command(call_them: fn(&File)) -> Result<(u64, bool), KernelError>
         .map_err(|error| wrong(error.to_string()))?;
     trace.wait().map_err(|error| wrong(error.to_string()))?;
     let (told, lost) = lines();
-    // A failed removal does not matter, because the file is in the folder for temporary files.
+    // If the removal fails, nothing is lost, because the file is in the folder for temporary files.
     let _ = std::fs::remove_file(&folder);
     let missing = (before + PACED_CALLS).saturating_sub(told + unseen);
     Ok((missing, missing == lost))

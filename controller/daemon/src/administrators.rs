@@ -21,10 +21,11 @@ use tokio::time::timeout;
 
 /// The most administrators connected at a time.
 const MAX_CONNECTIONS: usize = 64;
-/// The most further connections at a time that are told that there is no room. Connections beyond
-/// these are closed without an answer.
+/// The most further connections at a time to which the daemon says that there is no room. The
+/// daemon closes connections beyond these without an answer.
 const REFUSED_AT_A_TIME: usize = 64;
-/// How long such a connection may take to send its request before it is closed without an answer.
+/// How long a client without room may take to send its request. After this time, the daemon closes
+/// the connection without an answer.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
 /// How long an administrator may neither ask nor read before the daemon drops the connection.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,7 +34,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, so that the failure does not become a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers administrators, for ever.
+/// Answers administrators. Never returns without an error.
 pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared>) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -62,8 +63,8 @@ pub async fn serve(listener: std::os::unix::net::UnixListener, shared: Rc<Shared
     }
 }
 
-/// Tells a client that there is no room for it. Reads its request first: if the connection were
-/// closed before that, the client would see an error and lose the reason.
+/// Tells a client that there is no room for it, after reading the client's request. If the daemon
+/// closed the connection before the request, the client would see an error and not the reason.
 async fn turn_away(stream: UnixStream) -> io::Result<()> {
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading).take(MAX_REQUEST_BYTES as u64);
@@ -130,7 +131,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
         }
         Request::Adopt { pid, tenant } => {
-            // Done before the process goes on, if the process is held.
+            // If the process is held, metering begins before the process goes on.
             let is_listed = shared.watcher.board().unmanaged.iter().any(|user| user.pid == pid);
             let unmetered = if is_listed { meter(shared, pid, tenant.clone()).await } else { None };
             match timeout(ANSWER_LIMIT, shared.watcher.adopt(pid, tenant)).await {
@@ -181,8 +182,8 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
     }
 }
 
-/// Answers once the change is in force and saved. Says so if the change cannot be saved and so will
-/// not outlive the daemon.
+/// Returns the answer once the change is in force and saved. If the daemon cannot save the change,
+/// the answer says that the change ends with the daemon.
 async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared) -> Reply {
     let (reply, orders) = match changed {
         Ok(changed) => changed,
@@ -206,12 +207,12 @@ async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared)
     }
 }
 
-/// Returns the answer for an arbiter that hangs.
+/// Returns the answer for the case that an arbiter hangs.
 fn no_answer() -> Reply {
     Reply::Error { message: "a GPU's arbiter does not answer; see the daemon's log".to_owned() }
 }
 
-/// Meters an adopted process from outside. Returns the reason if that fails.
+/// Begins to meter an adopted process from outside. Returns the reason if this fails.
 async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<String> {
     let purpose = Purpose { tenant, is_managed: false };
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {

@@ -1,4 +1,4 @@
-//! Adds to each tenant every second what the kernel programs counted for the tenant's processes.
+//! Each second, adds the counts of the kernel programs for a tenant's processes to the tenant.
 
 use super::Shared;
 use deepres_model::clock::monotonic_ns;
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Observes for ever.
+/// Adds the counts each second. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;

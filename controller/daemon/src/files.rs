@@ -1,4 +1,4 @@
-//! The daemon's directory: made safe, locked, with fresh sockets in it.
+//! The daemon's directory: the daemon makes it safe, locks it, and creates the sockets in it.
 
 use deepres_model::directory::Directory;
 use deepres_model::packet;
@@ -18,40 +18,40 @@ use std::time::{Duration, Instant};
 /// that user.
 const SHARED_DIRECTORY_MODE: u32 = 0o755;
 const OWN_DIRECTORY_MODE: u32 = 0o700;
-/// Mode of the tenant socket's directory. A container with a mount of the directory may look the
-/// socket up. The socket has a mode of its own.
+/// Mode of the tenant socket's directory. A container that mounts the directory may look the socket
+/// up. The socket has a mode of its own.
 const TENANT_DIRECTORY_MODE: u32 = 0o755;
 const SHARED_SOCKET_MODE: u32 = 0o666;
 const OWN_SOCKET_MODE: u32 = 0o600;
-/// Mode of the admin socket if a group may administer.
+/// Mode of the admin socket if the members of a group may administer the daemon.
 const GROUP_SOCKET_MODE: u32 = 0o660;
 /// The kernel's table of Unix sockets, and its flag for listening sockets (`__SO_ACCEPTCON`).
 const UNIX_SOCKETS: &str = "/proc/net/unix";
 const LISTENING: u32 = 0x10000;
-/// How long, and how often, the daemon checks whether some process still listens at a socket.
+/// How long, and how often, the daemon checks whether a process still listens at a socket.
 const LISTENED_LIMIT: Duration = Duration::from_millis(500);
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The reason why a directory cannot be a daemon's.
+/// The reason for which a directory cannot be a daemon's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// A daemon lives there.
+    /// A living daemon has the directory.
     #[error("another deepres daemon ({pid}) serves {directory} already")]
     Served {
-        /// The process of that daemon, as the daemon wrote it down.
+        /// The process id that the other daemon wrote into its lock file.
         pid: String,
         /// The directory.
         directory: Directory,
     },
-    /// A process listens at a socket without holding the daemon's lock: most likely a service
-    /// manager.
+    /// A process listens at a socket without holding the daemon's lock. Most likely, the process is
+    /// a service manager.
     #[error(
         "somebody listens at {} already: a service manager that starts the daemon itself, most likely (`systemctl start deepres`); choose another directory by DEEPRES_DIR to run one beside it", .0.display()
     )]
     Listened(PathBuf),
-    /// Other users could put their files there.
+    /// Other users could put their files into the directory.
     #[error(
         "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
     )]
@@ -69,7 +69,8 @@ pub enum FilesError {
     },
 }
 
-/// Sockets that a service manager opened for the daemon, and keeps when the daemon ends.
+/// Sockets that a service manager opened for the daemon. The service manager keeps them when the
+/// daemon ends.
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// The tenant socket.
@@ -78,7 +79,7 @@ pub struct Inherited {
     pub administrators: Option<OwnedFd>,
 }
 
-/// The daemon's files. Dropping them removes the sockets that the daemon made.
+/// The daemon's files. When this value is dropped, it removes the sockets that the daemon made.
 #[derive(Debug)]
 pub struct Files {
     own_sockets: Vec<PathBuf>,
@@ -86,14 +87,14 @@ pub struct Files {
     pub tenants: OwnedFd,
     /// The admin socket.
     pub administrators: UnixListener,
-    /// Keeps the lock.
+    /// The lock file; its open descriptor holds the lock.
     #[expect(dead_code, reason = "held for its lock")]
     lock: File,
 }
 
 impl Files {
-    /// Prepares `directory`. Replaces what a dead daemon left. Leaves a living daemon and inherited
-    /// sockets alone. Members of `admin_group` may administer.
+    /// Prepares `directory`: replaces the sockets of a dead daemon, and leaves a living daemon and
+    /// inherited sockets alone. Lets the members of `admin_group` administer the daemon.
     ///
     /// # Errors
     /// [`FilesError`].
@@ -113,7 +114,7 @@ impl Files {
 
         let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
         let fresh = |path: PathBuf| {
-            // A daemon that was killed may still be exiting.
+            // After SIGKILL, a daemon may still be exiting.
             let until = Instant::now() + LISTENED_LIMIT;
             while path.exists() && is_listened_at(&path) {
                 if Instant::now() >= until {
@@ -163,7 +164,7 @@ impl Files {
 }
 
 /// Returns whether a process listens at a socket of this path, by the kernel's table. A trial
-/// connection would be one that the listening process has to serve.
+/// connection would disturb the listening process.
 fn is_listened_at(path: &Path) -> bool {
     let Ok(table) = std::fs::read(UNIX_SOCKETS) else { return false };
     let wanted = path.as_os_str().as_bytes();
@@ -189,13 +190,13 @@ fn is_listened_at(path: &Path) -> bool {
 impl Drop for Files {
     fn drop(&mut self) {
         for socket in &self.own_sockets {
-            // If the socket is removed already, that is fine.
+            // The call may fail, because the socket may be removed already.
             let _ = std::fs::remove_file(socket);
         }
     }
 }
 
-/// Makes the directory, or checks that an existing one belongs to no one else.
+/// Makes the directory. If the directory exists, checks that it belongs to this user alone.
 fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
     let is_new = !path.exists();
     match DirBuilder::new().mode(mode).recursive(true).create(path) {
@@ -205,7 +206,7 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
         _ => {}
     }
     if is_new {
-        // The umask may have taken permissions away.
+        // The umask may have removed permissions.
         set_mode(path, mode)?;
     }
     let found = std::fs::symlink_metadata(path)
@@ -215,7 +216,8 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
     if is_safe { Ok(()) } else { Err(FilesError::Unsafe(path.to_owned())) }
 }
 
-/// Makes the directory as a daemon would, for a caller that needs it before there is a daemon.
+/// Makes the directory as a daemon would, for a caller that needs the directory before a daemon
+/// runs.
 ///
 /// # Errors
 /// [`FilesError`].

@@ -1,9 +1,9 @@
 //! One arbiter for each GPU of the host: a lock file per UUID, whose lock the kernel releases when
 //! its holder dies.
 //!
-//! Root's daemon has precedence. It replaces another user's lock file by one of its own. That
-//! user's daemon sees this ([`GpuLock::is_taken_away`]) and ends, and then root's daemon begins. A
-//! holder that is no daemon delays root's daemon for at most [`YIELD_LIMIT`].
+//! Root's daemon has precedence: it replaces another user's lock file by a file of its own. The
+//! other daemon sees this ([`GpuLock::is_taken_away`]) and ends, and then root's daemon begins. If
+//! a process that is no daemon holds the lock, root's daemon waits for at most [`YIELD_LIMIT`].
 
 use deepres_model::directory::Directory;
 use deepres_model::text::harmless;
@@ -23,26 +23,26 @@ const MODE: u32 = 0o666;
 const ROOT_MODE: u32 = 0o600;
 /// Root's user number.
 const ROOT: u32 = 0;
-/// The most bytes read of the holder's note about itself.
+/// The most bytes that the daemon reads of the note in another daemon's lock file.
 const MAX_NOTE_BYTES: u64 = 4096;
-/// How long root's daemon waits for the end of a daemon whose lock it took. That daemon looks every
-/// [`LOOK_EVERY`], opens its gates and saves its state.
+/// How long root's daemon waits for the end of a daemon whose lock file it replaced. The other
+/// daemon looks every [`LOOK_EVERY`], opens its gates and saves its state.
 const YIELD_LIMIT: Duration = Duration::from_secs(5);
 /// How often a daemon checks whether its locks are still its own.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often root's daemon checks whether such a lock was given up.
+/// How often root's daemon checks whether the other daemon has released its lock.
 const YIELD_LOOK: Duration = Duration::from_millis(10);
-/// The most attempts to open a file that keeps appearing and disappearing between two system calls.
+/// The most attempts to open a file that other processes create and remove again and again.
 const OPEN_ATTEMPTS: u32 = 10;
 
-/// The lock of a GPU; held until this is dropped.
+/// The lock of a GPU. The daemon holds the lock until this value is dropped.
 #[derive(Debug)]
 pub struct GpuLock {
     path: PathBuf,
     file: File,
 }
 
-/// The reason why a GPU's lock cannot be taken.
+/// The reason for which the daemon cannot take a GPU's lock.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuLockError {
     /// Another daemon has the GPU.
@@ -52,7 +52,7 @@ pub enum GpuLockError {
     Held {
         /// The GPU.
         uuid: String,
-        /// The process and directory of that daemon, as the daemon wrote them down.
+        /// The process id and directory that the other daemon wrote into its lock file.
         holder: String,
     },
     /// Root's daemon has the GPU, or had it.
@@ -78,16 +78,17 @@ pub enum GpuLockError {
 /// Returns the directory of this host's GPU locks.
 pub fn lock_directory() -> PathBuf {
     let usual = Path::new("/run/lock");
-    // Containers and some distributions lack that directory; /tmp is everywhere, and sticky too.
+    // Containers and some distributions lack `/run/lock`. /tmp exists everywhere, and is sticky
+    // too.
     if usual.is_dir() { usual.to_owned() } else { PathBuf::from("/tmp") }
 }
 
 impl GpuLock {
-    /// Takes the locks of these GPUs for the daemon in `directory`: all or none. Another user's
-    /// daemon loses its locks only after all others were taken.
+    /// Takes the locks of these GPUs for the daemon in `directory`: all locks or none. Takes the
+    /// locks of another user's daemon last.
     ///
     /// # Errors
-    /// [`GpuLockError::Held`], with the holder, or the reason why a file cannot be used.
+    /// [`GpuLockError::Held`] with the holder, or the reason for which a file cannot be used.
     pub fn take_all<'u>(
         locks: &Path,
         uuids: impl IntoIterator<Item = &'u str>,
@@ -110,13 +111,13 @@ impl GpuLock {
                 opened => opened.map_err(unusable)?,
             };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The holder may have removed the file between the opening and the locking.
+                // Between the opening and the locking, the holder may have removed the file.
                 Ok(()) if is_at(&file, &path) => break file,
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
                     let mut holder = String::new();
                     let _ = (&mut file).take(MAX_NOTE_BYTES).read_to_string(&mut holder);
-                    // Every user can write the note.
+                    // Every user can write the note in the file.
                     let holder = harmless(holder.trim());
                     return Err(GpuLockError::Held {
                         uuid: uuid.to_owned(),
@@ -142,8 +143,8 @@ impl GpuLock {
 }
 
 impl Drop for GpuLock {
-    /// Removes the file while it is still locked. A process that has the file open then sees that
-    /// it is gone. In a sticky directory another user's file stays, which does no harm.
+    /// Removes the file before the lock is released. A process that has the file open then sees
+    /// that the file is gone. In a sticky directory, another user's file stays, which does no harm.
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);
@@ -155,13 +156,13 @@ fn lock_file(locks: &Path, uuid: &str) -> PathBuf {
     locks.join(format!("deepres-gpu-{uuid}.lock"))
 }
 
-/// Returns whether there is a file that belongs to a user other than `owner`.
+/// Returns whether `path` is a file of a user other than `owner`.
 fn is_of_another(path: &Path, owner: u32) -> bool {
     path.symlink_metadata().is_ok_and(|found| found.is_file() && found.uid() != owner)
 }
 
-/// Removes a lock file that is not `owner`'s, because any process could hold it for ever without
-/// being a daemon. Returns the removed file.
+/// Removes a lock file of a user other than `owner`, because any process of that user could hold
+/// its lock for ever. Returns the removed file.
 fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     // `open_shared` refuses a path that is no regular file.
     if !is_of_another(path, owner) {
@@ -179,7 +180,7 @@ fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     }
 }
 
-/// Returns whether the lock on `file` is released within `limit`.
+/// Returns whether the holder releases the lock on `file` within `limit`.
 fn is_given_up(file: &File, limit: Duration) -> bool {
     let began = Instant::now();
     while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -191,16 +192,16 @@ fn is_given_up(file: &File, limit: Duration) -> bool {
     true
 }
 
-/// Returns whether `path` leads to this very file.
+/// Returns whether `path` leads to the file that `file` has open.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
     let there = path.symlink_metadata().map(identity).ok();
     there.is_some() && there == file.metadata().map(identity).ok()
 }
 
-/// Opens the file, which another user may have made. With `fs.protected_regular`, the kernel
-/// refuses `O_CREAT` for such a file in a sticky directory. So `O_CREAT` is used only if there is
-/// no file.
+/// Opens the file, which another user may have made. In a sticky directory, the kernel refuses
+/// `O_CREAT` for such a file (`fs.protected_regular`). So the function uses `O_CREAT` only if no
+/// file exists.
 fn open_shared(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..OPEN_ATTEMPTS {
@@ -213,7 +214,7 @@ fn open_shared(path: &Path) -> io::Result<File> {
             Err(Errno::EXIST) => {}
             made => {
                 let made = made?;
-                // The umask may have taken permissions away.
+                // The umask may have removed permissions.
                 fchmod(&made, mode)?;
                 return Ok(made.into());
             }

@@ -1,4 +1,4 @@
-//! The GPUs of this host, as NVML lists them, and those of them that the daemon manages.
+//! The GPUs of this host, as NVML lists them, and the GPUs that the daemon manages.
 
 use crate::arbiter::{Arbiter, Report, Snapshot};
 use crate::nvml;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-/// How long to wait for an arbiter, which answers within milliseconds; longer means that it is
-/// gone.
+/// How long to wait for an arbiter's answer. An arbiter answers within milliseconds. If no answer
+/// comes, the arbiter's thread has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The prefix of a GPU's UUID.
 const UUID_PREFIX: &str = "GPU-";
@@ -35,7 +35,7 @@ pub struct Gpu {
     pub memory_bytes: u64,
 }
 
-/// The reason why there are no GPUs to manage.
+/// The reason for which the daemon has no GPUs to manage.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GpuError {
     /// NVML is missing.
@@ -77,11 +77,11 @@ impl Gpu {
         })
     }
 
-    /// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots. Waits for
-    /// NVML, but not for ever.
+    /// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots.
+    /// Waits for NVML for a limited time.
     ///
     /// # Errors
-    /// [`GpuError`], with what is missing.
+    /// [`GpuError`], which names the missing part.
     pub fn all() -> Result<Vec<Self>, GpuError> {
         nvml::gpus()
     }
@@ -112,17 +112,17 @@ impl Gpus {
         self.0.iter().map(|(gpu, _)| gpu)
     }
 
-    /// Returns the number of the GPU with this UUID.
+    /// Returns the number of the GPU with this UUID; `None` if the daemon does not manage it.
     pub fn number_of(&self, uuid: &Uuid) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid == *uuid)
     }
 
-    /// Returns the number of the GPU with this UUID, `GPU-…`.
+    /// Returns the number of the GPU with this UUID as text, `GPU-…`.
     pub fn number_named(&self, uuid: &str) -> Option<usize> {
         self.iter().position(|gpu| gpu.uuid_text == uuid)
     }
 
-    /// Returns the UUIDs, `GPU-…`, in the order of the GPUs' numbers.
+    /// Returns the UUIDs as text, `GPU-…`, in the order of the GPUs' numbers.
     pub fn uuids(&self) -> Vec<String> {
         self.iter().map(|gpu| gpu.uuid_text.clone()).collect()
     }
@@ -142,7 +142,8 @@ impl Gpus {
         self.0.iter().map(|(_, arbiter)| arbiter)
     }
 
-    /// Tells a GPU's arbiter a tenant's present wishes, limits and pauses.
+    /// Tells a GPU's arbiter the present wishes, limits and pauses of a tenant. Returns the order;
+    /// `None` if there is no such GPU.
     pub fn tell(&self, gpu: usize, tenant: &Tenant) -> Option<Order> {
         Some(self.arbiter(gpu)?.set_tenant(tenant.seat_on(gpu)))
     }
@@ -157,14 +158,14 @@ impl Gpus {
         self.arbiters().map(Arbiter::snapshot).collect()
     }
 
-    /// Returns whether a tenant wanted a GPU since the last call.
+    /// Returns whether any tenant wanted a GPU since the last call.
     pub fn have_stirred(&self) -> bool {
-        // Every arbiter is asked, because each resets its own mark.
+        // The fold asks every arbiter, because each resets its own mark.
         self.arbiters().fold(false, |stirred, arbiter| stirred | arbiter.has_stirred())
     }
 }
 
-/// Waits for the answers of arbiters. Returns `None` if one does not answer, because it is gone.
+/// Waits for the answers of all arbiters. Returns `None` if one of the arbiters does not answer.
 pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     let until = Instant::now() + ANSWER_LIMIT;
     let mut answers = Vec::new();
@@ -174,7 +175,7 @@ pub async fn answers<T>(pending: Vec<oneshot::Receiver<T>>) -> Option<Vec<T>> {
     answers.into_iter().collect()
 }
 
-/// Returns the bytes of `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, in the order of its digits.
+/// Reads `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Returns the bytes in the order of the digits.
 fn parse_uuid(text: &str) -> Option<Uuid> {
     let digits: String = text.strip_prefix(UUID_PREFIX)?.chars().filter(|digit| *digit != '-').collect();
     let mut uuid = Uuid::default();

@@ -1,16 +1,16 @@
-//! The daemon: sockets and tenants on one thread, an arbiter thread for each GPU.
+//! The daemon: one thread for sockets and tenants, and an arbiter thread for each GPU.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`arbiter`] | one thread for each GPU that carries out what the policy decides |
-//! | `registry` | composes the GPUs, the tenants and their memory |
+//! | [`arbiter`] | one thread for each GPU, which carries out the decisions of the policy |
+//! | `registry` | the record of GPUs, tenants and their memory |
 //! | `tenant` | one tenant: its terms, its members, its residence |
 //! | `memory` | promises and limits of memory, and reconciliation with NVML |
 //! | `nvml` | the thread that asks NVML |
 //! | `residency` | tenants that take turns on the GPUs with all their memory |
-//! | `sessions` | the tenant socket: lets processes in, and answers those that only ask |
+//! | `sessions` | the tenant socket: admits processes, and answers processes that only ask |
 //! | `status` | the status that administrators and the log see |
-//! | [`state`] | the state that outlives the daemon |
+//! | [`state`] | the state that the daemon saves for the next daemon |
 //! | [`identity`] | which tenant a process belongs to |
 //! | [`probes`] | the kernel programs, and the processes that use a GPU without being tenants |
 //! | [`trace`] | ioctls of the GPU's devices, by name |
@@ -73,27 +73,27 @@ use tokio::task::LocalSet;
 /// The parameters of a daemon.
 #[derive(Debug)]
 pub struct Options {
-    /// The directory of its sockets.
+    /// The directory of the daemon's sockets.
     pub directory: Directory,
-    /// Its configuration.
+    /// The daemon's configuration.
     pub config: Config,
     /// The GPUs to manage.
     pub gpus: Vec<Gpu>,
     /// The directory of the GPUs' locks.
     pub locks: PathBuf,
-    /// Sockets that are open already.
+    /// Sockets that the service manager opened for the daemon.
     pub inherited: Inherited,
-    /// Whether the daemon ends once it was without tenants for the time in its configuration.
+    /// Whether the daemon ends after the time without tenants that its configuration gives.
     pub exits_idle: bool,
 }
 
 /// The reason why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The daemon's directory or a file in it cannot be used.
+    /// The daemon cannot use its directory or a file in it.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// A GPU cannot be had.
+    /// The daemon cannot take the lock of a GPU.
     #[error(transparent)]
     GpuLock(#[from] GpuLockError),
     /// A system call failed.
@@ -104,7 +104,7 @@ pub enum DaemonError {
 /// How often the daemon looks for tenants to forget.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// The state that the connections' tasks share.
+/// The state that the tasks of all connections share.
 struct Shared {
     /// The directory of the daemon's sockets.
     directory: Directory,
@@ -112,7 +112,7 @@ struct Shared {
     started_ns: u64,
     registry: RefCell<Registry>,
     status: Published,
-    /// A task that writes the file holds this lock until it is done.
+    /// The state file. A task that writes the file holds this lock until it has finished.
     state: Arc<Mutex<StateFile>>,
     service: Service,
     watcher: Watcher,
@@ -120,15 +120,15 @@ struct Shared {
     connections: Connections,
     /// The limits on log lines by source.
     lines: Rc<Lines>,
-    /// The tenants that are off the GPUs, and the moves under way.
+    /// The tenants that are off the GPUs, and the moves of memory under way.
     residency: RefCell<Residency>,
-    /// The group that may administer.
+    /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
-    /// Whether the daemon is ending and lets no session in any more.
+    /// Whether the daemon is ending and admits no more sessions.
     is_stopping: Cell<bool>,
     /// Notified when a session came or went.
     changed: Notify,
-    /// Whether a session came or went since the saving task last asked.
+    /// Whether a session came or went since the saving task last looked.
     stirred: Cell<bool>,
 }
 
@@ -141,11 +141,11 @@ impl Shared {
 
     /// Returns whether a session came or went, or a tenant wanted a GPU, since the last call.
     fn has_stirred(&self) -> bool {
-        // Both are evaluated, because each resets its own mark.
+        // The expression evaluates both sides, because each resets its own mark.
         self.stirred.take() | self.registry.borrow().gpus().have_stirred()
     }
 
-    /// Forgets tenants some time after their last session has gone, for ever.
+    /// Forgets tenants some time after their last session has ended. Never returns.
     async fn forget_deserted(self: Rc<Self>) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -155,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Returns once there was no tenant for `idle`.
+    /// Waits until there was no tenant for `idle`.
     async fn idle_for(&self, idle: Duration) {
         loop {
             let deserted = self.registry.borrow().tenants().living().next().is_none();
@@ -169,9 +169,9 @@ impl Shared {
     }
 }
 
-/// Runs a daemon until `stop` is ready, or until it exits for idleness. Calls `ready` when tenants
-/// can connect. At the end every gate is open, or closed if the configuration says so. The state is
-/// saved then, and the sockets that the daemon made are removed.
+/// Runs a daemon until `stop` is ready, or until the daemon exits for idleness. Calls `ready` when
+/// tenants can connect. At its end, the daemon opens every gate, or closes every gate if the
+/// configuration says so. The daemon then saves its state, and removes the sockets that it made.
 ///
 /// # Errors
 /// [`DaemonError`] if the daemon cannot start.
@@ -185,7 +185,7 @@ pub fn run(
     let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
-    // Anything that ends the daemon without service comes before this, so that its error is the
+    // Every failure that keeps the daemon from serving comes before this line. So its error is the
     // only message.
     let room = make_room(options.config.max_connections, options.gpus.len());
     let started_ns = monotonic_ns();
@@ -224,7 +224,7 @@ pub fn run(
     before.returning = registry.returning();
     let metering = Metering::start(registry.config().probes.metering_refusal(), registry.connected())?;
     for Adopted { process, tenant } in &before.adopted {
-        // The process's row in the status shows whether it can be metered still.
+        // The status shows for each process whether the daemon can still meter it.
         drop(metering.meter(process.pid, Purpose { tenant: tenant.clone(), is_managed: false }));
     }
     let watcher = Watcher::start(registry.config().probes.clone(), registry.connected(), before)?;
@@ -259,7 +259,8 @@ pub fn run(
         tokio::task::spawn_local(memory::reconcile::serve(Rc::clone(&shared)));
         tokio::task::spawn_local(memory::log::serve(shared.status.subscribe()));
         tokio::task::spawn_local(driver_use::serve(Rc::clone(&shared)));
-        // Saved first: a process that comes from now on is known to have come after this.
+        // The daemon saves before tenants can connect. So the next daemon knows that a process
+        // without a saved baseline came after this moment.
         saver::save(&shared).await;
         ready();
         shared.service.ready();
@@ -295,8 +296,8 @@ pub fn run(
         shared.is_stopping.set(true);
         let saved = saver::save(&shared);
         if inherits_tenants {
-            // The socket outlives this daemon: the next daemon lets in the processes that wait at
-            // it.
+            // The socket outlives this daemon. The next daemon admits the processes that wait at
+            // the socket.
             saved.await;
             return Ok(());
         }
@@ -305,7 +306,7 @@ pub fn run(
             failed = &mut serve => failed,
         }
     }));
-    // Gates open before connections close, so that no tenant waits for a daemon that is gone.
+    // The gates open before the connections close, so that no tenant waits for a dead daemon.
     shared.registry.borrow_mut().open_gates();
     drop(tasks);
     shared.lines.end_all();
@@ -313,8 +314,8 @@ pub fn run(
     Ok(outcome?)
 }
 
-/// Raises this process's limit of descriptors to what `connections` need. Returns the number of
-/// connections for which there are enough.
+/// Raises this process's limit on descriptors as `connections` need. Returns the number of
+/// connections for which there are enough descriptors.
 fn make_room(connections: usize, gpus: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let wanted = connections::descriptors(connections, gpus);

@@ -1,5 +1,5 @@
 //! Limits the log lines that one source may cause. So a source that connects in a loop neither
-//! fills the disk nor hides the lines of others.
+//! fills the disk nor hides the lines of other sources.
 
 use crate::identity::source::Source;
 use deepres_model::clock::monotonic_ns;
@@ -12,14 +12,14 @@ use std::time::Duration;
 const LINES: u32 = 20;
 /// The length of a period. A period begins with a source's first line.
 const PERIOD: Duration = Duration::from_secs(60);
-/// The most sources that are counted separately. Any further sources are counted together.
+/// The most sources that the daemon counts separately. It counts all further sources together.
 const SOURCES: usize = 1024;
 /// The pid of processes that are not visible in the daemon's pid namespace.
 const UNKNOWN: u32 = 0;
-/// The most refusals remembered. A process that waits until it is let in asks twice a second, and
-/// gets one line.
+/// The most refusals that the daemon remembers. A process that waits for admission asks twice a
+/// second, and causes one line.
 const REFUSALS: usize = 64;
-/// How often the daemon looks for periods that are over.
+/// How often the daemon ends periods.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The lines that a source caused in its period.
@@ -33,21 +33,22 @@ struct Period {
 /// The periods that are running. Pure: the time is an argument.
 #[derive(Debug, Default)]
 struct Budget {
-    /// The periods by source; `None` for the sources that are counted together.
+    /// The running periods by source; `None` for the sources that the daemon counts together.
     periods: BTreeMap<Option<Source>, Period>,
 }
 
-/// The lines of a source that were left out in a period that is over.
+/// The lines of a source that the daemon left out of the log in a period that is over.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
-    /// The source; `None` for several sources that were counted together.
+    /// The source; `None` for several sources that the daemon counted together.
     source: Option<Source>,
     lines: u64,
 }
 
 impl Budget {
     /// Returns whether this source may cause one more line, and counts the line. `None` stands for
-    /// all unknown sources together. The caller must end periods that are over before.
+    /// all unknown sources together. Before the call, the caller must end the periods that are
+    /// over.
     fn allows(&mut self, source: Option<&Source>, now_ns: u64) -> bool {
         let apart = source.cloned();
         let is_apart = self.periods.contains_key(&apart) || self.periods.len() < SOURCES;
@@ -64,7 +65,7 @@ impl Budget {
         false
     }
 
-    /// Ends the periods that are over. Returns the lines that were left out in them.
+    /// Ends the periods that are over. Returns the lines that the daemon left out in them.
     fn end(&mut self, now_ns: u64) -> Vec<LeftOut> {
         let over = self.periods.extract_if(.., |_, period| period.ends_ns <= now_ns);
         let told = over.filter(|(_, period)| period.left_out > 0);
@@ -84,7 +85,7 @@ pub struct Lines {
 struct Refusals(VecDeque<(u32, String)>);
 
 impl Refusals {
-    /// Returns whether the process was not refused lately, or last refused for another reason.
+    /// Returns whether the process was not refused lately for this reason.
     fn is_news(&mut self, pid: u32, reason: &str) -> bool {
         if pid != UNKNOWN && self.0.iter().any(|(known, told)| *known == pid && told == reason) {
             return false;
@@ -99,17 +100,18 @@ impl Refusals {
 }
 
 impl Lines {
-    /// Returns whether a line about this source is to be written. Counts the lines that are not.
+    /// Returns whether the daemon may log a line about this source. Counts the lines that it may
+    /// not log.
     pub fn allows(&self, source: &Source) -> bool {
         self.allows_of(Some(source))
     }
 
-    /// The same for a process that was gone before it was known.
+    /// Does the same as [`Self::allows`] for a process that died before the daemon knew its source.
     pub fn allows_unknown(&self) -> bool {
         self.allows_of(None)
     }
 
-    /// The same for a process that is refused: there is one line for each reason.
+    /// Does the same as [`Self::allows`] for a refused process: returns true once for each reason.
     pub fn allows_refusal(&self, source: &Source, pid: u32, reason: &str) -> bool {
         self.refusals.borrow_mut().is_news(pid, reason) && self.allows(source)
     }
@@ -120,13 +122,13 @@ impl Lines {
         self.budget.borrow_mut().allows(source, now_ns)
     }
 
-    /// Logs what was left out in periods that are over.
+    /// Logs the number of left-out lines in periods that are over.
     pub fn end_over(&self) {
         self.end(monotonic_ns());
     }
 
-    /// Logs everything that was left out, and ends all periods. To be called after [`serve`] has
-    /// ended.
+    /// Logs the number of all left-out lines, and ends all periods. The caller calls this after
+    /// [`serve`] has ended.
     pub fn end_all(&self) {
         self.end(u64::MAX);
     }
@@ -144,7 +146,7 @@ impl Lines {
     }
 }
 
-/// Logs what was left out soon after a period is over, for ever.
+/// Logs the number of left-out lines soon after a period is over. Never returns.
 pub async fn serve(lines: Rc<Lines>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

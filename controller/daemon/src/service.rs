@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Names of the sockets in their units (`FileDescriptorName=`).
+/// Names of the sockets in the units of the service manager (`FileDescriptorName=`).
 const TENANT_NAME: &str = "tenant";
 const ADMIN_NAME: &str = "admin";
-/// Number of watchdog notifications within the service manager's limit.
+/// Number of watchdog notifications within the service manager's time limit.
 const SIGNS_PER_LIMIT: u32 = 3;
 
 /// The service manager, if there is one.
@@ -28,22 +28,23 @@ impl Service {
         Self { watchdog: sd_notify::watchdog_enabled(), told: RefCell::default() }
     }
 
-    /// Tells that tenants can connect.
+    /// Tells the service manager that tenants can connect.
     pub fn ready(&self) {
         notify(&[NotifyState::Ready]);
     }
 
-    /// Tells that no new tenants can connect any more.
+    /// Tells the service manager that no new tenants can connect.
     pub fn stopping(&self) {
         notify(&[NotifyState::Stopping, NotifyState::Status("handing over to the next daemon")]);
     }
 
-    /// Returns how often [`Self::report`] has to be called at least.
+    /// Returns the longest time between two calls of [`Self::report`].
     pub fn period(&self) -> Duration {
         self.watchdog.map_or(Duration::MAX, |limit| limit / SIGNS_PER_LIMIT)
     }
 
-    /// Reports the daemon's status, and, with `is_alive`, a sign of life.
+    /// Reports the daemon's status to the service manager. With `is_alive`, also reports a sign of
+    /// life.
     pub fn report(&self, status: &str, is_alive: bool) {
         if is_alive && self.watchdog.is_some() {
             notify(&[NotifyState::Watchdog]);
@@ -56,28 +57,27 @@ impl Service {
 }
 
 fn notify(states: &[NotifyState<'_>]) {
-    // Without a service manager this does nothing. A failure to deliver does not concern the
-    // daemon.
+    // Without a service manager, the call does nothing. If the call fails, the daemon goes on.
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "the service manager cannot be told");
     }
 }
 
-/// The reason why the service manager's sockets cannot be used.
+/// The reason for which the daemon cannot use the service manager's sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritError {
-    /// The environment does not make sense.
+    /// The variables of the environment are malformed.
     #[error("the sockets that the service manager passed cannot be found: {0}")]
     Environment(io::Error),
-    /// The socket is none of the daemon's.
+    /// The socket is neither of the daemon's sockets.
     #[error(
         "the service manager passed a descriptor named `{0}` that is neither the tenant socket (ListenSequentialPacket=) nor the admin socket (ListenStream=)"
     )]
     Foreign(String),
 }
 
-/// Returns the sockets that the service manager opened for the daemon (`LISTEN_FDS`). They are
-/// known by the names `tenant` and `admin`, or, without names, by their types.
+/// Returns the sockets that the service manager opened for the daemon (`LISTEN_FDS`). The names
+/// `tenant` and `admin` identify the sockets. Without names, the types of the sockets do.
 ///
 /// # Errors
 /// [`InheritError`].

@@ -9,7 +9,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The processes that may write a page after it was passed on.
+/// The processes that may write a page after the daemon has passed its descriptor on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
     /// Only this process: a tenant can neither map the page writable nor make its mapping writable.
@@ -28,28 +28,29 @@ impl Writer {
     }
 }
 
-/// A page in shared memory; mapped here until this is dropped.
+/// A page in shared memory. The page stays mapped in this process until the value is dropped.
 pub struct SharedPage<P: Page> {
     address: *mut c_void,
     descriptor: OwnedFd,
     page: PhantomData<P>,
 }
 
-// SAFETY: the mapping belongs to this value alone, which unmaps it only when it is dropped.
-// Everything read or written through the mapping is an atomic (`Page`).
+// SAFETY: this value alone owns the mapping, and unmaps it only when it is dropped. All access
+// through the mapping is by atomics (`Page`).
 unsafe impl<P: Page> Send for SharedPage<P> {}
 // SAFETY: as above; a shared reference gives access to atomics only.
 unsafe impl<P: Page> Sync for SharedPage<P> {}
 
 impl<P: Page> SharedPage<P> {
-    /// Creates a page, initialised and sealed. `name` is the name that /proc shows.
+    /// Creates, initialises and seals a page. /proc shows the memfd under `name`.
     ///
     /// # Errors
     /// The system's, for lack of memory or descriptors.
     pub fn create(name: &str, writer: Writer) -> io::Result<Self> {
         let descriptor = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&descriptor, size_of::<P>() as u64)?;
-        // Mapped before it is sealed, because FUTURE_WRITE does not affect existing mappings.
+        // The mapping comes before the seal, because the seal FUTURE_WRITE does not affect existing
+        // mappings.
         // SAFETY: a fresh mapping at an address of the kernel's choice, of a file of this size.
         let address = unsafe {
             mmap(

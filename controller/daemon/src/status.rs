@@ -17,31 +17,31 @@ use std::hash::Hash;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The word for the gate of a suspended tenant.
+/// The word for the gate of a suspended tenant, in the status.
 const SUSPENDED: &str = "suspended";
 
 /// The accounts that the arbiters of all GPUs report, by tenant.
 type Accounts<'a> = HashMap<TenantId, Vec<&'a AccountStatus>>;
-/// The states of the sessions that they report, by session.
+/// The states of the sessions that the arbiters of all GPUs report, by session.
 type Sessions<'a> = HashMap<SessionId, Vec<&'a SessionGpuStatus>>;
 
-/// Returns what arbiters report by what it is about.
+/// Groups values by their keys.
 fn grouped<'a, K: Copy + Eq + Hash + 'a, V>(all: impl Iterator<Item = &'a (K, V)>) -> HashMap<K, Vec<&'a V>> {
     let mut grouped = HashMap::<K, Vec<&V>>::new();
     all.for_each(|(about, said)| grouped.entry(*about).or_default().push(said));
     grouped
 }
 
-/// Returns the reports of all arbiters, or `None` if one does not answer.
+/// Returns the reports of all arbiters, or `None` if an arbiter does not answer.
 pub async fn reports(shared: &Shared) -> Option<Vec<Report>> {
     let pending = shared.registry.borrow().gpus().reports();
     answers(pending).await
 }
 
-/// The latest status, for everything in the daemon that reads it.
+/// The latest status, for all parts of the daemon that read it.
 pub type Published = watch::Sender<Arc<Status>>;
 
-/// Publishes the status as it is now, and returns it. Returns `None` if an arbiter does not answer.
+/// Publishes the present status and returns it. Returns `None` if an arbiter does not answer.
 pub async fn publish(shared: &Shared) -> Option<Arc<Status>> {
     let status = Arc::new(now(shared).await?);
     shared.status.send_replace(Arc::clone(&status));
@@ -92,12 +92,13 @@ pub fn coverage(tenants: &Tenants) -> Vec<ProcessCoverage> {
     tenants.iter().flat_map(of_tenant).collect()
 }
 
-/// Returns the word for a tenant's gate: the arbiter's word `gate`, unless the tenant is suspended.
+/// Returns the word for a tenant's gate in the status: `SUSPENDED` for a suspended tenant, else
+/// `gate`, the word of the arbiter.
 pub fn gate(tenant: &Tenant, gate: &str) -> String {
     if tenant.residence.is_suspended() { SUSPENDED.to_owned() } else { gate.to_owned() }
 }
 
-/// Returns a tenant's status. `gpu_bytes` returns the memory of a GPU.
+/// Returns a tenant's status. `gpu_bytes` returns the memory of a GPU, bytes.
 fn tenant_status(
     name: &str,
     tenant: &Tenant,
@@ -105,17 +106,19 @@ fn tenant_status(
     gpu_bytes: impl Fn(usize) -> Option<u64>,
 ) -> TenantStatus {
     let accounts = accounts.get(&tenant.id).into_iter().flatten().map(|account| {
-        // For a deserted tenant the arbiter reports its last figures, which do not hold any more.
+        // For a deserted tenant, the arbiter reports the last figures, which no longer hold.
         let is_here = !tenant.is_deserted();
         let seen = tenant.memory.by_nvml(account.gpu).filter(|_| is_here);
         let ceiling_bytes = tenant.memory.ceiling_bytes(account.gpu);
-        // A tenant that has just come keeps all the memory that it may hold.
+        // For a tenant that has just come, the daemon keeps all the memory that the tenant may
+        // hold.
         let most_bytes = ceiling_bytes.or_else(|| gpu_bytes(account.gpu)).unwrap_or(u64::MAX);
         AccountStatus {
             entitled_ppm: account.entitled_ppm.filter(|_| is_here),
             is_lent: is_here && account.is_lent,
             entitled_by: if is_here { account.entitled_by.clone() } else { String::new() },
-            // An awaited tenant keeps its entitlement, but has no process at a gate.
+            // A tenant that the daemon still awaits keeps its entitlement, but has no process at a
+            // gate.
             gate: account
                 .gate
                 .as_ref()

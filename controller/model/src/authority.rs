@@ -1,13 +1,15 @@
-//! Which part of a request is granted, and by which rule.
+//! The part of a wish that the daemon grants, and the rule for it.
 //!
-//! A job can only ask. The configuration bounds its requests, and an administrator overrules both.
+//! A job can only ask. The configuration bounds the wishes of jobs, and an administrator overrules
+//! both.
 //!
-//! A request for more than there is has one of two outcomes. **A job that has not started is
-//! refused; a job that already runs gets the most that there is.**
+//! If a job asks for more than there is, the daemon does one of two things. **It refuses a job that
+//! has not started. It gives a job that already runs the most that there is.**
 //!
-//! `deepres run` asks before its job starts, and prints the reason if it does not start
-//! ([`refuse`]). A process that connects by itself already runs. If the daemon refused it, it would
-//! run without any limit, so it gets the cap ([`grant`]).
+//! `deepres run` asks before its job starts. If the daemon refuses ([`refuse`]), `deepres run`
+//! prints the reason and does not start the job. A process that connects by itself already runs. If
+//! the daemon refused such a process, it would run without any limit. So the daemon gives it the
+//! cap ([`grant`]).
 
 mod part;
 
@@ -25,13 +27,13 @@ use deepres_policy::priority::Criticality;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The rule by which a value was granted.
+/// The rule by which the daemon granted a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Nobody asked for a value.
+    /// Neither the job nor an administrator asked for a value.
     Default,
-    /// The value is as requested.
+    /// The value is as the job requested.
     Request,
     /// The value is the cap of this user.
     Cap(CapOf),
@@ -39,7 +41,7 @@ pub enum Rule {
     CapBesideOthers(CapOf),
     /// An administrator set the value.
     Administrator,
-    /// A guarantee needs a share, and no share was requested.
+    /// A guarantee needs a share, and the job requested none.
     NoShare,
     /// The guarantee does not fit beside the guarantees of other tenants.
     NoRoom,
@@ -75,7 +77,8 @@ impl<T> Given<T> {
 }
 
 impl<T> Given<Option<T>> {
-    /// Returns a value that no cap bounds: as the administrator set it, else as requested.
+    /// Returns a value that no cap bounds: the value that an administrator set, else the requested
+    /// value.
     fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
         match (set, asked) {
             (Some(value), _) => Self::by(Rule::Administrator, Some(value)),
@@ -94,10 +97,10 @@ impl<T: Default> Default for Given<T> {
 /// The grants of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
-    /// The tenant's own share, parts per million. Without one, the tenant gets a part of what
-    /// others leave.
+    /// The tenant's own share, parts per million. Without an own share, the tenant gets a part of
+    /// the time that other tenants leave.
     pub share_ppm: Given<Option<u32>>,
-    /// The most that the tenant can be owed, even if others leave more, parts per million.
+    /// The most that the tenant can be owed, even if others leave more time, parts per million.
     pub cap_ppm: u32,
     /// Memory limit on each GPU, bytes. `None` means no limit.
     pub memory_bytes: Given<Option<u64>>,
@@ -106,7 +109,7 @@ pub struct Granted {
     /// The criticality.
     #[serde(default)]
     pub criticality: Given<Criticality>,
-    /// The deadline, ns after the request for it.
+    /// The deadline, ns after the job asked for it.
     #[serde(default)]
     pub deadline_ns: Given<Option<u64>>,
     /// GPU time of the whole job, ns.
@@ -118,7 +121,7 @@ pub struct Granted {
     /// Whether other tenants may use the memory that this tenant does not use.
     #[serde(default)]
     pub memory_follows_use: Given<bool>,
-    /// Whether the time of copies is charged.
+    /// Whether the arbiter charges the time of copies.
     #[serde(default)]
     pub charge_copies: Given<bool>,
     /// The labels.
@@ -159,8 +162,8 @@ impl fmt::Display for Granted {
 }
 
 impl Granted {
-    /// Returns the grants with corrected rules. A value that comes from the configuration's
-    /// defaults and is not in `asked` has the rule [`Rule::Default`].
+    /// Returns the grants with corrected rules. If a value comes from the configuration's defaults,
+    /// it gets the rule [`Rule::Default`]. `asked` are the wishes that the job itself stated.
     pub fn told_by(mut self, asked: &Wish) -> Self {
         fn tell<T>(given: &mut Given<T>, was_asked: bool) {
             if given.rule == Rule::Request && !was_asked {
@@ -181,9 +184,9 @@ impl Granted {
 
 /// Returns the grants of a tenant.
 ///
-/// `asked` are the job's wishes, and `set` are the administrator's. `caps` are the caps of the
-/// user, and `part` is the tenant's part of them. `has_room` tells whether a guarantee of the
-/// requested share fits beside those of others.
+/// `asked` are the wishes of the job, and `set` are the wishes of an administrator. `caps` are the
+/// caps of the user, and `part` is the tenant's part of these caps. `has_room` says whether the
+/// requested guarantee fits beside the guarantees of other tenants.
 pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Granted {
     let capped = |is_whole: bool| if is_whole { Rule::Cap(of) } else { Rule::CapBesideOthers(of) };
     let share_ppm = match (set.share_ppm, asked.share_ppm) {
@@ -203,7 +206,7 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     let wanted = asked.class.unwrap_or_default();
     let class = match set.class {
         Some(class) => Given::by(Rule::Administrator, class),
-        // The stronger class is the lesser value.
+        // A class that promises more is the lesser value.
         None if wanted < caps.class => Given::by(Rule::Cap(of), caps.class),
         None if asked.class.is_some() => Given::by(Rule::Request, wanted),
         None => Given::by(Rule::Default, wanted),
@@ -259,7 +262,8 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     }
 }
 
-/// Returns the reason why a request of a job that has not started is refused, if it is.
+/// Returns the reason for which the daemon refuses the wishes of a job that has not started; `None`
+/// if the daemon grants them.
 pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
     let remedy = "ask for less, or have an administrator raise it";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
@@ -324,7 +328,7 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     }
 }
 
-/// Returns the reason why a wish is invalid for every user, if it is.
+/// Returns the reason for which a wish is invalid for every user; `None` for a valid wish.
 pub fn impossible(wish: &Wish) -> Option<String> {
     let share = deepres_abi::quantity::MIN_SHARE_PPM..=PPM;
     if let Some(ppm) = wish.share_ppm.filter(|ppm| !share.contains(ppm)) {

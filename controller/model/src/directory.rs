@@ -30,7 +30,7 @@ impl Directory {
         Self(std::path::absolute(&path).unwrap_or(path))
     }
 
-    /// Returns the path.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -50,7 +50,7 @@ impl Directory {
         self.0.join(ADMIN_SOCKET)
     }
 
-    /// Returns the file that a living daemon has locked.
+    /// Returns the file on which a living daemon holds a lock.
     pub fn lock_file(&self) -> PathBuf {
         self.0.join("daemon.lock")
     }
@@ -65,14 +65,15 @@ impl Directory {
         self.0.join("daemon.log")
     }
 
-    /// Returns the directory of this user's daemon: `DEEPRES_DIR`, else /run/deepres for root, else
-    /// a directory of the user's own.
+    /// Returns the directory of this user's daemon: `DEEPRES_DIR`, else `/run/deepres` for root,
+    /// else a directory of the user's own.
     pub fn own() -> Self {
         places().own().into()
     }
 
     /// Returns the directories in which a daemon may be, the best first. If the environment names a
-    /// directory, it is the only one. Otherwise the system's directory comes before the user's.
+    /// directory, the result has only that directory. Otherwise the system's directory comes before
+    /// the user's.
     pub fn candidates() -> Vec<Self> {
         places().candidates().map(Self::from).collect()
     }
@@ -84,7 +85,7 @@ impl From<rule::Directory<'_>> for Directory {
     }
 }
 
-/// Returns the tenant socket that the environment names.
+/// Returns the tenant socket that the environment names; `None` if it names none.
 pub fn named_socket() -> Option<PathBuf> {
     places().socket().map(|socket| OsString::from_vec(socket.clone()).into())
 }

@@ -1,9 +1,9 @@
-//! How the daemon found a process's tenant, and the process's container, as both are shown and
-//! saved.
+//! How the daemon found a process's tenant and container, in the form in which deepres shows and
+//! saves this.
 
 use serde::{Deserialize, Serialize};
 
-/// Number of digits of a container's id that people see.
+/// Number of digits of a container's id that deepres shows.
 const SHORT_DIGITS: usize = 12;
 
 /// How the daemon found a process's tenant.
@@ -77,7 +77,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// Returns the id as lists of containers show it.
+    /// Returns the id, shortened as container runtimes show it in lists.
     pub fn short_id(&self) -> &str {
         self.id.get(..SHORT_DIGITS).unwrap_or(&self.id)
     }

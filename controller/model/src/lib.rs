@@ -3,18 +3,17 @@
 //! | module | job |
 //! |---|---|
 //! | [`admin`] | the protocol of the admin socket, and the output of `deepres ps --json` |
-//! | [`authority`] | which part of a wish is granted, and by which rule |
-//! | [`wish`] | the wishes: how each is read, shown and explained |
+//! | [`authority`] | the part of a wish that the daemon grants, and the rule for it |
+//! | [`wish`] | the wishes: how deepres reads, shows and explains each |
 //! | [`config`] | the daemon's configuration file |
-//! | [`probes`] | the findings of the probes, as they are shown |
-//! | [`identity`] | how a tenant was found |
+//! | [`probes`] | the findings of the probes, in the form in which deepres shows them |
+//! | [`identity`] | how the daemon found a tenant |
 //! | [`quantity`] | shares, sizes and times in text |
 //! | [`text`] | names, and text from other programs |
 //! | [`directory`] | where the sockets are, and whether they can be trusted |
 //! | [`packet`] | packets with descriptors over a socket |
 //! | [`peer`] | the process at the other end of a socket |
-//! | [`process`] | the identity of a process, which a later process with the same id does not have
-//! |
+//! | [`process`] | the identity of a process: no later process with the same id has it |
 //! | [`clock`] | the only clock |
 
 pub mod admin;

@@ -54,7 +54,7 @@ pub fn send(socket: impl AsFd, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     Ok(())
 }
 
-/// A received packet: its bytes, and its full length even if it did not fit.
+/// A received packet. If the packet was longer than a frame, only its length is known.
 #[derive(Debug)]
 pub struct Packet {
     bytes: [u8; MAX_FRAME_BYTES],
@@ -62,8 +62,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Receives the next packet from `socket`. The kernel closes descriptors sent with the packet.
-    /// Returns `None` if the peer is gone.
+    /// Receives the next packet from `socket`. Returns `None` if the peer closed the connection.
+    /// The kernel closes all descriptors that came with the packet.
     ///
     /// # Errors
     /// The system's error; `EAGAIN` from a socket that does not block.
@@ -80,8 +80,8 @@ impl Packet {
         }
     }
 
-    /// Returns the packet's bytes. For a packet longer than any frame the result is empty, which is
-    /// no valid frame.
+    /// Returns the packet's bytes. If the packet was longer than a frame, the result is empty. No
+    /// valid frame is empty.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }

@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 /// The most groups of one process (NGROUPS_MAX of Linux).
 const MAX_GROUPS: usize = 65_536;
 
-/// The process that connected, with its rights at that time, as the kernel reports them.
+/// The process that connected, with its rights at that time. The kernel reports all fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// The process's id in this process's namespace; 0 if it has none there.
+    /// The process's id in the pid namespace of the caller; 0 if the process has no id there.
     pub pid: u32,
     /// The process's user.
     pub uid: u32,
@@ -33,14 +33,14 @@ impl Peer {
         Ok(Self { pid: u32::try_from(pid).unwrap_or(0), uid, gid })
     }
 
-    /// Returns every group of the process.
+    /// Returns all groups of the process. `socket` is the connection to the process.
     pub fn groups(&self, socket: BorrowedFd<'_>) -> Vec<u32> {
         let mut groups = vec![0; 64];
         let found = option(socket, libc::SO_PEERGROUPS, &mut groups).or_else(|_| {
             groups.resize(MAX_GROUPS, 0);
             option(socket, libc::SO_PEERGROUPS, &mut groups)
         });
-        // A kernel that does not report the groups leaves only the process's own group.
+        // If the kernel does not report the groups, only the process's own group remains.
         groups.truncate(found.unwrap_or(0));
         groups.push(self.gid);
         groups
@@ -57,8 +57,8 @@ impl Peer {
             // SAFETY: the kernel has just created the descriptor for this process.
             Ok(_) if descriptor[0] >= 0 => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor[0]) })),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-            // Kernels before 6.5 lack the option. The id can then belong to another process by now,
-            // but only if the peer died while it connected.
+            // Kernels before 6.5 lack the option. Another process may have the id by now, but only
+            // if the peer died while it connected.
             _ => self.open(),
         }
     }
@@ -81,7 +81,7 @@ pub fn is_dead(death: BorrowedFd<'_>) -> bool {
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads a socket option that is a list of plain values. Returns the number of values.
+/// Reads a socket option that is a list of plain values. Returns the number of values in it.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, values: &mut [T]) -> io::Result<usize> {
     let mut length = MaybeUninit::new(size_of_val(values) as libc::socklen_t);
     // SAFETY: the descriptor is open. The values are plain data, and the kernel writes at most

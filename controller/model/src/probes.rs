@@ -129,8 +129,8 @@ impl ActivityStatus {
 }
 
 impl CommandStatus {
-    /// Returns a latency that `permille` of the calls stayed below, ns. The result is rounded up to
-    /// a power of two, but is at most the longest latency.
+    /// Returns a latency, ns: `permille` of the calls took no longer. The result is rounded up to a
+    /// power of two, but is at most the longest latency.
     pub fn quantile_ns(&self, permille: u64) -> u64 {
         let wanted = (self.calls * permille).div_ceil(1000);
         let mut seen = 0;
@@ -144,7 +144,7 @@ impl CommandStatus {
     }
 }
 
-/// An adopted process.
+/// An adopted process, in the form in which the daemon saves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
     /// The process.
@@ -154,8 +154,8 @@ pub struct Adopted {
     pub tenant: Option<String>,
 }
 
-/// [`MeteredStatus::state`] of a process that has ended. The process is listed for a while. Its id
-/// can already belong to another process.
+/// [`MeteredStatus::state`] of a process that has ended. The status lists such a process for a
+/// while. Another process may have its id by then.
 pub const ENDED: &str = "ended";
 
 status! {
@@ -217,7 +217,7 @@ impl MeteringStatus {
     }
 }
 
-/// All findings of the probes.
+/// All findings of the probes at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {
     /// The state of the probes.
@@ -226,9 +226,9 @@ pub struct Board {
     pub unmanaged: Vec<UnmanagedStatus>,
     /// The calls of all processes to the driver.
     pub activity: Vec<ActivityStatus>,
-    /// The adopted processes that live.
+    /// The adopted processes that are alive.
     pub adopted: Vec<Adopted>,
-    /// The processes that are held.
+    /// The processes that the daemon holds.
     pub held: Vec<ProcessKey>,
 }
 

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Positions of the state, the number of threads and the start time in /proc/PID/stat. They are
-/// counted from the field after the command's name.
+/// Positions of the state, the number of threads and the start time in /proc/PID/stat. The count
+/// begins with the field after the command's name.
 const STATE_FIELD: usize = 0;
 const THREADS_FIELD: usize = 17;
 const START_FIELD: usize = 19;
 
-/// A process. The kernel reuses an id, but not with the same start time.
+/// A process. The kernel reuses process ids, but never for the same start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessKey {
     /// The process's id.
@@ -18,8 +18,8 @@ pub struct ProcessKey {
 }
 
 impl ProcessKey {
-    /// Returns the living process `pid`. Returns `None` if there is none, or /proc does not show it
-    /// here.
+    /// Returns the key of the living process `pid`. Returns `None` if no such process lives, or if
+    /// /proc does not show it.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, start_ticks: start_ticks(&text(pid, "stat")?)? })
     }
@@ -39,14 +39,14 @@ impl ProcessKey {
             }
     }
 
-    /// Whether a stop signal for the process is pending. A thread that waits for a device takes the
-    /// signal only when the device has answered.
+    /// Whether a stop signal for the process is pending. If a thread waits for a device, the kernel
+    /// delivers the signal only after the device has answered.
     pub fn is_being_stopped(self) -> bool {
         let is_sent = text(self.pid, "status").is_some_and(|status| has_pending_stop(&status));
         is_sent && self.is_alive()
     }
 
-    /// Whether a process whose first thread has ended is stopped.
+    /// Whether a process is stopped of which the first thread has ended.
     fn are_threads_stopped(self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
@@ -54,8 +54,8 @@ impl ProcessKey {
     }
 }
 
-/// Reads a file of /proc/PID. Names of commands and cgroups can have any bytes, so the text is
-/// lossy.
+/// Returns the text of a file of /proc/PID; `None` if the file cannot be read. Names of commands
+/// and cgroups may have any bytes, so the conversion to text is lossy.
 pub fn text(pid: u32, file: &str) -> Option<String> {
     std::fs::read(format!("/proc/{pid}/{file}"))
         .ok()
@@ -66,7 +66,7 @@ fn is_stopped(state: Option<&str>) -> bool {
     matches!(state, Some("T" | "t"))
 }
 
-/// Whether SIGSTOP is pending for the process, by the text of its status file.
+/// Whether SIGSTOP is pending for a process. `status` is the text of the process's status file.
 fn has_pending_stop(status: &str) -> bool {
     const SIGSTOP: u64 = 1 << (libc::SIGSTOP - 1);
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
@@ -78,16 +78,16 @@ fn state(stat: &str) -> Option<&str> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(STATE_FIELD)
 }
 
-/// Returns the start time in a stat line. Returns `None` for a dead process that has not been
-/// waited for.
+/// Returns the start time in a stat line. Returns `None` for a zombie: a dead process for which its
+/// parent has not waited.
 fn start_ticks(stat: &str) -> Option<u64> {
-    // The name may hold spaces and parentheses, but no later field does.
+    // The name of the command may hold spaces and parentheses, but no later field does.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.nth(STATE_FIELD)?;
     let threads: u64 = fields.nth(THREADS_FIELD - STATE_FIELD - 1)?.parse().ok()?;
     let start = fields.nth(START_FIELD - THREADS_FIELD - 1)?;
-    // The state is that of the first thread, which may have ended before the others.
+    // The state in the line is that of the first thread, which may have ended before the others.
     let is_dead = matches!(state, "Z" | "X") && threads <= 1;
     if is_dead { None } else { start.parse().ok() }
 }

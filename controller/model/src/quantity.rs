@@ -27,19 +27,19 @@ pub enum QuantityError {
     Time(String),
 }
 
-/// Reads a share: a percentage from 1 to 100, with an optional percent sign. The result is in parts
-/// per million.
+/// Reads a share: a percentage from 1 to 100, with an optional percent sign. Returns the share in
+/// parts per million.
 ///
 /// # Errors
-/// [`QuantityError::Share`], which says what is accepted.
+/// [`QuantityError::Share`], which says which texts are shares.
 pub fn parse_share(text: &str) -> Result<u32, QuantityError> {
     quantity::parse_share(text).ok_or_else(|| QuantityError::Share(text.to_owned()))
 }
 
-/// Reads a size in bytes.
+/// Reads a size. Returns bytes.
 ///
 /// # Errors
-/// [`QuantityError::Bytes`], which says what is accepted.
+/// [`QuantityError::Bytes`], which says which texts are sizes.
 pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
 }
@@ -47,18 +47,18 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
 /// The word that means no limit.
 const UNLIMITED: &str = "unlimited";
 
-/// Reads a memory limit in bytes: a size, or `unlimited`, which gives [`NO_LIMIT`].
+/// Reads a memory limit: a size, or `unlimited`. Returns bytes; [`NO_LIMIT`] for `unlimited`.
 ///
 /// # Errors
-/// [`QuantityError::Bytes`], which says what is accepted.
+/// [`QuantityError::Bytes`], which says which texts are sizes.
 pub fn parse_limit(text: &str) -> Result<u64, QuantityError> {
     if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_bytes(text) }
 }
 
-/// Reads a time, in nanoseconds.
+/// Reads a time. Returns nanoseconds.
 ///
 /// # Errors
-/// [`QuantityError::Time`], which says what is accepted.
+/// [`QuantityError::Time`], which says which texts are times.
 pub fn parse_time(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_time_ns(text).ok_or_else(|| QuantityError::Time(text.to_owned()))
 }
@@ -69,7 +69,7 @@ pub struct Percent(pub u32);
 
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Parts per million need at most four decimals. Trailing zeros are dropped.
+        // Parts per million need at most four decimals. The text has no trailing zeros.
         let text = format!("{:.4}", f64::from(self.0) / PPM_PER_PERCENT);
         let text = text.trim_end_matches('0').trim_end_matches('.');
         f.pad(&format!("{text}%"))

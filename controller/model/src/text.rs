@@ -1,16 +1,15 @@
-//! Text from other programs that people will read on a terminal.
+//! Text from other programs that deepres shows on a terminal.
 
 use deepres_abi::wire::TENANT_NAME_BYTES;
 
-/// Whether a character changes the direction of later text, and can thus make a line read
-/// differently.
+/// Whether a character changes the direction of later text, so that a line reads differently.
 fn is_directional(c: char) -> bool {
     matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether a character is invisible, so that two different names can look alike. These are the
-/// characters that Unicode lets programs ignore (`Default_Ignorable_Code_Point`), and the
-/// separators of lines and paragraphs.
+/// Whether a character is invisible, so that two different names may look alike. Unicode lets
+/// programs ignore some characters (`Default_Ignorable_Code_Point`). The separators of lines and
+/// paragraphs are also invisible.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -46,8 +45,8 @@ pub fn harmless(text: &str) -> String {
 
 /// Whether a text can be a tenant's name.
 ///
-/// A name has at least one byte and fits into the field for names. It has a visible character and
-/// no harmful ones. It does not begin with a dash, because it would then look like an option.
+/// A name is not empty and fits into the field for names. A name has a visible character and no
+/// harmful character. A name does not begin with a dash, because it would look like an option.
 pub fn is_name(text: &str) -> bool {
     !text.trim().is_empty()
         && !text.starts_with('-')

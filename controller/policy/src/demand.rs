@@ -1,9 +1,9 @@
-//! Demand: the part of a GPU's time that a tenant would use if it had the GPU to itself. It is
-//! estimated from what the tenant does with the time that it has.
+//! Demand: the part of a GPU's time that a tenant would use alone on the GPU. The arbiter estimates
+//! the demand from the tenant's use of the time that it has.
 //!
-//! Demand is work / (work + voluntary idleness). Time spent waiting for the GPU is in neither, so
-//! the estimate does not depend on the tenant's share. A tenant that gets more does not look larger
-//! for it.
+//! Demand is work / (work + voluntary idleness). The time in which the tenant waits for the GPU is
+//! in neither term, so the estimate does not depend on the tenant's share. If a tenant gets more
+//! time, its demand does not grow.
 
 use core::time::Duration;
 use deepres_abi::PPM;
@@ -19,7 +19,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Takes in GPU time used, and time in which the tenant wanted nothing, ns.
+    /// Takes in an observation: GPU time used, and time in which the tenant wanted nothing, ns.
     pub fn observe(&mut self, work_ns: u64, idle_ns: u64) {
         self.work_ns = self.work_ns.saturating_add(work_ns);
         self.idle_ns = self.idle_ns.saturating_add(idle_ns);
@@ -29,8 +29,8 @@ impl Demand {
         }
     }
 
-    /// Returns the estimate, parts per million. Without any observation this is a whole, because a
-    /// new tenant has come to work.
+    /// Returns the estimate, parts per million. Without any observation the demand is the whole
+    /// GPU, because a new tenant has come to work.
     pub fn ppm(&self) -> u32 {
         match self.work_ns + self.idle_ns {
             0 => PPM,

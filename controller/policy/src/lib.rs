@@ -1,5 +1,5 @@
-//! The policy: decides which tenant may use which GPU, how much of it and when. Pure functions of
-//! `(state, now)`, without clock or I/O.
+//! The policy: pure functions of `(state, now)` that decide which tenant may use which GPU, how
+//! much of the GPU, and when. The functions read no clock and do no I/O.
 //!
 //! The four layers of the design, from the slowest to the fastest:
 //!
@@ -11,8 +11,8 @@
 //! | granularity | how much may be in flight? | [`tuning`] (one window for all) |
 //!
 //! [`lease`] turns entitlements into leases. [`tuning`] derives the time constants of leases from
-//! measurements. [`arbiter`] is the whole of what is decided about one GPU, as a state machine that
-//! takes readings and orders and returns actions.
+//! measurements. [`arbiter`] makes all decisions about one GPU: a state machine takes readings and
+//! orders, and returns actions.
 //!
 //! The crate is `no_std`, so that a library inside other programs can use it.
 

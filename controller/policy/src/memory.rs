@@ -1,47 +1,49 @@
-//! Computes the memory of a GPU that each tenant may hold beside the guarantees of others. Pure.
+//! Computes the memory of a GPU that each tenant may hold beside the guarantees of other tenants.
 //!
-//! A guarantee is a *floor*: memory that is kept free for its tenant while the tenant does not use
-//! it. So every other tenant on the GPU has a *ceiling*, beside the limit that it was granted. The
+//! A guarantee is a *floor*: the daemon keeps this memory free for its tenant while the tenant does
+//! not use it. So every other tenant on the GPU has a *ceiling*, in addition to its limit. The
 //! ceiling is the GPU's memory, less the larger of guarantee and holding of each other tenant.
-//! Without guarantees there are no ceilings, and tenants may take what they find.
+//! Without guarantees there are no ceilings, and tenants may take any free memory.
 //!
-//! A tenant may let its memory follow its use (*after DeepRes*). Then only what it held lately and
-//! a margin is kept for it ([`Use::kept_bytes`]). The rest of its guarantee goes to the tenant that
-//! takes it first. The part that others take lowers the tenant's own ceiling, but never below the
-//! memory kept for it. For a tenant without a guarantee, this floor holds only if no other tenant
-//! has a guarantee. So no wish of a tenant lets it take what is guaranteed to another.
+//! A tenant may let its memory follow its use (after the paper DeepRes). The daemon then keeps for
+//! the tenant only the memory that it held lately, and a margin ([`Use::kept_bytes`]). The rest of
+//! the guarantee goes to the tenant that takes it first. If others take this rest, the tenant's own
+//! ceiling falls, but never below the memory kept for it. For a tenant without a guarantee, this
+//! floor holds only if no other tenant has a guarantee. So no wish lets a tenant take memory that
+//! is guaranteed to another.
 
 use alloc::vec::Vec;
 
 /// A tenant on a GPU, as this policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holding {
-    /// The tenant's guarantee, or the part of it that is kept, bytes; 0 without a guarantee.
+    /// The tenant's guarantee, or the part of it that the daemon keeps free, bytes; 0 without a
+    /// guarantee.
     pub promised_bytes: u64,
-    /// The memory kept for a tenant whose memory follows its use, bytes. Such a tenant always has a
-    /// ceiling.
+    /// The memory that the daemon keeps for a tenant whose memory follows its use, bytes. Such a
+    /// tenant always has a ceiling.
     pub kept_bytes: Option<u64>,
-    /// The memory that the tenant holds and keeps, bytes; 0 for a tenant that can be taken off the
-    /// GPU.
+    /// The memory that the tenant holds and that nobody can take off, bytes; 0 for a tenant that
+    /// the daemon can suspend.
     pub firm_bytes: u64,
 }
 
 impl Holding {
-    /// Returns the memory that others cannot have because of this tenant.
+    /// Returns the memory that other tenants cannot have because of this tenant, bytes.
     fn claim_bytes(self) -> u64 {
         self.promised_bytes.max(self.firm_bytes)
     }
 }
 
-/// Returns the ceiling of each tenant of a GPU with `total_bytes` for tenants; `None` for tenants
-/// that need no ceiling.
+/// Returns the ceiling of each tenant of a GPU, bytes, in the order of `tenants`; `None` for
+/// tenants that need no ceiling. `total_bytes` is the GPU's memory for tenants.
 pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
     let claims = tenants.iter().fold(0_u64, |sum, tenant| sum.saturating_add(tenant.claim_bytes()));
     let promises = tenants.iter().filter(|tenant| tenant.promised_bytes > 0).count();
     let ceiling = |tenant: &Holding| {
         let others = promises - usize::from(tenant.promised_bytes > 0);
         let left = total_bytes.saturating_sub(claims - tenant.claim_bytes());
-        // A guarantee holds, whatever others have come to hold meanwhile.
+        // A guarantee holds even if other tenants hold its memory by now.
         let kept_bytes = tenant.kept_bytes.filter(|_| others == 0).unwrap_or(0).min(total_bytes);
         let least = tenant.promised_bytes.max(kept_bytes);
         (others > 0 || tenant.kept_bytes.is_some()).then(|| left.max(least))
@@ -49,34 +51,34 @@ pub fn ceilings(total_bytes: u64, tenants: &[Holding]) -> Vec<Option<u64>> {
     tenants.iter().map(ceiling).collect()
 }
 
-/// The margin is one part in this many of what was held. A working job grows by less than that
-/// between two looks.
+/// The margin is the memory that the tenant held, divided by this number. A job at work grows by
+/// less between two looks.
 const MARGIN_PARTS: u64 = 8;
-/// The least margin: several times what pools and frameworks' allocators grow by at once (2 to 32
-/// MiB).
+/// The least margin. It is several times the size by which pools and the frameworks' allocators
+/// grow at once (2 to 32 MiB).
 const MARGIN_LEAST_BYTES: u64 = 256 << 20;
 
-/// The memory that a tenant held lately on a GPU: the most in the present spell and in the one
-/// before.
+/// The memory that a tenant held lately on a GPU: the most in the present time window, and the most
+/// in the window before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// When the present spell began, ns.
+    /// When the present window began, ns.
     began_ns: u64,
-    /// The most that was held in the present spell, bytes.
+    /// The most memory that the tenant held in the present window, bytes.
     most_bytes: u64,
-    /// The most that was held in the spell before, bytes.
+    /// The most memory that the tenant held in the window before, bytes.
     before_bytes: u64,
 }
 
 impl Use {
-    /// Returns the use of a tenant that has come at `now_ns`: it may still take all that it was
-    /// granted.
+    /// Returns the use of a tenant that came at `now_ns`. The daemon keeps all granted memory for
+    /// such a tenant at first.
     pub fn new(now_ns: u64) -> Self {
         Self { began_ns: now_ns, most_bytes: 0, before_bytes: u64::MAX }
     }
 
-    /// Takes in the memory held at `now_ns`. It is remembered for at least `window_ns`, and at most
-    /// twice that.
+    /// Takes in the memory that the tenant holds at `now_ns`. This amount counts for at least
+    /// `window_ns`, and for at most twice that time.
     pub fn take_in(&mut self, now_ns: u64, held_bytes: u64, window_ns: u64) {
         if now_ns.saturating_sub(self.began_ns) >= window_ns {
             *self = Self { began_ns: now_ns, most_bytes: 0, before_bytes: self.most_bytes.max(held_bytes) };
@@ -84,7 +86,8 @@ impl Use {
         self.most_bytes = self.most_bytes.max(held_bytes);
     }
 
-    /// Returns the part of `granted_bytes` that is kept: what was held lately and a margin.
+    /// Returns the part of `granted_bytes` that the daemon keeps for the tenant: the memory that
+    /// the tenant held lately, and a margin.
     pub fn kept_bytes(&self, granted_bytes: u64) -> u64 {
         let used_bytes = self.most_bytes.max(self.before_bytes);
         let margin_bytes = (used_bytes / MARGIN_PARTS).max(MARGIN_LEAST_BYTES);

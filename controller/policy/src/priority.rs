@@ -1,8 +1,8 @@
-//! The priority value of a tenant, after DeepRes. It is higher if the deadline is nearer, the job
-//! larger, or the purpose more critical.
+//! The priority value of a tenant, after the paper DeepRes. The value is higher if the deadline is
+//! nearer, the job larger, or the purpose more critical.
 //!
-//! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. The value weighs
-//! tenants that asked for no share, and best-effort tenants among themselves.
+//! `p = w_d · urgency + w_s · size + w_c · criticality`, each term from 0 to 1. The value is the
+//! weight of tenants that asked for no share, and of best-effort tenants among themselves.
 
 use core::time::Duration;
 use deepres_abi::PPM;
@@ -11,9 +11,9 @@ pub use deepres_abi::criticality::{Criticality, CriticalityError};
 
 /// The least priority value, parts per million of the highest, so that every tenant has some part.
 pub const MIN_VALUE_PPM: u32 = PPM / 100;
-/// The slack at which a deadline is half as urgent as one that cannot wait.
+/// The slack at which the urgency of a deadline is one half.
 const HALF_URGENT: Duration = Duration::from_secs(600);
-/// The GPU time of a job that counts as half of the largest.
+/// The GPU time of a job at which its size is one half.
 const HALF_SIZE: Duration = Duration::from_secs(3600);
 
 /// The declarations about a tenant's job.
@@ -32,8 +32,8 @@ pub struct Priority {
 pub struct Usage {
     /// GPU time used so far, ns.
     pub used_ns: u64,
-    /// Demand: the part of the time not idle by the job's own choice, parts per million. It does
-    /// not depend on the tenant's share.
+    /// Demand: the part of the time for which the job is not idle by its own choice, parts per
+    /// million. Demand does not depend on the tenant's share.
     pub demand_ppm: u32,
     /// The part of the GPU's memory that the tenant holds, parts per million.
     pub memory_ppm: u32,
@@ -82,7 +82,7 @@ impl Terms {
                     let size_ns = size_ns as f64;
                     size_ns / (size_ns + HALF_SIZE.as_nanos() as f64)
                 }
-                // The observed size: half of it from the demand for time, half from the memory.
+                // The observed size: half from the demand for GPU time, half from the memory.
                 None => f64::midpoint(part(usage.demand_ppm), part(usage.memory_ppm)),
             },
             criticality: part(priority.criticality.ppm()),
@@ -96,10 +96,10 @@ impl Terms {
             (weights.size, self.size),
             (weights.criticality, self.criticality),
         ];
-        // An invalid weight or term counts as zero. If it counted more than any other, a mistake
-        // would become the most urgent job.
+        // An invalid weight or term counts as zero. Otherwise a mistake could make a job the most
+        // urgent of all.
         let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
-        // Relative to the largest weight, so that no sum is infinite.
+        // Divides by the largest weight, so that no sum is infinite.
         let largest = terms.iter().map(|(weight, _)| sound(*weight)).fold(0.0, f64::max);
         if largest == 0.0 {
             return MIN_VALUE_PPM;

@@ -1,14 +1,15 @@
-//! Decides which tenants' memory is on the GPUs, if tenants together hold more than there is. Pure.
+//! Decides which tenants' memory is on the GPUs, if all tenants together hold more memory than the
+//! GPUs have.
 //!
-//! Tenants that opted in may be taken off whole, and brought back. A tenant that needs memory gets
-//! the memory of tenants that are taken off, in this order: idle tenants, best-effort tenants, then
-//! the tenant that has been on the GPU for longest. A tenant of the last kind is only taken off
-//! after a *turn*. Moving memory costs time in which neither tenant computes, so turns are long
-//! compared with a move.
+//! The daemon may take tenants that opted in off the GPUs, with all their memory, and bring them
+//! back. If a tenant needs memory, the daemon first takes idle tenants off, and then best-effort
+//! tenants. After these comes the tenant that has been on the GPU for longest, but only after a
+//! *turn*. While memory moves, neither tenant computes, so turns are long compared with a move.
 //!
-//! An idle tenant that is away shows no wish, but it may wait in the driver, where nobody sees it.
-//! So it is brought back once after a turn. If it does nothing then, it is brought back after two
-//! turns, after four, and from then on after eight.
+//! An idle tenant that is off the GPU shows no wish. But a thread of its job may wait in the
+//! driver, where the daemon does not see it. So the daemon brings the tenant back after a turn. If
+//! the tenant does nothing, the daemon brings it back after two turns, after four, and then after
+//! eight each time.
 
 use super::TenantId;
 use super::class::Class;
@@ -28,8 +29,8 @@ pub enum Place {
     Resident,
     /// On the host, because another tenant needed the room.
     Away,
-    /// On the host, or on the way, for other reasons: by an administrator's command, or because a
-    /// move is under way.
+    /// On the host or on the way, for another reason: an administrator's command, or a move that is
+    /// under way.
     Fixed,
 }
 
@@ -38,34 +39,35 @@ pub enum Place {
 pub struct Seen {
     /// The tenant's number.
     pub id: TenantId,
-    /// Whether the tenant opted in to being taken off.
+    /// Whether the tenant opted in to oversubscription by suspension.
     pub may_leave: bool,
     /// The tenant's class.
     pub class: Class,
     /// The place of its memory.
     pub place: Place,
-    /// Since when the memory is there, ns.
+    /// Since when the memory is at this place, ns.
     pub since_ns: u64,
-    /// The memory that the tenant takes on each GPU, there or on the host.
+    /// The memory that the tenant takes on each GPU, wherever it is now.
     pub bytes: Bytes,
-    /// Since when the tenant has nothing to do, ns. `None` if it has work, or had work when it was
-    /// taken off.
+    /// Since when the tenant has had nothing to do, ns. `None` if the tenant has work, or had work
+    /// when the daemon took it off.
     pub idle_since_ns: Option<u64>,
-    /// How often in a row the tenant was brought back and did nothing until it was taken off again.
+    /// How often in a row the daemon brought the tenant back and the tenant did nothing until the
+    /// daemon took it off again.
     pub idle_visits: u32,
-    /// The memory that its processes asked for and the driver did not have.
+    /// The memory for which its processes asked and which the driver did not have.
     pub needs: Bytes,
-    /// Whether the tenant was told several times that this memory is free, and the driver still did
-    /// not give it.
+    /// Whether the daemon told the tenant several times that this memory is free, and the driver
+    /// still refused it.
     pub asked_in_vain: bool,
 }
 
 /// The time constants of this policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// The shortest stay of a tenant that always has work.
+    /// The shortest stay of a backlogged tenant.
     pub turn_ns: u64,
-    /// A tenant that had nothing to do for this long is idle.
+    /// A tenant that has had nothing to do for this long is idle.
     pub idle_ns: u64,
 }
 
@@ -74,18 +76,19 @@ pub struct Times {
 pub struct Move {
     /// The tenants to take off first, in this order.
     pub leave: Vec<TenantId>,
-    /// The tenant to bring back after that, or, if it is resident, to let ask again.
+    /// The tenant to bring back after that. If this tenant is on the GPUs, its thread may ask the
+    /// driver again.
     pub enter: TenantId,
 }
 
-/// An idle tenant that is away is brought back after 2 to the power of this turns at the latest.
+/// The daemon brings an idle tenant back after at most this power of two of turns.
 const MOST_DOUBLINGS: u32 = 3;
 
-/// Decides the next move, if one is due. `free` is the memory on each GPU that nobody has taken.
+/// Returns the next move, if one is due. `free` is the free memory on each GPU.
 pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Option<Move> {
     let passed = |since_ns: u64, span_ns: u64| now_ns.saturating_sub(since_ns) >= span_ns;
     let mut applicants: Vec<&Seen> = tenants.iter().filter(|tenant| tenant.applies()).collect();
-    // The longest wait first, but best effort last.
+    // The tenant with the longest wait comes first, but best-effort tenants come last.
     applicants.sort_by_key(|tenant| (tenant.class == Class::BestEffort, tenant.since_ns));
     applicants.into_iter().find_map(|applicant| {
         let wants = if applicant.place == Place::Away { &applicant.bytes } else { &applicant.needs };
@@ -99,13 +102,14 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
         };
         let is_denied = applicant.asked_in_vain && applicant.place == Place::Resident;
         if !is_denied && !missing(&[]) {
-            // Enough is free for a tenant that is away. A resident tenant was refused by the
-            // driver, and is told to ask again. Asking again does not help if the free memory is in
-            // too many pieces, hence `is_denied`.
+            // There is enough free memory. A tenant that is away comes back. A tenant on the GPUs,
+            // which the driver refused, asks again. If it asked in vain several times
+            // (`is_denied`), the free memory may be in too many pieces, and asking again does not
+            // help.
             return Some(Move { leave: Vec::new(), enter: applicant.id });
         }
-        // An idle tenant that is away has no hurry: it is brought back when there is room, or after
-        // some turns.
+        // An idle tenant that is away can wait: the daemon brings it back if there is room, or
+        // after some turns.
         let turns = 1_u64 << applicant.idle_visits.min(MOST_DOUBLINGS);
         let is_due = applicant.idle_since_ns.is_none()
             || passed(applicant.since_ns, times.turn_ns.saturating_mul(turns));
@@ -143,16 +147,17 @@ pub fn decide(now_ns: u64, free: &Bytes, tenants: &[Seen], times: Times) -> Opti
 }
 
 impl Seen {
-    /// Returns for how much memory of a GPU it makes sense to wait: `free_bytes` and the memory of
-    /// other tenants that may be taken off. Returns 0 if waiting makes no sense.
+    /// Returns for how much memory of a GPU a thread of the tenant may reasonably wait:
+    /// `free_bytes` and the memory of other tenants that the daemon may take off. Returns 0 if
+    /// waiting makes no sense.
     pub fn obtainable_bytes(&self, gpu: GpuIndex, free_bytes: u64, tenants: &[Self]) -> u64 {
         let bytes = |other: &Self| other.bytes.get(&gpu).copied().unwrap_or(0);
         let others = tenants.iter().filter(|other| other.id != self.id && other.may_leave);
         let there = others.filter(|other| other.place == Place::Resident).map(bytes);
         let there_bytes = there.fold(0, u64::saturating_add);
         let needed_bytes = self.needs.get(&gpu).copied().unwrap_or(0);
-        // A tenant that waits for memory that is free by now is about to be told so, and should not
-        // give up before.
+        // If the memory is free by now, the daemon is about to tell the tenant. The tenant should
+        // not give up before.
         let is_there = (1..=free_bytes).contains(&needed_bytes) && !self.asked_in_vain;
         if there_bytes > 0 || is_there { free_bytes.saturating_add(there_bytes) } else { 0 }
     }
@@ -162,7 +167,7 @@ impl Seen {
         self.bytes.keys().chain(self.needs.keys()).copied()
     }
 
-    /// Returns whether the tenant waits for room.
+    /// Returns whether the tenant waits for memory.
     fn applies(&self) -> bool {
         match self.place {
             Place::Away => true,

@@ -1,6 +1,6 @@
-//! A tenant's use of the driver beside launches, in total and lately: how often its processes call
-//! the driver, how much memory they ask for, and how long the driver blocks them. The kernel
-//! programs count that for each process; this module adds it up for the tenant.
+//! The driver calls of a tenant beside launches, in total and lately. The figures are the number of
+//! calls, the memory for which they ask, and the time for which the driver blocks them. The kernel
+//! programs count the calls of each process. This module adds the counts up for the tenant.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -16,15 +16,15 @@ const PERMILLE: u128 = 1000;
 pub struct DriverSums {
     /// Ioctls on the GPU's devices.
     pub calls: u64,
-    /// Failed ioctls, by the kernel's or the driver's answer.
+    /// Ioctls that failed, by the answer of the kernel or the driver.
     pub errors: u64,
-    /// Time that threads were blocked in ioctls, ns.
+    /// Time for which ioctls blocked threads, ns.
     pub time_ns: u64,
     /// Ioctls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory that these asked for, bytes, as far as the arguments tell.
+    /// Memory for which these ioctls asked, bytes, as far as their arguments tell.
     pub allocated_bytes: u64,
-    /// Memory that these mapped or moved, bytes, as far as the arguments tell.
+    /// Memory that these ioctls mapped or moved, bytes, as far as their arguments tell.
     pub mapped_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl DriverSums {
         }
     }
 
-    // Saturates, because the bytes are a program's argument and may be any number.
+    // The sum saturates, because the bytes are a program's argument and may be any number.
     fn plus(self, other: Self) -> Self {
         self.with(other, u64::saturating_add)
     }
@@ -52,12 +52,12 @@ impl DriverSums {
 pub struct DriverRates {
     /// Ioctls a second.
     pub calls_per_s: u64,
-    /// Time blocked in ioctls for each second, all threads together, parts per thousand. With
-    /// several threads it can exceed a whole.
+    /// Time for which ioctls blocked threads in each second, added up over threads, parts per
+    /// thousand. With several threads the time can exceed a second.
     pub blocked_permille: u64,
-    /// Memory asked for, bytes a second.
+    /// Memory for which ioctls asked, bytes a second.
     pub allocated_bytes_per_s: u64,
-    /// Memory mapped or moved, bytes a second.
+    /// Memory that ioctls mapped or moved, bytes a second.
     pub mapped_bytes_per_s: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct DriverSignals {
 
 impl DriverSignals {
     /// Takes in the counts of the tenant's processes since their start, by pid. `lives` returns
-    /// whether a process exists, the tenant's or not.
+    /// whether any process has a pid.
     pub fn observe(
         &mut self,
         now_ns: u64,
@@ -84,7 +84,7 @@ impl DriverSignals {
         let mut since = DriverSums::default();
         for (pid, sums) in processes {
             let before = self.by_process.insert(pid, sums).unwrap_or_default();
-            // If the count is lower than before, another process has the pid by now.
+            // If the count is lower than before, another process now has the pid.
             let before = if sums.calls < before.calls { DriverSums::default() } else { before };
             since = since.plus(sums.with(before, u64::saturating_sub));
         }
@@ -100,13 +100,13 @@ impl DriverSignals {
         }
     }
 
-    /// Returns the sums since the tenant appeared, without the last second of processes that have
-    /// ended.
+    /// Returns the counts since the tenant appeared. The last second of processes that have ended
+    /// is missing.
     pub fn sums(&self) -> DriverSums {
         self.sums
     }
 
-    /// Returns the rates of the last seconds.
+    /// Returns the rates over the last seconds.
     pub fn lately(&self) -> DriverRates {
         let span_ns = u128::from(self.recent_ns);
         let rate = |amount: u64, unit: u128| match span_ns {

@@ -7,53 +7,57 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// The assumed cost of a hand-off until one was measured. It consists of two wake-ups of another
-/// process (45 µs measured on an idle machine) and a first launch, on a busy machine.
+/// The cost of a hand-off that the arbiter assumes before it has measured one. A hand-off consists
+/// of two wake-ups of another process and a first launch. On an idle machine, the two wake-ups took
+/// 45 µs; this value is for a busy machine.
 pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
 
 /// The part of a hand-off that no tenant's meter sees: the hardware's own switch, and the delay of
-/// the meter's marker. It is the difference of 13 to 25 µs between the daemon's measurement and the
-/// GPU's own record (`bench handoff`).
+/// the meter's marker. The value is the measured difference between the daemon's figures and the
+/// GPU's own record: 13 to 25 µs (`bench handoff`).
 pub const UNSEEN_NS: u64 = ns(Duration::from_micros(20));
 
-/// A lease lasts this many hand-offs. So at most one part in fifty of the GPU's time is idle in
-/// between, although hand-offs differ.
+/// A lease lasts this many hand-offs. So the GPU idles between leases for at most one part in fifty
+/// of the time, although hand-offs differ.
 const HANDOFFS_PER_QUANTUM: u64 = 64;
 
-/// This many hand-offs before the end of a lease, its holder decides whether to go on, if it owes
-/// the lease to others. So a renewal is there in time.
+/// The arbiter decides this many hand-offs before the end of a lease whether to renew it. So a
+/// renewal reaches the holder in time.
 const HANDOFFS_PER_LEAD: u64 = 2;
-/// The shortest such notice: the delay of a timer on a busy machine.
+/// The least time between that decision and the end of the lease: the delay of a timer on a busy
+/// machine.
 const MIN_LEAD_NS: u64 = ns(Duration::from_micros(300));
 
-/// The shortest window. Work in flight must outlast the holder's own wake-ups: a poll of its meter,
-/// or a thread that waits for its window. On a busy machine a wake-up takes a scheduler's slice. A
-/// longer window only makes the drain longer.
+/// The shortest window. The work in flight must outlast the holder's own wake-ups: a poll of its
+/// meter, or a thread that waits for its window. On a busy machine, a wake-up takes a time slice of
+/// the scheduler. A longer window would only make the drain longer.
 const MIN_WINDOW_NS: u64 = ns(Duration::from_millis(2));
 const MAX_WINDOW_NS: u64 = ns(Duration::from_millis(8));
-/// The least window of one session of several: each session has its part of the tenant's window,
-/// and at least this.
+/// The least window of one session if the tenant has several. Each session gets its part of the
+/// tenant's window, and at least this.
 const MIN_SESSION_WINDOW_NS: u64 = ns(Duration::from_millis(1));
-/// A window has room for this many of the tenant's longest kernels, so that one can be queued
-/// behind another.
+/// A window has room for this many of the tenant's longest kernels, so that the job can queue one
+/// kernel behind another.
 const KERNELS_PER_WINDOW: u64 = 2;
-/// The longest window for that reason. Beside longer kernels the pause between two kernels, a
-/// wake-up, is short.
+/// The longest window that a tenant gets for its long kernels. If kernels are longer, the pause
+/// between two kernels (a wake-up) is short in comparison.
 const MAX_KERNEL_WINDOW_NS: u64 = ns(Duration::from_millis(20));
 
-/// A guest beside owners may have one kernel in flight, or short kernels for this many hand-offs.
-/// So the GPU does not idle while the guest's threads wake up.
+/// The window of a guest beside owners: one kernel, or short kernels for this many hand-offs. With
+/// such a window the GPU does not idle while the guest's threads wake up.
 const HANDOFFS_PER_GUEST_WINDOW: u64 = 2;
 
-/// The shortest time that an idle holder keeps the GPU, because it may be between two launches.
+/// The shortest time for which an idle holder keeps the GPU, because the holder may be between two
+/// launches.
 const MIN_GRACE_NS: u64 = ns(Duration::from_micros(50));
 const MAX_GRACE_NS: u64 = ns(Duration::from_micros(500));
 
-/// A waiter spins for one part in this many of a hand-off before it sleeps.
+/// A waiting thread spins for a hand-off divided by this number before the thread sleeps.
 const SPIN_DIVISOR: u64 = 4;
-/// The longest spin: a wake-up costs as much.
+/// The longest spin. A wake-up costs about as much.
 const MAX_SPIN_NS: u64 = ns(Duration::from_micros(20));
-/// On fewer processors a spinning waiter would keep the holder from running.
+/// On fewer processors, no thread spins, because a spinning thread would keep the holder from
+/// running.
 const MIN_PROCESSORS_TO_SPIN: usize = 4;
 
 /// The bounds of the quantum that an administrator may set.
@@ -76,20 +80,20 @@ impl Default for QuantumBounds {
 pub struct Tuning {
     /// The cost of a hand-off, ns.
     pub handoff_ns: u64,
-    /// How long a lease lasts while others wait, ns.
+    /// How long a lease lasts while other tenants wait, ns.
     pub quantum_ns: u64,
-    /// How long before its end a lease is renewed or given up, ns.
+    /// How long before the end of a lease the arbiter renews it or gives it up, ns.
     pub lead_ns: u64,
-    /// Estimated GPU time that a tenant may have in flight, ns.
+    /// GPU time that a tenant may have in flight, by estimates, ns.
     pub window_ns: u64,
-    /// How long a waiter spins before it sleeps, ns.
+    /// How long a waiting thread spins before it sleeps, ns.
     pub spin_ns: u64,
-    /// How long a holder may be without work before it counts as idle, ns.
+    /// How long a holder may be without work before the arbiter takes it for idle, ns.
     pub grace_ns: u64,
 }
 
 impl Tuning {
-    /// Returns the constants for hand-offs that cost `handoff_ns`, on a machine with this many
+    /// Returns the time constants for hand-offs that cost `handoff_ns`, on a machine with this many
     /// processors.
     pub fn derive(handoff_ns: u64, bounds: QuantumBounds, processors: usize) -> Self {
         let quantum_ns = handoff_ns
@@ -106,15 +110,15 @@ impl Tuning {
         }
     }
 
-    /// Returns the window of each of a tenant's `sessions`, if its longest kernel took
-    /// `longest_ns`.
+    /// Returns the window of each session of a tenant with `sessions` sessions, ns. `longest_ns` is
+    /// the length of the tenant's longest kernel.
     pub fn session_window_ns(&self, sessions: usize, longest_ns: u64) -> u64 {
         let kernels_ns = longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_KERNEL_WINDOW_NS);
         (self.window_ns / sessions.max(1) as u64).max(MIN_SESSION_WINDOW_NS).max(kernels_ns)
     }
 
-    /// Returns the window of a guest beside owners, if its longest kernel took `longest_ns`. An
-    /// owner that comes back waits for that long.
+    /// Returns the window of a guest beside owners, ns. `longest_ns` is the length of the guest's
+    /// longest kernel. When an owner comes back, the owner waits for this window to drain.
     pub fn guest_window_ns(&self, longest_ns: u64) -> u64 {
         longest_ns.max(self.handoff_ns.saturating_mul(HANDOFFS_PER_GUEST_WINDOW))
     }

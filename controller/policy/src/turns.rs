@@ -1,10 +1,10 @@
 //! The turns that several sessions of one tenant take inside the tenant's leases.
 //!
-//! Backlogged sessions are let in one at a time. Together they would make the GPU switch between
-//! them every few milliseconds. Such switches cost some hundredths of the GPU's time, and nobody
-//! could tell which session used which time. Sessions with pauses are let in together, because one
-//! uses the time that another leaves. The meters show which case it is: backlogged sessions that
-//! run together each count the others' time too.
+//! The arbiter lets backlogged sessions in one at a time. Together, backlogged sessions would make
+//! the GPU switch between them every few milliseconds. These switches cost some hundredths of the
+//! GPU's time, and hide which session used which time. The arbiter lets sessions with pauses in
+//! together, because one session uses the time that another leaves. The meters show which case it
+//! is: if backlogged sessions run together, each counts the others' time too.
 
 use super::lease::Grant;
 use alloc::vec::Vec;
@@ -17,17 +17,18 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// The time under a lease over which it is judged whether sessions have pauses, ns.
+/// The time under a lease after which the arbiter judges whether sessions have pauses, ns.
 const JUDGED_OVER_NS: u64 = ns(Duration::from_millis(40));
-/// If the sessions' times sum up to more than this part of the leases' time, the sessions are
+/// If the GPU time that all sessions count exceeds this part of the leases' time, the sessions are
 /// backlogged; percent.
 const BACKLOGGED_PERCENT: u64 = 130;
-/// If a session alone uses less than this part of its turns, sessions have pauses; percent.
+/// If a session with the turn uses less than this part of the leases' time, the sessions have
+/// pauses; percent.
 const PAUSING_PERCENT: u64 = 60;
-/// How long sessions with pauses stay together before they are judged again, ns.
+/// How long sessions with pauses stay together before the arbiter judges them again, ns.
 const TOGETHER_NS: u64 = ns(Duration::from_secs(1));
-/// The most by which a session may be behind the others when it wants the GPU again, ns: some
-/// leases. A session does not make up for time in which it rested.
+/// The most by which a session may be behind the others when it wants the GPU again, ns. A session
+/// does not make up for time in which it rested.
 const MADE_UP_FOR_NS: u64 = ns(Duration::from_millis(40));
 
 /// The observation of a session.
@@ -41,16 +42,17 @@ pub struct Seen {
     pub used_ns: u64,
 }
 
-/// The turns of a tenant's sessions; see the module.
+/// The turns of a tenant's sessions, as the module's documentation explains.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// The session whose turn it is; `None` if all sessions are let in.
+    /// The session that has the turn; `None` if the arbiter lets all sessions in.
     holder: Option<SessionId>,
     idle_since_ns: Option<u64>,
-    /// GPU time of each session, in the order of their numbers, so that each has its turn.
+    /// GPU time of each session, in the order of the sessions' numbers. The session with the least
+    /// time gets the next turn.
     had_ns: Vec<(SessionId, u64)>,
-    /// The highest value so far of the least time that a session which wants the GPU has had, ns.
-    /// It does not fall when a session comes back that rested.
+    /// The least GPU time among the sessions that want the GPU, at its highest so far, ns. The
+    /// value does not fall when a session comes back after a rest.
     least_ns: u64,
     /// Time under a lease, and GPU time used in it, since the last judgement, ns.
     leased_ns: u64,
@@ -59,23 +61,23 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Makes room for this many sessions, so that no observation of them allocates.
+    /// Makes room for this many sessions, so that [`Self::observe`] does not allocate for them.
     pub fn reserve(&mut self, sessions: usize) {
         self.had_ns.reserve(sessions.saturating_sub(self.had_ns.len()));
     }
 
-    /// Returns whether a session may launch while the tenant may.
+    /// Returns whether a session may launch while its tenant may.
     pub fn admits(&self, session: SessionId) -> bool {
         self.holder.is_none_or(|holder| holder == session)
     }
 
-    /// Returns whether sessions are let in one at a time.
+    /// Returns whether the arbiter lets sessions in one at a time.
     pub fn is_taken(&self) -> bool {
         self.holder.is_some()
     }
 
-    /// Takes in the observations of the last `elapsed_ns`, in which the tenant's gate was as
-    /// `grant` says. The sessions are in the order of their numbers.
+    /// Takes in the observations of the last `elapsed_ns`, in which the tenant had the grant
+    /// `grant`. The sessions are in the order of their numbers.
     pub fn observe(&mut self, now_ns: u64, elapsed_ns: u64, grant: Grant, sessions: &[Seen]) {
         debug_assert!(sessions.is_sorted_by_key(|seen| seen.session));
         let is_here = |id: SessionId| sessions.binary_search_by_key(&id, |seen| seen.session).is_ok();
@@ -83,7 +85,7 @@ impl Turns {
         self.count(sessions);
         match grant {
             Grant::Leased { .. } => self.leased_ns = self.leased_ns.saturating_add(elapsed_ns),
-            // Work that completes now was begun under the lease.
+            // Work that completes now began under an earlier lease.
             Grant::Closed | Grant::Paused | Grant::Once => {}
             Grant::Open => (self.leased_ns, self.used_ns) = (0, 0),
         }
@@ -96,13 +98,13 @@ impl Turns {
         }
     }
 
-    /// Adds up the GPU time that each session had.
+    /// Adds the observed GPU time to the time of each session.
     fn count(&mut self, sessions: &[Seen]) {
         let least_ns = self.least_ns;
         let wants = |seen: &&Seen| seen.wants || seen.used_ns > 0;
         for seen in sessions {
             self.used_ns = self.used_ns.saturating_add(seen.used_ns);
-            // A new session starts no further behind than the others.
+            // A new session begins with the least time of the others.
             let place = match self.place(seen.session) {
                 Ok(place) => place,
                 Err(place) => {
@@ -122,12 +124,12 @@ impl Turns {
         self.least_ns = self.least_ns.max(least_ns.unwrap_or(0));
     }
 
-    /// Returns the place of a session among those whose time is known, or the place for it.
+    /// Returns the place of a session in `had_ns`, or as an error the place at which to insert it.
     fn place(&self, session: SessionId) -> Result<usize, usize> {
         self.had_ns.binary_search_by_key(&session, |(id, _)| *id)
     }
 
-    /// Returns the GPU time that a session had, ns.
+    /// Returns the GPU time that a session has had, ns.
     fn had_ns(&self, session: SessionId) -> u64 {
         self.place(session).map_or(0, |place| self.had_ns[place].1)
     }
@@ -140,22 +142,24 @@ impl Turns {
                 self.together_until_ns = now_ns.saturating_add(TOGETHER_NS);
             }
         } else if used_percent > BACKLOGGED_PERCENT && now_ns >= self.together_until_ns {
-            // The counts so far do not matter: together each session counted the others' time too.
+            // The counts so far are of no use, because each session also counted the others' time.
             self.had_ns.clear();
             self.least_ns = 0;
             self.pass_on(sessions);
         }
     }
 
-    /// Begins a lease with the next session's turn. The tenant has nothing in flight.
+    /// Begins a lease with the turn of the next session. The tenant has nothing in flight at this
+    /// moment.
     pub fn begin(&mut self, sessions: &[Seen]) {
         if self.holder.is_some() {
             self.pass_on(sessions);
         }
     }
 
-    /// Passes the turn on within a lease if the holder has been idle for `grace_ns` and another
-    /// session wants it. Returns when to call again, ns.
+    /// Checks the turn within a lease. If the holder of the turn has been idle for `grace_ns` and
+    /// another session wants the GPU, gives the turn to the next session. Returns the time of the
+    /// next call, ns; `None` if none is needed.
     pub fn step(&mut self, now_ns: u64, grace_ns: u64, sessions: &[Seen]) -> Option<u64> {
         let holder = self.holder?;
         let wants = |id: SessionId| sessions.iter().any(|seen| seen.session == id && seen.wants);
@@ -172,8 +176,8 @@ impl Turns {
         None
     }
 
-    /// Gives the turn to the session that has had least among those that want it. If none wants it,
-    /// gives the turn to the session that has had least.
+    /// Gives the turn to the session that has had the least time among the sessions that want the
+    /// GPU. If no session wants the GPU, gives the turn to the session that has had the least time.
     fn pass_on(&mut self, sessions: &[Seen]) {
         let next = sessions.iter().min_by_key(|seen| (!seen.wants, self.had_ns(seen.session)));
         self.holder = next.map(|seen| seen.session);
@@ -192,8 +196,8 @@ mod tests {
         Seen { session, wants, used_ns }
     }
 
-    /// Runs leases in which each session that may launch uses `used_ns`. Returns the time that each
-    /// session had.
+    /// Runs leases in which each session that may launch uses `used_ns`. Returns the GPU time that
+    /// each session had.
     fn lease(turns: &mut Turns, leases: u64, used_ns: impl Fn(usize) -> u64) -> [u64; 3] {
         let mut had = [0; 3];
         for number in 1..=leases {
@@ -226,7 +230,8 @@ mod tests {
         let mut turns = Turns::default();
         lease(&mut turns, 100, |_| LEASE_NS / 4);
         assert!([1, 2, 3].iter().all(|id| turns.admits(*id)));
-        // Backlogged for a while, then with pauses: one session alone uses a quarter of its turn.
+        // The sessions are backlogged for a while, and then have pauses: a session with the turn
+        // uses a quarter of the lease.
         lease(&mut turns, 20, |_| LEASE_NS);
         assert_eq!([1, 2, 3].iter().filter(|id| turns.admits(**id)).count(), 1);
         lease(&mut turns, 20, |_| LEASE_NS / 4);
@@ -239,7 +244,7 @@ mod tests {
         let mut turns = Turns::default();
         let alone = |turns: &mut Turns, grant| {
             for look in 1..=1_000 {
-                // Now and then it has nothing under way.
+                // At every third look the busy session has nothing under way.
                 let wants = look % 3 != 0;
                 let now = [seen(busy, wants, LEASE_NS), seen(rests, false, 0)];
                 turns.observe(look * LEASE_NS, LEASE_NS, grant, &now);
@@ -264,8 +269,8 @@ mod tests {
         let at_least = 100 / 2 - MADE_UP_FOR_NS / LEASE_NS;
         assert!(leases_of(&mut turns, busy) >= at_least);
         assert!(turns.is_taken());
-        // The other session rests while there are turns. It is seen again for the first time when
-        // the busy one has nothing under way.
+        // The other session rests while there are turns. It comes back when the busy session has
+        // nothing under way.
         alone(&mut turns, Grant::Open);
         turns.observe(0, 0, LEASED, &[seen(busy, false, 0), seen(rests, true, 0)]);
         assert!(turns.is_taken());

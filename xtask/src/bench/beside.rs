@@ -8,17 +8,17 @@ use serde::Serialize;
 
 use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Served, Times, kernels_ns, record};
 
-/// Tenant that should run as if it were alone.
+/// The tenant that should run as if it were alone.
 const FIRST: &str = "first";
-/// Tenant that runs in the pauses.
+/// The tenant that runs in the pauses of the first.
 const GUEST: &str = "guest";
 const BEST_EFFORT: [&str; 4] = ["--name", GUEST, "--class", "best-effort"];
 /// Steps of the guest, which is always backlogged.
 const GUEST_STEPS: [&str; 2] = ["busy_1000usx32", "sync"];
 /// Arguments of the trainer. A step is 20 ms of work, followed by a pause as for the next batch.
 const TRAINER: [&str; 6] = ["--kernel", "busy_1000us", "--kernels", "20", "--gap-us", "10000"];
-/// Work of a request, ms, requests per second, and the server's objective. The requests use about
-/// 15 and 20 % of the GPU.
+/// Servers: the work of a request (ms), the requests per second, and the objective. The requests
+/// use about 15 and 20 % of the GPU.
 const SERVERS: [(&str, &str, &str); 2] = [("5", "30", "50ms"), ("25", "8", "250ms")];
 
 const US_PER_MS: f64 = 1e3;
@@ -56,7 +56,7 @@ struct TrainerReport {
 /// A trainer's figures beside the guest.
 #[derive(Serialize)]
 struct Trained {
-    /// Steps per second, as a part of the steps per second alone.
+    /// Steps per second, as a part of the steps per second without a guest.
     speed: f64,
     /// The guest's GPU time, as a part of the time that the trainer left.
     harvested_of_gaps: f64,
@@ -68,14 +68,14 @@ struct ServerReport {
     work_ms: f64,
     requests_per_s: f64,
     alone: Millis,
-    /// Objective of the server as a latency tenant.
+    /// The objective of the server as a tenant with an SLO.
     slo: &'static str,
     deepres: Asked,
     /// Figures of the server as a tenant without an objective.
     without_slo: Asked,
     time_slicing: Asked,
-    /// Greatest allowed growth of the 99th percentile: the guest's longest kernel and a hand-off,
-    /// ms.
+    /// The largest allowed growth of the 99th percentile, ms: the guest's longest kernel and a
+    /// hand-off.
     p99_may_grow_by_ms: f64,
 }
 
@@ -212,7 +212,8 @@ impl Bench {
         })
     }
 
-    /// Runs the first tenant beside the guest, under deepres and without.
+    /// Runs the first tenant beside the guest, under deepres and without deepres. Returns both
+    /// runs.
     fn beside(&self, arguments: &[&str]) -> Result<(Run, Run)> {
         let guest = As::Tenant(&BEST_EFFORT);
         let deepres = self.run(arguments, As::Tenant(&["--name", FIRST]), Some(guest))?;
@@ -234,7 +235,7 @@ impl Bench {
             self.kit.interrupt.sleep(SETTLED)?;
             let pids = [first.pid(&host, how, FIRST)?, guest.pid(&host, guest_is, GUEST)?];
             let before = record(&host)?;
-            // The second observation comes while the first tenant still runs.
+            // The second observation precedes the end of the first tenant.
             self.kit.interrupt.sleep(Duration::from_secs_f64(self.seconds).saturating_sub(SETTLED))?;
             let after = record(&host)?;
             guest.still_runs()?;

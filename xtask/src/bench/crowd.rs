@@ -1,4 +1,4 @@
-//! Many programs that start at once, each with a session of its own, and then stay idle.
+//! Many programs that start at once, connect with a session each, and then stay idle.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -12,14 +12,14 @@ use crate::command;
 use crate::host::Host;
 use crate::process::{Interrupt, Running};
 
-/// The programs. All are killed on drop.
+/// The programs. The drop kills all of them.
 pub struct Crowd {
     running: Vec<Running>,
     /// Time before the first start, `CLOCK_MONOTONIC`, ns.
     pub begin_ns: u64,
     /// Time after the last start, `CLOCK_MONOTONIC`, ns.
     pub started_ns: u64,
-    /// Report of each program once it had its session.
+    /// The report of each program, made once the program had its session.
     pub served: Vec<Served>,
 }
 
@@ -33,8 +33,8 @@ pub struct Served {
 }
 
 impl Crowd {
-    /// Starts `count` programs with the library preloaded, and waits until all have a session.
-    /// `tenant` gives each program's tenant by its number.
+    /// Starts `count` programs with the interposer preloaded, and waits until all have a session.
+    /// `tenant` returns the tenant of each program, by the program's number.
     pub fn start(
         host: &Host,
         artefacts: &Artefacts,
@@ -43,7 +43,7 @@ impl Crowd {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let client = build::c_client("boot")?;
-        // This run creates the simulated GPU's state, so that no figure includes that.
+        // This run creates the state of the simulated GPU. So no figure includes this work.
         command::run(host.command(&client).stdin(Stdio::null()).stdout(Stdio::null()))?;
 
         let begin_ns = now_ns();
@@ -64,7 +64,7 @@ impl Crowd {
         Ok(Self { running, begin_ns, started_ns, served })
     }
 
-    /// Closes the programs' input and waits until all have ended.
+    /// Closes the programs' input, and waits until all programs have ended.
     pub fn end(self) -> Result<()> {
         for mut program in self.running {
             drop(program.child().stdin.take());

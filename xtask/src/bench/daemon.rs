@@ -12,13 +12,13 @@ use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// Most CPU time of the daemon, percent of a core.
+/// The most CPU time of the daemon, percent of a core.
 const LIMIT_CPU_PERCENT: f64 = 1.0;
-/// Most resident memory of the daemon, MiB.
+/// The most resident memory of the daemon, MiB.
 const LIMIT_RESIDENT_MIB: f64 = 64.0;
 /// Number of sessions of each tenant.
 const SESSIONS_PER_TENANT: u32 = 10;
-/// Time after the last session's start until the daemon is at rest.
+/// Time from the start of the last session until the daemon is at rest.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Clock ticks of /proc per second, the same on every Linux of x86-64.
 const TICKS_PER_S: f64 = 100.0;
@@ -94,12 +94,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the CPU time that a process has used, seconds.
+/// Returns the CPU time of a process so far, seconds.
 fn cpu_s(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the daemon is gone")?;
     let (_, fields) = stat.rsplit_once(')').context("an unknown stat line")?;
-    // utime and stime are the 14th and 15th field of proc(5). Two fields come before the
-    // parenthesis, so these are fields 12 and 13 here.
+    // utime and stime are the 14th and 15th field of proc(5). Two fields precede the parenthesis,
+    // so these are the fields 12 and 13 here.
     let times = fields.split_ascii_whitespace().skip(11).take(2);
     let ticks: u64 = times.map(str::parse::<u64>).sum::<Result<u64, _>>().context("an unknown stat line")?;
     Ok(ticks as f64 / TICKS_PER_S)

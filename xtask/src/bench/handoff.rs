@@ -1,5 +1,5 @@
-//! `cargo xtask bench handoff`: how fast the GPU changes hands, and how soon a tenant that is owed
-//! the GPU gets it.
+//! `cargo xtask bench handoff`: measures how fast the GPU goes from one tenant to the next. Also
+//! measures how soon a tenant that is owed the GPU gets it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,16 +14,17 @@ use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
 use super::{now_ns, quantile};
 use crate::host::{Admin, Gpu, Host};
 
-/// Number of quotas that are set one after the other, and how long each holds. Each tenant has some
-/// turns in that time.
+/// Number of shares that the benchmark sets one after another, and how long each stays. Each tenant
+/// has several leases in that time.
 const SETTINGS: usize = 100;
 const SETTING_HOLDS: Duration = Duration::from_millis(60);
-/// Share that the two tenants have in turn, percent.
+/// The larger share, percent. The two tenants have it in turn.
 const MAJOR_PERCENT: u32 = 90;
-/// Number of launches in a client's log. A client makes fewer while a setting holds.
+/// Number of launches in a client's log. A client makes fewer launches while one setting stays.
 const LOG_PLACES: u64 = 4096;
-/// Configuration for the guest's run. This many requests cost more than guests may usually cost.
-/// Otherwise the guest would be kept off, and the server would find the GPU idle.
+/// Configuration for the run with the guest. The many requests cost more than a guest may usually
+/// cost. Without this line, the daemon would keep the guest off, and the server would find the GPU
+/// idle.
 const GUESTS_MAY_HARM: &str = "max_harm = \"100%\"\n";
 /// Requests per second of the tenant that waits for a best-effort holder.
 const REQUESTS_PER_S: &str = "50";
@@ -55,24 +56,23 @@ struct Quantiles {
 
 #[derive(Serialize)]
 struct Report {
-    /// Duration of a hand-off as the daemon measures it. It runs from the last work of one tenant
-    /// to the first of the next. Other idle time of the GPU during a hold is included.
+    /// Duration of a hand-off by the daemon: from the last work of one tenant to the first work of
+    /// the next. Other idle time of the GPU in between is included.
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Idle time of the GPU between the work of one tenant and that of the other, for each
-    /// hand-off. It comes from the simulated GPU's record. The GPU's switches between contexts are
-    /// not included.
+    /// Idle time of the GPU between the work of one tenant and of the next, for each hand-off, by
+    /// the simulated GPU's record. The GPU's switches between contexts are not included.
     idle_per_handoff_us: f64,
-    /// Idle time between the work of a tenant and its own next work, for each hand-off. In this
-    /// time the program waited for its results.
+    /// Idle time between a tenant's work and its own next work, for each hand-off. In this time the
+    /// program waited for its results.
     idle_within_us: f64,
     switch_per_handoff_us: f64,
     idle_fraction_of_quantum: f64,
-    /// Time from the request to the daemon until the first launch of the tenant that gains. A
-    /// launch counts once the daemon has confirmed the quota.
+    /// Time from the request to the daemon until the first launch of the tenant with the larger
+    /// share. A launch counts only after the daemon has confirmed the share.
     set_reaction_ms: Quantiles,
-    /// Wait of a request's first launch while a best-effort tenant has the GPU.
+    /// Time for which a request's first launch waits while a best-effort tenant has the GPU.
     waiting_reaction_ms: Quantiles,
     guest_longest_kernel_ms: f64,
 }
@@ -160,7 +160,7 @@ fn hand_offs(kit: &Kit, seconds: f64) -> Result<Report> {
     })
 }
 
-/// Measures new quotas of two backlogged tenants, whose shares are exchanged again and again.
+/// Measures new shares: exchanges the shares of two backlogged tenants again and again.
 fn settings(kit: &Kit) -> Result<Quantiles> {
     let host = kit.host()?;
     let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
@@ -232,7 +232,7 @@ impl Log {
     }
 
     /// Returns the first launch that returned after `at_ns`. Returns `None` if there was none, or
-    /// if the log does not reach back that far.
+    /// if the log does not reach back so far.
     fn first_after(&self, at_ns: u64) -> Result<Option<u64>> {
         let launches = self.word(0)?;
         let mut first_ns = None;
@@ -247,7 +247,7 @@ impl Log {
     }
 }
 
-/// Sets a tenant's share. Returns when the share is in force.
+/// Sets a tenant's share. Returns once the share is in force.
 fn set_share(admin: &mut Admin, tenant: &str, percent: u32) -> Result<()> {
     let share_ppm = percent * PPM_PER_PERCENT;
     let reply =

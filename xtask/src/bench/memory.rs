@@ -1,5 +1,5 @@
-//! `cargo xtask bench memory`: a tenant's memory limit under a race of threads and processes, with
-//! kills.
+//! `cargo xtask bench memory`: tests a tenant's memory limit by a race of threads and processes,
+//! some of which are killed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,16 +20,16 @@ use crate::process::{Interrupt, Running};
 
 /// The racing tenant.
 const TENANT: &str = "race";
-/// Limit of the tenant. Its threads want far more.
+/// The tenant's limit. Its threads want far more memory.
 const LIMIT_BYTES: u64 = 1 << 30;
-/// Contexts take no memory, so the simulated GPU's record contains allocations alone.
+/// Contexts take no memory. So the simulated GPU's record contains only allocations.
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
-/// Time between two looks at a race that should reach a certain point.
+/// Time between two looks at a race that should reach a point.
 const POLL: Duration = Duration::from_millis(1);
-/// Time without progress after which a race counts as hanging.
+/// If a race makes no progress for this long, it hangs.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const NS_PER_MS: f64 = 1e6;
-/// Time within which a killed process's memory must be available again, ms.
+/// Time within which the memory of a killed process must be available again, ms.
 const RECLAIM_LIMIT_MS: f64 = 100.0;
 
 /// Options of `cargo xtask bench memory`.
@@ -135,12 +135,12 @@ struct Raced {
     reclaims: Vec<Reclaim>,
 }
 
-/// Time from a kill until the process's memory was available again.
+/// The time from a kill until the memory of the process was available again.
 #[derive(Clone, Copy)]
 struct Reclaim {
     /// Time until the kernel had ended the process and freed its memory, ns.
     exit_ns: u64,
-    /// Time from then on until the memory was off the tenant's account, ns.
+    /// Time from the end of the process until the account no longer had its memory, ns.
     account_ns: u64,
 }
 
@@ -151,7 +151,7 @@ impl Reclaim {
 }
 
 impl Raced {
-    /// Returns the 99th percentile of the reclaims.
+    /// Returns the reclaim at the 99th percentile; `None` without kills.
     fn reclaim_p99(&self) -> Option<Reclaim> {
         let mut sorted = self.reclaims.clone();
         sorted.sort_unstable_by_key(|reclaim| reclaim.ns());
@@ -223,7 +223,7 @@ impl<'a> Race<'a> {
             let at = number as usize % racers.len();
             let replacement = self.racer()?;
             let victim = std::mem::replace(&mut racers[at], replacement);
-            // A process that has not connected yet would leave nothing to reclaim.
+            // If a process has not connected yet, it leaves nothing to reclaim.
             admin.await_session(victim.running.id(), true)?;
             let pid = Pid::from_raw(victim.running.id() as i32).context("a process has an id")?;
             let sent_ns = now_ns();
@@ -233,7 +233,7 @@ impl<'a> Race<'a> {
             running.child().wait().context("cannot wait for a process of ours")?;
             let dead_ns = now_ns();
             kills.insert(victim.number, Kill { sent_ns, dead_ns });
-            // The memory is available again once it is off the account and off the GPU.
+            // The memory is available again once neither the account nor the GPU has it.
             admin.await_session(victim_pid, false)?;
             let free_ns = now_ns();
             reclaims.push(Reclaim { exit_ns: dead_ns - sent_ns, account_ns: free_ns - dead_ns });
@@ -241,8 +241,8 @@ impl<'a> Race<'a> {
         for racer in &mut racers {
             racer.await_line("done")?;
         }
-        // All processes stand still, so account and record show the same moment. Managed memory
-        // counts wherever its pages are, so the comparison leaves it out.
+        // All processes stand still, so the account and the record show the same moment. Managed
+        // memory counts in the account wherever its pages are, so the comparison leaves it out.
         let account_bytes = admin.held_bytes()?.saturating_sub(admin.managed_bytes()?);
         let true_bytes = self.truth()?.memory_used_bytes;
         ensure!(
@@ -279,7 +279,7 @@ impl<'a> Race<'a> {
         })
     }
 
-    /// Waits until this many operations were begun.
+    /// Waits until the race has begun this many operations.
     fn await_operation(&self, point: u64, interrupt: &Interrupt) -> Result<()> {
         let (mut last, mut moved) = (0, Instant::now());
         loop {
@@ -314,7 +314,7 @@ impl Admin {
         Ok(kinds.and_then(|kinds| kinds.get("managed")).copied().unwrap_or(0))
     }
 
-    /// Waits until a process is a session (`is_there`), or is none any more.
+    /// Waits until a process has a session. If `is_there` is false, waits until it has none.
     fn await_session(&mut self, pid: u32, is_there: bool) -> Result<()> {
         let begun = Instant::now();
         loop {

@@ -115,14 +115,14 @@ fn measure(bench: &Bench) -> Result<()> {
     }
 }
 
-/// Fails if one of these conditions does not hold, and names it.
+/// Fails if one of these conditions does not hold. The error names the condition.
 fn check(bars: &[(&str, bool)]) -> Result<()> {
     let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| *bar).collect();
     ensure!(missed.is_empty(), "past the bar: {}", missed.join("; "));
     Ok(())
 }
 
-/// Parses an option for the time to measure.
+/// Returns the value of an option for the time to measure, seconds.
 pub fn seconds(text: &str) -> Result<f64, String> {
     /// Least time, s. Tenants take turns of milliseconds, so a shorter measurement would say
     /// nothing.
@@ -135,7 +135,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Prints a report as one JSON object, or as text.
+/// Prints a report: as one JSON object, or as text by `text`.
 fn print(as_json: bool, report: &impl Serialize, text: impl FnOnce()) -> Result<()> {
     if as_json {
         println!("{}", serde_json::to_string(report)?)
@@ -145,19 +145,20 @@ fn print(as_json: bool, report: &impl Serialize, text: impl FnOnce()) -> Result<
     Ok(())
 }
 
-/// Returns the time of the clock that the clients read too, ns.
+/// Returns the present time of the clock that the clients also read, ns.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }
 
-/// Returns this percentile of sorted values, which is one of them. `None` if there are no values.
+/// Returns this percentile of sorted values. It is one of the values. Returns `None` without
+/// values.
 fn quantile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }
 
-/// Returns the middle value. For an even number of values, returns the mean of the two in the
-/// middle.
+/// Returns the middle value. If the number of values is even, returns the mean of the two middle
+/// values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,5 +1,5 @@
-//! Programs that work piece by piece or all the time. They run as tenants of a host or without
-//! deepres. This module reads their reports and their GPU time from the record.
+//! Programs that work piece by piece, or all the time. They run as tenants of a host, or without
+//! deepres. This module reads their reports, and their GPU time from the simulated GPU's record.
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
 
-/// Configuration of the simulated GPU with the times of the clients' kernels. A launch costs the
-/// GPU 1 µs more.
+/// Configuration of the simulated GPU, with the times of the clients' kernels. The GPU takes 1 µs
+/// more for each launch.
 const SIMGPU_TOML: &str = "kernel = [
     { name = \"quick\", ns = 2000 },
     { name = \"busy_200us\", ns = 200000 },
     { name = \"busy_1000us\", ns = 1000000 },
 ]
 ";
-/// Time of the longest of these kernels with the cost of its launch, ms.
+/// Time of the longest of these kernels, with its launch, ms.
 pub const LONG_KERNEL_MS: f64 = 1.001;
 /// Time from the last client's first launch to the first observation.
 pub const SETTLED: Duration = Duration::from_millis(700);
@@ -53,7 +53,7 @@ pub enum As<'a> {
     Bare,
 }
 
-/// Times of pieces, microseconds.
+/// The times that pieces of work took, microseconds.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize)]
 pub struct Times {
     pub mean: f64,
@@ -61,7 +61,7 @@ pub struct Times {
     pub p99: f64,
 }
 
-/// Report of `serve` at its end.
+/// The report that `serve` prints at its end.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Served {
     pub pieces: u64,
@@ -106,13 +106,13 @@ impl Kit {
         start(host, how, &self.serve, arguments)
     }
 
-    /// Starts `pace`, which is backlogged if its steps are.
+    /// Starts `pace`. Its steps decide whether it is backlogged.
     pub fn pace(&self, host: &Host, how: As<'_>, arguments: &[&str]) -> Result<Client> {
         start(host, how, &self.pace, arguments)
     }
 }
 
-/// Starts a client on a host, and waits until it begins to launch.
+/// Starts a client on a host, and waits until it launches.
 pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Result<Client> {
     let mut command = match how {
         As::Tenant(options) => {
@@ -152,7 +152,7 @@ impl Client {
     }
 
     /// Returns the process that uses the GPU: the client itself, or the only process of the tenant
-    /// of this name.
+    /// `tenant`.
     pub fn pid(&self, host: &Host, how: As<'_>, tenant: &str) -> Result<u32> {
         if let As::Bare = how {
             return Ok(self.running.id());

@@ -1,4 +1,4 @@
-//! `cargo xtask bench policy`: measures what a decision of the policy costs.
+//! `cargo xtask bench policy`: measures the cost of a decision of the policy.
 
 use std::fs;
 
@@ -27,11 +27,11 @@ pub struct Options {
     json: bool,
 }
 
-/// Measures and prints. Fails if a limit is exceeded.
+/// Measures and prints. Fails if a figure is above its limit.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
-    // The profile is that of the evaluation. It optimises without the minutes that a release takes
-    // to link.
+    // This is the profile of the evaluation. It optimises, but links faster than a release, which
+    // takes minutes to link.
     cargo.args(["bench", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--bench", "policy"]);
     command::output(&mut cargo)?;
     let mut means = Map::new();

@@ -1,4 +1,5 @@
-//! `cargo xtask bench preload`: measures what the library costs a process that never uses CUDA.
+//! `cargo xtask bench preload`: measures the cost of the interposer for a process that never uses
+//! CUDA.
 
 use std::process::Command;
 use std::time::Instant;
@@ -11,9 +12,9 @@ use crate::{build, command};
 
 /// Program that does nothing.
 const NOTHING: &str = "/bin/true";
-/// Runs of each kind that are not counted, before those that are.
+/// Number of runs of each kind before the runs that count.
 const WARM_UP_RUNS: u32 = 50;
-/// Most time that preloading may add, ms.
+/// The most time that preloading may add, ms.
 const LIMIT_MS: f64 = 0.3;
 
 /// Options of `cargo xtask bench preload`.

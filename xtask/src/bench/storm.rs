@@ -1,5 +1,5 @@
-//! `cargo xtask bench storm`: starts many processes at once, and measures how long each waits until
-//! it is served.
+//! `cargo xtask bench storm`: starts many processes at once, and measures how long each waits for
+//! its session.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
 
-/// Time within which all must have started, s. Otherwise there was no storm.
+/// Time within which all processes must have started, s. Otherwise there was no storm.
 const STARTED_LIMIT_S: f64 = 1.0;
-/// Time within which all must be served, s.
+/// Time within which all processes must have a session, s.
 const LIMIT_S: f64 = 3.0;
 const NS_PER_MS: f64 = 1e6;
 

@@ -1,5 +1,5 @@
-//! `cargo xtask bench suspend`: two trainers with 60 % of the GPU's memory each take turns on the
-//! whole GPU. Their time is compared with that of one after the other.
+//! `cargo xtask bench suspend`: two trainers, each with 60 % of the GPU's memory, take turns on the
+//! whole GPU. The benchmark compares their time with the time of one after the other.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,13 +22,15 @@ use deepres_e2e::venv::{self, Venv};
 const TENANTS: [&str; 2] = ["one", "other"];
 /// Time between two looks at a trainer and its memory.
 const POLL: Duration = Duration::from_millis(20);
-/// Number of looks in each turn that show which tenant is suspended.
+/// Number of looks in each turn. The looks show which tenant is suspended.
 const LOOKS_EACH_TURN: u32 = 4;
 /// Memory of the GPU for a trainer alone: more than it wants.
 const AMPLE_BYTES: u64 = 8 << 30;
-/// Bytes that move to the host or back in a microsecond. The rate is slow enough to be seen.
+/// Bytes that move to the host or back in a microsecond. At this low rate, the cost of moving
+/// shows.
 const BYTES_PER_US: u64 = 4_000;
-/// Least speed relative to one after the other, before the loss by moving memory is subtracted.
+/// The least speed, relative to one trainer after the other. The loss by moving memory is not
+/// subtracted yet.
 const LEAST_FRACTION: f64 = 0.95;
 
 /// Options of `cargo xtask bench suspend`.
@@ -59,12 +61,12 @@ struct Report {
     gpu_bytes: u64,
     one_after_the_other_s: f64,
     together_s: f64,
-    /// Time one after the other, divided by the time together.
+    /// Time of one trainer after the other, divided by the time of both together.
     speed: f64,
-    /// Time for moving memory at a change of turns, as a part of a turn.
+    /// Time for moving memory when the turn changes, as a part of a turn.
     moving_fraction: f64,
     least_speed: f64,
-    /// Number of times that a tenant was suspended.
+    /// Number of suspensions of a tenant.
     suspensions: usize,
 }
 
@@ -97,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
             report.least_speed
         );
     })?;
-    // Without suspensions nothing was measured.
+    // Without suspensions, the benchmark has measured nothing.
     ensure!(report.suspensions >= TENANTS.len(), "the two had room enough together: train for more steps");
     if options.check {
         check(&[("speed of two in turns", report.speed >= report.least_speed)])?;
@@ -139,10 +141,11 @@ impl Bench<'_> {
     }
 
     /// Runs two trainers one after the other, with ample memory. Returns the median and the maximum
-    /// of a trainer's memory, bytes, and the time of both.
+    /// of a trainer's memory, bytes, and the time of both trainers.
     fn one_after_the_other(&self) -> Result<(u64, u64, Duration)> {
         let host = self.host(AMPLE_BYTES, "")?;
-        // The first run compiles the kernels, which are kept, so it is not measured.
+        // The benchmark does not measure the first run, because it compiles the kernels. Later runs
+        // find the compiled kernels.
         self.finish(self.start(&host, "first")?, || ())?;
         let begun = Instant::now();
         let (mut usual_bytes, mut most_bytes) = (0, 0);
@@ -164,14 +167,14 @@ impl Bench<'_> {
         Ok((usual_bytes, most_bytes, begun.elapsed()))
     }
 
-    /// Runs two trainers together on a GPU of this size. Returns their time and the number of
-    /// suspensions.
+    /// Runs two trainers together on a GPU with this much memory. Returns their time and the number
+    /// of suspensions.
     fn together(&self, gpu_bytes: u64) -> Result<(Duration, usize)> {
         let host = self.host(gpu_bytes, &format!("suspend_turn_ms = {}\n", self.options.turn_ms))?;
         let begun = Instant::now();
         let mut trainers =
             TENANTS.map(|name| self.start(&host, name)).into_iter().collect::<Result<Vec<_>>>()?;
-        // A query of the daemon takes CPU time from the trainers, so the looks are rare.
+        // A request to the daemon takes CPU time from the trainers, so the looks are rare.
         let look_every = Duration::from_millis(self.options.turn_ms) / LOOKS_EACH_TURN;
         let (mut suspensions, mut were_suspended, mut looked) = (0, [false; TENANTS.len()], begun);
         while let Some(trainer) = trainers.pop() {
@@ -220,7 +223,7 @@ impl Bench<'_> {
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
-    /// Waits for a trainer's end, and calls `look` meanwhile.
+    /// Waits for a trainer's end. Calls `look` meanwhile.
     fn finish(&self, mut trainer: Running, mut look: impl FnMut()) -> Result<()> {
         let status = loop {
             self.interrupt.check()?;

@@ -1,5 +1,5 @@
-//! `cargo xtask bench trace`: measures what the kernel programs cost an ioctl, and whether they
-//! lose events.
+//! `cargo xtask bench trace`: measures the cost of the kernel programs for an ioctl, and whether
+//! they lose events.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -9,10 +9,10 @@ use crate::{build, command, ebpf};
 
 /// Example program that measures in this machine's kernel.
 const EXAMPLE: &str = "probe-cost";
-/// Most time that the programs of deepres may cost above empty programs, ns.
+/// The most time that the programs of deepres may cost more than empty programs, ns.
 const OTHER_LIMIT_NS: f64 = 60.0;
 const WATCHED_LIMIT_NS: f64 = 200.0;
-/// Most CPU time of the watching thread, percent of a core.
+/// The most CPU time of the watching thread, percent of a core.
 const IDLE_LIMIT_PERCENT: f64 = 0.5;
 /// Fields of the output of `--json`.
 const FIELDS: [&str; 8] = [
@@ -48,8 +48,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.json {
         let report = reports.first().context("nothing was measured")?;
         let mut report = report.clone();
-        // The report counts events that the command loses, and not the events that the ring could
-        // not take.
+        // The report counts the events that the command loses. It does not count the events that
+        // the ring could not take.
         report["lost_at_1e5_per_s"] = all["lost_by_trace"].clone();
         let fields: Vec<String> =
             FIELDS.iter().map(|field| format!("\"{field}\":{}", report[field])).collect();
@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Result<()> {
     judge(&all, reports)
 }
 
-/// Runs the example's measurements, each in a process of its own.
+/// Runs the measurements of the example, each in a process of its own. Returns the figures.
 fn measure() -> Result<Value> {
     let part = |name: &str| -> Result<Value> {
         let mut example = Command::new(build::target().join("release/examples").join(EXAMPLE));
@@ -74,7 +74,8 @@ fn measure() -> Result<Value> {
     Ok(all)
 }
 
-/// Fails if a bar is missed. The bars for costs apply to the method that the daemon uses.
+/// Fails if a figure is past its bar. The bars for costs hold for the way of attachment that the
+/// daemon uses.
 fn judge(all: &Value, reports: &[Value]) -> Result<()> {
     let report = reports.first().context("nothing was measured")?;
     let above = |ours: &str, empty: &str| {

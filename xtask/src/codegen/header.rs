@@ -1,7 +1,7 @@
 //! A small reader of preprocessed C, for the declarations in `cuda.h` and its companions.
 //!
-//! It reads enumerations, type definitions and functions that return `CUresult`. It skips
-//! everything else (system headers, structures, inline functions) as a whole statement.
+//! The reader understands enumerations, type definitions and functions that return `CUresult`. It
+//! skips all other statements (system headers, structures, inline functions) as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ pub struct Type {
 /// A function pointer type of a `*Typedefs.h` header.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// The name with which `cuGetProcAddress` is asked.
+    /// The name by which a program asks `cuGetProcAddress`.
     pub family: String,
     /// The CUDA version that introduced this variant: 1000 times the major plus 10 times the minor.
     pub since: u32,
@@ -67,7 +67,7 @@ pub enum Named {
     Alias(Type),
 }
 
-/// Parses preprocessed C.
+/// Returns the declarations in preprocessed C.
 pub fn parse(source: &str) -> Result<Header> {
     let tokens = tokens(source)?;
     let mut header = Header::default();
@@ -79,9 +79,9 @@ pub fn parse(source: &str) -> Result<Header> {
     Ok(header)
 }
 
-/// Reads the errors that each function's reference names, from a header's text with its comments.
-/// The key is the name after the comment, which is the family. If a macro of the header replaces
-/// the name, the replacement is a key too.
+/// Returns the errors that each function's reference names, from a header's text with its comments.
+/// The key is the name after the comment: the family. If a macro of the header replaces the name,
+/// the replacement is also a key.
 pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut errors = BTreeMap::<String, BTreeSet<String>>::new();
     for part in source.split("/**").skip(1) {
@@ -115,7 +115,7 @@ pub fn parse_errors(source: &str) -> BTreeMap<String, BTreeSet<String>> {
     errors
 }
 
-/// Reads object-like macros with an integer value, from the preprocessor's list of macros.
+/// Returns the object-like macros with an integer value, from the preprocessor's list of macros.
 pub fn parse_macros(source: &str) -> BTreeMap<String, u32> {
     let parse = |line: &str| {
         let (name, value) = line.strip_prefix("#define ")?.split_once(' ')?;
@@ -149,7 +149,7 @@ fn tokens(source: &str) -> Result<Vec<&str>> {
     Ok(without_attributes(tokens))
 }
 
-/// Removes `__attribute__((...))`, which says nothing about names and types.
+/// Returns the tokens without `__attribute__((...))`, which says nothing about names and types.
 fn without_attributes(tokens: Vec<&str>) -> Vec<&str> {
     let mut kept = Vec::with_capacity(tokens.len());
     let mut tokens = tokens.into_iter();
@@ -169,7 +169,8 @@ fn without_attributes(tokens: Vec<&str>) -> Vec<&str> {
     kept
 }
 
-/// Cuts a file into top-level statements. A function's body ends a statement as a semicolon does.
+/// Cuts a file into top-level statements. The end of a function's body ends a statement, as a
+/// semicolon does.
 fn statements<'t, 's>(tokens: &'t [&'s str]) -> Vec<&'t [&'s str]> {
     let mut found = Vec::new();
     let (mut start, mut depth) = (0, 0);
@@ -232,7 +233,7 @@ fn read(statement: &[&str], header: &mut Header, known: &mut BTreeMap<String, u3
     Ok(())
 }
 
-/// Returns the name in `int (*name)(...)`.
+/// Returns the name in `int (*name)(...)`; `None` for other tokens.
 fn function_pointer<'s>(tokens: &[&'s str]) -> Option<&'s str> {
     tokens.windows(5).find_map(|window| match window {
         ["(", "*", name, ")", "("] => Some(*name),
@@ -294,7 +295,7 @@ fn read_type(tokens: &[&str]) -> Result<Type> {
     Ok(Type { base: base.join(" "), pointers })
 }
 
-/// Whether two argument lists agree in everything but the names.
+/// Whether two argument lists differ in names at most.
 pub fn same_types(one: &[Argument], other: &[Argument]) -> bool {
     one.iter().map(|argument| &argument.ty).eq(other.iter().map(|argument| &argument.ty))
 }
@@ -319,10 +320,10 @@ fn read_values(tokens: &[&str], known: &mut BTreeMap<String, u32>) -> Result<Vec
     Ok(values)
 }
 
-/// Evaluates sums, alternatives and shifts of numbers and earlier names. Enumerations use no other
-/// operators.
+/// Returns the value of sums, alternatives and shifts of numbers and earlier names. Enumerations
+/// use no other operators.
 fn evaluate(tokens: &[&str], known: &BTreeMap<String, u32>) -> Result<u32> {
-    // The operator with the lowest precedence comes first, because it is applied last.
+    // The operator with the lowest precedence comes first, because it applies last.
     for operator in ["|", "<<", "+"] {
         let mut depth = 0;
         for (at, &token) in tokens.iter().enumerate().rev() {

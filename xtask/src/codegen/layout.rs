@@ -1,5 +1,5 @@
-//! Checks the handwritten structures of `types.rs` against the headers. A C compiler has to find
-//! the sizes, alignments and offsets of the table at the end of that file.
+//! Checks the handwritten structures of `types.rs` against the headers. A C compiler must find the
+//! sizes, alignments and offsets that the table at the end of `types.rs` states.
 
 use std::fmt::Write as _;
 
@@ -19,8 +19,8 @@ struct Layout<'t> {
     fields: Vec<(&'t str, &'t str)>,
 }
 
-/// Returns a C file that compiles if the table in `types` is right, for those structures that the
-/// headers name.
+/// Returns a C file that compiles if the table in `types` is right. The file checks the structures
+/// that the headers name.
 pub fn assertions(types: &str, headers: &[&str], header: &Header) -> Result<String> {
     let mut text = String::from("#define __CUDA_API_VERSION_INTERNAL\n#include <stddef.h>\n");
     for name in headers {

@@ -1,9 +1,9 @@
 //! `cargo xtask codegen`: generates the driver API table of `deepres-abi` from NVIDIA's published
 //! headers.
 //!
-//! The headers come from a pinned wheel. They pass through the C preprocessor with the switch that
-//! declares every variant of every function at once. The table keeps facts alone: names, types,
-//! versions, values.
+//! The headers come from a pinned wheel. The C preprocessor reads them with the switch that
+//! declares every variant of every function. The table contains only facts: names, types, versions,
+//! values.
 
 mod header;
 mod layout;
@@ -39,7 +39,7 @@ const HEADERS: &[&str] = &[
     "cudaVDPAU.h",
     "cudaVDPAUTypedefs.h",
 ];
-/// Headers that those headers include and that a build machine may lack. The text contains only the
+/// Headers that `HEADERS` include and that a build machine may lack. The text contains only the
 /// types that structures need.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
     ("cudaProfiler.h", ""),
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Downloads and unpacks the wheel unless an earlier run did. Returns the folder of the headers.
+/// Returns the folder of the headers. If no earlier run did, downloads and unpacks the wheel first.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);
@@ -140,8 +140,8 @@ fn stand_ins(include: &Path) -> PathBuf {
     include.ancestors().nth(3).expect("INCLUDE has three parts").join("stand-ins")
 }
 
-/// Returns the headers' text after the C preprocessor, with every variant of every function
-/// declared.
+/// Returns the headers' text after the C preprocessor. The text declares every variant of every
+/// function.
 fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
     let all = include.join("deepres_all.h");
     fs::write(&all, HEADERS.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;
@@ -153,7 +153,7 @@ fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
     command::output(cc.args(more).arg(all))
 }
 
-/// Requires that a C file compiles against the headers.
+/// Fails if a C file does not compile against the headers.
 fn compile(include: &Path, source: &str) -> Result<()> {
     let file = build::target().join("codegen/layout.c");
     fs::write(&file, source)?;

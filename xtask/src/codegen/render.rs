@@ -1,4 +1,4 @@
-//! The text of the generated files. rustfmt gives them their layout.
+//! The text of the generated files. rustfmt formats it later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -55,8 +55,8 @@ pub fn functions(table: &Table) -> String {
     text
 }
 
-/// Returns `constants.rs`: type names that need no definition of their own, and every enumerator
-/// and flag.
+/// Returns `constants.rs`: the type names that need no definition by hand, and all enumerators and
+/// flags.
 pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table) -> Result<String> {
     let mut text =
         opening("Handles, enumerations and flags of the driver API, under their names in the headers.");
@@ -83,7 +83,7 @@ pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table)
     Ok(text)
 }
 
-/// Returns `errors.rs`: the errors that each function's reference names.
+/// Returns `errors.rs`: the errors that the reference of each function names.
 pub fn errors(
     header: &Header,
     documented: &BTreeMap<String, BTreeSet<String>>,
@@ -107,7 +107,7 @@ pub fn errors(
     Ok(text)
 }
 
-/// Name of the enumeration that has a file of its own.
+/// The enumeration that has a file of its own.
 const RESULT: &str = "CUresult";
 
 /// Returns `result.rs`: result codes and their names.
@@ -133,7 +133,8 @@ pub fn results(header: &Header) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the number in hexadecimal if it is large, because large flags read best like that.
+/// Returns the number as text. A large number is hexadecimal, because large flags are easier to
+/// read so.
 fn number(value: u32) -> String {
     /// The largest value written in decimal.
     const DECIMAL_MAX: u32 = 0xffff;

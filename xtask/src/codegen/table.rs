@@ -1,5 +1,5 @@
-//! Builds table rows from declarations. A row says which exported symbol a (family, version,
-//! stream) is, with Rust's types.
+//! Builds the rows of the table from declarations. A row gives the exported symbol for a family,
+//! version and stream, with Rust's types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,16 +9,16 @@ use super::header::{Argument, Header, Named, Type};
 
 /// The whole table.
 pub struct Table {
-    /// Sorted by symbol.
+    /// The rows, sorted by symbol.
     pub rows: Vec<Row>,
-    /// Types of the header, as Rust, by name. `types.rs` need not define these by hand.
+    /// The types of the header in Rust, by name. `types.rs` need not define these types by hand.
     pub aliases: BTreeMap<String, String>,
 }
 
 /// One exported entry point.
 pub struct Row {
     pub symbol: String,
-    /// The name with which `cuGetProcAddress` is asked.
+    /// The name by which a program asks `cuGetProcAddress`.
     pub family: String,
     pub since: u32,
     pub stream: Stream,
@@ -51,8 +51,7 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
         types.canonical.entry(types.last_alias(name)).or_insert_with(|| name.clone());
     }
 
-    // A family's symbols in the order of their suffixes correspond to its versions in the order of
-    // their numbers.
+    // The suffixes of a family's symbols, in order, correspond to its versions, in order.
     let mut symbols: BTreeMap<(String, bool), Vec<(u32, &str)>> = BTreeMap::new();
     for symbol in header.functions.keys() {
         let (family, variant, per_thread) = split(symbol);
@@ -69,7 +68,8 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
         let mut named = symbols.remove(&(family.clone(), per_thread)).unwrap_or_default();
         named.sort_unstable();
         if named.is_empty() && versions.len() == 1 && !per_thread {
-            // The wheel lacks the header of this function. The pointer type contains all facts.
+            // The wheel lacks the header of this function. The pointer type contains all facts
+            // about it.
             named.push((1, &family));
         }
         if named.len() != versions.len() {
@@ -108,8 +108,8 @@ pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
 /// The version that introduced a variant, and the variant's arguments.
 type Version<'h> = (u32, &'h [Argument]);
 
-/// Splits a symbol into family, variant and stream. `cuMemcpyHtoD_v2_ptds` is the second variant of
-/// `cuMemcpyHtoD`, for per-thread default streams.
+/// Splits a symbol into family, variant and stream. For example, `cuMemcpyHtoD_v2_ptds` is the
+/// second variant of `cuMemcpyHtoD`, for per-thread default streams.
 fn split(symbol: &str) -> (String, u32, bool) {
     let plain = symbol.strip_suffix("_ptsz").or_else(|| symbol.strip_suffix("_ptds"));
     let name = plain.unwrap_or(symbol);
@@ -155,7 +155,7 @@ impl Types<'_> {
         Ok(rust)
     }
 
-    /// Follows type definitions to the name at their end.
+    /// Returns the name at the end of a chain of type definitions.
     fn last_alias(&self, name: &str) -> String {
         match self.header.types.get(name) {
             Some(Named::Alias(ty)) if ty.pointers.is_empty() && primitive(&ty.base).is_none() => {
@@ -169,7 +169,7 @@ impl Types<'_> {
         matches!(self.header.types.get(&self.last_alias(name)), Some(Named::Structure) | None)
     }
 
-    /// Records that `constants.rs` has to define `name`, and returns the name.
+    /// Records that `constants.rs` must define `name`, and returns the name.
     fn alias(&mut self, name: &str) -> Result<String> {
         let last = self.last_alias(name);
         // `CUdevice_v1` and `CUdevice` are one type, and the shorter name is the current one.
@@ -185,7 +185,7 @@ impl Types<'_> {
         Ok(name)
     }
 
-    /// Adds the enumerations that no function mentions, because structures contain them.
+    /// Adds the enumerations that no function uses, because structures contain them.
     fn add_remaining(&mut self) -> Result<()> {
         for declared in &self.header.enums {
             if !self.handwritten.contains(&declared.name) {

@@ -10,11 +10,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{Running, ended};
 
-/// Run time of the script, s. It is longer than any demo, because the demo ends the programs.
+/// Run time of the script, s. It is longer than any demo, because the demo itself ends the
+/// programs.
 pub const ENDLESS_SECONDS: u32 = 1_000_000;
-/// Line of the script when its kernels are compiled and its steady state begins.
+/// Line that the script prints when its kernels are compiled and its steady state begins.
 const TRAINS: &str = "compiled; training";
-/// Number of output lines that are kept to explain an early end.
+/// Number of output lines that the demo keeps, to explain an early end.
 const KEPT_LINES: usize = 30;
 
 /// Output of a program.
@@ -48,7 +49,7 @@ impl Client {
         self.heard.lock().is_ok_and(|heard| heard.trains)
     }
 
-    /// Fails with the program's last output if the program has ended.
+    /// Fails if the program has ended. The error contains the program's last output.
     pub fn require_alive(&mut self) -> Result<()> {
         let Some(status) = self.running.exited()? else { return Ok(()) };
         let said = self.heard.lock().map(|heard| heard.last.iter().cloned().collect::<Vec<_>>().join("\n"));
@@ -62,7 +63,8 @@ impl Client {
     }
 }
 
-/// Reads the stream to its end in a thread of its own, because a full pipe would stop the program.
+/// Reads the stream to its end, in a thread of its own. Otherwise a full pipe would stop the
+/// program.
 fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) -> Result<()> {
     let listen = move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {

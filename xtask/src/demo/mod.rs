@@ -21,11 +21,11 @@ use crate::training::{self, SCRIPT};
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
 /// Memory limit of each tenant.
 const MEMORY: &str = "8GiB";
-/// Time limit until both scripts train. They compile their kernels first, on the CPU.
+/// Time limit until both scripts train. Before that, the scripts compile their kernels on the CPU.
 const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Time between two live lines.
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two looks at processes and signals.
+/// Time between two checks of processes and signals.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Options of `cargo xtask demo`.
@@ -54,14 +54,15 @@ pub fn run(options: &Options) -> Result<()> {
     for (name, share) in TENANTS {
         let options = ["--name", name, "--share", share, "--memory", MEMORY];
         let arguments = ["--seconds", &client::ENDLESS_SECONDS.to_string()];
-        // Each program has its own cache, so that neither finds the other's compiled kernels.
+        // Each program has a cache of its own, so that no program finds the other's compiled
+        // kernels.
         let cache = artefacts.folder().join(format!("{name}.cache"));
         let mut command = training::run(&host, &venv, &options, &arguments, &cache)?;
         clients.push(Client::start(name, &mut command)?);
     }
 
     let report = observe(&host, &mut clients, options, &interrupt)?;
-    // Everything ends before the result is shown, so that the result is the last thing on the
+    // The demo ends everything before it shows the result. So the result is the last text on the
     // screen.
     drop(clients);
     drop(host);
@@ -94,7 +95,7 @@ impl Moment {
     }
 }
 
-/// Waits until both programs train, then measures for the given time.
+/// Waits until both programs train, and then measures for the given time. Returns the report.
 fn observe(host: &Host, clients: &mut [Client], options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let deadline = Instant::now() + READY_LIMIT;
     while !clients.iter().all(Client::trains) {
@@ -130,7 +131,7 @@ fn watch(clients: &mut [Client], interrupt: &Interrupt) -> Result<()> {
     clients.iter_mut().try_for_each(Client::require_alive)
 }
 
-/// Live output: one line for each tenant, rewritten in place on a terminal.
+/// Live output: one line for each tenant. On a terminal, each look replaces the lines.
 struct Live {
     to_stderr: bool,
     in_place: bool,
@@ -148,8 +149,8 @@ impl Live {
         let lines = report.live_lines();
         let mut text = String::new();
         if self.in_place && self.lines_shown > 0 {
-            // The cursor moves up by the number of lines written, and then each line is written
-            // anew.
+            // The cursor moves up by the number of written lines. The program then writes each line
+            // again.
             text += &format!("\x1b[{}A", self.lines_shown);
         }
         for line in &lines {

@@ -25,12 +25,13 @@ pub struct Report {
     /// Part of the time in which both tenants had work running or waiting.
     gpu_bound_fraction: f64,
     tenants: Vec<Tenant>,
-    /// Largest distance in percentage points of a tenant's metered share from its true share, or of
-    /// its true share from its entitlement. Without a record, the distance of the metered share
-    /// from the entitlement.
+    /// The largest error of a tenant, in percentage points. An error is the distance between its
+    /// metered and its true share, or between its true share and its entitlement. Without a record
+    /// of the GPU: the distance between the metered share and the entitlement.
     max_share_error_points: f64,
-    /// The same error relative to the due share instead of the entitlement. A tenant without work
-    /// for a moment leaves the GPU to the other, which then has nothing to make up for.
+    /// The same error with the due share in the place of the entitlement. If a tenant has no work
+    /// for a moment, the GPU goes to the other tenant. The other tenant then has nothing to make up
+    /// for.
     max_due_error_points: f64,
 }
 
@@ -39,8 +40,8 @@ struct Tenant {
     name: String,
     client: &'static str,
     entitled_share: f64,
-    /// Due share: the entitlement for the time in which both had work, and all of the time in which
-    /// this tenant alone had work.
+    /// Due share: the entitlement for the time in which both tenants had work, and all of the time
+    /// in which only this tenant had work.
     due_share: f64,
     metered_share: f64,
     /// True share. Only a simulated GPU records it.
@@ -140,8 +141,8 @@ impl Report {
 }
 
 impl Tenant {
-    /// Returns the larger distance: between true and expected share, or between metered and true
-    /// share. Without a record, returns the distance between metered and expected share.
+    /// Returns the larger of two distances: between true and expected share, and between metered
+    /// and true share. Without a record, returns the distance between metered and expected share.
     fn error_points(&self, expected: f64) -> f64 {
         let distance = |one: f64, other: f64| (one - other).abs() * 100.0;
         match self.true_share {
@@ -171,8 +172,9 @@ fn busy_ns(truth: &truth::Snapshot, pids: &BTreeSet<u32>) -> u64 {
     theirs.filter_map(|process| process.gpus.first()).map(|gpu| gpu.busy_ns).sum()
 }
 
-/// Returns the GPU time due to a tenant since its start, ns. It is the tenant's part while others
-/// wanted the GPU too, and all of the time while it alone did.
+/// Returns the GPU time that a tenant was due since its start, ns. In the time in which others
+/// wanted the GPU too, the tenant was due its part. In the time in which it alone wanted the GPU,
+/// it was due all.
 fn due(gpu: &TenantGpu) -> u64 {
     gpu.owed_ns.saturating_add(gpu.wanted_ns.saturating_sub(gpu.contended_ns))
 }
@@ -231,8 +233,8 @@ mod tests {
     use super::*;
     use crate::host::{self, Gpu, Session};
 
-    /// Returns a moment at which tenant `a` (process 1) and tenant `b` (process 2) have used this
-    /// much GPU time, metered and true.
+    /// Returns a moment at which tenant `a` (process 1) and tenant `b` (process 2) have used these
+    /// amounts of GPU time, metered and true.
     fn moment(now_ns: u64, contended_ns: u64, metered: [u64; 2], truth: Option<[u64; 2]>) -> Moment {
         let tenant = |index: usize, name: &str, entitled_ppm| host::Tenant {
             name: name.into(),
@@ -242,7 +244,7 @@ mod tests {
                 gpu: 0,
                 entitled_ppm: Some(entitled_ppm),
                 gpu_ns: metered[index],
-                // While not both tenants had work, the first one had.
+                // In the time in which not both tenants had work, the first tenant had work.
                 wanted_ns: if index == 0 { now_ns } else { contended_ns },
                 contended_ns,
                 owed_ns: contended_ns * entitled_ppm / PPM as u64,

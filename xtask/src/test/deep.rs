@@ -1,4 +1,4 @@
-//! The deep track of `cargo xtask test`, and the note of its last pass.
+//! The deep track of `cargo xtask test`, and the page about its last pass.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use crate::{command, dist, ebpf, fuzz};
 
 /// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
-/// The time for which random calls of two processes are compared with the same calls without
-/// deepres, s.
+/// The time for random calls of two processes, s. The test compares them with the same calls
+/// without deepres.
 const CALLS_SECONDS: &str = "120";
-/// The page that notes the last pass.
+/// The page about the last pass.
 const NOTE: &str = "docs/deep-check.md";
 /// The text before the commit on this page.
 const COMMIT: &str = "Commit: ";
@@ -53,8 +53,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the noted pass of the deep track is of a commit outside this history. Passes if no pass
-/// is noted yet.
+/// Fails if the last pass of the deep track was on a commit outside this history. Succeeds if there
+/// was no pass yet.
 pub fn check_last_pass() -> Result<()> {
     let Ok(text) = fs::read_to_string(note()) else {
         eprintln!("no pass of the deep track is noted yet: `cargo xtask test --deep` writes {NOTE}");
@@ -71,8 +71,8 @@ pub fn check_last_pass() -> Result<()> {
     Ok(())
 }
 
-/// Notes that the deep track passed on this commit, unless the working tree differs from the
-/// commit.
+/// Writes the page: the deep track passed on this commit. Writes nothing if the working tree
+/// differs from the commit.
 pub fn note_pass() -> Result<()> {
     let changed = command::output(&mut git(&["status", "--porcelain"]))?;
     if !changed.is_empty() {

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs all checks with one command.
 //!
-//! Each change has to pass the quick track. The deep track repeats the tests on the product as
-//! users get it. It adds sanitizers, longer fuzzing and frameworks from PyPI.
+//! Each change must pass the quick track. The deep track repeats the tests on the product as users
+//! get it. It also runs sanitizers, longer fuzzing and frameworks from PyPI.
 
 mod deep;
 mod needs;
@@ -38,20 +38,21 @@ pub struct Options {
 
 /// The program of the end-to-end tests.
 const END_TO_END: &str = "deepres-e2e e2e";
-/// The number of end-to-end tests that run at once. A test waits for much of its time, and so many
-/// tests together use two processors.
+/// The number of end-to-end tests that run at once. A test waits for much of its time. So this many
+/// tests together keep two processors busy.
 const TOGETHER: &str = "--test-threads=8";
-/// The module name of end-to-end tests that measure. Each of them runs alone on the machine.
+/// The module name of end-to-end tests that measure. Each of these tests runs alone on the machine.
 const MEASURED: &str = "::measured::";
 
-/// Prints a heading, with the minutes and seconds since the first one.
+/// Prints a heading, with the minutes and seconds since the first heading.
 fn heading(text: &str) {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     let seconds = BEGAN.get_or_init(Instant::now).elapsed().as_secs();
     eprintln!("\n== {}:{:02} {text}", seconds / 60, seconds % 60);
 }
 
-/// Installs what the tests need, runs them, and prints `N passed, N failed` as its last line.
+/// Installs the needs of the tests, runs the tests, and prints `N passed, N failed` as the last
+/// line.
 pub fn run(options: &Options) -> Result<ExitCode> {
     heading("what the tests need of the machine");
     needs::install()?;
@@ -69,7 +70,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(tally.report())
 }
 
-/// Runs the quick track, or only its tests whose name contains the filter.
+/// Runs the quick track. With a filter, runs only tests whose names contain it.
 fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     prepare(false)?;
     let is_whole = filter.is_none();
@@ -88,7 +89,7 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     let artefacts = build::check_artefacts()?;
     let end_to_end = EndToEnd::of(&programs, &artefacts, &[])?;
     let filter: Vec<&str> = filter.into_iter().collect();
-    // The checks that compile use what these tests leave of the processors, at the lowest priority.
+    // The checks that compile run beside these tests, at the lowest priority.
     let beside = thread::scope(|scope| {
         let beside = thread::Builder::new()
             .spawn_scoped(scope, || if is_whole { beside() } else { Ok(Tally::default()) })
@@ -103,7 +104,8 @@ fn quick(tally: &mut Tally, filter: Option<&str>) -> Result<()> {
     end_to_end.measured(tally, &filter)
 }
 
-/// Runs the tests of a program: those that may share the machine, then those that measure.
+/// Runs the tests of a program: first the tests that may share the machine, then the tests that
+/// measure.
 fn all_of(tally: &mut Tally, program: &Program, filter: &[&str], arguments: &[&str]) -> Result<()> {
     let together = [filter, &["--skip", MEASURED], arguments].concat();
     tally.tests(&program.name, |one| program.run(&selected(&together, one), &[]))?;
@@ -118,8 +120,8 @@ fn measured(
     arguments: &[&str],
     environment: &[(&str, &Path)],
 ) -> Result<()> {
-    // A test program with several filters selects the tests that match any of them. So tests that
-    // match all filters are selected here.
+    // With several filters, a test program selects the tests that match any filter. So this code
+    // selects the tests that match all filters.
     let listed = program.list(MEASURED)?;
     let names = listed.iter().map(String::as_str);
     let names: Vec<&str> = names.filter(|name| filter.iter().all(|part| name.contains(part))).collect();
@@ -132,8 +134,8 @@ fn measured(
     })
 }
 
-/// Makes what the tests need beside the product. A test that made it during its run would measure
-/// this work too.
+/// Makes everything that the tests need besides the product. If a test made this during its run, it
+/// would measure this work too.
 fn prepare(is_portable: bool) -> Result<()> {
     heading("Python environments, zig, a root file system for containers");
     venv::training()?;
@@ -145,7 +147,7 @@ fn prepare(is_portable: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the arguments of a test program: for the test `one` alone, or for the tests that the
+/// Returns the arguments of a test program. They select the test `one` alone, or the tests that the
 /// filter selects.
 fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
     match one {
@@ -156,8 +158,8 @@ fn selected<'a>(filter: &[&'a str], one: Option<&'a str>) -> Vec<&'a str> {
 
 /// Runs the checks that mostly compile, at the lowest priority.
 fn beside() -> Result<Tally> {
-    // Child processes inherit the scheduling policy. A test that needs a processor gets it before
-    // them.
+    // Child processes inherit the scheduling policy. If a test needs a processor, it gets the
+    // processor before these checks.
     awake::set_scheduling(libc::SCHED_IDLE, 0);
     let mut tally = Tally::default();
     models(&mut tally, &[])?;
@@ -172,14 +174,14 @@ fn beside() -> Result<Tally> {
     Ok(tally)
 }
 
-/// Runs the loom models. The arguments can include the models of the deep track.
+/// Runs the loom models. The arguments may include the models of the deep track.
 fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
     let mut models = build::cargo();
     models
         .args(["test", "--release", "--package", "deepres-abi", "--test", "loom", "--target-dir"])
         .arg(build::target().join("loom"))
         .env("RUSTFLAGS", "--cfg loom")
-        // Optimising across crates would take longer than the models run.
+        // Optimisation across crates would take longer than the models run.
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
     cargo_tests(tally, &mut models, arguments)
 }
@@ -187,7 +189,7 @@ fn models(tally: &mut Tally, arguments: &[&str]) -> Result<()> {
 /// Builds tests with the command `cargo`, and runs them with these arguments.
 fn cargo_tests(tally: &mut Tally, cargo: &mut Command, arguments: &[&str]) -> Result<()> {
     let programs = program::build(cargo.arg("--no-run"))?;
-    // The tests get the variables of the build, for example a sanitizer's, as if cargo ran them.
+    // The tests get the variables of the build, for example a sanitizer's, as with cargo.
     let environment: Vec<(&str, &Path)> =
         cargo.get_envs().filter_map(|(name, value)| Some((name.to_str()?, Path::new(value?)))).collect();
     for program in &programs {

@@ -1,4 +1,4 @@
-//! Checks what the tests need of the machine, and installs it.
+//! Installs the programs and libraries that the tests need on the machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,9 +9,9 @@ use deepres_e2e::venv;
 use crate::command;
 
 /// Commands that the tests call, each in the package of its name. g++ compiles the host code for
-/// nvcc. The others make and run containers.
+/// nvcc. The other commands make and run containers.
 const TOOLS: [&str; 4] = ["g++", "podman", "runc", "debootstrap"];
-/// The folder where Debian puts libraries.
+/// The folder into which Debian puts libraries.
 const LIBRARY_FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
 /// Packages and their libraries. The tests preload the first four beside the interposer, because
 /// users preload such libraries. musl is another C library.
@@ -23,8 +23,8 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("musl", "/lib/ld-musl-x86_64.so.1"),
 ];
 
-/// Installs what a machine with a Rust toolchain may lack. A C compiler is not on the list, because
-/// rustc needs one to link.
+/// Installs the needs that a machine with a Rust toolchain may lack. A C compiler is not among
+/// them, because rustc needs one to link.
 pub fn install() -> Result<()> {
     let mut lacking = Vec::new();
     if !venv::can_create() {

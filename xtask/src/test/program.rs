@@ -1,5 +1,5 @@
-//! Test programs. Cargo builds them and xtask runs them, so that some run while the next ones are
-//! built.
+//! Test programs. Cargo builds them, and xtask runs them. So some programs run while cargo builds
+//! the next.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ pub struct Outcome {
     pub skips: Vec<String>,
 }
 
-/// Builds the whole workspace and its tests at once. So the programs that tests run are built with
-/// the same features as the tests.
+/// Builds the whole workspace and its tests at once. So the programs that tests run have the same
+/// features as the tests.
 pub fn build_all() -> Result<Vec<Program>> {
     let mut cargo = build::cargo();
     build(cargo.args(["build", "--workspace", "--lib", "--bins", "--tests"]))
@@ -59,8 +59,7 @@ pub fn build(cargo: &mut Command) -> Result<Vec<Program>> {
 }
 
 impl Program {
-    /// Returns the test program of a message from cargo; `None` if the message is not about a test
-    /// program.
+    /// Returns the test program that a message of cargo is about; `None` for any other message.
     fn of_message(message: &Value) -> Option<Self> {
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
@@ -81,12 +80,12 @@ impl Program {
         })
     }
 
-    /// Returns the command that runs the program as cargo would.
+    /// Returns the command that runs the program in the same way as cargo.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("CARGO_TARGET_DIR", build::target());
-        // All programs that tests run are in this folder, because they were built together with the
+        // This folder has all programs that tests run, because cargo built them together with the
         // tests.
         command.env("DEEPRES_BUILT", build::target().join("debug"));
         command
@@ -106,7 +105,7 @@ impl Program {
     }
 }
 
-/// Reads all lines, shows each, and returns them.
+/// Reads all lines, shows each line, and returns all.
 fn teed(from: impl Read, show: impl Fn(&str)) -> String {
     let mut from = BufReader::new(from);
     let (mut all, mut line) = (String::new(), Vec::new());

@@ -12,16 +12,16 @@ use super::heading;
 use super::program::Outcome;
 use super::unmeasured::Unmeasured;
 
-/// The least part of all CPUs' time, in percent, whose loss to the hypervisor makes a failure
-/// meaningless. The test is tried again.
+/// If the hypervisor takes at least this part of all CPUs' time, in percent, a failure means
+/// nothing. The test is then tried again.
 const DISTURBED_PERCENT: f64 = 1.0;
-/// The least single stop of a CPU, in ms, that makes a failure meaningless.
+/// If a CPU stops for at least this long, in ms, a failure means nothing.
 const DISTURBED_MS: f64 = 50.0;
 /// The number of times that each test is tried again.
 const TRIES: usize = 3;
-/// The time for which tests are tried again, all together.
+/// The time within which tests may be tried again, for all tests together.
 const TRIED_FOR: Duration = Duration::from_secs(600);
-/// The time that a test waits for quiet CPUs before it is tried again.
+/// The longest wait for quiet CPUs before a test is tried again.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 /// The most tests that one run may leave unmeasured.
 const MOST_NOT_MEASURED: usize = 3;
@@ -31,9 +31,9 @@ const MOST_NOT_MEASURED: usize = 3;
 pub struct Tally {
     passed: u64,
     failed: u64,
-    /// Tests that the hypervisor disturbed at each try.
+    /// Tests that the hypervisor disturbed in each try.
     not_measured: Vec<String>,
-    /// The reasons for which tests were skipped.
+    /// The reasons for which test programs skipped tests.
     skips: BTreeSet<String>,
     /// The failures, with the test program or check that failed.
     failures: Vec<String>,
@@ -62,9 +62,9 @@ impl Tally {
 
     /// Runs the tests of a program and adds up the results.
     ///
-    /// `run` runs all tests, or only the named one. If a test fails while the hypervisor takes CPU
-    /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), the test is tried again, alone, when the
-    /// CPUs are quiet. If the hypervisor disturbs each try, the test is not measured.
+    /// `run` runs all tests, or only the named test. If a test fails while the hypervisor takes CPU
+    /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), it is tried again. It then runs alone, when
+    /// the CPUs are quiet. If the hypervisor disturbs each try, the test counts as unmeasured.
     pub fn tests(&mut self, name: &str, run: impl Fn(Option<&str>) -> Result<Outcome>) -> Result<()> {
         self.tests_when_quiet(name, run, || {
             stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
@@ -83,8 +83,8 @@ impl Tally {
         let (passed, failed) = totals(&outcome.output);
         self.passed += passed;
         self.skips.extend(outcome.skips);
-        // A program that was killed is not tried again. Nor is a program that does not show each
-        // failure that it counts.
+        // A program that was killed gets no second try. A program also gets none if it does not
+        // show each failure that it counts.
         let is_shown = failed > 0 && failures.len() as u64 == failed;
         if outcome.status.success() || !is_shown {
             self.failed += failed;
@@ -130,8 +130,9 @@ impl Tally {
         self.failures.is_empty() && self.failed == 0
     }
 
-    /// Judges what the run left out. Failures are: too many unmeasured tests, a test that the last
-    /// run did not measure either, and an unexpected reason to skip.
+    /// Judges the tests that the run did not measure or skipped. Three things count as failures:
+    /// too many unmeasured tests, a test that the last run did not measure either, and an
+    /// unexpected reason to skip.
     pub fn judge(&mut self, before: &Unmeasured) {
         if self.not_measured.len() > MOST_NOT_MEASURED {
             let number = self.not_measured.len();
@@ -157,7 +158,7 @@ impl Tally {
         }
     }
 
-    /// Returns the tests that were not measured.
+    /// Returns the unmeasured tests.
     pub fn unmeasured(&self) -> Unmeasured {
         self.not_measured.iter().cloned().collect()
     }
@@ -187,15 +188,15 @@ impl Tally {
 #[derive(Debug, PartialEq)]
 struct Failure {
     name: String,
-    /// CPU time that the hypervisor took during the test, if the test printed it. `None` also after
-    /// a failure without such a disturbance.
+    /// CPU time that the hypervisor took during the test, if the test printed it. `None` also for a
+    /// failure without such a disturbance.
     taken: Option<Taken>,
-    /// Whether the test passed when it was tried again.
+    /// Whether the test passed in a later try.
     has_passed: bool,
 }
 
 impl Failure {
-    /// Returns whether the failure is meaningless, because the hypervisor took too much CPU time.
+    /// Returns whether the failure means nothing, because the hypervisor took too much CPU time.
     fn is_disturbed(&self) -> bool {
         self.taken.is_some_and(|taken| taken.percent >= DISTURBED_PERCENT || taken.at_once_ms >= DISTURBED_MS)
     }
@@ -227,8 +228,8 @@ fn totals(output: &str) -> (u64, u64) {
         .fold((0, 0), |(passed, failed), more| (passed + more.0, failed + more.1))
 }
 
-/// Returns passed and failed tests of a result line. `test result: FAILED. 3 passed; 1 failed; 0
-/// ignored; …` gives (3, 1).
+/// Returns the passed and failed tests of a result line. For example, `test result: FAILED. 3
+/// passed; 1 failed; 0 ignored; …` gives (3, 1).
 fn counts(line: &str) -> Option<(u64, u64)> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let count = |name: &str| {
@@ -269,8 +270,8 @@ mod tests {
         assert!(!taken(0.4, 12.0).is_disturbed() && !failure("b", None).is_disturbed());
     }
 
-    /// Simulates failing tests. Each try names the tests that fail, and the percentage of CPU time
-    /// that the hypervisor took. The first try runs ten tests, each later try runs one.
+    /// Returns the tally of simulated tries. Each try names the failing tests, and the percentage
+    /// of CPU time that the hypervisor took. The first try runs ten tests, each later try runs one.
     fn measured(tries: &[&[(&str, f64)]]) -> Tally {
         let ran = Cell::new(0);
         let run = |_: Option<&str>| {

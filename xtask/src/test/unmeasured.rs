@@ -1,4 +1,4 @@
-//! The note of the tests that the last run on this machine could not measure.
+//! The record of the tests that the last run on this machine could not measure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,12 +10,12 @@ use deepres_e2e::cache;
 /// The names of unmeasured tests.
 pub type Unmeasured = BTreeSet<String>;
 
-/// Returns the tests that the last run noted; none if there was no such run.
+/// Returns the tests that the last run recorded; none without such a run.
 pub fn last() -> Unmeasured {
     read(&file())
 }
 
-/// Notes the tests that this run could not measure.
+/// Records the tests that this run could not measure.
 pub fn note(unmeasured: &Unmeasured) -> Result<()> {
     write(&file(), unmeasured)
 }

@@ -1,5 +1,5 @@
-//! The file of a CDI specification. Only one process at a time changes the file, and it replaces
-//! the file as a whole.
+//! The file of a CDI specification. One process at a time changes the file, and it replaces the
+//! whole file.
 
 use super::spec::Spec;
 use anyhow::{Context, Result, ensure};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// File name ending. Container runtimes also read another format, which deepres cannot write.
 const ENDING: &str = "json";
-/// Readable by all, because container runtimes of other users read the file too.
+/// All users may read the file, because their container runtimes read it.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
 
@@ -37,14 +37,14 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let cannot_write = || format!("cannot write {}; write as root, or elsewhere by --output", path.display());
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).with_context(cannot_write)?;
-    // The lock is on the directory, because the file itself is replaced.
+    // The lock is on the directory, because the command replaces the file itself.
     let turn = File::open(directory).with_context(cannot_write)?;
     flock(&turn, FlockOperation::LockExclusive).with_context(cannot_write)?;
 
     let mut spec = read(path)?.unwrap_or_else(Spec::new);
     change(&mut spec)?;
     if spec.devices().len() == 0 {
-        // A runtime refuses a specification without devices.
+        // Container runtimes refuse a specification without devices.
         return std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()));
     }
     // The temporary name lacks the ending, so no runtime reads the file before it is complete.

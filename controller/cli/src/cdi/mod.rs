@@ -16,14 +16,15 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Place in which container runtimes look for specifications by the administrator.
+/// The place in which container runtimes look for the administrator's specifications.
 const DEFAULT_FILE: &str = "/etc/cdi/deepres.json";
 /// File name that stands for standard output.
 const STANDARD_OUTPUT: &str = "-";
 /// Place of the library in a container.
 const LIBRARY_PLACE: &str = "/usr/lib/deepres";
 const LIBRARY_NAME: &str = "libdeepres.so";
-/// Names that glibc's dynamic linker may put for `$LIB`: Debian's, Red Hat's and the plain one.
+/// Names that glibc's dynamic linker may put in the place of `$LIB`: Debian's, Red Hat's and the
+/// plain name.
 const LIB_NAMES: [&str; 3] = ["lib/x86_64-linux-gnu", "lib64", "lib"];
 /// Place of the tenant socket's directory in a container.
 const SOCKET_PLACE: &str = "/run/deepres/tenant";
@@ -102,8 +103,7 @@ fn generate(args: &Generate) -> Result<()> {
     let library = run::find_interposer()?;
     let running = run::running()?;
     let is_running = running.is_some();
-    // The socket of the daemon that a job would find now, or else of the daemon that it would
-    // start.
+    // The socket of the daemon that a job would find now, or of the daemon that a job would start.
     let socket = running.or_else(named_socket).unwrap_or_else(|| Directory::own().tenant_socket());
     let socket = std::path::absolute(socket)?;
     let sockets = socket.parent().context("the tenant socket is in no directory")?;
@@ -135,13 +135,13 @@ fn generate(args: &Generate) -> Result<()> {
     Ok(())
 }
 
-/// Builds the device for the arguments.
+/// Returns the device for the arguments.
 fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
     let name = name.with_context(|| format!("{} is no name of a socket", socket.display()))?;
-    // Only glibc's dynamic linker replaces `$LIB`. The linker of musl does not find the file and
-    // starts the program without it. A file that musl's linker finds but cannot link would end the
-    // program.
+    // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
+    // and starts the program without the interposer. If musl's linker found the interposer, it
+    // could not link it, and would end the program.
     let mut env = vec![
         format!("{}={LIBRARY_PLACE}/$LIB/{LIBRARY_NAME}", run::PRELOAD_VARIABLE),
         format!("{SOCKET_VARIABLE}={SOCKET_PLACE}/{name}"),

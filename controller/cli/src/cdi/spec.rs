@@ -1,7 +1,9 @@
-//! The CDI specification: a document that names devices and says what each brings into a container.
+//! The CDI specification: a document that names devices and the changes that each makes to a
+//! container.
 //!
-//! Entries of other authors stay as they are, even with unknown fields. The format is described in
-//! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
+//! deepres leaves entries of other authors as they are, even with unknown fields. The page
+//! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md> describes the
+//! format.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -17,7 +19,7 @@ const VERSION: &str = "0.5.0";
 /// Longest name of a device, bytes: the longest file name.
 const NAME_BYTES: usize = 255;
 
-/// The reason why a document cannot take deepres' devices.
+/// The reason for which a document cannot take deepres' devices.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// The document is not JSON.
@@ -112,7 +114,7 @@ impl Mount {
     }
 }
 
-/// A complete document whose form has been checked.
+/// A complete document of a valid form.
 #[derive(Debug)]
 pub struct Spec {
     root: Map<String, Value>,

@@ -1,7 +1,7 @@
-//! The daemon's log: lines on stderr, for a person or the journal, or in a file.
+//! The daemon's log: lines on stderr for a person or the journal, or lines in a file.
 //!
-//! A thread of its own writes the lines, because the reader or the disk may be slow or stuck.
-//! Neither tenants nor arbiters wait for the writing.
+//! A thread of its own writes the lines, because the reader or the disk may be slow or stuck. So
+//! neither tenants nor arbiters wait for the log.
 
 use super::log_file::LogFile;
 use crate::has_colours;
@@ -24,11 +24,11 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Variable with device and inode of the stream that the service manager reads into the journal.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
-/// The most lines that may wait to be written: some seconds of the busiest log, in some MiB.
-/// Further lines are lost, and their number is logged.
+/// The most lines that may wait for the writing thread: some seconds of the busiest log, in some
+/// MiB. The log loses further lines, and says how many.
 const WAITING_LINES: usize = 8192;
-/// Time that the daemon waits at its end for the last lines. The drop of the log's guard gives up
-/// after about a second, but can then block while it reports that.
+/// Time for which the daemon waits at its end for the last lines. The log's guard gives up after
+/// about a second, but may then block while it reports this.
 const END_LIMIT: Duration = Duration::from_millis(1500);
 
 /// The log. Logging ends when this value is dropped.
@@ -43,14 +43,14 @@ impl Drop for Log {
             drop(guard);
             drop(ending);
         };
-        // If no thread can be started, this thread ends the log.
+        // If no thread can start, the present thread ends the log.
         let _ = thread::Builder::new().name("log-end".to_owned()).spawn(end);
         let _ = ended.recv_timeout(END_LIMIT);
     }
 }
 
-/// Starts logging at `levels`. The log goes to `file` if one is given; stdout and stderr must then
-/// already go there.
+/// Starts the log at `levels`. The log goes to `file`, if there is one. Stdout and stderr must go
+/// there already.
 pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
     let filter = filter(levels)?;
     if let Some(path) = file {
@@ -70,24 +70,24 @@ pub fn init(levels: &str, file: Option<&Path>) -> Result<Log> {
     Ok(log)
 }
 
-/// Returns a subscriber that loses lines that cannot be written, for example because the disk is
-/// full. A complaint on stderr would fail in the same way, and the failure would cause a panic.
+/// Returns a subscriber that drops a line if it cannot write the line, for example because the disk
+/// is full. A complaint on stderr would fail too, and cause a panic.
 fn builder(filter: EnvFilter) -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
     tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter)
 }
 
-/// Starts a thread that writes lines to `place`. At most `waiting` lines wait.
+/// Starts a thread that writes lines to `place`. At most `waiting` lines wait for the thread.
 fn apart(place: impl Write + Send + 'static, is_journal: bool, waiting: usize) -> (NonBlocking, Log) {
     let lost = Arc::new(OnceLock::new());
     let lines = Lines { place, is_journal, lost: Arc::clone(&lost), told: 0 };
     let builder = NonBlockingBuilder::default().buffered_lines_limit(waiting).thread_name("log");
     let (writer, guard) = builder.finish(lines);
-    // This cannot fail, because nothing else sets the value.
+    // The call succeeds, because no other code sets the value.
     let _ = lost.set(writer.error_counter());
     (writer, Log(Some(guard)))
 }
 
-/// Writes lines to `place`, and before them the number of lines that were lost.
+/// Writes lines to `place`. Before them, writes the number of lines that were lost.
 struct Lines<W> {
     place: W,
     is_journal: bool,
@@ -138,11 +138,11 @@ impl<W: Write> Write for Lines<W> {
 /// The levels if the user gives none.
 pub const DEFAULT_LEVELS: &str = "info";
 
-/// Reads the levels. An empty text, as of a variable that is set to nothing, stands for the
-/// default.
+/// Returns the filter for these levels. An empty text stands for the default, because a variable
+/// may be set to nothing.
 ///
-/// The function refuses a single word that is not a level. The tracing library would take such a
-/// word for a module's name and log nothing else.
+/// The function refuses a single word that is not a level. The tracing library would take the word
+/// for a module's name, and log nothing else.
 fn filter(levels: &str) -> Result<EnvFilter> {
     let levels = if levels.is_empty() { DEFAULT_LEVELS } else { levels };
     let is_word = |part: &str| part.chars().all(|c| c.is_ascii_alphabetic());
@@ -214,7 +214,7 @@ mod tests {
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            // Once the sender is dropped, the writer waits no more.
+            // After the sender is dropped, the writer no longer waits.
             let _ = self.0.recv();
             self.1.write(bytes)
         }
@@ -237,8 +237,8 @@ mod tests {
         drop(log);
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let written = text.lines().filter(|line| line.starts_with("line ")).count();
-        // One more line than the queue holds can be written, because the thread may have taken it
-        // already.
+        // The thread may have taken one line from the queue already. So the log may write one line
+        // more than the queue holds.
         assert!((WAITING..=WAITING + 1).contains(&written), "{text}");
         let told = format!("<4>{} lines of this log are lost", LINES - written);
         assert!(text.contains(&told), "{text}");

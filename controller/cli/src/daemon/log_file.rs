@@ -1,4 +1,4 @@
-//! The log file of a daemon that `deepres run` started. Its size is limited.
+//! The log file of a daemon that `deepres run` started. The daemon limits its size.
 //!
 //! No other program rotates this log, so the daemon does. A full file becomes `daemon.log.old` and
 //! replaces the older file of that name.
@@ -11,8 +11,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most bytes in one file, unless a single line is longer. With the older file, twice as much
-/// is kept.
+/// The most bytes in one file, unless a single line is longer. Together with the older file, the
+/// daemon keeps twice as much.
 const LIMIT_BYTES: u64 = 4 << 20;
 /// Ending of the older file's name.
 const OLDER: &str = ".old";
@@ -52,7 +52,7 @@ impl LogFile {
 
 impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A poisoned lock is no problem, because the file stays usable after a panic.
+        // A poisoned lock does no harm, because the file stays usable after a panic.
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         open.make_room(bytes.len() as u64);
         let written = open.file.write(bytes)?;

@@ -48,7 +48,7 @@ pub struct Args {
     report_to: Option<RawFd>,
 }
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until a signal stops it.
 pub fn run(args: &Args) -> Result<()> {
     hide();
     // SAFETY: this process has not opened any descriptor yet.
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = args.report_to.map(inherited).transpose()?;
     let outcome = inherited_sockets.map_err(anyhow::Error::from).and_then(|sockets| {
         serve(args, sockets, || {
-            // The process that reads the report may be gone. The daemon goes on without it.
+            // The process that reads the report may have ended. The daemon goes on without it.
             if let Some(mut report) = report.take() {
                 let _ = writeln!(report);
             }
@@ -68,8 +68,8 @@ pub fn run(args: &Args) -> Result<()> {
     outcome
 }
 
-/// Keeps other processes of the same user from reading this process's memory and descriptors. The
-/// descriptors include every tenant's pages.
+/// Keeps other processes of the same user from reading this process's memory and descriptors,
+/// because the descriptors include the pages of all tenants.
 fn hide() {
     // The call fails only for an unknown value.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -81,8 +81,8 @@ fn inherited(fd: RawFd) -> Result<std::fs::File> {
     if fd <= libc::STDERR_FILENO || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         bail!("descriptor {fd} is not open for reports");
     }
-    // SAFETY: the descriptor is open and unused: this process has opened nothing before, and the
-    // descriptor is not a listening socket.
+    // SAFETY: the descriptor is open, and nothing else in this process owns it. This process has
+    // opened no descriptor before, and the descriptor is not a listening socket.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 
@@ -106,12 +106,12 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
     Ok(())
 }
 
-/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal is gone). A signal that the parent process
-/// set to be ignored, as nohup does, stays ignored.
+/// Returns at SIGTERM, SIGINT or SIGHUP (the terminal has gone). If the parent process made this
+/// process ignore a signal, as nohup does, the signal stays ignored.
 async fn told_to_stop() {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let heeded = kinds.into_iter().filter(|kind| !is_ignored(*kind));
-    // If a handler cannot be set, the signal ends the process. Tenants survive that.
+    // If a handler cannot be set, the signal ends the process. Tenants survive the daemon's end.
     let mut signals: Vec<Signal> = heeded.filter_map(|kind| signal(kind).ok()).collect();
     std::future::poll_fn(|context| {
         match signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready()) {

@@ -8,9 +8,9 @@ use serde::Serialize;
 pub enum Verdict {
     /// All is well.
     Good,
-    /// A fact that is worth knowing.
+    /// A fact that is useful to know.
     Note,
-    /// A part of deepres is missing or weaker; the rest works.
+    /// A part of deepres is missing or weaker. The rest works.
     Limited,
     /// Programs cannot share a GPU on this machine.
     Bad,
@@ -47,7 +47,7 @@ impl Check {
         Self { name, verdict: Verdict::Good, found: found.into(), remedy: None }
     }
 
-    /// Returns a check with a fact, and a remedy for users who do not want it.
+    /// Returns a check with a fact, and a remedy for users who want to change it.
     pub fn advice(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Note, found: found.into(), remedy: Some(remedy.into()) }
     }
@@ -57,7 +57,7 @@ impl Check {
         Self { name, verdict: Verdict::Limited, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    /// Returns a check for a part without which nothing works.
+    /// Returns a check for a part without which deepres does not work.
     pub fn bad(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Bad, found: found.into(), remedy: Some(remedy.into()) }
     }

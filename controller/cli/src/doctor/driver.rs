@@ -13,7 +13,7 @@ const MPS_PIPES: &str = "/tmp/nvidia-mps";
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 const DRIVER_LIBRARY: &str = "libcuda.so.1";
-/// A function of every driver that has the checkpoint functions.
+/// Every driver with checkpoint functions has this function.
 const CHECKPOINT: &str = "cuCheckpointProcessLock";
 /// Message about a driver without checkpoint functions.
 pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
@@ -22,8 +22,9 @@ pub fn checks() -> Vec<Check> {
     [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
 }
 
-/// Whether the driver that programs find can move a process with its memory off the GPU. `None` if
-/// programs find no driver. Another process loads the driver, so that it never is in this process.
+/// Returns whether the driver that programs find can move a process with its memory off the GPU.
+/// Returns `None` if programs find no driver. Another process loads the driver, so that the driver
+/// is never in this process.
 pub fn has_checkpoints() -> Option<bool> {
     let has = |options: &[&str]| {
         let mut program = Command::new(std::env::current_exe().ok()?);

@@ -1,5 +1,5 @@
-//! Checks for the probes: a kernel that is new enough and has type information, and the rights to
-//! load programs.
+//! Checks for the probes: whether the kernel is new enough and has type information, and whether
+//! the user may load programs.
 
 use super::Check;
 use deepres_daemon::probes::btf;
@@ -7,11 +7,11 @@ use deepres_daemon::probes::devices::Devices;
 use deepres_daemon::probes::kernel::{Asked, Kernel, KernelError, are_built, is_in_host_pid_namespace};
 use std::path::Path;
 
-/// The oldest kernel with all that the probes use: ring buffers (5.8), the current task with its
-/// type (5.11), atomics (5.12) and attach cookies (5.15).
+/// The oldest kernel with all features that the probes use. These are ring buffers (5.8), the
+/// current task with its type (5.11), atomics (5.12) and attach cookies (5.15).
 const OLDEST: (u32, u32) = (5, 15);
-/// Numbers and names of the capabilities that the daemon needs. They allow it to load probes, to
-/// see open files and mappings of other users' processes, and to stop the processes.
+/// Numbers and names of the capabilities that the daemon needs. With them, the daemon may load
+/// probes, see the open files and mappings of other users' processes, and stop these processes.
 const CAPABILITIES: [(u32, &str); 6] = [
     (39, "CAP_BPF"),
     (38, "CAP_PERFMON"),
@@ -20,7 +20,7 @@ const CAPABILITIES: [(u32, &str); 6] = [
     (2, "CAP_DAC_READ_SEARCH"),
     (5, "CAP_KILL"),
 ];
-/// The capability that includes the first three (capabilities(7)).
+/// The capability that includes the first three capabilities of the list (capabilities(7)).
 const CAP_SYS_ADMIN: u32 = 21;
 const OF_SYS_ADMIN: [u32; 3] = [39, 38, 40];
 const TRACING: &str = "/sys/kernel/tracing/events/syscalls/sys_enter_ioctl";
@@ -125,7 +125,7 @@ fn lockdown() -> Check {
     lockdown_in(Path::new("/sys/kernel/security"))
 }
 
-/// Checks the lockdown that the security file system at `security` shows.
+/// Returns the check of the lockdown. `security` is the mount point of the security file system.
 fn lockdown_in(security: &Path) -> Check {
     // The file `lsm` exists whenever the file system is mounted.
     if !security.join("lsm").exists() {
@@ -156,7 +156,7 @@ fn attaches() -> Check {
     }
 }
 
-/// Returns the remedy for probes that do not attach.
+/// Returns the remedy for probes that the daemon cannot attach.
 fn remedy(error: &KernelError) -> &'static str {
     match error {
         KernelError::NotBuilt | KernelError::Stale => {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 /// File with libraries that the dynamic linker loads into every process.
 const PRELOADS: &str = "/etc/ld.so.preload";
 const LIBRARY: &str = "libdeepres.so";
-/// Variable that names another place for the library.
+/// Variable that names another place for the interposer.
 const NAMED_BY: &str = "DEEPRES_LIBRARY";
 /// Directories with descriptions of CDI devices.
 const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -59,7 +59,7 @@ fn preload() -> Check {
     let beside = program.as_deref().and_then(Path::parent).map(|folder| folder.join(LIBRARY));
     let named = std::env::var_os(NAMED_BY).filter(|named| !named.is_empty()).map(PathBuf::from);
     let places = match named {
-        // `deepres run` looks in no other place if the variable is set.
+        // If the variable is set, `deepres run` looks in no other place.
         Some(named) => [Some(named), None],
         None => [beside, Some(PathBuf::from("/usr/lib/deepres").join(LIBRARY))],
     };
@@ -82,11 +82,12 @@ fn preload() -> Check {
     }
 }
 
-/// Returns the dynamic linker's complaint when a program starts with the library preloaded.
+/// Returns the dynamic linker's complaint about a program with the interposer preloaded; `None`
+/// without a complaint.
 fn complaint(library: &Path) -> Option<String> {
     let mut program = Command::new(std::env::current_exe().ok()?);
-    // With `--version` the program ends before it does anything. Libraries that are preloaded
-    // already do not concern this check.
+    // With `--version`, the program ends before it does anything. This check leaves out other
+    // preloaded libraries.
     let started = program.arg("--version").env("LD_PRELOAD", library).stdin(Stdio::null()).output();
     match started {
         Err(error) => Some(error.to_string()),

@@ -1,9 +1,9 @@
-//! `deepres doctor`: checks the machine for all that deepres needs, and names remedies.
+//! `deepres doctor`: checks the machine for everything that deepres needs, and names remedies.
 //!
 //! | module | job |
 //! |---|---|
 //! | `check` | one check and its verdict |
-//! | `kernel` | needs of the probes |
+//! | `kernel` | the needs of the probes |
 //! | `driver` | the NVIDIA driver and its devices |
 //! | `machine` | preloading, confinement, containers |
 

@@ -6,13 +6,14 @@ use deepres_model::quantity::Bytes;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// The most commands shown for one process. The commands that took the most time come first.
+/// The most commands that the table shows for one process. The commands that took the most time
+/// come first.
 const COMMANDS_SHOWN: usize = 5;
 const MEDIAN_PERMILLE: u64 = 500;
 const TAIL_PERMILLE: u64 = 990;
 const NS_PER_US: f64 = 1e3;
 
-/// Prints the part, if anything is known.
+/// Prints this part, if there are any calls.
 pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     print_tenants(status, out)?;
     if status.driver_activity.is_empty() {
@@ -80,7 +81,7 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints the calls of each tenant's processes together, in all and in the last seconds.
+/// Prints the calls of each tenant's processes together: in total, and in the last seconds.
 fn print_tenants(status: &Status, out: &mut impl Write) -> io::Result<()> {
     let head = [
         "TENANT IN DRIVER",

@@ -44,7 +44,8 @@ pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-/// Returns remarks on a process, one a line: unmetered calls, reasons for forwarding, and bypasses.
+/// Returns the remarks on a process, one for each line: unmetered calls, reasons for forwarding,
+/// and bypasses.
 fn remarks(process: &ProcessCoverage) -> Vec<String> {
     let mut lines: Vec<String> = process
         .unaccounted

@@ -4,7 +4,7 @@ use deepres_model::admin::{AccountStatus, RefusedBy, TenantStatus};
 use deepres_model::quantity::Bytes;
 use std::io::{self, Write};
 
-/// Prints some lines for each GPU on which the tenant has an account.
+/// Prints lines about each GPU on which the tenant has an account.
 pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     for account in &tenant.gpus {
         writeln!(out, "    on gpu {}  {}", account.gpu, held(tenant, account))?;
@@ -17,8 +17,8 @@ pub fn print(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints, for each tenant and GPU, the kinds of memory, the memory that it waits for and the last
-/// refusal. Prints nothing for a tenant without these.
+/// Prints for each tenant and GPU: the kinds of memory, the memory for which the tenant waits, and
+/// the last refusal. Prints nothing for a tenant without these.
 pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result<()> {
     let accounts = tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |account| (tenant, account)));
     let lines = accounts.filter_map(|(tenant, account)| {
@@ -35,14 +35,15 @@ pub fn print_brief(tenants: &[TenantStatus], out: &mut impl Write) -> io::Result
     Ok(())
 }
 
-/// Returns the memory that the tenant holds, by kind.
+/// Returns the memory that the tenant holds, by kind; `None` without memory.
 fn kinds(account: &AccountStatus) -> Option<String> {
     let kinds = account.memory_by_kind.iter().map(|(kind, bytes)| format!("{kind} {}", Bytes(*bytes)));
     let kinds = kinds.chain(oversubscribed(account)).collect::<Vec<_>>().join(", ");
     (!kinds.is_empty()).then_some(kinds)
 }
 
-/// Returns the memory that the tenant has beyond its limit, and the part of it that is on the GPU.
+/// Returns the memory that the tenant has beyond its limit, and the part that was brought to the
+/// GPU.
 fn oversubscribed(account: &AccountStatus) -> Option<String> {
     let bytes = account.oversubscribed_bytes;
     (bytes > 0).then(|| {
@@ -51,32 +52,32 @@ fn oversubscribed(account: &AccountStatus) -> Option<String> {
     })
 }
 
-/// Returns the place of the memory if it is not on the GPU.
+/// Returns the place of the memory; empty if the memory is on the GPU.
 fn place(tenant: &TenantStatus) -> &'static str {
     if tenant.suspended { ", on the host" } else { "" }
 }
 
-/// Returns the memory that the tenant waits for.
+/// Returns the memory for which the tenant waits; `None` if it waits for none.
 fn waits(account: &AccountStatus) -> Option<String> {
     let bytes = account.needed_bytes;
     (bytes > 0).then(|| format!("waits for others to make room for {}", Bytes(bytes)))
 }
 
-/// Returns the memory that is kept for the tenant if its memory follows its use.
+/// Returns the memory that the daemon keeps for a tenant whose memory follows its use.
 fn kept(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
     Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
 }
 
-/// Returns the tenant's ceiling if the ceiling is below the limit.
+/// Returns the tenant's ceiling; `None` if the ceiling is not below the limit.
 fn ceiling(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
     let limit_bytes = tenant.memory_limit_bytes.unwrap_or(u64::MAX);
     let bytes = account.ceiling_bytes.filter(|bytes| *bytes < limit_bytes)?;
     Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
 }
 
-/// Returns NVML's figure for the tenant, with the differences: NVML from the account, and the
-/// account from the sum of its kinds.
+/// Returns NVML's figure for the tenant, with two differences: between NVML and the account, and
+/// between the account and the sum of its kinds.
 fn drift(account: &AccountStatus) -> Option<String> {
     let differs = |drift: i64, of: &str| match drift {
         0 => String::new(),
@@ -106,8 +107,8 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
     line
 }
 
-/// Returns the memory that the tenant holds beyond its limit. An administrator has then lowered the
-/// limit.
+/// Returns the memory that the tenant holds beyond its limit; `None` without such memory. An
+/// administrator has then lowered the limit.
 pub fn over(limit_bytes: Option<u64>, account: &AccountStatus) -> Option<u64> {
     account.memory_bytes.checked_sub(limit_bytes?).filter(|more| *more > 0)
 }

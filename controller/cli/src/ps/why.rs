@@ -1,5 +1,5 @@
-//! `deepres ps -v`: for each tenant its requests, its grants with their reasons, and how it was
-//! found.
+//! `deepres ps -v`: shows for each tenant its requests, its grants with their reasons, and how the
+//! daemon found the tenant.
 
 use super::{memory, time};
 use deepres_abi::PPM;
@@ -127,8 +127,8 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints the GPU time that a tenant had while others wanted the GPU too, and its waits at the
-/// gate.
+/// Prints the GPU time that a tenant had while other tenants wanted the GPU too, and its waits at
+/// the gate.
 fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()> {
     if account.contended_ns > 0 {
         writeln!(
@@ -151,8 +151,8 @@ fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()
     )
 }
 
-/// Returns a time that `percent` of the waits were shorter than, by the histogram. Returns `None`
-/// if there were no waits.
+/// Returns a time by the histogram, ns: `percent` of the waits were shorter. Returns `None` without
+/// waits.
 fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
     const NS_PER_US: u64 = 1_000;
     let waits: u64 = account.waits_by_length.iter().sum();
@@ -165,7 +165,7 @@ fn waited_ns(account: &AccountStatus, percent: u64) -> Option<u64> {
     bucket.filter(|_| waits > 0).map(|bucket| NS_PER_US << (bucket + 1))
 }
 
-/// Returns how a tenant was found, in words.
+/// Returns in words how the daemon found a tenant.
 fn found(found: &Found) -> String {
     match found {
         Found::Name { within: None } => ", by the name that it gave".to_owned(),
@@ -178,7 +178,7 @@ fn found(found: &Found) -> String {
     }
 }
 
-/// Returns the reason for a tenant's entitlement, in words.
+/// Returns in words the reason for a tenant's entitlement.
 fn owed(account: &AccountStatus) -> &'static str {
     match account.entitled_by.as_str() {
         "guaranteed" => ": guaranteed",

@@ -1,7 +1,7 @@
-//! The keeper's connection. The tenant exists as long as the connection. A refusal thus comes
-//! before the job starts.
+//! The keeper's connection to the daemon. The tenant exists as long as the connection. The keeper
+//! connects before the job starts, so a refusal comes before the job starts too.
 //!
-//! When the daemon ends, the keeper connects to the next one, as the job's processes do.
+//! When the daemon ends, the keeper connects to the next daemon, as the job's processes do.
 
 use super::start;
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Pause between two requests while guarantees to others leave no room.
+/// Pause between two requests while the guarantees of other tenants leave no room.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// Pause between attempts to find the next daemon.
@@ -36,7 +36,7 @@ pub struct Request<'a> {
     pub name: &'a str,
     /// The wishes for the tenant.
     pub wish: Wish,
-    /// Whether to wait while guarantees to others leave no room.
+    /// Whether to wait while the guarantees of other tenants leave no room.
     pub waits: bool,
 }
 
@@ -57,12 +57,13 @@ enum Reply {
 /// The outcome of a request.
 enum Answer {
     Kept(Keeper),
-    /// The request fits once other tenants are gone. The text is the daemon's reason.
+    /// There is no room now, but there may be after other tenants have ended. The text is the
+    /// daemon's reason.
     NoRoom(String),
 }
 
-/// Connects to the running daemon, or starts one, and asks to keep the tenant. Repeats the request
-/// while there is no room, if the request says so.
+/// Connects to the running daemon, or starts one, and asks it to keep the tenant. If the request
+/// `waits`, repeats it while there is no room.
 pub fn keep(request: &Request<'_>) -> Result<Keeper> {
     let mut is_told = false;
     loop {
@@ -98,13 +99,14 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     ask(request, socket, connection)
 }
 
-/// Returns the tenant socket of the daemon to which a job would connect now. Returns `None` if no
-/// daemon runs.
+/// Returns the tenant socket of the daemon to which a job would connect now; `None` if no daemon
+/// runs.
 pub fn running() -> Result<Option<PathBuf>> {
     Ok(find(sockets())?.map(|(socket, _)| socket))
 }
 
-/// Connects to the first of these sockets at which a trusted daemon listens.
+/// Connects to the first of these sockets at which a trusted daemon listens. Returns the socket and
+/// the connection; `None` without such a daemon.
 fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
     for socket in sockets {
         if let Some(connection) = connect(&socket)? {
@@ -114,7 +116,7 @@ fn find(sockets: Vec<PathBuf>) -> Result<Option<(PathBuf, OwnedFd)>> {
     Ok(None)
 }
 
-/// Returns the sockets to try, the best first.
+/// Returns the sockets at which a daemon may listen, the best first.
 fn sockets() -> Vec<PathBuf> {
     match named_socket() {
         Some(named) => vec![named],
@@ -122,10 +124,10 @@ fn sockets() -> Vec<PathBuf> {
     }
 }
 
-/// Connects to `socket`. Returns `None` if nothing listens there.
+/// Connects to `socket`. Returns `None` if no process listens there.
 ///
 /// # Errors
-/// The socket or the process that answers belongs to neither this user nor root, or the connection
+/// The socket or the listening process belongs to neither this user nor root, or the connection
 /// fails.
 fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
     match check_socket(socket) {
@@ -170,12 +172,12 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
 }
 
 impl Keeper {
-    /// Starts a thread that reconnects to each next daemon as long as this process lives. That
-    /// daemon is asked to meter the process `metered` from outside.
+    /// Starts a thread that reconnects to each next daemon, as long as this process lives. The
+    /// thread asks each next daemon to meter the process `metered` from outside.
     ///
     /// The caller must have blocked the signals for which another thread waits.
     pub fn stay(self, metered: Option<u32>) {
-        // If the thread cannot be started, the tenant is kept until this daemon ends.
+        // If the thread cannot start, the tenant ends with this daemon.
         let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
     }
 
@@ -183,12 +185,13 @@ impl Keeper {
         let mut pause = RETURN_EVERY;
         loop {
             let mut polled = [PollFd::new(&self.connection, PollFlags::IN)];
-            // The daemon sends nothing after its welcome, so any event on the connection is its
+            // After its welcome, the daemon sends nothing. So any event on the connection means its
             // end.
             while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
             loop {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
-                // A missing or untrusted socket may be replaced by a good one later.
+                // If the socket is missing or untrusted, a later daemon may replace it by a good
+                // one.
                 let Ok(Some(connection)) = connect(&self.socket) else { continue };
                 self.hello.sessions_before = 1;
                 match exchange(&mut self.hello, &self.socket, &connection) {
@@ -216,7 +219,7 @@ impl Keeper {
     }
 }
 
-/// Sends a hello and waits for the answer.
+/// Sends a hello, and returns the daemon's answer.
 fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Reply> {
     hello.monotonic_ns = monotonic_ns();
     let broken = || format!("the daemon at {} does not answer", socket.display());
@@ -242,8 +245,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
     Ok(Reply::Welcome)
 }
 
-/// Asks the daemon at `socket` to meter a process from outside. The process is this one or its
-/// child, and its tenant is kept already. Returns once the daemon meters the process.
+/// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
+/// daemon must keep the tenant already. Returns once the daemon meters the process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
     let mut hello = Hello::new(Role::Keeper);

@@ -1,7 +1,7 @@
 //! Signals that were ignored when `deepres run` started, and that Rust's runtime changes before
 //! `main`.
 //!
-//! An ignored signal stays ignored over exec. Supervisors and `trap ''` in shells rely on that, so
+//! An ignored signal stays ignored over exec. Supervisors and `trap ''` in shells rely on this. So
 //! the job must start with the same ignored signals as without deepres.
 
 use std::io;
@@ -9,11 +9,11 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether SIGPIPE was ignored at the start. The runtime always ignores it, and resets it to the
-/// default in children.
+/// Whether SIGPIPE was ignored at the start. Rust's runtime always ignores SIGPIPE, and resets it
+/// to the default in children.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
-/// Whether SIGCHLD was ignored at the start. While it is ignored, the kernel does not report the
-/// ends of children.
+/// Whether SIGCHLD was ignored at the start. While a process ignores SIGCHLD, the kernel does not
+/// report the ends of its children.
 static IGNORES_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// The dynamic linker calls `note` before Rust's runtime starts.

@@ -1,5 +1,5 @@
-//! The job: a child in the terminal's foreground. Signals and exit status pass through as if
-//! `deepres run` were not there.
+//! The job: a child in the terminal's foreground. Signals and the exit status pass through `deepres
+//! run`, so that the job runs as without it.
 
 use super::inherited;
 use anyhow::{Context, Result};
@@ -17,14 +17,15 @@ use std::process::{Command, ExitCode};
 const NOT_FOUND: u8 = 127;
 /// A shell's status for a command that could not be executed.
 const NOT_EXECUTABLE: u8 = 126;
-/// A shell's status for a command that a signal killed, less the signal's number.
+/// A shell's status for a command that a signal killed, without the signal's number.
 const KILLED: i32 = 128;
 /// The execute permissions of owner, group and others.
 const EXECUTE: u32 = 0o111;
 
-/// Signals for which this process does not wait, and which it does not pass on. Two cannot be
-/// caught; seven mean a fault of this process. The last two stop a process in the terminal's
-/// background. SIGCHLD is not among them, because it reports the child.
+/// Signals for which this process does not wait, and which it does not pass on. The first two
+/// cannot be caught, and the next seven mean a fault of this process. The last two stop a process
+/// in the terminal's background. The list does not contain SIGCHLD, because SIGCHLD reports the
+/// child's end.
 const UNHEEDED: [libc::c_int; 11] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -39,7 +40,7 @@ const UNHEEDED: [libc::c_int; 11] = [
     libc::SIGTTOU,
 ];
 
-/// The reason why a program cannot be run.
+/// The reason for which a program cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// The program does not exist.
@@ -51,7 +52,7 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    /// Returns the exit status that a shell would give.
+    /// Returns the exit status that a shell would return.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::NotFound(_) => NOT_FOUND,
@@ -85,8 +86,8 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, Unusable> {
     }
 }
 
-/// Runs the command to its end. Calls `started` with the child's process id. Threads that `started`
-/// creates get no signals.
+/// Runs the command to its end, and returns its exit status. Calls `started` with the child's
+/// process id. The threads that `started` creates get no signals.
 pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> {
     let heeded = signal_set();
     let before = block(&heeded)?;
@@ -132,11 +133,11 @@ pub fn run(mut command: Command, started: impl FnOnce(u32)) -> Result<ExitCode> 
     }
 }
 
-/// Reads the child's state, and returns its exit status if it has ended.
+/// Reads the child's state. Returns its exit status if it has ended, else `None`.
 ///
-/// If the child has stopped, this process stops too where a shell can continue it. A shell can if
-/// this process was told to stop or has a terminal. A supervisor or a debugger that stops only the
-/// child also continues only the child.
+/// If the child has stopped and a shell can continue this process, this process stops too. A shell
+/// can continue this process if this process got a stop signal or has a terminal. A supervisor or a
+/// debugger that stops only the child also continues only the child.
 fn look_at(child: Pid, is_told_to_stop: bool) -> Result<Option<ExitCode>> {
     loop {
         match waitpid(Some(child), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -180,7 +181,7 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals, so that they can be waited for. Returns the earlier mask.
+/// Blocks the signals, so that this process can wait for them. Returns the earlier mask.
 fn block(heeded: &libc::sigset_t) -> Result<libc::sigset_t> {
     let mut before = MaybeUninit::uninit();
     // SAFETY: both sets live through the call, and this process has one thread.
@@ -199,8 +200,8 @@ fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {
     }
 }
 
-/// Waits for the next signal. Also returns whether the kernel itself sent the signal, for example
-/// for a terminal.
+/// Waits for the next signal and returns it. Also returns whether the kernel itself sent the
+/// signal, for example for a terminal.
 fn wait_for(heeded: &libc::sigset_t) -> Result<(libc::c_int, bool)> {
     let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
     loop {

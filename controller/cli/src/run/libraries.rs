@@ -1,4 +1,4 @@
-//! The libraries of a job: the interposer, which is preloaded, and the driver's library.
+//! The libraries of a job: the preloaded interposer, and the driver's library.
 
 use super::PRELOAD_VARIABLE;
 use anyhow::{Context, Result, bail};
@@ -20,12 +20,12 @@ const DRIVER: &str = "libcuda.so.1";
 /// Characters that end a name in `LD_PRELOAD`.
 const SEPARATORS: [u8; 2] = *b" :";
 
-/// Prefix for an absolute path, with which only glibc's linker finds the file. The prefix leads to
-/// the root directory.
+/// Prefix for an absolute path. With this prefix, only glibc's linker finds the file. The prefix
+/// leads to the root directory.
 ///
-/// Glibc's linker replaces `$LIB` by the system's name of the library directory. The linker of musl
-/// finds no file and goes on. Without the prefix it would find a library that it cannot link, and
-/// would end the program.
+/// Glibc's linker replaces `$LIB` by the name of the system's library directory. The linker of musl
+/// finds no file, and goes on. Without the prefix, musl's linker would find a library that it
+/// cannot link, and would end the program.
 const GLIBC_ALONE: &str = "/usr/$LIB/../../../../../../../..";
 
 #[derive(Debug, clap::Args)]
@@ -40,8 +40,8 @@ pub struct HasLibraryArgs {
     with: Option<String>,
 }
 
-/// Finds the interposer: at the place that the environment names, beside this program, or where
-/// packages install it.
+/// Finds the interposer: at the place that the environment names, beside this program, or at the
+/// place where packages install it.
 pub fn find_interposer() -> Result<PathBuf> {
     let found = match std::env::var_os(INTERPOSER_VARIABLE).filter(|named| !named.is_empty()) {
         Some(named) => {
@@ -80,10 +80,10 @@ pub fn find_interposer() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Returns `LD_PRELOAD` with the interposer behind the libraries of `others`.
+/// Returns the value of `LD_PRELOAD` with the interposer after the libraries of `others`.
 ///
-/// A preloaded tool may have some of the driver's functions itself, and pass calls on to the next
-/// library. Such a tool would be skipped if the interposer came first. The interposer does come
+/// A preloaded tool may itself have some of the driver's functions, and pass calls on to the next
+/// library. If the interposer came first, calls would skip this tool. But the interposer comes
 /// before other copies of itself, because the first copy does the work.
 pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
     let others = others.unwrap_or_default();
@@ -96,10 +96,10 @@ pub fn preload_with(library: &Path, others: Option<OsString>) -> OsString {
 }
 
 /// Fails if the job would not find the driver. Another process looks for the driver as the job's
-/// linker will, so that the driver is never loaded into this process.
+/// linker will. So this process never loads the driver.
 ///
-/// Returns the interposer's name for `LD_PRELOAD`. The name has the prefix that musl's linker does
-/// not understand, if the other process could load the interposer by that name.
+/// Returns the interposer's name for `LD_PRELOAD`. If the other process could load the interposer
+/// by the name with `GLIBC_ALONE`, the name has this prefix.
 pub fn require_driver(library: &Path) -> Result<PathBuf> {
     let mut careful = OsString::from(GLIBC_ALONE);
     careful.push(library);
@@ -117,8 +117,8 @@ pub fn require_driver(library: &Path) -> Result<PathBuf> {
     );
 }
 
-/// Lets another process load the driver, with the interposer preloaded by the given name or without
-/// it.
+/// Makes another process load the driver. Preloads the interposer by the given name, if there is
+/// one.
 fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
     let program = std::env::current_exe().context("cannot find out where this program lies")?;
     let mut command = Command::new(program);
@@ -133,20 +133,20 @@ fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
 fn mapped_at(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
-    // The names of a link and its target begin alike: libcuda.so.1, libcuda.so.595.45.04.
+    // The names of a link and of its target begin alike: libcuda.so.1, libcuda.so.595.45.04.
     let stem = name.split_inclusive(".so").next()?;
     paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(stem))).map(PathBuf::from)
 }
 
-/// Returns the path of the driver's library as a job's linker would find it, if the linker finds
-/// one.
+/// Returns the path of the driver's library that a job's linker would find; `None` if it would find
+/// none.
 pub fn find_driver() -> Option<PathBuf> {
     let tried = try_driver(None).ok()?;
     let path = String::from_utf8(tried.stdout).ok()?;
     (tried.status.success() && path.starts_with('/')).then(|| PathBuf::from(path.trim_end()))
 }
 
-/// Tries to load a library. Prints its path, or the reason why it cannot be loaded.
+/// Tries to load a library. Prints its path, or the reason for which it cannot be loaded.
 pub fn has_library(args: &HasLibraryArgs) -> ExitCode {
     if args.beside.as_ref().is_some_and(|library| !is_loaded(library)) {
         return ExitCode::FAILURE;

@@ -1,5 +1,5 @@
-//! A job that is metered from outside. Between fork and exec its first process asks the daemon to
-//! count its launches, and waits until the daemon does. So no launch goes uncounted.
+//! A job that is metered from outside. Between fork and exec, the job's first process asks the
+//! daemon to meter it, and waits until the daemon does. So no launch goes uncounted.
 
 use super::{connect, libraries};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -8,9 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes the command's process ask the daemon at `socket` to meter it for the tenant before it
-/// starts the file `program`. If the daemon cannot meter it, the process prints the reason and goes
-/// on.
+/// Makes the command's process ask the daemon at `socket` to meter it for the tenant, before it
+/// starts the file `program`. If the daemon cannot meter the process, the process prints the reason
+/// and goes on.
 pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: String) {
     let files: Vec<PathBuf> = libraries::find_driver().into_iter().chain([program.to_owned()]).collect();
     // SAFETY: this process has one thread, so its child between fork and exec may call any
@@ -18,8 +18,8 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
     unsafe {
         command.pre_exec(move || {
             // The daemon looks for the driver's functions in the files that this process has
-            // mapped. So the process maps the program and the driver's library, which the program
-            // will map later.
+            // mapped. So the process maps two files now that the program will map later: the
+            // program and the driver's library.
             files.iter().for_each(|file| map(file));
             if let Err(error) = connect::be_metered(&socket, &tenant, std::process::id()) {
                 eprintln!("deepres: the program runs, and what it launches is not counted: {error:#}");
@@ -29,8 +29,8 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
     }
 }
 
-/// Maps the beginning of a file. The mapping lasts until exec. A file that cannot be mapped gets no
-/// probes.
+/// Maps the beginning of a file. The mapping lasts until exec. If a file cannot be mapped, the
+/// daemon cannot probe it.
 fn map(path: &Path) {
     let Ok(file) = File::open(path) else { return };
     // SAFETY: the mapping is new memory, and no code reads it.

@@ -72,7 +72,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Reads a tenant's name.
+/// Returns the text if it can be a tenant's name, else the reason for which it cannot.
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(
@@ -89,7 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let [program, arguments @ ..] = args.command.as_slice() else {
         anyhow::bail!("no command was given");
     };
-    // All mistakes of the caller are found before anything is started.
+    // The command finds all mistakes of its caller before it starts anything.
     let file = match job::find_program(program) {
         Ok(file) => file,
         Err(unusable) => {
@@ -97,7 +97,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             return Ok(unusable.exit_code());
         }
     };
-    // Without preloading, the program may run with no driver that this machine's linker finds.
+    // Without preloading, the program may not need a driver that this machine's linker finds.
     let preload = match args.no_preload {
         true => None,
         false => Some(libraries::require_driver(&libraries::find_interposer()?)?),
@@ -150,7 +150,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     job::run(command, |child| keeper.stay(is_metered.then_some(child)))
 }
 
-/// Returns the program's name and this process's id. No two concurrent runs have the same name.
+/// Returns the program's name with this process's id. So no two concurrent runs have the same name.
 fn default_name(program: &OsString) -> String {
     let suffix = format!("-{}", std::process::id());
     let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();

@@ -1,5 +1,6 @@
 //! Checks whether the interposer can be loaded into a program. Only glibc's dynamic linker for this
-//! machine loads it. Any other program runs as if without deepres, and the user is told so.
+//! machine loads the interposer. Any other program runs as without deepres, and `deepres run` tells
+//! the user.
 
 use object::elf::{ELFCLASS64, EM_X86_64, ET_DYN, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -12,11 +13,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The most scripts in a chain that name another script as their interpreter: the kernel's limit.
+/// The most scripts of which each names the next as its interpreter. This is the kernel's limit.
 const MAX_SCRIPTS: usize = 4;
-/// Length of a script's first line that the kernel reads.
+/// The kernel reads this many bytes of a script's first line.
 const FIRST_LINE_BYTES: u64 = 256;
-/// Position of the class in an ELF file's first bytes.
+/// Position of the class among an ELF file's first bytes.
 const CLASS_AT: usize = 4;
 const MAGIC: &[u8] = b"\x7fELF";
 const SET_USER: u32 = 0o4000;
@@ -27,7 +28,7 @@ const CAPABILITIES: &str = "security.capability";
 /// Beginning of the file names of musl's dynamic linkers.
 const MUSL: &[u8] = b"ld-musl";
 
-/// The reason why the interposer is not loaded into a program.
+/// The reason for which the interposer is not loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
     /// The program is statically linked.
@@ -53,8 +54,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Returns the reason why the interposer is not loaded into the program in `file`. For a script,
-/// the program is the interpreter. Returns `None` if there is no reason or none can be found.
+/// Returns the reason for which the interposer is not loaded into the program in `file`. For a
+/// script, the program is the interpreter. Returns `None` if the function finds no reason.
 pub fn obstacle(file: &Path) -> Option<Obstacle> {
     let mut file = file.to_owned();
     for _ in 0..MAX_SCRIPTS {
@@ -99,7 +100,7 @@ fn of_image<'data>(data: impl ReadRef<'data>, file: &Path) -> Option<Obstacle> {
             let name = linker.rsplit(|byte| *byte == b'/').next().unwrap_or(linker);
             name.starts_with(MUSL).then_some(Obstacle::Musl)
         }
-        // The dynamic linker itself can be started as a program, and names no linker.
+        // A user may start the dynamic linker itself as a program. It names no linker.
         None if header.e_type(endian) == ET_DYN && is_linker(file) => None,
         None => Some(Obstacle::Static),
     }
@@ -114,7 +115,7 @@ fn is_linker(file: &Path) -> bool {
 fn is_privileged(file: &Path) -> bool {
     let Ok(found) = file.metadata() else { return false };
     let changes_user = found.mode() & SET_USER != 0 && found.uid() != getuid().as_raw();
-    // Without the execute permission the set-group-ID bit has another meaning.
+    // If the group may not execute the file, the set-group-ID bit has another meaning.
     let changes_group = found.mode() & (SET_GROUP | GROUP_EXECUTE) == SET_GROUP | GROUP_EXECUTE
         && found.gid() != getgid().as_raw();
     let has_capabilities = !getuid().is_root()

@@ -16,10 +16,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Starts a daemon in `directory`, unless `is_running` finds that another process has started one.
-/// Prints a message, and returns when the daemon serves.
+/// Prints a message. Returns once the daemon serves.
 pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> Result<()> {
     make_own_directory(directory)?;
-    // Of several concurrent runs, one starts the daemon and the others find it.
+    // If several runs start at once, one of them starts the daemon, and the others find it.
     let turn = open(&directory.path().join("start.lock"))?;
     flock(&turn, FlockOperation::LockExclusive).context("cannot wait for another `deepres run`")?;
     if is_running()? {
@@ -50,9 +50,9 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     // the child as in the parent.
     unsafe {
         command.pre_exec(move || {
-            // The daemon leaves this terminal and its signals. It also closes the caller's
-            // descriptors on exec. It would otherwise hold locks and pipes among them as long as it
-            // lives. A kernel without this call leaves them open.
+            // The daemon leaves this terminal and its signals. On exec, it closes the caller's
+            // descriptors. Otherwise it would hold locks and pipes of the caller as long as it
+            // lives. A kernel without this call leaves the descriptors open.
             rustix::process::setsid()?;
             libc::syscall(
                 libc::SYS_close_range,
@@ -74,7 +74,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
         eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());
         return Ok(());
     }
-    // The daemon is ending, and waiting for it leaves no zombie.
+    // The daemon is ending. The wait leaves no zombie.
     let _ = daemon.wait();
     if said.is_empty() {
         bail!("the daemon ended before it was ready; see {}", directory.log_file().display());

@@ -27,7 +27,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns an output to stdout, in colours if stdout is a terminal.
+    /// Returns an output to stdout. If stdout is a terminal, the output has colours.
     pub fn new(is_json: bool, shows_events: bool) -> Self {
         Self {
             out: BufWriter::with_capacity(BUFFER_BYTES, io::stdout()),

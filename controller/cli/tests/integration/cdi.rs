@@ -1,5 +1,5 @@
-//! `deepres cdi` from an administrator's view: devices are made, changed, listed and removed, and
-//! bad input changes nothing.
+//! `deepres cdi` from an administrator's view: the command makes, changes, lists and removes
+//! devices. Bad input changes nothing.
 
 use crate::cli::{Place, complaint, harmless_library, text};
 use deepres_daemon_harness::Daemon;
@@ -141,11 +141,11 @@ fn a_device_is_for_the_daemon_that_a_job_would_be_shared_out_by() {
     let arguments = ["cdi", "generate", "--name", "a", "--output", "-"];
     let expected = daemon.directory.tenant_directory().display().to_string();
     assert_eq!(sockets(&mut Place::beside(&daemon).deepres(&arguments)), expected);
-    // As for `deepres run`, the socket that the environment names comes before a directory.
+    // As in `deepres run`, the socket that the environment names comes before a directory.
     let mut named = place.deepres(&arguments);
     assert_eq!(sockets(named.env("DEEPRES_SOCKET", daemon.directory.tenant_socket())), expected);
 
-    // A socket that cannot be trusted does not count as a daemon's, for a job as for a device.
+    // A socket that cannot be trusted is no daemon's socket, neither for a job nor for a device.
     std::fs::create_dir_all(place.directory.join("tenant")).unwrap();
     std::fs::write(place.directory.join("tenant/tenant.sock"), "").unwrap();
     let said = place.refuses(&arguments, 1);

@@ -1,5 +1,5 @@
-//! The command line from a user's view: accepted input, messages for other input, and the status
-//! and signals that `deepres run` passes on.
+//! The command line from a user's view: the accepted input, the messages for other input, and the
+//! status and signals that `deepres run` passes on.
 
 use deepres_daemon_harness::{Daemon, wait_until};
 use deepres_model::config::{Caps, Config};
@@ -33,7 +33,7 @@ impl Place {
         Self { scratch, directory }
     }
 
-    /// Returns a place with a driver and an interposer that do nothing.
+    /// Returns a place with a driver and an interposer, which both do nothing.
     pub fn with_driver() -> Self {
         let place = Self::empty();
         let driver = place.scratch.path().join("lib/libcuda.so.1");
@@ -203,7 +203,7 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
     assert!(!running);
     let output = place.deepres(&["daemon", "--config", "/no/such/file"]).output().unwrap();
     assert!(complaint(&output, 1).contains("/no/such/file"));
-    // A variable can give the log levels too. Here an empty variable is also tried.
+    // The log levels can also come from a variable. The test also tries an empty variable.
     for (levels, part) in [
         ("nonsense", "`nonsense` is no log level"),
         ("trace", "libnvidia-ml.so.1"),
@@ -288,7 +288,7 @@ fn a_socket_that_is_not_a_daemons_is_not_spoken_to() {
         answers.map(|answer| {
             let (mut connection, _) = stranger.accept().unwrap();
             connection.set_read_timeout(Some(PATIENCE)).unwrap();
-            // The client asks first. It may have hung up already.
+            // The client asks first. The client may have closed the connection already.
             let _ = connection.read(&mut [0; 4096]);
             let _ = connection.write_all(answer.as_bytes());
         })
@@ -449,7 +449,7 @@ fn a_job_gets_the_library_the_socket_and_its_requests() {
     let environment = text(&output.stdout);
     let library = harmless_library();
     for line in [
-        // The path to the library is one that only glibc's linker can follow.
+        // Only glibc's linker can follow this path to the library.
         format!("LD_PRELOAD={0}:/usr/$LIB/../../../../../../../..{0}", library.display()),
         format!("DEEPRES_SOCKET={}", daemon.directory.tenant_socket().display()),
         "DEEPRES_TENANT=n".to_owned(),
@@ -486,16 +486,16 @@ fn the_jobs_status_is_passed_on() {
     assert_eq!(plain.status.code(), Some(3), "the dashes may be left out");
 }
 
-/// Starts a job that creates a file when it is ready.
+/// Starts a job that creates a file when it is ready. Returns the job and the file.
 ///
 /// The job gets a process group of its own, as from a shell. The tests' own group may be orphaned,
-/// because no shell waits for it. In an orphaned group the kernel would discard SIGTSTP.
+/// because no shell waits for it. In an orphaned group, the kernel would discard SIGTSTP.
 fn start(place: &Place, script: &str) -> (Child, PathBuf) {
     let ready = place.scratch.path().join("ready");
     let script = format!("{script}\ntouch {}\nwhile :; do sleep 0.02; done", ready.display());
     let mut run = place.deepres(&["run", "--name", "job", "--", "sh", "-c", &script]);
-    // If a script runs the tests in its background, these signals are ignored. A shell cannot trap
-    // signals that were ignored when it started.
+    // A script that runs the tests in its background ignores these signals. A shell cannot trap
+    // signals that were ignored at its start.
     let by_default = || {
         for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP] {
             // SAFETY: the call only sets a signal's action to the default.
@@ -536,19 +536,19 @@ fn signals_sent_to_run_reach_the_job_once() {
         wait_until(PATIENCE, || count.exists());
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(std::fs::read_to_string(&count).unwrap(), "x\n", "{name}");
-        // The shell goes on after its trap, so the test must end it.
+        // The shell goes on after the trap. So the test must end the shell.
         end(&daemon, &mut child);
     }
 }
 
-/// Returns the process id of the command that a `deepres run` has started.
+/// Returns the process id of the command that `deepres run` has started; `None` before the start.
 fn job_of(child: &Child) -> Option<libc::pid_t> {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// Ends a job that traps its signals, by SIGKILL to the command itself. `deepres run` reports the
-/// signal.
+/// Ends a job that traps its signals: sends SIGKILL to the command itself. `deepres run` reports
+/// the signal.
 fn end(daemon: &Daemon, child: &mut Child) {
     let job = job_of(child).unwrap();
     // SAFETY: the call involves no memory. The id is that of the process that the child started.

@@ -1,5 +1,5 @@
-//! Tests of the shipped systemd units: they name the sockets that the daemon looks for, and systemd
-//! finds no fault.
+//! Tests of the shipped systemd units: the units name the daemon's sockets, and systemd finds no
+//! fault.
 
 use deepres_abi::directory::{ADMIN_SOCKET, TENANT_DIRECTORY, TENANT_SOCKET};
 use std::path::Path;
@@ -46,7 +46,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     let folder = tempfile::tempdir().unwrap();
     let paths = UNITS.map(|name| folder.path().join(name));
     for (name, path) in UNITS.into_iter().zip(&paths) {
-        // systemd checks that the program exists, so the test names the built one.
+        // systemd checks that the program exists, so the test names the built program.
         let text = unit(name).replace("/usr/local/bin/deepres", env!("CARGO_BIN_EXE_deepres"));
         std::fs::write(path, text).unwrap();
     }
@@ -56,6 +56,6 @@ fn systemd_finds_nothing_wrong_with_the_units() {
         return;
     };
     let said = String::from_utf8_lossy(&verify.stderr);
-    // Complaints about other units of this machine do not matter.
+    // Complaints about other units of the machine do not matter.
     assert!(verify.status.success() && !said.contains("deepres"), "{said}");
 }

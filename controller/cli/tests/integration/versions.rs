@@ -1,4 +1,4 @@
-//! Tests with frames of other versions, as other builds would send them.
+//! Tests with frames that other versions of deepres would send.
 
 use deepres_abi::page::{MAJOR, MINOR};
 use deepres_abi::wire::{Hello, RefusalKind, Role, set_text, text};
@@ -6,7 +6,7 @@ use deepres_daemon_harness::{Daemon, shake_hands};
 use deepres_model::config::Config;
 use zerocopy::IntoBytes;
 
-/// Returns a hello as another version would send it: longer or shorter, with other version numbers.
+/// Returns a hello of another version: longer or shorter, with other version numbers.
 fn of_version(hello: &Hello, major: u16, minor: u16, bytes: usize) -> Vec<u8> {
     let mut packet = hello.as_bytes().to_vec();
     packet.resize(bytes, 0xEE);

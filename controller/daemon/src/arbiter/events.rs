@@ -1,4 +1,4 @@
-//! The set of events that an arbiter sleeps on: bells, its orders, and a timer.
+//! The events for which an arbiter sleeps: bells, orders, and a timer.
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -15,7 +15,7 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 /// The kind of an event.
 const BELL: u64 = 0;
 const TIMER: u64 = 1;
-/// The most events taken at a time. The next call takes the rest.
+/// The most events that one call takes. The next call takes the rest.
 const BATCH: usize = 64;
 
 /// An eventfd that wakes an arbiter.
@@ -33,7 +33,7 @@ impl Bell {
 
     /// Rings the bell.
     pub fn ring(&self) {
-        // EAGAIN means that the counter is full, so the bell has rung already.
+        // EAGAIN means that the counter is full. The bell has rung already then.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
@@ -44,7 +44,7 @@ impl AsFd for Bell {
     }
 }
 
-/// The set of bells and a timer.
+/// A set of bells, and a timer.
 #[derive(Debug)]
 pub struct Events {
     epoll: OwnedFd,
@@ -59,8 +59,8 @@ impl Events {
     /// The system's, for lack of descriptors.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        // A timerfd instead of the timeout of epoll: it takes a moment instead of a duration, and
-        // has no slack of 50 µs.
+        // A timerfd has two advantages over the timeout of epoll: it takes a moment instead of a
+        // duration, and has no slack of 50 µs.
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let events = Self { epoll, timer, armed_ns: 0 };
@@ -78,17 +78,17 @@ impl Events {
 
     /// Removes a bell.
     pub fn remove(&self, bell: &Bell) {
-        // An error means that the bell is removed already.
+        // An error means that the bell is not in the set any more.
         let _ = epoll::delete(&self.epoll, bell);
     }
 
     fn watch(&self, source: impl AsFd, what: u64) -> io::Result<()> {
-        // Edge-triggered: each ring wakes the arbiter and nobody has to read the eventfd. So a
-        // tenant that shares the bell cannot swallow a ring by reading it.
+        // With edge triggering, each ring wakes the arbiter, and nobody has to read the eventfd. So
+        // a tenant that reads the eventfd cannot swallow a ring.
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(what), EventFlags::IN | EventFlags::ET)?)
     }
 
-    /// Sleeps until a bell rings or `wake_ns` (`CLOCK_MONOTONIC`) has come. Returns whether a bell
+    /// Sleeps until a bell rings, or until `wake_ns` (`CLOCK_MONOTONIC`). Returns whether a bell
     /// rang.
     ///
     /// # Errors

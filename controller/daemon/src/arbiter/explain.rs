@@ -9,7 +9,7 @@ use deepres_policy::lease::Grant;
 use deepres_policy::priority::{Terms, Usage, Weights};
 
 impl Worker {
-    /// Returns how a tenant's share is derived; `None` if the tenant has no session on this GPU.
+    /// Returns the derivation of a tenant's share; `None` if the tenant has no session on this GPU.
     pub fn explain(&self, id: TenantId, now_ns: u64) -> Option<ShareStatus> {
         let (tenant, seat) = self.core.tenant(id).zip(self.tenants.get(&id))?;
         let derivation = self.core.derive(id, now_ns)?;

@@ -1,12 +1,11 @@
-//! Finds out whether a process is stopped: by a signal, or by the cgroup freezer, as in a paused
-//! container or a frozen unit. The state in `/proc` does not show the latter: a frozen process looks
-//! asleep.
+//! Finds out whether a signal or the cgroup freezer has stopped a process. The freezer stops the
+//! processes of paused containers and frozen units. The state in `/proc` does not show this: a
+//! frozen process looks asleep.
 
 use deepres_model::process::{self, ProcessKey};
 use std::path::PathBuf;
 
-/// The mount point of the cgroup hierarchies, and the place where systemd mounts version 2 beside
-/// version 1.
+/// The mount point of the cgroup hierarchies. Beside version 1, systemd mounts version 2 below it.
 const ROOT: &str = "/sys/fs/cgroup";
 const UNIFIED_ROOT: &str = "/sys/fs/cgroup/unified";
 /// The hierarchy of the freezer in version 1.
@@ -15,19 +14,19 @@ const FREEZER: &str = "freezer";
 /// A file that says whether a group is frozen, and the format of the file.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign {
-    /// `cgroup.events` of version 2. It also takes the groups above into account.
+    /// `cgroup.events` of version 2. The file also shows whether a parent group is frozen.
     Events(PathBuf),
-    /// `freezer.state` of version 1. It also takes the groups above into account.
+    /// `freezer.state` of version 1. The file also shows whether a parent group is frozen.
     State(PathBuf),
 }
 
-/// Returns whether the system says that the process is stopped or frozen. Returns false if its
-/// state cannot be read.
+/// Returns whether the system says that the process is stopped or frozen. If the process's state
+/// cannot be read, returns false.
 pub fn is_stopped(process: ProcessKey) -> bool {
     process.is_stopped() || is_frozen(process.pid)
 }
 
-/// Returns whether the whole process is frozen. Returns false if its files cannot be read.
+/// Returns whether the whole process is frozen. If its files cannot be read, returns false.
 fn is_frozen(pid: u32) -> bool {
     let groups = process::text(pid, "cgroup").unwrap_or_default();
     signs(&groups).iter().any(|sign| match sign {
@@ -36,7 +35,8 @@ fn is_frozen(pid: u32) -> bool {
     })
 }
 
-/// Returns the files to read for the groups that `/proc/PID/cgroup` names.
+/// Returns the files that show whether the groups in `groups` (the text of `/proc/PID/cgroup`) are
+/// frozen.
 fn signs(groups: &str) -> Vec<Sign> {
     let mut signs = Vec::new();
     for line in groups.lines() {
@@ -58,7 +58,7 @@ fn events_say_so(events: &str) -> bool {
     events.lines().any(|line| line == "frozen 1")
 }
 
-/// Not for `FREEZING`: some threads may still run then.
+/// Returns whether the state is `FROZEN`. In the state `FREEZING`, some threads may still run.
 fn state_says_so(state: &str) -> bool {
     state.trim_end() == "FROZEN"
 }

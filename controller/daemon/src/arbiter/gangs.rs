@@ -1,7 +1,7 @@
 //! The board on which arbiters agree on gangs: [`deepres_policy::gang`] behind a lock, and the
 //! bells of the arbiters.
 //!
-//! An arbiter holds the lock for the length of a decision and never sleeps with it.
+//! An arbiter holds the lock for one decision, and never sleeps while it holds the lock.
 
 use super::events::Bell;
 use deepres_policy::arbiter::Peers;
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct GangBoard(Mutex<State>);
 
-/// The board, as the arbiter of one GPU sees it.
+/// The board from the view of the arbiter of one GPU.
 pub struct OfGpu<'a> {
     /// The board.
     pub board: &'a GangBoard,
@@ -51,8 +51,8 @@ impl GangBoard {
         }
     }
 
-    /// Posts the state of a GPU. Returns the order for the GPU, and the tenants that have the GPU
-    /// only through the board.
+    /// Posts the state of a GPU. Returns the order for the GPU, and the tenants that get leases on
+    /// the GPU only by such orders.
     pub fn exchange(&self, gpu: usize, now_ns: u64, post: Post) -> (Order, Gangs) {
         let mut state = self.lock();
         state.board.post(gpu, now_ns, post);
@@ -67,7 +67,7 @@ impl GangBoard {
         (order, gangs)
     }
 
-    /// Removes an arbiter that ends, so that no gang waits for its GPU.
+    /// Removes the arbiter of `gpu`, which ends. So no gang waits for this GPU.
     pub fn leave(&self, gpu: usize, now_ns: u64) {
         let mut state = self.lock();
         if let Some(bell) = state.bells.get_mut(gpu) {
@@ -80,15 +80,15 @@ impl GangBoard {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave a change half done. The next posts correct a board that is a little
-        // off.
+        // A panic cannot leave a change half done. If the board is slightly wrong, the next posts
+        // correct it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Returns the arbiters to ring after a post: each one whose order changed and that does not
-    /// know the new order.
+    /// Returns the bells of the arbiters to wake after a post: the arbiters with a new order that
+    /// they have not yet taken.
     fn others_to_ring(&mut self, gpu: usize) -> Vec<Bell> {
         let after: Vec<Order> = (0..self.board.gpus()).map(|gpu| self.board.order(gpu)).collect();
         let before = std::mem::replace(&mut self.orders, after);

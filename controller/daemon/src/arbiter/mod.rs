@@ -1,5 +1,5 @@
-//! The arbiter: one thread for each GPU. It reads the meters, lets [`deepres_policy::arbiter`]
-//! decide, and sets the gates.
+//! The arbiter: one thread for each GPU. The thread reads the meters, lets
+//! [`deepres_policy::arbiter`] decide, and sets the gates.
 
 mod events;
 mod explain;
@@ -42,8 +42,8 @@ use tokio::sync::oneshot;
 pub struct Setup {
     /// The daemon's number for the GPU, and the index of its slot in each page.
     pub gpu: usize,
-    /// The board on which the arbiters of a host agree on gangs; `None` unless the configuration
-    /// sets `gangs` and the host has several GPUs.
+    /// The board on which the arbiters of a host agree on gangs. `None` without `gangs` in the
+    /// configuration, and on a host with one GPU.
     pub board: Option<Arc<GangBoard>>,
     /// The host's heartbeat.
     pub beat: Arc<SharedPage<BeatPage>>,
@@ -57,7 +57,7 @@ pub struct Setup {
     pub weights: Weights,
     /// The most GPU time that guests may cost owners, parts per million of the time.
     pub max_harm_ppm: u32,
-    /// How the arbiter leaves the gates at its end: open or closed.
+    /// Whether the arbiter opens or closes the gates at its end.
     pub fail_mode: FailMode,
 }
 
@@ -78,23 +78,23 @@ impl Setup {
 /// The state of one GPU that the previous daemon saved.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// When the previous daemon saved it, ns of `CLOCK_MONOTONIC`.
+    /// When the previous daemon saved the state, ns of `CLOCK_MONOTONIC`.
     pub saved_ns: u64,
-    /// The GPU's counters. The arbiter ignores the accounts and meters in this field.
+    /// The GPU's counters. The arbiter ignores the accounts and meters in this snapshot.
     pub counters: Snapshot,
     /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
-    /// For each process that may come back: the point up to which it was charged.
+    /// For each process that may come back: the point up to which the previous daemon charged it.
     pub baselines: Vec<(TenantId, ProcessKey, Baseline)>,
 }
 
-/// A tenant, as the registry describes it to an arbiter.
+/// The registry's description of a tenant, for an arbiter.
 #[derive(Debug, Clone)]
 pub struct TenantSeat {
     /// The tenant's number.
     pub id: TenantId,
-    /// The share, class and caps that the tenant asks for. The arbiter computes the priority value
-    /// in it.
+    /// The share, class and caps that the tenant asks for. The arbiter fills in the priority value,
+    /// and whether the tenant is idle.
     pub request: Request,
     /// The declarations about the tenant's job: deadline, size and criticality.
     pub priority: Priority,
@@ -104,22 +104,23 @@ pub struct TenantSeat {
     pub slo_ns: Option<u64>,
     /// The memory limit, bytes, or [`deepres_abi::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
-    /// The memory limit that every session of the tenant on this GPU was told, bytes. The ledger
-    /// then shows what was held beyond a lower limit before that.
+    /// The memory limit that all sessions of the tenant on this GPU know, bytes. If the limit was
+    /// higher before, the ledger by now shows the memory beyond this limit.
     pub limit_in_force: Arc<AtomicU64>,
-    /// Whether the tenant is charged for the time of its copies.
+    /// Whether the arbiter charges the tenant for the time of its copies.
     pub charge_copies: bool,
-    /// Whether the tenant is kept off the GPU: an administrator paused it, or it is suspended.
+    /// Whether the daemon keeps the tenant off the GPU: an administrator paused the tenant, or the
+    /// tenant is suspended.
     pub is_paused: bool,
-    /// Whether the tenant is suspended, or on its way off the GPU. Work that its meters show in
-    /// flight then waits in the driver.
+    /// Whether the tenant is suspended, or the daemon is moving it off the GPU. The driver then
+    /// holds back the work that the tenant's meters show in flight.
     pub is_suspended: bool,
     /// The tenant's ledger.
     pub ledger: Arc<SharedPage<LedgerPage>>,
 }
 
 impl TenantSeat {
-    /// Returns what the arbiter's core knows of the tenant.
+    /// Returns the part of the description that the arbiter's core uses.
     fn of_core(&self) -> core::TenantSeat {
         core::TenantSeat {
             id: self.id,
@@ -132,14 +133,14 @@ impl TenantSeat {
     }
 }
 
-/// A session, as the registry describes it to an arbiter.
+/// The registry's description of a session, for an arbiter.
 #[derive(Debug, Clone)]
 pub struct SessionSeat {
     /// The session's number.
     pub id: SessionId,
-    /// The grant page: what the session may do.
+    /// The grant page, in which the arbiter writes what the session may do.
     pub grant: Arc<SharedPage<GrantPage>>,
-    /// The meter page: what the session did.
+    /// The meter page, in which the session writes what it did.
     pub meter: Arc<SharedPage<MeterPage>>,
     /// The session's slot in the tenant's ledger.
     pub ledger_slot: usize,
@@ -147,15 +148,15 @@ pub struct SessionSeat {
     pub bell: Bell,
     /// The session's process, if it is known.
     pub process: Option<ProcessKey>,
-    /// A number for the user or container whose tenants share their debts; `None` for those without
-    /// limits.
+    /// The number of the user or container whose tenants share their debts; `None` for tenants that
+    /// share no debts.
     pub user: Option<UserId>,
-    /// Whether the meter goes on from earlier sessions of the same process.
+    /// Whether the session's meter continues the counts of earlier sessions of the same process.
     pub continues: bool,
 }
 
 impl SessionSeat {
-    /// Returns what the arbiter's core knows of the session.
+    /// Returns the part of the description that the arbiter's core uses.
     fn of_core(&self) -> core::SessionSeat {
         core::SessionSeat {
             id: self.id,
@@ -166,7 +167,7 @@ impl SessionSeat {
     }
 }
 
-/// Returns the number by which the arbiter's core knows a process.
+/// Returns the identity of a process in the form that the arbiter's core uses.
 fn process_id(process: ProcessKey) -> ProcessId {
     (process.pid, process.start_ticks)
 }
@@ -217,72 +218,74 @@ impl Arbiter {
     }
 
     fn order(&self, command: Command) {
-        // A stopped arbiter takes no more orders. A caller that waits for an answer sees the
+        // An arbiter that has stopped takes no orders. If a caller waits for an answer, it sees the
         // channel closed.
         if self.commands.send(command).is_ok() {
             self.bell.ring();
         }
     }
 
-    /// Lets a session in. Its gate, limit and heartbeat are in force once the answer has come.
+    /// Lets a session in. The returned channel gets an answer once the session's gate, limit and
+    /// heartbeat are in force.
     pub fn enter(&self, tenant: TenantSeat, session: SessionSeat) -> oneshot::Receiver<()> {
         let (done, answer) = oneshot::channel();
         self.order(Command::Enter { tenant, session, done });
         answer
     }
 
-    /// Takes a session out and leaves its gate open. If it was the tenant's last session, the
-    /// tenant's lease ends. If its process `may_return`, the arbiter remembers the point up to
-    /// which the process was charged.
+    /// Takes a session out and leaves its gate open. If the session was the tenant's last, the
+    /// tenant's lease ends. With `may_return`, the arbiter remembers the point up to which it
+    /// charged the process.
     pub fn leave(&self, tenant: TenantId, session: SessionId, may_return: bool) {
         self.order(Command::Leave { tenant, session, may_return });
     }
 
-    /// Forgets a process that died and so does not come back.
+    /// Makes the arbiter forget a process that died.
     pub fn bury(&self, tenant: TenantId, process: ProcessKey) {
         self.order(Command::Bury { tenant, process });
     }
 
-    /// Restores the state that the previous daemon saved. The caller must do so before any session
-    /// enters.
+    /// Makes the arbiter take over the state that the previous daemon saved. The caller must do
+    /// this before any session enters.
     pub fn restore(&self, restored: Restored) {
         self.order(Command::Restore { restored: Box::new(restored) });
     }
 
-    /// Ends the wait for processes of the previous daemon's time. A process that comes later
-    /// without a saved baseline is not charged for earlier use.
+    /// Ends the wait for processes of the previous daemon. If such a process comes later without a
+    /// saved baseline, the arbiter does not charge its earlier use.
     pub fn stop_waiting(&self) {
         self.order(Command::StopWaiting);
     }
 
-    /// Asks for the state that the daemon saves.
+    /// Asks for the state that the daemon saves. The returned channel gets the answer.
     pub fn snapshot(&self) -> oneshot::Receiver<Snapshot> {
         let (answer, snapshot) = oneshot::channel();
         self.order(Command::Save { answer });
         snapshot
     }
 
-    /// Changes a tenant's wishes and limits, and whether it is paused. The change is in force once
-    /// the answer has come.
+    /// Changes a tenant's wishes and limits, and whether the tenant is paused. The returned channel
+    /// gets an answer once the change is in force.
     pub fn set_tenant(&self, seat: TenantSeat) -> oneshot::Receiver<()> {
         let (done, answer) = oneshot::channel();
         self.order(Command::SetTenant { seat, done });
         answer
     }
 
-    /// Forgets a tenant and its account.
+    /// Makes the arbiter forget a tenant and its account.
     pub fn forget(&self, tenant: TenantId) {
         self.order(Command::Forget { tenant });
     }
 
-    /// Asks how a tenant's share is derived.
+    /// Asks for the derivation of a tenant's share. The returned channel gets the answer.
     pub fn explain(&self, tenant: TenantId) -> oneshot::Receiver<Option<ShareStatus>> {
         let (answer, explained) = oneshot::channel();
         self.order(Command::Explain { tenant, answer });
         explained
     }
 
-    /// Asks for the state of the GPU, its tenants and its sessions.
+    /// Asks for the state of the GPU, its tenants and its sessions. The returned channel gets the
+    /// answer.
     pub fn report(&self) -> oneshot::Receiver<Report> {
         let (answer, report) = oneshot::channel();
         self.order(Command::Report { answer });

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub struct Report {
     /// The moment, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// The tenant that has the GPU, and whether it drains.
+    /// The tenant that has the GPU, and whether the GPU drains.
     pub phase: Phase,
     /// Whether the holder's gate is open instead of leased.
     pub open: bool,
@@ -30,12 +30,12 @@ pub struct Report {
     pub idle_ns: u64,
     /// Number of hand-offs.
     pub handoffs: u64,
-    /// The cost of the hand-offs whose cost is known, ns: total, and median and 99th percentile of
-    /// the latest.
+    /// The known costs of hand-offs, ns: the total, and the median and the 99th percentile of the
+    /// latest hand-offs.
     pub handoff_ns: [u64; 3],
     /// The time constants in force.
     pub tuning: Tuning,
-    /// How equally tenants got what they were owed in the last second
+    /// How equally the GPU time of tenants matched their entitlements in the last second
     /// ([`deepres_policy::arbiter::account::fairness_ppm`]).
     pub fairness_ppm: Option<u32>,
     /// The accounts of the tenants.
@@ -159,15 +159,15 @@ fn ledger(seat: &TenantSeat, gpu: usize) -> Option<&LedgerGpu> {
     seat.ledger.page().gpu(gpu)
 }
 
-/// Returns how much more is held than the kinds add up to, bytes.
+/// Returns by how much the held memory exceeds the sum of its kinds, bytes.
 fn drift(held_bytes: u64, kinds: impl Iterator<Item = u64>) -> i64 {
     let told_bytes = kinds.fold(0, u64::saturating_add).min(MAX_HELD_BYTES);
-    // Both are below 2⁶³.
+    // Both numbers are below 2⁶³.
     held_bytes as i64 - told_bytes as i64
 }
 
-/// Returns the figures that a session reports. Each is at most the figure of the tenant's account,
-/// which is bounded by what is possible.
+/// Returns the figures that a session reports. No figure exceeds the figure of the tenant's
+/// account, which the account bounds by what is possible.
 fn session_status(
     meter: &Reading,
     held_bytes: [u64; MemoryKind::COUNT],

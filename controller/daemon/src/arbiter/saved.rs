@@ -1,4 +1,4 @@
-//! The state that an arbiter keeps over the daemon's death, in the registry's terms.
+//! The state of an arbiter that the daemon saves for the next daemon, in the registry's terms.
 
 use super::{Restored, process_id};
 use deepres_model::process::ProcessKey;
@@ -7,7 +7,7 @@ use deepres_policy::arbiter::{self, Counters};
 
 pub use deepres_policy::arbiter::{Baseline, SavedAccount, SavedMeter};
 
-/// The state that an arbiter wants saved.
+/// The state of an arbiter that the daemon saves.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// When the snapshot was taken, ns of `CLOCK_MONOTONIC`.
@@ -18,12 +18,12 @@ pub struct Snapshot {
     pub idle_ns: u64,
     /// Number of hand-offs.
     pub handoffs: u64,
-    /// The cost of the hand-offs whose cost is known, ns.
+    /// The sum of the known costs of hand-offs, ns.
     pub handoff_total_ns: u64,
     /// The accounts of the tenants.
     pub accounts: Vec<(TenantId, SavedAccount)>,
-    /// The points up to which processes were charged, with their times in ns. The time is `None`
-    /// for a connected process: it was charged up to `now_ns`. Others may come back.
+    /// The points up to which the arbiter charged processes, with their times in ns. The time is
+    /// `None` for a connected process that was charged up to `now_ns`.
     pub meters: Vec<(TenantId, ProcessKey, SavedMeter, Option<u64>)>,
 }
 
@@ -46,7 +46,7 @@ impl From<arbiter::Snapshot> for Snapshot {
 }
 
 impl Restored {
-    /// Returns what the arbiter's core is to take over.
+    /// Returns the state in the form that the arbiter's core takes over.
     pub(super) fn of_core(&self) -> arbiter::Restored {
         let Snapshot { contended_ns, idle_ns, handoffs, handoff_total_ns, .. } = self.counters;
         let baselines = self.baselines.iter();

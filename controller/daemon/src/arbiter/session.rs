@@ -15,7 +15,7 @@ pub struct Session {
     pub tenant: TenantId,
     /// The session's pages and numbers.
     pub seat: SessionSeat,
-    /// The number of intervals that the session had written when they were last read.
+    /// The number of intervals that the session had written at the last reading.
     intervals: u64,
 }
 
@@ -25,7 +25,7 @@ impl Session {
         Self { tenant, seat, intervals: 0 }
     }
 
-    /// Reads the session's meter, and adds what it shows to `readings` unless the session rests.
+    /// Reads the session's meter. Adds the reading to `readings`, unless the session is at rest.
     pub fn read(
         &mut self,
         gpu: usize,
@@ -39,10 +39,12 @@ impl Session {
         if watched.at_rest.is_some_and(|last| slot.rests_since(last)) {
             return;
         }
-        // Read before the counters: once the flag is set, the counters that follow are complete.
+        // This line reads the flag before the counters, because the counters are complete once the
+        // flag is set.
         let is_carried = page.is_carried();
         let meter = slot.read();
-        // Read after the meter: work that the meter shows as done has its end in the edges.
+        // These lines read the edges after the meter. So if the meter shows that work has ended,
+        // the edges cover its end.
         let [began_ns, ended_ns] = match page.edges(gpu) {
             Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
             None => [None; 2],
@@ -71,7 +73,7 @@ impl Session {
     pub fn set_gate(&self, gpu: usize, gate: &Gate) {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
         match gate.grant {
-            // A session that runs ahead notices by itself.
+            // A session with an open gate reads the new terms by itself.
             Grant::Open if gate.renews => return slot.renew(gate.terms),
             _ if gate.renews => slot.renew(gate.terms),
             Grant::Leased { .. } | Grant::Once => drop(slot.set_gate(GateState::Leased, gate.terms)),
@@ -82,8 +84,8 @@ impl Session {
         wake(slot);
     }
 
-    /// Returns the memory that the session holds, bytes by kind. Counted kinds come from the meter
-    /// page. Linear memory is the rest of the session's account in `ledger`, the ledger of that
+    /// Returns the memory that the session holds, bytes by kind. The meter page has the counted
+    /// kinds. Linear memory is the rest of the session's account in `ledger`, the ledger of this
     /// GPU.
     pub fn held_bytes(&self, gpu: usize, ledger: Option<&LedgerGpu>) -> [u64; MemoryKind::COUNT] {
         let slot = self.seat.meter.page().slot(gpu);
@@ -92,8 +94,8 @@ impl Session {
         with_the_rest(counted, account.map_or(0, ledger::Account::held_bytes))
     }
 
-    /// Returns two amounts, as the session reports them: its memory beyond the limit, and the part
-    /// of that memory brought to the GPU, bytes.
+    /// Returns two amounts that the session reports, bytes: its memory beyond the limit, and the
+    /// part of that memory that was brought to the GPU.
     pub fn beyond_bytes(&self, gpu: usize) -> (u64, u64) {
         let slot = self.seat.meter.page().beyond(gpu);
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -101,8 +103,8 @@ impl Session {
     }
 }
 
-/// Returns the bytes by kind. Kinds that sessions count keep their value in `counted`. The kind
-/// that is not counted gets the rest of `held_bytes`.
+/// Returns the bytes by kind. The kinds that sessions count have their value from `counted`. The
+/// one kind that sessions do not count gets the rest of `held_bytes`.
 fn with_the_rest(counted: [u64; MemoryKind::COUNT], held_bytes: u64) -> [u64; MemoryKind::COUNT] {
     let mut by_kind = counted;
     let mut rest_bytes = held_bytes;
@@ -120,8 +122,8 @@ fn wake(slot: &GrantSlot) {
     // SAFETY: the word is an atomic in the grant page. The page stays mapped, because `slot`
     // borrows from the session that holds it.
     let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(slot.futex()) };
-    // The wake fails only for a bad address. The futex is not private, because the sleepers are in
-    // other processes.
+    // The wake fails only for a bad address. The futex is not private, because the sleeping threads
+    // are in other processes.
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
 }
 

@@ -1,6 +1,5 @@
-//! The arbiter's thread: reads the meters, lets the core decide, and carries out what it decides.
-//!
-//! The thread decides nothing ([`deepres_policy::arbiter`]).
+//! The arbiter's thread: reads the meters, lets the core ([`deepres_policy::arbiter`]) decide, and
+//! carries the decisions out.
 
 use super::events::{Bell, Events};
 use super::freezer::is_stopped;
@@ -23,8 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
-/// The most commands that are taken before the next decision. A client that connects and
-/// disconnects all the time must not keep the tenants from their turns.
+/// The most commands that the thread takes before the next decision. So a client that connects and
+/// disconnects all the time does not delay the leases of tenants.
 const MOST_COMMANDS: usize = 256;
 
 /// The state of the arbiter's thread.
@@ -41,7 +40,7 @@ pub struct Worker {
     events: Events,
     /// The board on which arbiters agree on gangs; `None` without gangs.
     board: Option<Arc<GangBoard>>,
-    /// Decides.
+    /// The core, which decides.
     pub core: Core,
     /// The tenants, with and without sessions at present.
     pub tenants: BTreeMap<TenantId, TenantSeat>,
@@ -49,7 +48,8 @@ pub struct Worker {
     pub sessions: BTreeMap<SessionId, Session>,
     readings: Readings,
     actions: Actions,
-    /// The sessions of which it was asked whether their processes are stopped, and the answers.
+    /// The sessions about whose processes the core asked, and the answers: whether the process is
+    /// stopped.
     stopped: BTreeMap<SessionId, bool>,
     /// Set whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
@@ -65,7 +65,7 @@ struct Batch {
     answers: Vec<Answer>,
 }
 
-/// The answer to a command, given once the gates are set.
+/// The answer to a command. The thread answers once it has set the gates.
 enum Answer {
     Done(oneshot::Sender<()>),
     Save(oneshot::Sender<Snapshot>),
@@ -106,7 +106,7 @@ impl Worker {
         })
     }
 
-    /// Runs the arbiter until it is told to stop.
+    /// Runs the arbiter until the daemon stops it.
     pub fn run(mut self) {
         let mut has_more = false;
         loop {
@@ -115,8 +115,8 @@ impl Worker {
                 is_called = match self.events.wait(self.core.wake_ns()) {
                     Ok(rang) => rang,
                     Err(error) => {
-                        // No cause of this error is known. Tenants stop waiting for the daemon once
-                        // the heartbeat stops.
+                        // The authors know no cause of this error. Once the heartbeat stops,
+                        // tenants stop waiting for the daemon.
                         tracing::error!(gpu = self.gpu, %error, "the arbiter cannot wait for events and stops");
                         return self.let_go();
                     }
@@ -154,7 +154,7 @@ impl Worker {
         }
     }
 
-    /// Takes turns until the core is content.
+    /// Takes turns until the core asks for no further turn.
     fn turns(&mut self, batch: &mut Batch) {
         let mut is_asked = batch.count > 0;
         loop {
@@ -174,7 +174,8 @@ impl Worker {
         }
     }
 
-    /// Reads the meters. With `is_asked` or before a review, also reads what tenants used and hold.
+    /// Reads the meters. With `is_asked` or before a computation of entitlements, also reads the
+    /// use and the memory of tenants.
     fn read(&mut self, now_ns: u64, is_asked: bool) {
         let Self { core, sessions, readings, stopped, gpu, memory_bytes, .. } = self;
         readings.clear();
@@ -198,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// Carries out what the core decided.
+    /// Carries out the actions of the core.
     fn act(&mut self) {
         for gate in &self.actions.gates {
             tracing::trace!(gpu = self.gpu, ?gate, "gate");
@@ -246,7 +247,8 @@ impl Worker {
         }
     }
 
-    /// Takes a command: what the core must know of it, and what only the pages need.
+    /// Takes a command: turns it into an order to the core, and keeps the parts that only the pages
+    /// need.
     fn take(&mut self, command: Command, batch: &mut Batch) {
         match command {
             Command::Enter { tenant, session, done } => {
@@ -280,7 +282,7 @@ impl Worker {
                     *tenant = seat;
                     self.show_rules(id);
                 } else {
-                    // The tenant has no session on this GPU, so no page has to be changed.
+                    // The tenant has no session on this GPU, so no page changes.
                     seat.limit_in_force.store(seat.memory_limit_bytes, Ordering::SeqCst);
                 }
                 batch.answers.push(Answer::Done(done));
@@ -291,12 +293,12 @@ impl Worker {
             }
             Command::Report { answer } => batch.answers.push(Answer::Report(answer)),
             Command::Explain { tenant, answer } => batch.answers.push(Answer::Explain(tenant, answer)),
-            // `run` handles this command before it calls this function.
+            // `run` handles this command before it calls `take`.
             Command::Stop => {}
         }
     }
 
-    /// Answers a command. The caller may have stopped waiting for the answer.
+    /// Answers a command. If the caller has stopped waiting, the answer is lost.
     fn answer(&mut self, answer: Answer) {
         match answer {
             Answer::Done(done) => drop(done.send(())),

@@ -1,16 +1,16 @@
 //! Finds the container, pod or batch job of a process in the text of `/proc/PID/cgroup`.
 //!
 //! Container runtimes and Slurm name the cgroups of their processes. Only a user who may write to a
-//! cgroup can move a process into it. Under `user.slice` the user may write, so the names there
-//! prove nothing beyond that user. Two consequences follow:
+//! cgroup can move a process into it. Under `user.slice`, users may write, so the names there prove
+//! nothing about other users. Two consequences follow:
 //!
 //! - Two processes share a tenant only if the whole path is the same ([`Place::path`]).
-//! - Batch jobs are not searched for under `user.slice`, because root's Slurm daemon makes their
-//!   cgroups.
+//! - The module looks for no batch jobs under `user.slice`, because root's Slurm daemon makes the
+//!   cgroups of jobs.
 //!
-//! A line is `hierarchy:controllers:path`. There is one with hierarchy 0 for cgroup v2 and one for
-//! each hierarchy of v1. No path contains a line break, because the kernel refuses such cgroup
-//! names.
+//! A line is `hierarchy:controllers:path`. cgroup v2 has one line, with hierarchy 0. cgroup v1 has
+//! one line for each hierarchy. No path contains a line break, because the kernel refuses such
+//! cgroup names.
 
 use deepres_model::identity::{Container, Runtime};
 
@@ -47,7 +47,7 @@ pub enum Kind {
 /// A container, pod or batch job with its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Path of the cgroup, as the reader of `/proc` sees it.
+    /// Path of the cgroup from the view of the process that reads `/proc`.
     pub path: String,
     /// Kind of the place.
     pub kind: Kind,
@@ -63,7 +63,7 @@ impl Place {
         }
     }
 
-    /// Returns the container, if the place is one or contains one.
+    /// Returns the container, if the place is a container or a pod with one.
     pub fn container(&self) -> Option<&Container> {
         match &self.kind {
             Kind::Container(container) => Some(container),
@@ -74,9 +74,10 @@ impl Place {
 }
 
 /// Returns the place that a `/proc/PID/cgroup` text names: a container or pod if any line names
-/// one, else a Slurm job.
+/// one, else a Slurm job; `None` without any.
 ///
-/// Of several places in one path the innermost counts, but everything in a pod belongs to the pod.
+/// If a path names several places, the innermost counts. But everything in a pod belongs to the
+/// pod.
 pub fn place(text: &str) -> Option<Place> {
     let places = || text.lines().filter_map(path_of_line).filter_map(place_of_path);
     let is_batch = |place: &Place| matches!(place.kind, Kind::Slurm { .. });
@@ -97,8 +98,8 @@ fn place_of_path(path: &str) -> Option<Place> {
     for (depth, component) in components.iter().enumerate() {
         end += component.len() + usize::from(depth > 0);
         let above = &components[..depth];
-        // If containerd did not recognize a slice, slice and container are in one component with
-        // colons.
+        // If containerd did not recognise a slice, slice and container are in one component,
+        // separated by colons.
         let (slice, colon) = component.split_once(':').unwrap_or((component, ""));
         if let Some(uid) = pod(slice, above) {
             let path = path[..end - (component.len() - slice.len())].to_owned();
@@ -125,7 +126,7 @@ fn place_of_path(path: &str) -> Option<Place> {
     found
 }
 
-/// Returns the container of a cgroup with this name below `above`.
+/// Returns the container whose cgroup has this name, below the components `above`.
 fn container(component: &str, above: &[&str]) -> Option<Container> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let by_prefix = [
@@ -149,7 +150,7 @@ fn container(component: &str, above: &[&str]) -> Option<Container> {
     is_id.then(|| Container { runtime, id: id.to_owned() })
 }
 
-/// Returns the uid of the pod of a cgroup with this name. The name is
+/// Returns the uid of the pod whose cgroup has this name. The name is
 /// `kubepods-burstable-podUID.slice`, or `podUID` somewhere below `kubepods`.
 fn pod(component: &str, above: &[&str]) -> Option<String> {
     let uid = match component.strip_suffix(".slice") {
@@ -167,7 +168,7 @@ fn pod(component: &str, above: &[&str]) -> Option<String> {
     is_uid.then_some(uid)
 }
 
-/// Returns the number of the Slurm job of a cgroup with this name.
+/// Returns the number of the Slurm job whose cgroup has this name.
 ///
 /// - v1: `slurm/uid_N/job_N`; with several Slurm daemons on a host `slurm_HOST/…`
 /// - v2: `slurmstepd.scope/job_N`; with several daemons `HOST_slurmstepd.scope/…`

@@ -1,17 +1,17 @@
-//! Finds the tenant of a process, by the first of these rules that applies:
+//! Finds the tenant of a process. The first rule that applies decides:
 //!
-//! 1. the name that it gives (`--name`, `DEEPRES_TENANT`);
+//! 1. the name that the process gives (`--name`, `DEEPRES_TENANT`);
 //! 2. an ancestor: a descendant of a tenant's process belongs to that tenant, whatever its
 //!    environment;
-//! 3. the container or Kubernetes pod that it is in ([`cgroup`]);
-//! 4. the Slurm job that it is in;
-//! 5. the process tree that it is in ([`tree`]).
+//! 3. the container or Kubernetes pod of the process ([`cgroup`]);
+//! 4. the Slurm job of the process;
+//! 5. the process tree of the process ([`tree`]).
 //!
 //! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
-//! the processes of one user. A name from a container or pod holds in there alone ([`Names`]). The
-//! reason is that all of root's containers have the same user and do not trust each other.
+//! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
+//! reason is that all of root's containers have the same user, and do not trust each other.
 //!
-//! A tenant *is* its [`Key`], whatever its name: two keys are two tenants. If two tenants ask for
+//! The [`Key`] identifies a tenant, not the name: two keys are two tenants. If two tenants ask for
 //! the same name, one of them gets another name.
 
 pub mod cgroup;
@@ -31,7 +31,7 @@ use tree::Process;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Key {
-    /// A name, given by processes of one user.
+    /// A name that processes of one user gave.
     Name {
         /// The user who owns the processes.
         user: u32,
@@ -53,9 +53,9 @@ pub enum Key {
 pub struct Identity {
     /// The tenant's key.
     pub key: Key,
-    /// The tenant's name, if no other tenant has it.
+    /// The tenant's name, unless another tenant has it.
     pub name: String,
-    /// The rule by which the tenant was found.
+    /// The rule by which the daemon found the tenant.
     pub found: Found,
 }
 
@@ -64,35 +64,35 @@ pub struct Identity {
 pub struct Facts {
     /// The process's id.
     pub pid: u32,
-    /// The process itself; `None` if it could not be looked at.
+    /// The process itself; `None` if the daemon could not look at it.
     pub process: Option<Process>,
-    /// The container, pod or batch job that the process is in.
+    /// The container, pod or batch job of the process.
     pub place: Option<Place>,
     /// The process's user, or the user who made its user namespace.
     pub owner: u32,
 }
 
 impl Facts {
-    /// Reads the facts of the process that has this id now. The caller checks afterwards that the
+    /// Returns the facts of the process that has this id now. The caller checks afterwards that the
     /// id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
         Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
     }
 }
 
-/// The rules of where names hold.
+/// The rules for the extent of names.
 #[derive(Debug, Clone, Copy)]
 pub struct Names<'a> {
     /// Names that denote one tenant across all containers and other processes of a user.
     pub shared: &'a [String],
-    /// The daemon's own place. A daemon in a container serves that container's processes, to whom
-    /// the container is the machine.
+    /// The daemon's own place. A daemon in a container serves the processes of that container, and
+    /// the container is the whole machine for them.
     pub home: Option<&'a Place>,
 }
 
 impl<'a> Names<'a> {
-    /// Returns the container or pod to which this name is limited, if a process with these facts
-    /// gives it.
+    /// Returns the container or pod in which this name holds, if a process with these facts gives
+    /// the name. Returns `None` if the name holds for all processes of the user.
     fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
         let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
@@ -101,8 +101,9 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Identifies a process that gives the name `claim` (empty: none). `kin` knows the tenants'
-/// processes. `ancestors` are the process's, its parent first; they are read only if they matter.
+/// Returns the identity of a process that gives the name `claim` (empty: none). `kin` knows the
+/// tenants' processes. `ancestors` are the ancestors of the process, its parent first. The function
+/// reads the ancestors only if they matter.
 pub fn identify(
     claim: &str,
     facts: &Facts,
@@ -146,11 +147,11 @@ fn of_name(
     let place = names.place_of(claim, facts);
     let found = Found::Name { within: place.map(Place::name) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
-    // (another configuration, an older daemon). The same holds for processes that a tenant's
-    // process starts in a container under the same name.
+    // (another configuration, an older daemon). The same holds if a tenant's process starts another
+    // process in a container under the same name.
     let own = facts.process.iter().cloned();
     let of_user = |process: &Process| facts.process.as_ref().is_some_and(|own| own.user == process.user);
-    // Reading an ancestor from the kernel takes longer than everything else here.
+    // Reading an ancestor from the kernel takes longer than all other work of this function.
     let ancestors = place.is_some().then_some(ancestors).into_iter().flatten();
     let line = own.chain(ancestors.take_while(of_user));
     let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
@@ -183,8 +184,8 @@ fn of_tree(root: &Process) -> Identity {
     }
 }
 
-/// Returns `name`, or `name` with the first number appended that makes it not `taken`. The result
-/// fits the field for names.
+/// Returns `name` if it is not `taken`. Otherwise appends the first number that makes a free name.
+/// The result fits into the field for names.
 pub fn free_name(name: &str, taken: impl Fn(&str) -> bool) -> String {
     let with = |suffix: &str| {
         let mut end = name.len().min(TENANT_NAME_BYTES - 1 - suffix.len());

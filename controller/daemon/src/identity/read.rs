@@ -1,8 +1,8 @@
 //! Reads the kernel's facts about a process.
 //!
-//! The functions read only files that the kernel answers from its own memory. Other files
-//! (`cmdline`, `environ`, `maps`) look into the process, and a process can block such a read for as
-//! long as it likes.
+//! The functions read only files that the kernel answers from its own memory. For other files
+//! (`cmdline`, `environ`, `maps`), the kernel looks into the process, and the process can block the
+//! read for as long as it likes.
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
@@ -11,22 +11,22 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Most ancestors that are read.
+/// The most ancestors that the daemon reads.
 pub const MAX_ANCESTORS: usize = 64;
-/// Most nested user namespaces (the kernel allows 32).
+/// The most nested user namespaces (the kernel allows 32).
 const MAX_NAMESPACES: usize = 33;
 /// ioctl_nsfs(2): requests for the parent of a user namespace, and for the user who made one.
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 
-/// Reads one process.
+/// Returns the process with this id; `None` if it cannot be read.
 pub fn process(pid: u32) -> Option<Process> {
     let user = tree::user_of_status(&text(pid, "status")?)?;
     Process::parse(&text(pid, "stat")?, user)
 }
 
-/// Reads the parent of a process. Ids are reused, so the parent counts only if the process still
-/// has the same parent afterwards.
+/// Returns the parent of a process. The kernel reuses ids, so the parent counts only if the process
+/// still has the same parent afterwards.
 pub fn parent(child: &Process) -> Option<Process> {
     let parent = process(child.parent)?;
     let again = Process::parse(&text(child.pid, "stat")?, child.user)?;
@@ -38,19 +38,19 @@ pub fn ancestors(process: &Process) -> impl Iterator<Item = Process> {
     std::iter::successors(parent(process), parent).take(MAX_ANCESTORS)
 }
 
-/// Whether a process descends from another and has the given user.
+/// Whether the process `pid` has the user `user` and descends from the process `of`.
 pub fn is_descendant(pid: u32, of: u32, user: u32) -> bool {
     process(pid)
         .is_some_and(|process| process.user == user && ancestors(&process).any(|ancestor| ancestor.pid == of))
 }
 
-/// Returns the container, pod or batch job that a process is in.
+/// Returns the container, pod or batch job of a process; `None` without one.
 pub fn place(pid: u32) -> Option<Place> {
     cgroup::place(&text(pid, "cgroup")?)
 }
 
-/// Returns the owner of a process. In a user namespace of its own (a rootless container) user ids
-/// are made up. There the owner is the user who made the outermost such namespace.
+/// Returns the owner of a process. In a user namespace of its own (a rootless container), user ids
+/// are made up. The owner is then the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
     owner_of_namespace(pid).unwrap_or(user)
 }

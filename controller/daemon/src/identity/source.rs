@@ -1,17 +1,17 @@
-//! The sources that are charged for scarce resources (connections, probes), so that one source
-//! cannot take all of them from the others.
+//! The sources for which the daemon counts scarce resources (connections, probes), so that no
+//! source can take all of them.
 
 use super::read;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-/// A source that is charged.
+/// A source of processes, for which the daemon counts resources.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// A user, wherever the user's processes are.
     User(u32),
-    /// A container of a user without a limit, because root inside a container is not root on the
-    /// host.
+    /// A container of a user without a limit. Such containers count separately, because root inside
+    /// a container is not root on the host.
     Place {
         /// The container's cgroup.
         path: String,
@@ -21,16 +21,17 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns the source that is charged for this user's process.
+    /// Returns the source of a process of this user.
     pub fn of(pid: u32, user: u32) -> Self {
         let place = if is_exempt(user) { read::place(pid) } else { None };
-        // A daemon in a container serves that container's processes, so its own container is no
-        // source.
+        // A daemon in a container serves the processes of that container. So its own container is
+        // no source.
         let place = place.filter(|place| read::place(std::process::id()).as_ref() != Some(place));
         place.map_or(Self::User(user), |place| Self::Place { name: place.name(), path: place.path })
     }
 
-    /// Returns a number that distinguishes this source from others, if the source has a limit.
+    /// Returns a number that distinguishes this source from others; `None` for a source without a
+    /// limit.
     pub fn number(&self) -> Option<u64> {
         self.has_limit().then(|| {
             let mut hasher = DefaultHasher::new();
@@ -39,7 +40,7 @@ impl Source {
         })
     }
 
-    /// Whether the source has a limit below the total.
+    /// Whether the source has a limit below the limit for all.
     pub fn has_limit(&self) -> bool {
         match self {
             Self::User(user) => !is_exempt(*user),
@@ -57,7 +58,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Whether a user's own processes have no limit: root and the daemon's user.
+/// Whether a user's own processes have no limit. This is so for root and the daemon's user.
 fn is_exempt(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
 }

@@ -1,8 +1,8 @@
 //! Finds the ancestor of a process that is the root of its job.
 //!
-//! `torchrun` starts ranks, each in a session of its own; a data loader forks workers;
-//! `multiprocessing` starts interpreters. They are one job. Its root is the topmost ancestor that
-//! is part of it: the command that a person typed or that a batch system started.
+//! For example, `torchrun` starts ranks, each in a session of its own; a data loader forks workers;
+//! `multiprocessing` starts interpreters. All these processes are one job. The root of the job is
+//! its topmost ancestor: the command that a person typed or that a batch system started.
 //!
 //! Going up from a process, the job ends where the parent
 //!
@@ -44,7 +44,7 @@ const SERVERS: [&str; 14] = [
 pub struct Process {
     /// Process id.
     pub pid: u32,
-    /// The parent's id; 0 if it has none that is visible from here.
+    /// The parent's id; 0 if the process has no parent that this namespace shows.
     pub parent: u32,
     /// Process group.
     pub group: u32,
@@ -52,7 +52,7 @@ pub struct Process {
     pub session: u32,
     /// Whether the process has a controlling terminal.
     pub has_terminal: bool,
-    /// Start time, clock ticks since boot. Together with the id it names the process for ever.
+    /// Start time, clock ticks since boot. No other process ever has the same id and start time.
     pub start_ticks: u64,
     /// The effective user, by which permissions are checked.
     pub user: u32,
@@ -67,9 +67,10 @@ impl fmt::Display for Process {
 }
 
 impl Process {
-    /// Parses the text of `/proc/PID/stat`. The text does not contain the `user`.
+    /// Returns the process that the text of `/proc/PID/stat` describes. The text does not contain
+    /// the `user`.
     pub fn parse(stat: &str, user: u32) -> Option<Self> {
-        // The name is in parentheses and may contain any characters, parentheses too.
+        // The name is in parentheses, and may itself contain parentheses.
         let (head, tail) = stat.rsplit_once(')')?;
         let (pid, command) = head.split_once('(')?;
         // proc_pid_stat(5) counts fields from 1. The first field after the name, `state`, is the
@@ -109,7 +110,7 @@ pub fn belongs(process: &Process, parent: &Process) -> bool {
         && !process.is_job_of_shell(parent)
 }
 
-/// Returns the effective user in the text of `/proc/PID/status`.
+/// Returns the effective user that the text of `/proc/PID/status` names.
 pub fn user_of_status(status: &str) -> Option<u32> {
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     users.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -135,7 +136,8 @@ mod tests {
         }
     }
 
-    /// Returns the root's id. The first element is the process itself; its ancestors follow.
+    /// Returns the id of the root. The first element is the process itself, and its ancestors
+    /// follow.
     fn root(line: &[Process]) -> u32 {
         line.windows(2)
             .find(|pair| !belongs(&pair[0], &pair[1]))

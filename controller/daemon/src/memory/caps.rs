@@ -9,9 +9,9 @@ use deepres_model::config::Caps;
 use deepres_policy::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the part of a user's caps that a tenant with these terms will have that is not here yet,
-/// on a host with `gpus` GPUs. The GPU with the largest part counts, because the GPUs that the
-/// tenant will use are not known yet.
+/// Returns the part of a user's caps that a new tenant with these terms will get, on a host with
+/// `gpus` GPUs. The result is the largest part on any GPU, because nobody knows yet which GPUs the
+/// tenant will use.
 pub fn foreseen_part(tenants: &Tenants, gpus: usize, user: u32, own: &Key, terms: &Terms) -> Part {
     let caps = terms.caps();
     if !caps.is_any() {
@@ -26,13 +26,14 @@ pub fn foreseen_part(tenants: &Tenants, gpus: usize, user: u32, own: &Key, terms
     (0..gpus.max(1)).map(on).reduce(Part::max).unwrap_or_else(|| Part::whole(caps))
 }
 
-/// Returns the users with a cap on memory. Their parts depend on what their tenants hold.
+/// Returns the users with a cap on memory. The parts of their tenants depend on the memory that the
+/// tenants hold.
 pub fn users_with_memory_caps(tenants: &Tenants) -> BTreeSet<u32> {
     let is_capped = |tenant: &&Tenant| tenant.terms.caps().memory_bytes != NO_LIMIT;
     tenants.living().map(|(_, tenant)| tenant).filter(is_capped).map(|tenant| tenant.owner.user).collect()
 }
 
-/// Computes again the part of each of a user's tenants, on a host with `gpus` GPUs. Returns the
+/// Computes the part of each of a user's tenants again, on a host with `gpus` GPUs. Returns the
 /// names of tenants whose limits changed.
 pub fn share_out(tenants: &mut Tenants, gpus: usize, user: u32) -> BTreeSet<String> {
     let mut changed = BTreeSet::new();
@@ -43,8 +44,8 @@ pub fn share_out(tenants: &mut Tenants, gpus: usize, user: u32) -> BTreeSet<Stri
     let mut parts = parts(tenants, gpus, user);
     for (name, tenant) in tenants.iter_mut() {
         let parts = parts.remove(&tenant.id).unwrap_or_default().into_iter();
-        // A tenant's part is the same on all of its GPUs, so its smallest part counts. For a tenant
-        // without GPUs, the largest counts.
+        // A tenant has the same part on all of its GPUs, so its smallest part counts. For a tenant
+        // without GPUs, the largest part counts.
         let part = if tenant.gpus().is_empty() { parts.reduce(Part::max) } else { parts.reduce(Part::min) };
         if part.is_some_and(|part| tenant.terms.set_part(part)) {
             changed.insert(name.to_owned());
@@ -54,13 +55,13 @@ pub fn share_out(tenants: &mut Tenants, gpus: usize, user: u32) -> BTreeSet<Stri
     changed
 }
 
-/// Returns the parts that each of a user's tenants with caps has on each GPU where it may be.
+/// Returns, for each of a user's tenants with caps, its part on each GPU that it uses or may use.
 fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Part>> {
     let mut parts = BTreeMap::<TenantId, Vec<Part>>::new();
     for gpu in 0..gpus.max(1) {
         let all = of_user(tenants, user, gpu);
         let wants: Vec<Wants> = all.iter().map(|tenant| tenant.wants_on(gpu)).collect();
-        // A user's tenants have equal caps, except tenants whose groups differ.
+        // The tenants of a user have equal caps, except tenants with different groups.
         let mut by_caps: Option<(Caps, Vec<Part>)> = None;
         for (own, tenant) in all.iter().enumerate().filter(|(_, tenant)| tenant.terms.caps().is_any()) {
             let caps = *tenant.terms.caps();
@@ -73,9 +74,11 @@ fn parts(tenants: &Tenants, gpus: usize, user: u32) -> BTreeMap<TenantId, Vec<Pa
 }
 
 /// Bounds the memory that each of a user's tenants may hold on a GPU. Returns the names of tenants
-/// whose bounds changed. At no moment can all these tenants together hold more than the cap. So
-/// memory of one tenant goes to another only after two steps: the first tenant is told its lower
-/// bound, and no longer holds the memory.
+/// whose bounds changed.
+///
+/// All these tenants together never hold more than the cap. So before memory goes to another
+/// tenant, the daemon tells the first tenant a lower bound. The memory goes on once the first
+/// tenant no longer holds it.
 fn bound(tenants: &mut Tenants, user: u32, gpu: usize) -> Vec<String> {
     let there = |tenant: &Tenant| {
         tenant.owner.user == user && tenant.terms.is_bound() && !tenant.is_deserted() && tenant.is_on(gpu)

@@ -1,5 +1,5 @@
-//! The log of memory: refusals, and large differences between accounts and NVML. It reads the
-//! published status.
+//! The log of memory: refusals, and large differences between accounts and NVML. The module reads
+//! the published status.
 
 use deepres_model::admin::{AccountStatus, RefusalStatus, RefusedBy, Status, TenantStatus};
 use deepres_model::quantity::Bytes;
@@ -11,15 +11,15 @@ use tokio::time::sleep;
 
 /// The least time between two lines about the same memory of a tenant.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The difference between an account and NVML from which on the log tells of it, for each process
-/// of the tenant. The driver takes some hundreds of MiB for code that is loaded lazily, which is no
-/// error.
+/// If an account and NVML differ by more than this for each process of the tenant, the log says so.
+/// A smaller difference is no error, because the driver takes some hundreds of MiB for lazily
+/// loaded code.
 const TOLD_BYTES_PER_PROCESS: u64 = 1 << 30;
 
-/// The state of each tenant on each GPU when the log was last written.
+/// The state of each tenant on each GPU at its last log line.
 type Told = BTreeMap<(String, usize), Seen>;
 
-/// The state that was last logged.
+/// The state of one tenant on one GPU at the last log line.
 #[derive(Debug, Default)]
 struct Seen {
     refusals: u64,
@@ -42,7 +42,7 @@ impl Bound {
     }
 }
 
-/// Logs what is new in each status, until the daemon ends.
+/// Logs the news in each status, until the daemon ends.
 pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
     let mut told = Told::new();
     while published.changed().await.is_ok() {
@@ -52,7 +52,7 @@ pub async fn serve(mut published: watch::Receiver<Arc<Status>>) {
     }
 }
 
-/// Logs what is new.
+/// Logs the news.
 fn tell(tenants: &[TenantStatus], told: &mut Told) {
     let accounts = || tenants.iter().flat_map(|tenant| tenant.gpus.iter().map(move |gpu| (tenant, gpu)));
     told.retain(|(name, gpu), _| accounts().any(|(tenant, own)| tenant.name == *name && own.gpu == *gpu));
@@ -60,8 +60,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
         let seen = told.entry((tenant.name.clone(), account.gpu)).or_default();
         let bound = Bound::of(tenant, account);
         if account.refusals > seen.refusals {
-            // The bound may have changed since the refusal. A request that passed one of the two
-            // bounds also passed the lower one.
+            // The bound may have changed since the refusal. If a request passed one of both bounds,
+            // it also passed the lower.
             let least = seen.bound.into_iter().chain(bound).min_by_key(|bound| bound.bytes);
             tracing::info!(
                 tenant = tenant.name,
@@ -84,8 +84,8 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
     }
 }
 
-/// Returns the reason of a refusal as one line. The line does not name the memory held, because
-/// that has changed since.
+/// Returns the reason of a refusal as one line. The line does not contain the memory held, because
+/// it has changed since.
 fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     let last = account.last_refusal.as_ref();
     let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);
@@ -102,9 +102,9 @@ fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     }
 }
 
-/// Returns whether NVML reports so much more memory than a tenant of `processes` processes accounts
-/// for that something seems to bypass the account. Less is no reason: managed memory that was not
-/// touched is not on the GPU.
+/// Returns whether NVML reports far more memory than the account of a tenant with `processes`
+/// processes. Some calls then seem to bypass the account. If NVML reports less, nothing is wrong:
+/// untouched managed memory is not on the GPU.
 fn is_far_off(processes: usize, account: &AccountStatus) -> bool {
     let allowed = TOLD_BYTES_PER_PROCESS.saturating_mul(processes.max(1) as u64);
     account.drift_bytes.and_then(|drift| u64::try_from(drift).ok()).is_some_and(|more| more > allowed)

@@ -1,4 +1,4 @@
-//! The memory of the GPUs: what tenants are promised and may hold of it, and what NVML says of it.
+//! The memory of the GPUs: the guarantees and limits of tenants, and NVML's figures.
 //!
 //! | module | job |
 //! |---|---|
@@ -33,13 +33,13 @@ use std::iter::successors;
 /// The memory that tenants hold by their ledgers, by tenant and GPU, bytes.
 pub type Held = BTreeMap<(TenantId, usize), u64>;
 
-/// The memory of the GPUs beside the tenants': what processes of no tenant use, by NVML.
+/// The memory of the GPUs that unmanaged processes use, by NVML.
 #[derive(Debug, Default)]
 pub struct Memory {
     unmanaged_bytes: BTreeMap<usize, u64>,
 }
 
-/// Returns the memory that each tenant holds by its ledger, without suspended tenants.
+/// Returns the memory that each tenant holds by its ledger, bytes. Suspended tenants are left out.
 pub fn held(tenants: &Tenants) -> Held {
     let there = tenants.iter().filter(|(_, tenant)| !tenant.residence.is_suspended());
     let on_gpus = |tenant: &Tenant| -> Vec<_> {
@@ -50,7 +50,8 @@ pub fn held(tenants: &Tenants) -> Held {
 }
 
 impl Memory {
-    /// Takes in what NVML `found` after the ledgers said `before`.
+    /// Takes in the figures of NVML (`found`), and the figures of the ledgers just before
+    /// (`before`).
     pub fn reconcile(&mut self, tenants: &mut Tenants, found: &BTreeMap<usize, OnGpu>, before: &Held) {
         let after = held(tenants);
         let mut by_tenant = Held::new();
@@ -66,8 +67,8 @@ impl Memory {
             self.unmanaged_bytes.insert(*gpu, on_gpu.used_bytes.saturating_sub(own_bytes));
         }
         for (_, tenant) in tenants.iter_mut() {
-            // NVML's figures may be of another moment than the accounts if the tenant came, went or
-            // came back meanwhile. Such a tenant gets no figures.
+            // If the tenant came, went or came back meanwhile, NVML's figures may be of another
+            // moment than the accounts. Such a tenant gets no figures.
             let said = tenant.gpus().iter().filter(|gpu| found.contains_key(gpu)).filter_map(|gpu| {
                 let place = (tenant.id, *gpu);
                 let accounts = [*before.get(&place)?, *after.get(&place)?];
@@ -79,11 +80,13 @@ impl Memory {
         }
     }
 
-    /// Returns why the memory that `wish` wants guaranteed cannot be promised, if so. One GPU must
-    /// have enough beside what others were promised or hold. If the tenant of key `own` holds
-    /// memory on GPUs, only these count. If it holds none, the GPUs that it uses count; if it uses
-    /// none, all GPUs count. If no such GPU is large enough, the refusal is final, because waiting
-    /// cannot help. Otherwise it is [`RefusalKind::NoRoom`].
+    /// Returns the reason for which the daemon cannot guarantee the memory of `wish`; `None` if it
+    /// can. One GPU must have enough memory beside the guarantees and the memory of others.
+    ///
+    /// If the tenant of the key `own` holds memory on GPUs, only these GPUs count. If it holds
+    /// none, the GPUs that it uses count. If it uses none, all GPUs count. If none of these GPUs is
+    /// large enough, waiting cannot help, and the refusal is final. Otherwise the kind of the
+    /// refusal is [`RefusalKind::NoRoom`].
     pub fn lacks(&self, tenants: &Tenants, gpus: &Gpus, wish: &Wish, own: &Key) -> Option<Refused> {
         let (Some(Class::Guaranteed), Some(bytes)) = (wish.class, wish.memory_bytes) else { return None };
         let used = tenants.living().map(|(_, tenant)| tenant).find(|tenant| tenant.owner.key == *own);
@@ -112,9 +115,9 @@ impl Memory {
         })
     }
 
-    /// Returns the most memory of a GPU that can be promised to the tenant of this key, bytes. Not
-    /// available is the memory promised to other tenants, the memory of tenants that cannot be
-    /// taken off the GPU, and unmanaged memory.
+    /// Returns the most memory of a GPU that the daemon can guarantee the tenant of this key,
+    /// bytes. The guarantees of other tenants, the memory of tenants that the daemon cannot
+    /// suspend, and unmanaged memory are not available.
     fn promisable_bytes(&self, tenants: &Tenants, gpus: &Gpus, own: &Key, gpu: usize) -> u64 {
         let others = tenants.living().map(|(_, tenant)| tenant).filter(|tenant| tenant.owner.key != *own);
         let there = others.filter(|tenant| tenant.may_be_on(gpu)).map(|tenant| tenant.holding(gpu));
@@ -123,14 +126,14 @@ impl Memory {
         self.for_tenants(gpus, gpu).saturating_sub(taken)
     }
 
-    /// Returns the memory of a GPU that unmanaged processes leave, bytes.
+    /// Returns the memory of a GPU without the memory of unmanaged processes, bytes.
     fn for_tenants(&self, gpus: &Gpus, gpu: usize) -> u64 {
         let unmanaged_bytes = self.unmanaged_bytes.get(&gpu).copied().unwrap_or(0);
         gpus.memory_bytes(gpu).saturating_sub(unmanaged_bytes)
     }
 
-    /// Promises a tenant its memory on those of `on` that have room for it. The tenant is new on
-    /// these GPUs. If no GPU has room, it is no guaranteed tenant.
+    /// Guarantees a tenant its memory on the GPUs in `on` that have room. The tenant is new on
+    /// these GPUs. On the other GPUs, the tenant gets no guarantee.
     pub fn promise_on(&self, tenants: &mut Tenants, gpus: &Gpus, name: &str, on: &[usize]) {
         let Some(tenant) = tenants.get(name) else { return };
         let new: Vec<usize> = on.iter().copied().filter(|gpu| !tenant.is_on(*gpu)).collect();
@@ -142,7 +145,7 @@ impl Memory {
         }
     }
 
-    /// Promises a tenant more memory than before, on those of its GPUs that have room for it.
+    /// Guarantees a tenant more memory than before, on those of its GPUs that have room.
     pub fn promise_more(&self, tenants: &mut Tenants, gpus: &Gpus, name: &str) {
         let Some(tenant) = tenants.get_mut(name) else { return };
         tenant.memory.promise_everywhere();
@@ -153,7 +156,7 @@ impl Memory {
         }
     }
 
-    /// Returns those of `on` that have no room for a tenant's guarantee.
+    /// Returns the GPUs in `on` that have no room for a tenant's guarantee.
     fn lacking(&self, tenants: &Tenants, gpus: &Gpus, tenant: &Tenant, on: &[usize]) -> Vec<usize> {
         let promised_bytes = tenant.terms.promised_bytes();
         let lacks_room =
@@ -161,9 +164,9 @@ impl Memory {
         on.iter().copied().filter(lacks_room).collect()
     }
 
-    /// Computes the ceiling of each tenant beside the guarantees of others. Memory that follows its
-    /// use is remembered for `window_ns`. Returns the tenants whose ceilings changed, each with the
-    /// GPU.
+    /// Computes the ceiling of each tenant beside the guarantees of others. If a tenant's memory
+    /// follows its use, its use counts for `window_ns`. Returns the tenants whose ceilings changed,
+    /// each with the GPU.
     pub fn renew_ceilings(
         &self,
         tenants: &mut Tenants,
@@ -189,7 +192,7 @@ impl Memory {
     }
 }
 
-/// Withdraws a tenant's guarantee on GPUs without room for it. The log says so.
+/// Withdraws a tenant's guarantee on GPUs without room for it, and logs this.
 fn withhold(name: &str, tenant: &mut Tenant, lacking: Vec<usize>) {
     tracing::warn!(
         tenant = name,
@@ -200,8 +203,8 @@ fn withhold(name: &str, tenant: &mut Tenant, lacking: Vec<usize>) {
     tenant.memory.withhold_on(lacking);
 }
 
-/// Returns the tenant of a process. The process is a session of the tenant, or a descendant of one
-/// of its processes that bypasses deepres.
+/// Returns the tenant of a process; `None` for an unmanaged process. The process has a session, or
+/// descends from a process of the tenant and bypasses deepres.
 fn owner_of(tenants: &Tenants, pid: u32) -> Option<TenantId> {
     let is_session = |tenant: &Tenant| tenant.members.sessions().values().any(|session| session.pid == pid);
     let of_session = tenants.iter().find(|(_, tenant)| is_session(tenant)).map(|(_, tenant)| tenant.id);
@@ -213,8 +216,8 @@ fn owner_of(tenants: &Tenants, pid: u32) -> Option<TenantId> {
     })
 }
 
-/// Returns how far NVML's figure is from an account that was read before and after it. A figure
-/// between the two readings is no difference.
+/// Returns the difference between NVML's figure and an account, of which one reading was before the
+/// figure and one after it. If the figure is between both readings, the difference is 0.
 fn drift(bytes: u64, accounts: [u64; 2]) -> i64 {
     let [least, most] = [accounts[0].min(accounts[1]), accounts[0].max(accounts[1])];
     let expected = bytes.clamp(least, most);

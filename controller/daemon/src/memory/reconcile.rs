@@ -1,5 +1,5 @@
-//! Reconciliation: compares every second what NVML reports for a tenant's processes with the
-//! tenant's account, and publishes the status.
+//! Reconciliation: each second, compares NVML's figures for a tenant's processes with the tenant's
+//! account, and publishes the status.
 
 use super::held;
 use crate::{Shared, nvml, status};
@@ -10,15 +10,15 @@ use tokio::time::sleep;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Reconciles for ever.
+/// Reconciles each second. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     loop {
         sleep(PERIOD).await;
         let is_empty = shared.registry.borrow().tenants().is_empty();
         let before = held(shared.registry.borrow().tenants());
         let uuids = shared.registry.borrow().gpus().uuids();
-        // Without tenants, NVML is left alone and its figures are forgotten. A driver may take its
-        // time, and tenants come and go meanwhile.
+        // Without tenants, the daemon does not ask NVML, and forgets NVML's figures. A driver may
+        // answer slowly, and tenants come and go meanwhile.
         let found = if is_empty { BTreeMap::new() } else { nvml::usage(uuids).await };
         shared.registry.borrow_mut().reconcile(&found, &before);
         if is_empty && shared.status.borrow().tenants.is_empty() {

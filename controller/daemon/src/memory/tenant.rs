@@ -21,25 +21,25 @@ pub struct ByNvml {
 /// The bound of a tenant on a GPU, within its user's cap on memory.
 #[derive(Debug, Default)]
 struct Bound {
-    /// The bound, bytes. The tenant's sessions have been told it, or will be.
+    /// The bound, bytes. The arbiters have told the tenant's sessions this bound, or will.
     bytes: u64,
-    /// The limit that the tenant's sessions have been told, bytes.
+    /// The limit that the arbiter has told the tenant's sessions, bytes.
     in_force: Arc<AtomicU64>,
 }
 
-/// The memory of a tenant; see the module.
+/// The memory of a tenant, as the module's documentation explains.
 #[derive(Debug)]
 pub struct TenantMemory {
     ledger: Arc<SharedPage<LedgerPage>>,
     by_nvml: BTreeMap<usize, ByNvml>,
     bounds: BTreeMap<usize, Bound>,
-    /// The ceiling on each GPU beside the guarantees of others, bytes. A GPU without an entry has
-    /// no ceiling for the tenant.
+    /// The ceiling on each GPU beside the guarantees of others, bytes. On a GPU without an entry,
+    /// the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
     /// The memory that the tenant held lately, by GPU, if its memory follows its use.
     used: BTreeMap<usize, Use>,
-    /// GPUs that the tenant came to use, but that have no room for its memory guarantee. The tenant
-    /// has no guarantee there.
+    /// GPUs that the tenant uses, but that have no room for its memory guarantee. On these GPUs,
+    /// the tenant has no guarantee.
     unpromised: BTreeSet<usize>,
 }
 
@@ -64,7 +64,7 @@ impl TenantMemory {
         &self.ledger
     }
 
-    /// Returns the ledger of a GPU.
+    /// Returns the tenant's ledger of a GPU.
     pub fn on(&self, gpu: usize) -> Option<&LedgerGpu> {
         self.ledger.page().gpu(gpu)
     }
@@ -83,7 +83,7 @@ impl TenantMemory {
     }
 
     /// Empties a session's slot on the host and on the first `gpus` GPUs. Returns the memory that
-    /// it held on the GPUs, bytes.
+    /// the slot showed on the GPUs, bytes.
     pub fn clear_slot(&self, slot: usize, gpus: usize) -> u64 {
         let freed = (0..gpus).filter_map(|gpu| self.on(gpu)?.clear(slot));
         let freed_bytes = freed.fold(0, u64::saturating_add);
@@ -91,13 +91,13 @@ impl TenantMemory {
         freed_bytes
     }
 
-    /// Excludes slots from `used` on from later reading, on the first `gpus` GPUs. No process can
-    /// still write these slots.
+    /// Shortens the ledgers of the first `gpus` GPUs to `used` slots, which a reader has to read.
+    /// No process can still write the slots beyond.
     pub fn give_slots_back(&self, used: usize, gpus: usize) {
         self.ledger.page().all(gpus).for_each(|ledger| ledger.shrink(used..ledger.slots()));
     }
 
-    /// Returns NVML's figure for a GPU.
+    /// Returns NVML's figure for a GPU; `None` if there is none.
     pub fn by_nvml(&self, gpu: usize) -> Option<ByNvml> {
         self.by_nvml.get(&gpu).copied()
     }
@@ -107,14 +107,13 @@ impl TenantMemory {
         self.by_nvml = by_nvml;
     }
 
-    /// Begins on a GPU where the tenant has no session and so holds nothing. The tenant's bound
-    /// there is 0 until the user's cap is shared out again.
+    /// Begins on a GPU on which the tenant has no session and so holds nothing. The bound is 0
+    /// until the registry shares out the user's cap again.
     pub fn begin_on(&mut self, gpu: usize) {
         self.bounds.insert(gpu, Bound::default());
     }
 
-    /// Bounds the memory on a GPU within the user's cap. Returns whether it was another bound
-    /// before.
+    /// Bounds the memory on a GPU within the user's cap. Returns whether the bound has changed.
     pub fn set_bound(&mut self, gpu: usize, bytes: u64) -> bool {
         std::mem::replace(&mut self.bounds.entry(gpu).or_default().bytes, bytes) != bytes
     }
@@ -124,27 +123,29 @@ impl TenantMemory {
         self.bounds.get(&gpu).map_or(0, |bound| bound.bytes)
     }
 
-    /// Returns the place of the limit that the tenant's sessions on a GPU have been told, bytes.
+    /// Returns the number that holds the limit of the tenant's sessions on a GPU, as the arbiter
+    /// has told it, bytes.
     pub fn limit_in_force(&self, gpu: usize) -> Arc<AtomicU64> {
         self.bounds.get(&gpu).map(|bound| Arc::clone(&bound.in_force)).unwrap_or_default()
     }
 
-    /// Returns the most memory of a GPU that a tenant holds, or can come to hold before it is told
-    /// a lower limit, bytes. Bounds within a user's cap count only for a tenant that `is_bound`.
+    /// Returns the most memory of a GPU that a tenant holds or can hold before it learns of a lower
+    /// limit, bytes. Bounds within a user's cap count only if the tenant `is_bound`.
     pub fn reach_bytes(&self, gpu: usize, is_bound: bool) -> u64 {
-        // The limit must be read before the ledger. Then the ledger shows all memory that was
+        // The limit must be read before the ledger. Then the ledger shows all memory that sessions
         // reserved under an earlier limit.
         let told = self.bounds.get(&gpu).filter(|_| is_bound);
         let told_bytes = told.map_or(0, |bound| bound.bytes.max(bound.in_force.load(Ordering::SeqCst)));
         told_bytes.max(self.on(gpu).map_or(0, LedgerGpu::held_and_pending_bytes))
     }
 
-    /// Returns the ceiling on a GPU beside the guarantees of others, bytes.
+    /// Returns the ceiling on a GPU beside the guarantees of others, bytes; `None` without a
+    /// ceiling.
     pub fn ceiling_bytes(&self, gpu: usize) -> Option<u64> {
         self.ceilings.get(&gpu).copied()
     }
 
-    /// Changes the ceiling on a GPU. Returns whether it was another ceiling before.
+    /// Changes the ceiling on a GPU. Returns whether the ceiling has changed.
     pub fn set_ceiling(&mut self, gpu: usize, ceiling: Option<u64>) -> bool {
         let before = match ceiling {
             Some(bytes) => self.ceilings.insert(gpu, bytes),
@@ -153,19 +154,20 @@ impl TenantMemory {
         before != ceiling
     }
 
-    /// Takes in the memory of a GPU that the tenant holds now.
+    /// Takes in the memory that the tenant holds on a GPU now.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         let held_bytes = self.held_bytes(gpu);
         self.used.entry(gpu).or_insert_with(|| Use::new(now_ns)).take_in(now_ns, held_bytes, window_ns);
     }
 
-    /// Forgets the memory that the tenant held lately, because its memory does not follow its use.
+    /// Forgets the memory that the tenant held lately. The caller does this if the tenant's memory
+    /// does not follow its use.
     pub fn forget_use(&mut self) {
         self.used.clear();
     }
 
-    /// Returns the part of `granted_bytes` that is kept for the tenant on a GPU by what it held
-    /// lately, bytes.
+    /// Returns the part of `granted_bytes` that the daemon keeps for the tenant on a GPU, by the
+    /// memory that the tenant held lately, bytes.
     pub fn kept_bytes(&self, gpu: usize, granted_bytes: Option<u64>) -> Option<u64> {
         Some(self.used.get(&gpu)?.kept_bytes(granted_bytes.unwrap_or(NO_LIMIT)))
     }
@@ -175,7 +177,7 @@ impl TenantMemory {
         !self.unpromised.contains(&gpu)
     }
 
-    /// Notes that GPUs have no room for the tenant's memory guarantee.
+    /// Records that GPUs have no room for the tenant's memory guarantee.
     pub fn withhold_on(&mut self, gpus: impl IntoIterator<Item = usize>) {
         self.unpromised.extend(gpus);
     }

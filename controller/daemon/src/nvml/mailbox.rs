@@ -1,10 +1,10 @@
 //! A mailbox for questions to a library that may never answer. One thread answers the questions one
-//! after another, the one with the earliest deadline first. A question that is not answered by its
-//! deadline stays unanswered, and the asker goes on. A panic leaves its question unanswered too.
+//! after another, in the order of their deadlines. If no answer comes by the deadline, the asker
+//! goes on without an answer. If the answering code panics, its question also stays unanswered.
 //!
-//! A thread that has been at one question for [`STUCK`] is given up: the mailbox starts another
-//! thread. At most [`MAX_STUCK`] threads are given up at a time. Beyond that, questions stay
-//! unanswered at once, until one of these threads comes back.
+//! If a thread is at one question for [`STUCK`], the mailbox gives the thread up and starts
+//! another. The mailbox gives up at most [`MAX_STUCK`] threads at a time. Beyond this number,
+//! questions get no answer, until one of these threads comes back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long a thread may take for one question before it is given up. A driver that is loaded for
-/// the question takes some seconds.
+/// How long a thread may take for one question before the mailbox gives the thread up. If the
+/// driver must be loaded for the question, the answer takes some seconds.
 pub const STUCK: Duration = Duration::from_secs(10);
-/// The most threads that are given up at a time.
+/// The most threads at a time that the mailbox has given up.
 pub const MAX_STUCK: usize = 4;
 
-/// Answers a question with what the thread keeps from question to question.
+/// The function that answers a question. It may keep data of type `K` from question to question.
 type Answer<Q, A, K> = fn(&mut K, &Q) -> A;
 
-/// An asker: when it stops waiting, and how it takes the answer.
+/// An asker: the time until which it waits, and the function that takes the answer.
 struct Asker<A> {
     until: Instant,
     take: Box<dyn FnOnce(A) + Send>,
 }
 
-/// A question and its askers. An asker that asks the same while the question waits gets the same
-/// answer.
+/// A question and its askers. If another asker posts an equal question while this question waits,
+/// both get the same answer.
 struct Letter<Q, A> {
     question: Q,
     askers: Vec<Asker<A>>,
@@ -37,19 +37,21 @@ struct Letter<Q, A> {
 
 struct State<Q, A> {
     letters: VecDeque<Letter<Q, A>>,
-    /// The threads, each with the time since which it is at a question.
+    /// The threads, each with the time at which it took its present question; `None` while it
+    /// waits.
     threads: BTreeMap<u64, Option<Instant>>,
     next_thread: u64,
 }
 
 impl<Q, A> State<Q, A> {
-    /// Returns whether a thread besides `own` waits for a question or gets along with one.
+    /// Returns whether a thread other than `own` waits for a question, or has been at one for less
+    /// than `stuck`.
     fn has_another_than(&self, own: Option<u64>, stuck: Duration) -> bool {
         let mut others = self.threads.iter().filter(|(id, _)| Some(**id) != own);
         others.any(|(_, since)| since.is_none_or(|since| since.elapsed() < stuck))
     }
 
-    /// Takes the question whose earliest asker stops waiting first.
+    /// Takes the question that has the earliest deadline of any asker.
     fn next(&mut self) -> Option<Letter<Q, A>> {
         let until = |letter: &Letter<Q, A>| letter.askers.iter().map(|asker| asker.until).min();
         let first = self.letters.iter().enumerate().min_by_key(|(_, letter)| until(letter))?.0;
@@ -64,8 +66,8 @@ impl<Q, A> State<Q, A> {
     }
 }
 
-/// The mailbox; see the module. `Q` is a question, `A` its answer, and `K` what a thread keeps from
-/// question to question.
+/// The mailbox, as the module's documentation explains. `Q` is a question, `A` an answer, and `K`
+/// the data that a thread keeps from question to question.
 pub struct Mailbox<Q, A, K> {
     name: &'static str,
     answer: Answer<Q, A, K>,
@@ -79,14 +81,14 @@ where
     A: Clone + Send + 'static,
     K: Default + 'static,
 {
-    /// Returns a mailbox without questions. Its threads have this name.
+    /// Returns a mailbox without questions. `name` is the name of its threads.
     pub fn new(name: &'static str, stuck: Duration, answer: Answer<Q, A, K>) -> Self {
         let state = State { letters: VecDeque::new(), threads: BTreeMap::new(), next_thread: 0 };
         Self { name, answer, stuck, shared: Arc::new((Mutex::new(state), Condvar::new())) }
     }
 
-    /// Asks. `take` gets the answer on the mailbox's thread, if it comes within `limit`. Otherwise
-    /// `take` is dropped.
+    /// Posts a question. If the answer comes within `limit`, the mailbox's thread calls `take`.
+    /// Otherwise the mailbox drops `take`.
     pub fn post(&self, question: Q, limit: Duration, take: impl FnOnce(A) + Send + 'static) {
         let mut state = lock(&self.shared.0);
         state.forget_late();
@@ -101,21 +103,21 @@ where
         self.shared.1.notify_all();
     }
 
-    /// Asks, and waits for the answer for `limit` at most.
+    /// Asks, and waits for the answer for at most `limit`. Returns `None` without an answer.
     pub async fn ask(&self, question: Q, limit: Duration) -> Option<A> {
         let (sender, answer) = oneshot::channel();
         self.post(question, limit, move |answer| drop(sender.send(answer)));
         timeout(limit, answer).await.ok()?.ok()
     }
 
-    /// The same for a thread that may wait.
+    /// Does the same as [`Self::ask`], and blocks the calling thread.
     pub fn ask_and_wait(&self, question: Q, limit: Duration) -> Option<A> {
         let (sender, answer) = mpsc::sync_channel(1);
         self.post(question, limit, move |answer| drop(sender.send(answer)));
         answer.recv_timeout(limit).ok()
     }
 
-    /// Starts a thread, unless there are too many. Returns whether it did.
+    /// Starts a thread, unless there are too many. Returns whether a thread started.
     fn start(&self, state: &mut State<Q, A>) -> bool {
         if state.threads.len() > MAX_STUCK {
             return false;
@@ -139,7 +141,7 @@ where
     }
 }
 
-/// Answers questions as the thread `id`, until another thread has taken its place.
+/// Answers questions as the thread `id`. Returns once another thread has taken its place.
 fn serve<Q, A: Clone, K: Default>(
     id: u64,
     (state, news): &(Mutex<State<Q, A>>, Condvar),
@@ -158,7 +160,8 @@ fn serve<Q, A: Clone, K: Default>(
         drop(held);
         match catch_unwind(AssertUnwindSafe(|| answer(&mut kept, &question))) {
             Ok(said) => askers.into_iter().for_each(|asker| (asker.take)(said.clone())),
-            // The question stays unanswered, and nothing is kept of what led to this.
+            // The question stays unanswered. The thread drops its data, because the panic may have
+            // broken them.
             Err(_) => kept = K::default(),
         }
         held = lock(state);
@@ -179,7 +182,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
     const SOON: Duration = Duration::from_millis(20);
 
-    /// A question: answers at once, or once its sender is dropped.
+    /// A question. The answer comes at once, or once the sender of the question is dropped.
     struct Held(u32, Option<Mutex<mpsc::Receiver<()>>>);
 
     impl PartialEq for Held {
@@ -188,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Counts the questions that a thread was asked, and returns the count with the question.
+    /// Counts the questions that a thread got. Returns the count with the question.
     fn told(asked: &mut u32, Held(number, held): &Held) -> (u32, u32) {
         *asked += 1;
         if let Some(held) = held {
@@ -216,7 +219,8 @@ mod tests {
             mailbox.post(question, LIMIT, move |answer| sender.send(answer).unwrap());
         };
         ask(first);
-        // The first question may not be with the thread yet. Then those that follow are others.
+        // The thread may not have taken the first question yet. The loop waits, because equal
+        // questions that wait share one answer.
         while lock(&mailbox.shared.0).threads.values().all(Option::is_none) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -236,7 +240,7 @@ mod tests {
             releases.push(release);
             assert_eq!(mailbox.ask_and_wait(question, 2 * SOON), None);
             assert_eq!(mailbox.ask_and_wait(Held(99, None), LIMIT), Some((99, 1)), "by a thread of its own");
-            // That thread takes the next question, and is given up too.
+            // The new thread takes the next question, and the mailbox gives it up too.
         }
         let (question, release) = held(100);
         assert_eq!(mailbox.ask_and_wait(question, 2 * SOON), None);

@@ -1,7 +1,6 @@
-//! NVML. One thread of the process asks NVML everything ([`mailbox`]), because a driver that hangs
-//! answers no question of NVML's, the first (`nvmlInit`) included. Each question has a deadline, and
-//! its answer is unknown afterwards. So a driver that hangs holds up neither the daemon's work nor
-//! its end.
+//! NVML. One thread of the process asks NVML all questions ([`mailbox`]). If the driver hangs, NVML
+//! answers no question, not even the first (`nvmlInit`). Each question has a deadline, after which
+//! its answer is unknown. So a driver that hangs delays neither the daemon's work nor its end.
 
 mod mailbox;
 
@@ -17,15 +16,15 @@ use std::ffi::OsStr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// The name of the NVML library at run time. The name without a version is for compilers, and
+/// The name of the NVML library at run time. The name without a version is for linking, and is
 /// missing on most machines.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 /// How long the daemon's tasks wait for an answer. NVML answers within milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long a process waits that asks for its own memory: the interposer waits for a second. One
-/// other question may be under way.
+/// How long the daemon waits for NVML when a process asks for its own memory. The interposer waits
+/// for a second. One other question may be under way.
 const VIEWER_LIMIT: Duration = Duration::from_millis(900);
-/// How long the start waits for the list of GPUs. NVML may load the driver for it, which takes
+/// How long the start waits for the list of GPUs. NVML may first load the driver, which takes
 /// seconds for each GPU.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
@@ -38,7 +37,7 @@ pub struct OnGpu {
     pub processes: BTreeMap<u32, u64>,
 }
 
-/// A question. GPUs are named by UUID, `GPU-…`.
+/// A question. A question names GPUs by UUID, `GPU-…`.
 #[derive(PartialEq)]
 enum Question {
     Gpus,
@@ -47,7 +46,8 @@ enum Question {
     Computing,
 }
 
-/// The answer to the question of the same name. GPUs have their places in the question as keys.
+/// The answer to the question of the same name. The keys are the places of the GPUs in the
+/// question.
 #[derive(Clone)]
 enum Answer {
     Gpus(Result<Vec<Gpu>, GpuError>),
@@ -56,17 +56,17 @@ enum Answer {
     Computing(Option<BTreeSet<u32>>, u64),
 }
 
-/// NVML, once it could be opened. The driver may be loaded only later.
+/// NVML, once the thread could open it. The driver may be loaded later.
 type Kept = Option<Nvml>;
 
 static MAILBOX: LazyLock<Mailbox<Question, Answer, Kept>> =
     LazyLock::new(|| Mailbox::new("deepres-nvml", STUCK, answer));
 
-/// Returns all GPUs of the host, in NVML's order; at most as many as pages have slots. Waits for
-/// NVML.
+/// Returns all GPUs of the host, in NVML's order, but at most as many as pages have slots. Waits
+/// for NVML.
 ///
 /// # Errors
-/// [`GpuError`], with what is missing.
+/// [`GpuError`], which names the missing part.
 pub fn gpus() -> Result<Vec<Gpu>, GpuError> {
     match MAILBOX.ask_and_wait(Question::Gpus, START_LIMIT) {
         Some(Answer::Gpus(gpus)) => gpus,
@@ -74,8 +74,8 @@ pub fn gpus() -> Result<Vec<Gpu>, GpuError> {
     }
 }
 
-/// Returns the free memory of GPUs, bytes, by their places in `uuids`, without GPUs for which it is
-/// unknown.
+/// Returns the free memory of GPUs, bytes, by their places in `uuids`. GPUs without a known figure
+/// are left out.
 pub async fn free_bytes(uuids: Vec<String>) -> BTreeMap<usize, u64> {
     match MAILBOX.ask(Question::Free(uuids), LIMIT).await {
         Some(Answer::Free(free)) => free,
@@ -83,17 +83,17 @@ pub async fn free_bytes(uuids: Vec<String>) -> BTreeMap<usize, u64> {
     }
 }
 
-/// Returns the figures for GPUs, by their places in `uuids`, without GPUs for which they are
-/// unknown.
+/// Returns the figures for GPUs, by their places in `uuids`. GPUs without known figures are left
+/// out.
 pub async fn usage(uuids: Vec<String>) -> BTreeMap<usize, OnGpu> {
     usage_within(uuids, LIMIT).await
 }
 
-/// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes, if it is known. A
-/// process asks for that after it created a context, because no call of the driver tells the memory
-/// of a context.
+/// Returns the memory that the process `pid` holds on the GPU `uuid`, bytes; `None` if it is
+/// unknown. A process asks for this after it created a context, because no call of the driver tells
+/// the memory of a context.
 pub async fn held_bytes(pid: u32, uuid: String) -> Option<u64> {
-    // A process in a pid namespace that the daemon cannot see has pid 0.
+    // If the daemon cannot see the pid namespace of a process, the process has the pid 0.
     let on_gpus = if pid == 0 { return None } else { usage_within(vec![uuid], VIEWER_LIMIT).await };
     on_gpus.get(&0)?.processes.get(&pid).copied()
 }
@@ -105,8 +105,9 @@ async fn usage_within(uuids: Vec<String>, limit: Duration) -> BTreeMap<usize, On
     }
 }
 
-/// Asks which processes compute on any GPU. `take` gets their pids on NVML's thread, if they are
-/// known soon; `None` without NVML. It also gets the processor time of the question, ns.
+/// Asks which processes compute on any GPU. The mailbox's thread calls `take` with their pids
+/// (`None` without NVML) and the processor time of the question, ns. If no answer comes in time,
+/// nobody calls `take`.
 pub fn ask_who_computes(take: impl FnOnce(Option<BTreeSet<u32>>, u64) + Send + 'static) {
     MAILBOX.post(Question::Computing, LIMIT, |answer| {
         if let Answer::Computing(pids, took_ns) = answer {
@@ -131,7 +132,7 @@ fn answer(kept: &mut Kept, question: &Question) -> Answer {
     }
 }
 
-/// Returns NVML, opened if it was not open before.
+/// Returns NVML. Opens NVML if it is not open.
 fn open(kept: &mut Kept) -> Result<&Nvml, GpuError> {
     let opened = match kept.take() {
         Some(nvml) => nvml,
@@ -143,7 +144,7 @@ fn open(kept: &mut Kept) -> Result<&Nvml, GpuError> {
     Ok(kept.insert(opened))
 }
 
-/// Returns what `read` returns for each GPU, by its place.
+/// Calls `read` for each GPU. Returns the results by the GPUs' places.
 fn of_each<T>(
     kept: &mut Kept,
     uuids: &[String],
@@ -171,8 +172,8 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
 
 fn on_gpu(nvml: &Nvml, uuid: &str) -> Result<OnGpu, NvmlError> {
     let device = nvml.device_by_uuid(uuid)?;
-    // The use is read before and after the list, and the lower value counts. Otherwise memory
-    // allocated meanwhile would look like an unmanaged process's.
+    // The function reads the use before and after the list, and takes the lower value. Otherwise
+    // memory allocated meanwhile would look like the memory of an unmanaged process.
     let before_bytes = device.memory_info()?.used;
     let listed = device.running_compute_processes()?;
     let used_bytes = before_bytes.min(device.memory_info()?.used);

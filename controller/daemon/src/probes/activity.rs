@@ -8,18 +8,19 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::FromZeros;
 
-/// Name of the sum of the commands that are not counted apart.
+/// Name of the sum of the commands that the kernel programs do not count separately.
 const OTHERS: &str = "others";
 
-/// Most rows of one process. They suffice for three families' commands on one device each, and for
-/// the rest of a job. Beyond that, rows of further devices are added up by family.
+/// The most rows of one process. They suffice for the commands of three families on one device
+/// each, and for the other devices of a job. Beyond this number, the daemon adds up the rows of
+/// further devices by family.
 const MAX_ROWS: usize = 512;
-/// A row that was used within this time is not evicted, because calls that are counted during the
-/// eviction would be lost.
+/// The daemon does not evict a row that was used within this time, because it would lose calls that
+/// end during the eviction.
 const IN_USE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
 
-/// Most evicted rows of all processes together. Beyond that, the process with the most rows has its
-/// rows added up by family.
+/// The most evicted rows of all processes together. Beyond this number, the daemon adds up the rows
+/// of the process with the most rows by family.
 pub const MAX_REMEMBERED: usize = 16_384;
 
 /// Counters of one process.
@@ -46,7 +47,7 @@ impl Activity {
         self.rows.len()
     }
 
-    /// Adds the rows up to one for each family. Returns true if that made them fewer.
+    /// Adds the rows up to one row for each family. Returns whether the number of rows fell.
     pub fn fold(&mut self) -> bool {
         let before = self.rows.len();
         for (key, value) in std::mem::take(&mut self.rows) {
@@ -66,13 +67,13 @@ impl Activity {
         self.rows.values().map(|value| value.calls).sum()
     }
 
-    /// Whether the process called the unified-memory device, which only compute processes do.
+    /// Whether the process called the device of unified memory. Only compute processes call it.
     pub fn is_compute(&self) -> bool {
         self.rows.keys().any(|key| Family::from_u32(key.family) == Family::Uvm)
     }
 
     /// Returns the activity in the form of the board. `container_pid` is the process's id inside
-    /// its container, if that differs.
+    /// its container, if this id differs.
     pub fn status(&self, pid: u32, container_pid: Option<u32>) -> ActivityStatus {
         let mut sum = StatValue::new_zeroed();
         self.rows.values().for_each(|value| join(&mut sum, value));
@@ -110,14 +111,14 @@ fn command(key: &StatKey, value: &StatValue) -> CommandStatus {
     }
 }
 
-/// Adds counters of the same process and command.
+/// Adds the counters `more` of the same process and command to `sum`.
 pub fn join(sum: &mut StatValue, more: &StatValue) {
     sum.calls += more.calls;
     sum.errors += more.errors;
     sum.time_ns = sum.time_ns.saturating_add(more.time_ns);
     sum.longest_ns = sum.longest_ns.max(more.longest_ns);
     sum.memory_calls += more.memory_calls;
-    // The amounts come from a program's argument and can be anything.
+    // The amounts come from a program's argument and may be any numbers.
     sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
     sum.mapped_bytes = sum.mapped_bytes.saturating_add(more.mapped_bytes);
     sum.last_ns = sum.last_ns.max(more.last_ns);
@@ -146,9 +147,9 @@ pub fn process_of(key: &StatKey) -> ProcessKey {
     ProcessKey { pid: key.pid, start_ticks: key.started_ns / TICK_NS }
 }
 
-/// Returns the rows that are to leave the kernel: the longest unused of `rows`, until three
-/// quarters of `room` are in use. Returns none while an eighth of the room is free, and no row that
-/// is in use at `now_ns`.
+/// Returns the rows that the daemon is to evict from the kernel, until three quarters of `room` are
+/// in use. These are the rows of `rows` that were unused for longest. Returns no rows while an
+/// eighth of the room is free, and no row that is in use at `now_ns`.
 pub fn evicted(rows: &[(StatKey, StatValue)], room: usize, now_ns: u64) -> Vec<StatKey> {
     if rows.len() < room / 8 * 7 {
         return Vec::new();

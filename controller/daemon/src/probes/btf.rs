@@ -13,10 +13,10 @@ const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const TYPE_BYTES: usize = 12;
 const MEMBER_BYTES: usize = 12;
-/// Depth to which structs inside structs are searched.
+/// The depth to which the search enters structs inside structs.
 const MAX_DEPTH: usize = 8;
 const BITS: u32 = 8;
-/// In a struct with bit fields, the part of a member's offset word that is the offset.
+/// In a struct with bit fields, the bits of a member's offset word that contain the offset.
 const OFFSET_MASK: u32 = 0x00ff_ffff;
 
 /// Kinds of types.
@@ -33,7 +33,7 @@ mod kind {
     pub const ENUM64: u32 = 19;
 }
 
-/// Reason for not knowing the offsets.
+/// The reason for which the daemon does not know the offsets.
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
     /// The kernel publishes no types.
@@ -42,7 +42,7 @@ pub enum BtfError {
     /// The data has another format than expected.
     #[error("{KERNEL_TYPES} is not understood at byte {0}")]
     Malformed(usize),
-    /// The kernel's structs differ from the known ones.
+    /// The kernel's structs have other members than expected.
     #[error("this kernel has no `{structure}.{member}`")]
     Missing {
         /// The struct's name.
@@ -52,10 +52,10 @@ pub enum BtfError {
     },
 }
 
-/// Reads the offsets of the running kernel's fields.
+/// Returns the offsets of fields in the running kernel's structs.
 ///
 /// # Errors
-/// [`BtfError`].
+/// [`BtfError`], which says what is missing.
 pub fn offsets() -> Result<Offsets, BtfError> {
     let data = std::fs::read(Path::new(KERNEL_TYPES)).map_err(BtfError::Unreadable)?;
     let types = Types::parse(&data)?;
@@ -78,7 +78,7 @@ pub fn offsets() -> Result<Offsets, BtfError> {
 struct Types<'a> {
     data: &'a [u8],
     strings: &'a [u8],
-    /// Offset of each type in `data`; type 1 is the first.
+    /// Offset of each type in `data`. The first entry is of type 1.
     types: Vec<usize>,
 }
 
@@ -119,7 +119,8 @@ impl<'a> Types<'a> {
         Err(missing)
     }
 
-    /// Returns the offset of a member of the struct or union at `at`. Searches unnamed members too.
+    /// Returns the offset of a member of the struct or union at `at`; `None` without such a member.
+    /// Also searches unnamed members.
     fn member(&self, at: usize, wanted: &str, depth: usize) -> Result<Option<u32>, BtfError> {
         let info = word(self.data, at + 4)?;
         if depth == 0 || !matches!(kind_of(info), kind::STRUCT | kind::UNION) {
@@ -160,7 +161,7 @@ fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x1f
 }
 
-/// Returns the number of bytes that follow a type.
+/// Returns the number of bytes that follow a type; `None` for an unknown kind.
 fn extra_bytes(info: u32) -> Option<usize> {
     let count = (info & 0xffff) as usize;
     Some(match kind_of(info) {

@@ -1,5 +1,5 @@
-//! The processes that have a session at the moment, or that asked for NVML's view inside a tenant.
-//! Such processes are not reported as unmanaged.
+//! The processes that have a session now, or that asked for NVML's view inside a tenant. The daemon
+//! does not report such processes as unmanaged.
 
 use super::reader::ring;
 use deepres_model::process::ProcessKey;
@@ -7,18 +7,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most processes that are remembered as viewers. As many are remembered that announced a session.
+/// The most viewers that the daemon remembers. It remembers at most as many processes that
+/// announced a session.
 const MAX_VIEWERS: usize = 4096;
 
 #[derive(Debug, Default)]
 struct State {
     /// The number of sessions of each process that has any.
     sessions: HashMap<u32, usize>,
-    /// Processes with the interposer that asked for a view. They open a session before they
-    /// compute.
+    /// Viewers: processes with the interposer that asked for a view. A viewer opens a session
+    /// before it computes.
     viewers: BTreeSet<ProcessKey>,
     /// Processes that announced a session: the time of the first announcement (ns of
-    /// `CLOCK_MONOTONIC`) and the number of open announcements. An entry stays until the process is
+    /// `CLOCK_MONOTONIC`) and the number of open announcements. An entry stays until its process is
     /// dead.
     announced: BTreeMap<ProcessKey, (u64, usize)>,
     /// Processes whose last announcement ended since the last `take_arrived`.
@@ -28,7 +29,7 @@ struct State {
     bell: Option<Arc<OwnedFd>>,
 }
 
-/// The set of these processes.
+/// The processes with sessions, the viewers, and the processes that announced sessions.
 #[derive(Debug, Default)]
 pub struct Connected(Mutex<State>);
 
@@ -54,7 +55,7 @@ impl Connected {
         *count -= 1;
         if *count == 0 {
             state.sessions.remove(&pid);
-            // Without a bell nobody takes the ended sessions, so they are not kept.
+            // Without a bell, no thread takes the ended sessions. So the list does not grow.
             if let Some(bell) = state.bell.clone() {
                 state.ended.push(pid);
                 ring(&bell);
@@ -72,7 +73,7 @@ impl Connected {
         std::mem::take(&mut self.state().ended)
     }
 
-    /// Whether a process has a session or an open announcement of one.
+    /// Whether a process has a session, or an open announcement of a session.
     pub fn covers(&self, who: ProcessKey) -> bool {
         let state = self.state();
         state.sessions.contains_key(&who.pid) || state.announced.get(&who).is_some_and(|(_, open)| *open > 0)
@@ -83,7 +84,7 @@ impl Connected {
         std::mem::take(&mut self.state().arrived)
     }
 
-    /// Notes that a process asked for NVML's view inside its tenant.
+    /// Records that a process asked for NVML's view inside its tenant.
     pub fn views(&self, who: ProcessKey) {
         let mut state = self.state();
         if state.viewers.len() >= MAX_VIEWERS {
@@ -94,7 +95,7 @@ impl Connected {
         }
     }
 
-    /// Whether a process asked for such a view.
+    /// Whether a process is a viewer.
     pub fn is_viewer(&self, who: ProcessKey) -> bool {
         self.state().viewers.contains(&who)
     }
@@ -131,9 +132,9 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// Notes at `now_ns` that a process announces a session. An announcement is valid until
-    /// `limit_ns` after the process's first one. Returns `None` after that time, and if too many
-    /// processes have announced sessions.
+    /// Records at `now_ns` that a process announces a session. The announcement is valid until
+    /// `limit_ns` after the process's first announcement. Returns `None` after that time, and if
+    /// too many processes have announced sessions.
     pub fn new(connected: &Arc<Connected>, who: ProcessKey, now_ns: u64, limit_ns: u64) -> Option<Self> {
         let mut state = connected.state();
         if state.announced.len() >= MAX_VIEWERS {

@@ -1,4 +1,5 @@
-//! Finds the GPU's devices: NVIDIA's in /proc/devices, or those that the configuration names.
+//! Finds the GPU's devices: NVIDIA's devices in /proc/devices, or the devices that the
+//! configuration names.
 
 use deepres_abi::probe::{Family, MAX_WATCHES, MINOR_MASK, Watch, device, major};
 use deepres_model::config::DeviceKey;
@@ -7,7 +8,7 @@ use std::fmt;
 
 /// The kernel's list of device numbers.
 const DEVICES: &str = "/proc/devices";
-/// Beginning of the second half of that list.
+/// Beginning of the second half of /proc/devices.
 const BLOCK_DEVICES: &str = "\nBlock devices:";
 /// Prefix of the names of NVIDIA's devices.
 const NVIDIA: &str = "nvidia";
@@ -18,14 +19,14 @@ const MODESET_MINOR: u32 = 254;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     watches: Vec<(String, Watch)>,
-    /// Whether the configuration names some of them by number.
+    /// Whether the configuration names some of the devices by number.
     are_stand_ins: bool,
-    /// Whether a block device has the major number of one of them.
+    /// Whether a block device has the major number of a watched device.
     have_twins: bool,
 }
 
 impl Devices {
-    /// Finds the devices that `keys` name, or NVIDIA's devices if there are no keys.
+    /// Returns the devices that `keys` name; NVIDIA's devices if there are no keys.
     pub fn find(keys: &[DeviceKey]) -> Self {
         Self::among(keys, &std::fs::read_to_string(DEVICES).unwrap_or_default())
     }
@@ -81,12 +82,13 @@ impl Devices {
         self.watches.is_empty()
     }
 
-    /// Whether some devices are named by number, and so may belong to another driver.
+    /// Whether the configuration names some devices by number. Such devices may belong to another
+    /// driver.
     pub fn are_stand_ins(&self) -> bool {
         self.are_stand_ins
     }
 
-    /// Whether block devices may have the same numbers; they are different devices.
+    /// Whether block devices may have the same numbers. Block devices are other devices.
     pub fn have_twins(&self) -> bool {
         self.have_twins
     }
@@ -106,7 +108,8 @@ impl Devices {
         table
     }
 
-    /// Returns the family of the device with this number, if the device is watched.
+    /// Returns the family of the device with this number; `None` if the daemon does not watch the
+    /// device.
     pub fn family(&self, major: u32, minor: u32) -> Option<Family> {
         let number = device(major, minor);
         let watch = self.watches.iter().find(|(_, watch)| number & watch.mask == watch.value);

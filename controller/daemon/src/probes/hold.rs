@@ -1,17 +1,17 @@
-//! The processes that are stopped until an administrator adopts them. `close` lets all of them go
-//! on from any thread, whatever the watching thread is doing.
+//! The held processes. Any thread can let all of them go on by `close`, even while the watching
+//! thread is busy.
 
 use deepres_model::process::ProcessKey;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The stopped processes, and whether the set is closed.
+/// The held processes, and whether the set is closed.
 #[derive(Debug, Default)]
 pub struct Held(Mutex<(BTreeSet<ProcessKey>, bool)>);
 
 impl Held {
-    /// Stops a process. Returns false if that is not possible.
+    /// Stops a process. Returns whether it is stopped now.
     pub fn stop(&self, who: ProcessKey) -> bool {
         let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = !*is_closed && send(who, Signal::STOP);
@@ -28,7 +28,7 @@ impl Held {
         }
     }
 
-    /// Takes over a process that another daemon stopped.
+    /// Takes over a process that the previous daemon stopped.
     pub fn take_over(&self, who: ProcessKey) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.insert(who);
     }
@@ -43,7 +43,7 @@ impl Held {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.contains(&who)
     }
 
-    /// Lets all processes go on, and stops none any more.
+    /// Lets all processes go on, and stops no more processes.
     pub fn close(&self) {
         let (held, is_closed) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *is_closed = true;
@@ -53,7 +53,8 @@ impl Held {
     }
 }
 
-/// Signals this process, and no later process with the same id.
+/// Sends a signal to this process, but never to a later process with the same id. Returns whether
+/// the signal was sent.
 fn send(who: ProcessKey, signal: Signal) -> bool {
     let pid = i32::try_from(who.pid).ok().and_then(Pid::from_raw);
     let Some(descriptor) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {

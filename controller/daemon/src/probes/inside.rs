@@ -1,4 +1,4 @@
-//! Finds the threads that are inside the driver: calls that began and have not ended. Also finds
+//! Finds the threads that are inside the driver: their calls began and have not ended. Also finds
 //! calls whose return the kernel missed.
 
 use super::kernel::Kernel;
@@ -9,12 +9,12 @@ use zerocopy::FromZeros;
 
 /// Numbers of the ioctl system call on x86-64, for 64-bit and for 32-bit programs.
 const IOCTLS: [&str; 2] = ["16", "54"];
-/// First word of /proc/TID/syscall for a thread that is not asleep.
+/// First word of /proc/TID/syscall for a thread that does not sleep.
 const RUNNING: &str = "running";
 
 /// Returns the unfinished calls of the processes that `is_asked_for` selects, oldest first. Each
-/// event has the data known at the call's beginning and the time since then. The argument's data is
-/// not read.
+/// event has the data from the call's beginning, and the time since then. It has no data of the
+/// argument.
 pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) -> Vec<Event> {
     let now_ns = monotonic_ns();
     let mut events: Vec<Event> = kernel
@@ -30,16 +30,17 @@ pub fn unfinished(kernel: &Kernel, is_asked_for: impl Fn(ProcessKey) -> bool) ->
     events
 }
 
-/// Returns the calls that have returned without notice. The kernel misses a return if more threads
-/// are in a call than it has room for. Each entry stays until its thread makes another call.
+/// Returns the calls that have returned without a report of the kernel, with their threads. If too
+/// many threads are in a call, the kernel misses returns. Each entry stays until its thread makes
+/// another call.
 pub fn missed(kernel: &Kernel) -> Vec<(u32, Inflight)> {
     let missed = kernel.inside().into_iter().filter(|(tid, call)| !is_inside(*tid, call));
-    // A call may have returned, and been noticed, since the list was read.
+    // A call may have returned, with a report, since the function read the list.
     missed.filter(|(tid, call)| kernel.keeps(*tid, call)).collect()
 }
 
-/// Whether the thread is still in this call. A return may have gone unnoticed, and another thread
-/// may have the id by now.
+/// Whether the thread is still in this call. The kernel may have missed the return, and another
+/// thread may have the id by now.
 fn is_inside(tid: u32, call: &Inflight) -> bool {
     let Some(doing) = text(tid, "syscall") else { return false };
     let mut words = doing.split_ascii_whitespace();
@@ -53,7 +54,7 @@ fn is_inside(tid: u32, call: &Inflight) -> bool {
     }
 }
 
-/// Returns the process of a thread.
+/// Returns the id of a thread's process.
 pub fn process_of(tid: u32) -> Option<u32> {
     text(tid, "status")?.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }

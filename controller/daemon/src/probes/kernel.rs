@@ -1,5 +1,5 @@
-//! Loads and attaches the kernel programs and reads their maps. Dropping a `Kernel` detaches its
-//! programs.
+//! Loads and attaches the kernel programs, and reads their maps. When a `Kernel` is dropped, its
+//! programs are detached.
 
 use super::btf::{self, BtfError};
 use super::devices::Devices;
@@ -26,9 +26,9 @@ static PROGRAMS: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/progr
 
 /// Mount points of the tracing file system.
 const TRACING_PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// A device that is present whenever the driver is.
+/// A device that exists whenever the driver is loaded.
 const CONTROL_NODE: &str = "/dev/nvidiactl";
-/// An ioctl number in the driver's encoding for which the driver has no command.
+/// An ioctl number in the driver's encoding. The driver has no command of this number.
 const NO_COMMAND: libc::c_ulong = 0xc000_46ff;
 /// Size of the smallest ring, bytes: a page.
 const LEAST_RING_BYTES: u32 = 4096;
@@ -47,15 +47,15 @@ pub enum Asked {
     All(u32),
 }
 
-/// Reason for having no programs in the kernel.
+/// The reason for which the kernel has no programs of the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// This binary does not contain them.
+    /// This binary does not contain the programs.
     #[error(
         "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
     )]
     NotBuilt,
-    /// This binary contains programs with other layouts.
+    /// This binary contains programs with other layouts of records.
     #[error(
         "deepres was built with kernel programs of another build; `cargo xtask ebpf` builds them anew, then build deepres again"
     )]
@@ -65,10 +65,10 @@ pub enum KernelError {
         "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
     )]
     Forbidden(String),
-    /// The kernel's types are not known.
+    /// The daemon does not know the kernel's types.
     #[error(transparent)]
     Btf(#[from] BtfError),
-    /// Process ids of the kernel would name other processes in this namespace.
+    /// In this pid namespace, the kernel's process ids would mean other processes.
     #[error(
         "this is another pid namespace than the host's, and the kernel tells of the host's processes: run deepres in the host's"
     )]
@@ -79,33 +79,33 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// Whether another try is useless during this process's life.
+    /// Whether another try cannot succeed while this process lives.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::NotBuilt | Self::Stale | Self::Namespace)
     }
 }
 
-/// Programs in the kernel.
+/// The programs in the kernel.
 pub struct Kernel {
     ebpf: Ebpf,
     rows: Rows,
     choice: Choice,
     room: Room,
-    /// [`Self::skipped`] of detached programs.
+    /// The value of [`Self::skipped`] when the programs were detached.
     skipped: u64,
 }
 
 impl Kernel {
-    /// Loads the programs and attaches those that count ioctls on `devices`. `None` for `way` takes
-    /// the best way that the kernel offers.
+    /// Loads the programs, and attaches the programs that count ioctls on `devices`. If `way` is
+    /// `None`, takes the best way that the kernel offers.
     ///
     /// # Errors
-    /// [`KernelError`], saying what is missing.
+    /// [`KernelError`], which says what is missing.
     pub fn attach(devices: &Devices, asked: Asked, way: Option<Way>) -> Result<Self, KernelError> {
         Self::attach_within(room()?, devices, asked, way)
     }
 
-    /// Like [`Self::attach`], with the given room for counters.
+    /// Does the same as [`Self::attach`], with the given room for counters.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -123,7 +123,7 @@ impl Kernel {
         let mut obstacles = Vec::new();
         let mut refusal = KernelError::Refused("there is no way".to_owned());
         for Choice { way, why } in ways {
-            // Programs that an unsuccessful try attached are detached when `ebpf` is dropped.
+            // If a try fails, the drop of `ebpf` detaches the programs that the try attached.
             let mut ebpf = load(devices, asked, room, &[])?;
             let attached = match way {
                 Way::DriverFunctions => attach_driver(&mut ebpf, &facts),
@@ -146,7 +146,8 @@ impl Kernel {
     }
 
     /// Proves that ioctls pass the driver's functions: makes a call that the driver refuses, and
-    /// checks that it was counted. The kernel guarantees the tracepoints, so they need no proof.
+    /// checks that the programs counted it. The kernel guarantees the tracepoints, so they need no
+    /// proof.
     fn prove(&self) -> Result<(), KernelError> {
         if self.choice.way != Way::DriverFunctions {
             return Ok(());
@@ -165,8 +166,8 @@ impl Kernel {
         }
     }
 
-    /// Attaches programs that do nothing where the counting ones go, to measure the cost of
-    /// attaching.
+    /// Attaches programs that do nothing at the places of the counting programs, to measure the
+    /// cost of attached programs.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -196,12 +197,12 @@ impl Kernel {
         Ok(Self { ebpf, rows, choice, room, skipped: 0 })
     }
 
-    /// Detaches the programs and keeps their counters and events. Nothing is added after this
-    /// returns.
+    /// Detaches the programs, and keeps their counters and events. The programs add nothing after
+    /// the return.
     pub fn detach(&mut self) {
         self.skipped = self.skipped();
         for (_, program) in self.ebpf.programs_mut() {
-            // Programs that were never loaded return an error here.
+            // For a program that was never loaded, this call returns an error.
             let _ = match program {
                 Program::TracePoint(program) => program.unload(),
                 Program::RawTracePoint(program) => program.unload(),
@@ -211,11 +212,11 @@ impl Kernel {
         }
     }
 
-    /// Returns how often the kernel ran no program at the beginning of an ioctl, on any device and
-    /// in any process.
+    /// Returns how often the kernel ran no program at the beginning of an ioctl. The number
+    /// includes all devices and processes.
     ///
-    /// The kernel skips a program while one runs on the same CPU, or while one of its maps is being
-    /// changed there. A kernel that preempts itself can interrupt either.
+    /// The kernel skips a program while one runs on the same CPU, or while the daemon changes one
+    /// of its maps there. A kernel that preempts itself can interrupt both.
     pub fn skipped(&self) -> u64 {
         /// Key in the fdinfo of a program's descriptor, since Linux 5.12.
         const SKIPPED: &str = "recursion_misses:";
@@ -231,7 +232,8 @@ impl Kernel {
         self.skipped + skipped.sum::<u64>()
     }
 
-    /// Returns how many counters there is room for: processes times devices times commands.
+    /// Returns the number of counters for which there is room. A counter is for one process, device
+    /// and command.
     pub fn room(&self) -> usize {
         self.room.rows
     }
@@ -241,27 +243,27 @@ impl Kernel {
         self.choice.way
     }
 
-    /// Returns the reason for this way.
+    /// Returns the reason for the way.
     pub fn why(&self) -> &str {
         &self.choice.why
     }
 }
 
 impl Kernel {
-    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
-    /// lives.
+    /// Returns the counters of all processes, added up over CPUs. Counters only grow while a
+    /// process lives.
     pub fn stats(&self) -> Vec<(StatKey, StatValue)> {
         self.rows.all()
     }
 
-    /// Frees a row of counters, of a dead process or to make room, and returns its values. A call
-    /// that ended just then appears in [`Self::take_late`] later.
+    /// Frees a row of counters and returns its values. The process is dead, or the row must make
+    /// room. If a call ends at this moment, its count appears in [`Self::take_late`] later.
     pub fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
         self.rows.remove(key)
     }
 
-    /// Returns the late counts of the rows that were removed since the last call. Only this call
-    /// makes their room free for others.
+    /// Returns the late counts of the rows that [`Self::remove`] freed since the last call. Only
+    /// this function makes the rows available to others.
     pub fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
         self.rows.take_late()
     }
@@ -284,35 +286,35 @@ impl Kernel {
         sum
     }
 
-    /// Takes the ring of first calls. Works once.
+    /// Returns the ring of first calls; `None` from the second call on.
     pub fn take_news(&mut self) -> Option<Ring<News>> {
         Ring::new(self.ebpf.take_map("NEWS")?)
     }
 
-    /// Takes the ring of events. Works once.
+    /// Returns the ring of events; `None` from the second call on.
     pub fn take_events(&mut self) -> Option<Ring<Event>> {
         Ring::new(self.ebpf.take_map("EVENTS")?)
     }
 
-    /// Follows a process: its ioctls become events from now on, and those of its children from
-    /// birth.
+    /// Follows a process: from now on, its ioctls become events. The ioctls of its later children
+    /// also become events.
     ///
     /// # Errors
-    /// [`KernelError`] if too many processes are followed.
+    /// [`KernelError`] if the daemon follows too many processes.
     pub fn follow(&mut self, who: ProcessKey) -> Result<(), KernelError> {
         let mut map: HashMap<_, u32, u64> =
             named(self.ebpf.map_mut("TRACED")).and_then(HashMap::try_from).map_err(refused)?;
         map.insert(who.pid, who.start_ticks, 0).map_err(refused)
     }
 
-    /// Whether a process is followed.
+    /// Whether the daemon follows a process.
     pub fn follows(&self, who: ProcessKey) -> bool {
         let map = named(self.ebpf.map("TRACED")).and_then(HashMap::<_, u32, u64>::try_from);
         map.and_then(|map| map.get(&who.pid, 0)).is_ok_and(|start_ticks| start_ticks == who.start_ticks)
     }
 
-    /// Returns the threads with a watched ioctl that has begun. The kernel may have missed the end
-    /// of a call.
+    /// Returns the threads that have begun a watched ioctl and not ended it. The kernel may have
+    /// missed the end of a call.
     pub fn inside(&self) -> Vec<(u32, Inflight)> {
         let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
         let slots = slots.iter().flat_map(Array::iter).filter_map(Result::ok);
@@ -325,7 +327,7 @@ impl Kernel {
         in_slots.chain(others).collect()
     }
 
-    /// Whether the thread's entry for this call is still there.
+    /// Whether the kernel still has the thread's entry for this call.
     pub fn keeps(&self, tid: u32, call: &Inflight) -> bool {
         let slots = named(self.ebpf.map("SLOTS")).and_then(Array::<_, [u8; size_of::<Slot>()]>::try_from);
         let its = slots.and_then(|slots| slots.get(&slot(tid), 0)).ok();
@@ -340,15 +342,15 @@ impl Kernel {
         Inflight::read_from_bytes(&others.ok()?.get(&tid, 0).ok()?).ok()
     }
 
-    /// Removes the entry of a dead thread from `INFLIGHT` and returns whether there was one. An
-    /// entry in a slot of the array takes no room from others.
+    /// Removes the entry of a dead thread from `INFLIGHT`. Returns whether there was an entry.
+    /// Entries in the array `SLOTS` stay, because they take no room from others.
     pub fn forget_call(&mut self, tid: u32) -> bool {
         let others = named(self.ebpf.map_mut("INFLIGHT"))
             .and_then(HashMap::<_, u32, [u8; size_of::<Inflight>()]>::try_from);
         others.is_ok_and(|mut others| others.remove(&tid).is_ok())
     }
 
-    /// Stops following processes that are dead.
+    /// Stops following dead processes.
     pub fn forget_followed(&mut self) {
         let Ok(mut map) = named(self.ebpf.map_mut("TRACED")).and_then(HashMap::<_, u32, u64>::try_from)
         else {
@@ -358,16 +360,16 @@ impl Kernel {
         let followed = followed.map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let gone: Vec<ProcessKey> = followed.filter(|who| !who.is_alive()).collect();
         for who in gone {
-            // Another process may have the id by now and be followed too.
+            // Another process may have the id by now, and the daemon may follow it too.
             if map.get(&who.pid, 0).is_ok_and(|start_ticks| start_ticks == who.start_ticks) {
-                // The removal fails only if the entry is gone already.
+                // The removal fails only if the entry does not exist any more.
                 let _ = map.remove(&who.pid);
             }
         }
     }
 }
 
-/// Returns a record as bytes, the form that aya takes.
+/// Returns the bytes of a record, because aya takes bytes.
 pub(super) fn bytes_of<T: IntoBytes + zerocopy::Immutable, const N: usize>(record: &T) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(record.as_bytes());
@@ -389,7 +391,7 @@ impl<T: FromBytes> Ring<T> {
     pub fn pop(&mut self) -> Option<T> {
         loop {
             let item = self.ring.next()?;
-            // A shorter item is not from the kernel programs.
+            // A shorter item does not come from the kernel programs.
             if let Ok((record, _)) = T::read_from_prefix(&item) {
                 return Some(record);
             }
@@ -410,7 +412,7 @@ pub fn are_built() -> bool {
     !PROGRAMS.is_empty()
 }
 
-/// Checks that these are programs and were built with these layouts.
+/// Checks that the bytes are programs, and that their build had these layouts of records.
 fn usable(programs: &[u8], layout: u64) -> Result<(), KernelError> {
     if programs.is_empty() {
         Err(KernelError::NotBuilt)
@@ -426,15 +428,15 @@ fn has_layout(programs: &[u8], layout: u64) -> bool {
     programs.windows(mark.len()).any(|window| window == mark)
 }
 
-/// Whether this process is in the host's pid namespace, so that the kernel's process ids are valid
-/// here.
+/// Whether this process is in the host's pid namespace. Only there the kernel's process ids are
+/// valid.
 pub fn is_in_host_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == HOST_PID_NAMESPACE)
 }
 
-/// Loads the object and sets its constants for the running kernel and the caller. `sizes` are maps
-/// and their sizes where these differ from the default. No program is loaded yet, except
-/// `follow_fork` for [`Asked::Some`].
+/// Loads the object, and sets its constants for the running kernel and the caller. `sizes` are the
+/// sizes of maps that differ from the default. The function loads no program, except `follow_fork`
+/// for [`Asked::Some`].
 pub(super) fn load(
     devices: &Devices,
     asked: Asked,
@@ -512,7 +514,8 @@ pub(super) fn room() -> Result<Room, KernelError> {
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf) -> Result<(), KernelError> {
-    // The end is attached first, here and below, so that no ioctl begins whose end goes unseen.
+    // Here and below, the program for the end comes first. So no ioctl begins whose end goes
+    // unseen.
     for (program, tracepoint) in [("ioctl_exit", "sys_exit_ioctl"), ("ioctl_enter", "sys_enter_ioctl")] {
         let program: &mut TracePoint = program_of(ebpf, program)?;
         program.load().map_err(refused)?;
@@ -539,7 +542,7 @@ pub(super) fn attach_raw(ebpf: &mut Ebpf, program: &str, tracepoint: &str) -> Re
     Ok(())
 }
 
-/// Returns a program of the object in its own type.
+/// Returns a program of the object, in the type of its kind.
 pub(super) fn program_of<'e, P>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut P, KernelError>
 where
     &'e mut P: TryFrom<&'e mut aya::programs::Program, Error: std::error::Error>,
@@ -549,8 +552,9 @@ where
     program.try_into().map_err(refused)
 }
 
-/// Runs `attach`, which needs the tracing file system. If that is not mounted, a thread with its
-/// own mount namespace mounts it and runs `attach`, so the machine does not change.
+/// Runs `attach`, which needs the tracing file system. If the machine has not mounted it, a thread
+/// mounts it in a mount namespace of its own and runs `attach` there. So the machine does not
+/// change.
 fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Result<(), KernelError> {
     if TRACING_PLACES.iter().any(|place| Path::new(place).join("events").exists()) {
         return attach();
@@ -569,7 +573,8 @@ fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Resu
     })
 }
 
-/// Gives the calling thread a mount namespace of its own and mounts the tracing file system there.
+/// Moves the calling thread into a mount namespace of its own, and mounts the tracing file system
+/// there.
 fn mount_tracing() -> std::io::Result<()> {
     // SAFETY: the thread only attaches programs and then ends. It shares descriptors with the
     // process's other threads, and this call leaves them shared.
@@ -582,9 +587,9 @@ pub(super) fn named<M>(map: Option<M>) -> Result<M, aya::maps::MapError> {
     map.ok_or_else(|| aya::maps::MapError::InvalidName { name: "one of deepres' maps".to_owned() })
 }
 
-/// Converts an error of the kernel or of aya, with its causes.
+/// Converts an error of the kernel or of aya into a [`KernelError`], with its causes.
 pub(super) fn refused(error: impl std::error::Error) -> KernelError {
-    // The verifier's output goes on for pages and is cut off.
+    // The text ends before the verifier's output, which goes on for pages.
     const VERIFIER: &str = ". Verifier output:";
     let short = |text: String| text.split(VERIFIER).next().unwrap_or_default().to_owned();
     let mut text = error.to_string();

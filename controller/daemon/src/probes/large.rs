@@ -1,5 +1,5 @@
-//! Processes with very many descriptors. Reading all of them takes seconds, so a thread for which
-//! nobody waits does it, with pauses.
+//! Processes with very many descriptors. Reading all descriptors takes seconds. A thread reads them
+//! with pauses, and no other thread waits for it.
 
 use super::scan::Use;
 use deepres_model::process::ProcessKey;
@@ -7,19 +7,19 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Entry {
-    /// Whether the process has the devices open. `None`: not known.
+    /// Whether the process has the devices open; `None` if this is unknown.
     uses: Option<bool>,
     is_asked: bool,
-    /// Earliest time of the next look.
+    /// The earliest time of the next look at the process.
     next_ns: u64,
 }
 
-/// The results of these looks.
+/// The results of looks at processes with very many descriptors.
 #[derive(Debug, Default)]
 pub struct Large(BTreeMap<ProcessKey, Entry>);
 
 impl Large {
-    /// Whether a process should be looked at now. If so, the look counts as begun.
+    /// Returns whether the caller should look at a process now. If so, the look counts as begun.
     pub fn asks(&mut self, who: ProcessKey, now_ns: u64) -> bool {
         let entry = self.0.entry(who).or_default();
         let asks = !entry.is_asked && now_ns >= entry.next_ns;
@@ -32,12 +32,13 @@ impl Large {
         self.0.insert(who, Entry { uses: Some(found.is_some()), is_asked: false, next_ns });
     }
 
-    /// Forgets a process, because it has few descriptors after all.
+    /// Forgets a process. The caller does this if the process has few descriptors after all.
     pub fn forget(&mut self, who: ProcessKey) {
         self.0.remove(&who);
     }
 
-    /// Drops a result of "not open", because the process did something that takes an open device.
+    /// Forgets the result that a process has no device open. The caller does this if the process
+    /// did something for which it needs an open device.
     pub fn doubt(&mut self, who: ProcessKey) {
         if let Some(entry) = self.0.get_mut(&who)
             && entry.uses == Some(false)
@@ -46,8 +47,8 @@ impl Large {
         }
     }
 
-    /// Whether the process had the devices open when all of its descriptors were read. `None`: not
-    /// known.
+    /// Returns whether the process had the devices open at the last complete look; `None` if this
+    /// is unknown.
     pub fn uses(&self, who: ProcessKey) -> Option<bool> {
         self.0.get(&who)?.uses
     }

@@ -1,7 +1,7 @@
-//! Reads data for which /proc looks into a process: its command line and its mappings. Such a read
-//! takes the lock of the process's memory map. A process can keep this lock as long as it likes, by
-//! a file system of its own that does not answer. Therefore threads read for which nobody waits, or
-//! not for long.
+//! Reads data of /proc for which the kernel looks into a process: its command line and its
+//! mappings. Such a read takes the lock of the process's memory map. A process can keep this lock
+//! for as long as it likes, by a file system of its own that does not answer. Therefore threads of
+//! their own read this data. Other threads wait for the result for a limited time at most.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -10,13 +10,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Most threads of one pool. Each process can block two of them.
+/// The most threads of one pool. Each process can block two of them.
 const MAX_READERS: usize = 16;
-/// Most readings that wait for a thread.
+/// The most readings that wait for a thread.
 const MAX_WAITING: usize = 1 << 16;
-/// A thread ends after this time without work.
+/// If a thread has no work for this long, it ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// Characters of a command line that are kept.
+/// The characters of a command line that the daemon keeps.
 const COMMAND_CHARS: usize = 120;
 
 type Reading = Box<dyn FnOnce() + Send>;
@@ -28,13 +28,13 @@ struct State {
     idle: usize,
 }
 
-/// A pool of threads, shared by all clones.
+/// A pool of threads. All clones share the pool.
 #[derive(Clone, Default)]
 pub struct Readers(Arc<(Mutex<State>, Condvar)>);
 
 impl Readers {
-    /// Queues a reading. The reading hands over its result itself. It may take for ever; if too
-    /// many wait, it does not run at all.
+    /// Queues a reading. The reading delivers its result itself, and may take for ever. If too many
+    /// readings wait, the pool drops the reading.
     pub fn start(&self, reading: impl FnOnce() + Send + 'static) {
         let (state, more) = &*self.0;
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +51,8 @@ impl Readers {
         }
     }
 
-    /// Reads something and waits for the result, for `limit` at most.
+    /// Reads something and waits for the result, but for at most `limit`. Returns `None` without a
+    /// result.
     pub fn within<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -59,7 +60,7 @@ impl Readers {
     ) -> Option<T> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.start(move || {
-            // The send fails if the caller waits no longer.
+            // If the caller no longer waits, the send fails.
             let _ = answer.send(read());
         });
         answered.recv_timeout(limit).ok()
@@ -88,14 +89,15 @@ fn serve(pool: &(Mutex<State>, Condvar)) {
     }
 }
 
-/// One thread for one kind of reading, which waits only for readings of the same kind.
+/// One thread for one kind of reading. So a reading waits only for readings of the same kind.
 pub struct Reader(mpsc::Sender<Reading>);
 
 impl Reader {
-    /// Starts the thread. It ends after this value is dropped and the queued readings are done.
+    /// Starts the thread. The thread ends after this value is dropped and the queued readings are
+    /// done.
     ///
     /// # Errors
-    /// The system's error if it provides no thread.
+    /// The system's error, for lack of threads.
     pub fn start(name: &str) -> std::io::Result<Self> {
         let (readings, received) = mpsc::channel::<Reading>();
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -105,33 +107,34 @@ impl Reader {
 
     /// Queues a reading behind the earlier ones.
     pub fn read(&self, reading: impl FnOnce() + Send + 'static) {
-        // The send fails if the thread has panicked; nothing is read then.
+        // If the thread has panicked, the send fails, and no thread runs the reading.
         let _ = self.0.send(Box::new(reading));
     }
 }
 
-/// Returns the processor time of the calling thread so far, ns. Waiting is not included.
+/// Returns the processor time of the calling thread, ns. Time in which the thread waited is not
+/// part of it.
 pub fn thread_ns() -> u64 {
     let taken = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(taken.tv_sec as u64, taken.tv_nsec as u32).as_nanos() as u64
 }
 
-/// Creates a descriptor that wakes a thread which polls it.
+/// Returns a descriptor that wakes a thread which polls it.
 ///
 /// # Errors
-/// The system's error if it provides no descriptor.
+/// The system's error, for lack of descriptors.
 pub fn bell() -> std::io::Result<Arc<OwnedFd>> {
     Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
 /// Rings a bell.
 pub fn ring(bell: &OwnedFd) {
-    // The write fails only if the counter is full.
+    // If the counter is full, the write fails. The bell has rung then.
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-/// Returns the command line of a process, shortened; `None` if it has none. The process can block
-/// this call for as long as it likes.
+/// Returns the command line of a process, shortened; `None` without a command line. The process can
+/// block this call for as long as it likes.
 pub fn command_line(pid: u32) -> Option<String> {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
@@ -139,7 +142,7 @@ pub fn command_line(pid: u32) -> Option<String> {
     (!words.is_empty()).then(|| shortened(&words.join(" ")))
 }
 
-/// Returns a command in the form that is shown.
+/// Returns a command in the form that the status shows: shortened and harmless.
 pub fn shortened(command: &str) -> String {
     deepres_model::text::harmless(&command.chars().take(COMMAND_CHARS).collect::<String>())
 }

@@ -1,31 +1,31 @@
-//! Computes how many counters the kernel programs have room for. Each counter takes memory for
-//! every possible CPU, so the number of CPUs decides.
+//! Computes the number of counters in the kernel programs. Each counter takes memory for every
+//! possible CPU, so the number of CPUs decides.
 
 use aya::util::nr_cpus;
 use deepres_abi::probe::{COMMANDS_APART, LaunchValue, StatValue};
 use std::io;
 
-/// Most bytes of the ioctl counters on all CPUs together, as long as [`FEW_ROWS`] of them fit.
+/// The most bytes of the ioctl counters on all CPUs together, if [`FEW_ROWS`] rows fit into this.
 const USUAL_BYTES: usize = 16 << 20;
-/// Most bytes of the ioctl counters, for any number of CPUs.
+/// The most bytes of the ioctl counters, for any number of CPUs.
 const MOST_BYTES: usize = 64 << 20;
 const FEW_ROWS: usize = 256;
 const MOST_ROWS: usize = 4096;
-/// Divisor of the rows: the part that one process may have in each family of devices. There are
-/// four families.
+/// Divisor of the rows: one process may have this part of the rows in each family of devices. There
+/// are four families.
 const PART: usize = 8;
-/// Most bytes of the launch counters on all CPUs together.
+/// The most bytes of the launch counters on all CPUs together.
 const LAUNCHES_BYTES: usize = 16 << 20;
 const MOST_LAUNCHES: usize = 4096;
 
 /// Numbers of counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Counters of ioctls: processes times devices times commands.
+    /// Number of ioctl counters. A counter is for one process, device and command.
     pub rows: usize,
-    /// Commands of one process and family that are counted apart.
+    /// Number of commands that the kernel programs count separately for each process and family.
     pub commands_apart: u32,
-    /// Counters of launches: processes times functions.
+    /// Number of launch counters. A counter is for one process and function.
     pub launches: usize,
 }
 
@@ -33,7 +33,7 @@ impl Room {
     /// Returns the room on this machine.
     ///
     /// # Errors
-    /// The system's error if the number of possible CPUs cannot be read.
+    /// The system's error, if the number of possible CPUs cannot be read.
     pub fn here() -> io::Result<Self> {
         let cpus =
             nr_cpus().map_err(|(file, error)| io::Error::new(error.kind(), format!("{file}: {error}")))?;
@@ -55,7 +55,7 @@ impl Room {
 mod tests {
     use super::*;
 
-    /// Largest number of CPUs for which a kernel can be built.
+    /// The largest number of CPUs for which a kernel can be built.
     const MOST_CPUS: usize = 8192;
 
     #[test]
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn one_process_gets_no_more_than_half_of_the_counters_of_any_machine() {
-        /// Families of devices; each has one more row for the sum of the other commands.
+        /// Families of devices. Each has one more row, for the sum of the other commands.
         const FAMILIES: usize = 4;
         for cpus in 1..=MOST_CPUS {
             let Room { rows, commands_apart, .. } = Room::on(cpus);

@@ -1,5 +1,5 @@
 //! The kernel programs' counters of processes and commands. The kernel and the daemon share the
-//! memory that says which row belongs to which key.
+//! memory that assigns rows to keys.
 
 use super::activity::join;
 use super::kernel::{KernelError, named, refused};
@@ -17,8 +17,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Places for each row. With so many, a key finds a place in its two sets as long as there are
-/// rows.
+/// Number of places for each row. With this many places, a key finds a place in its two sets as
+/// long as there are rows.
 const PLACES_PER_ROW: usize = 4;
 /// Words of 8 bytes in a place: the state, then the key.
 const PLACE_WORDS: usize = size_of::<Place>() / size_of::<u64>();
@@ -31,24 +31,24 @@ pub(super) fn sets(rows: usize) -> u32 {
     (rows * PLACES_PER_ROW / WAYS).next_power_of_two() as u32
 }
 
-/// Returns a secret number that stays the same while this process lives.
+/// Returns a secret number. It stays the same while this process lives.
 pub(super) fn seed() -> u64 {
     static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     *SEED
 }
 
-/// The counters.
+/// The counters in the kernel.
 pub(super) struct Rows {
     sets: Sets,
     values: PerCpuArray<MapData, StatValueBytes>,
     free: Stack<MapData, u32>,
-    /// Rows that were taken from their keys, with their values at that time. A program that found
-    /// such a row a moment before may still count in it.
+    /// Rows that the daemon took from their keys, with their values at that time. A program that
+    /// found such a row just before may still count in it.
     retired: Vec<(StatKey, u32, StatValue)>,
 }
 
 impl Rows {
-    /// Takes over the counters of programs that were just loaded.
+    /// Takes over the counters of newly loaded programs.
     pub(super) fn take(ebpf: &mut Ebpf, room: Room) -> Result<Self, KernelError> {
         let (values, free) = (named(ebpf.take_map("ROWS")), named(ebpf.take_map("FREE_ROWS")));
         let mut free = free.and_then(Stack::try_from).map_err(refused)?;
@@ -63,20 +63,20 @@ impl Rows {
         })
     }
 
-    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
-    /// lives.
+    /// Returns the counters of all processes, added up over CPUs. Counters only grow while a
+    /// process lives.
     pub(super) fn all(&self) -> Vec<(StatKey, StatValue)> {
         let mut sums: BTreeMap<StatKey, StatValue> = BTreeMap::new();
         for (_, key, row) in self.sets.taken(0..self.sets.places) {
             let value = self.value(row);
-            // A key has several rows if several CPUs gave it one at the same time.
+            // If several CPUs gave a key a row at the same time, the key has several rows.
             sums.entry(key).and_modify(|sum| join(sum, &value)).or_insert(value);
         }
         sums.into_iter().collect()
     }
 
-    /// Takes a key's rows away and returns their counts. Counts that a program adds to them
-    /// afterwards are in the next [`Self::take_late`].
+    /// Takes a key's rows away and returns their counts; `None` without rows. If a program adds to
+    /// the rows later, the next [`Self::take_late`] returns these counts.
     pub(super) fn remove(&mut self, key: &StatKey) -> Option<StatValue> {
         let places = self.sets.of(key);
         let mut sum: Option<StatValue> = None;
@@ -92,16 +92,16 @@ impl Rows {
         sum
     }
 
-    /// Returns the counts that were added to rows after their removal, and frees the rows for
-    /// others. The caller lets enough time pass that no program that found a row still runs;
-    /// programs take microseconds.
+    /// Returns the counts that programs added to rows after the removal, and frees the rows for
+    /// others. Before the call, the caller lets pass the few microseconds that a running program
+    /// may take.
     pub(super) fn take_late(&mut self) -> Vec<(StatKey, StatValue)> {
         let mut late = Vec::new();
         for (key, row, before) in std::mem::take(&mut self.retired) {
             late.extend(later(&self.value(row), &before).map(|value| (key, value)));
             let is_zero = zeros().and_then(|zeros| self.values.set(row, zeros, 0).ok());
             if is_zero.is_some() {
-                // The push finds room, because the row came from this stack.
+                // The push succeeds, because the row came from this stack.
                 let _ = self.free.push(row, 0);
             }
         }
@@ -125,7 +125,7 @@ fn zeros() -> Option<PerCpuValues<StatValueBytes>> {
     PerCpuValues::try_from(vec![[0; size_of::<StatValue>()]; cpus]).ok()
 }
 
-/// Returns the growth of counters since `before`, if any.
+/// Returns the growth of counters since `before`; `None` without growth.
 fn later(now: &StatValue, before: &StatValue) -> Option<StatValue> {
     let mut later = *now;
     later.calls -= before.calls;
@@ -141,7 +141,7 @@ fn later(now: &StatValue, before: &StatValue) -> Option<StatValue> {
     (later.calls > 0).then_some(later)
 }
 
-/// The kernel's array of sets, mapped for the lifetime of this value.
+/// The kernel's array of sets. The array stays mapped until this value is dropped.
 struct Sets {
     address: *mut c_void,
     places: usize,
@@ -180,7 +180,8 @@ impl Sets {
         unsafe { &*self.address.cast::<[AtomicU64; PLACE_WORDS]>().add(place) }
     }
 
-    /// Returns the places of a key: one, or several if several CPUs gave it one at the same time.
+    /// Returns the places of a key, with their rows. If several CPUs gave the key a place at the
+    /// same time, it has several.
     fn of(&self, key: &StatKey) -> Vec<(usize, StatKey, u32)> {
         let [first, second] = sets_of(key, seed(), (self.places / WAYS) as u32);
         let sets = std::iter::once(first).chain((second != first).then_some(second));
@@ -198,7 +199,7 @@ impl Sets {
         })
     }
 
-    /// Frees a place. Only this side frees places that have a row.
+    /// Frees a place. If a place has a row, only the daemon frees the place.
     fn free(&self, place: usize) {
         self.words(place)[0].store(Place::FREE, Ordering::Release);
     }
@@ -231,7 +232,7 @@ mod tests {
         more.buckets[2] = 1;
         let mut now = before;
         join(&mut now, &more);
-        // The longest call of all time cannot be assigned to the later part.
+        // Nobody knows in which part the longest call was.
         assert_eq!(later(&now, &before), Some(StatValue { longest_ns: 400, ..more }));
     }
 

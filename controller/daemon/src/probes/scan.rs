@@ -1,4 +1,5 @@
-//! Reads in /proc which processes have the GPU's devices open or mapped, and describes them.
+//! Finds in /proc which processes have the GPU's devices open or mapped, and describes these
+//! processes.
 
 use super::devices::Devices;
 use super::reader::shortened;
@@ -14,21 +15,21 @@ use std::path::Path;
 /// A process's use of the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Use {
-    /// How the use was seen.
+    /// The way in which the daemon saw the use.
     pub evidence: Evidence,
     /// Whether the process has unified memory open, which only compute processes do.
     pub is_compute: bool,
 }
 
-/// Most descriptors of one process that a quick look reads. A process can have millions.
+/// The most descriptors of one process that a quick look reads. A process may have millions.
 pub const GLANCE: usize = 4096;
 
 /// The result of a look at a process's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// The use that was found among the descriptors that were read.
+    /// The use that the look found among the descriptors that it read.
     pub found: Option<Use>,
-    /// Whether all of the descriptors were read.
+    /// Whether the look read all descriptors.
     pub is_whole: bool,
 }
 
@@ -39,11 +40,11 @@ pub struct Found {
     pub users: Vec<(ProcessKey, Use)>,
     /// Processes without an open device among the descriptors that were read.
     pub others: Vec<ProcessKey>,
-    /// Processes with more descriptors than were read.
+    /// Processes with more descriptors than the look read.
     pub large: Vec<ProcessKey>,
 }
 
-/// Looks at all processes. Of very many descriptors it reads a part.
+/// Looks at all processes. If a process has very many descriptors, reads a part of them.
 pub fn all(devices: &Devices) -> Found {
     let mut all = Found::default();
     let Ok(entries) = std::fs::read_dir("/proc") else { return all };
@@ -61,12 +62,13 @@ pub fn all(devices: &Devices) -> Found {
     all
 }
 
-/// Looks at a process's first descriptors and returns how it has the devices open.
+/// Looks at a process's first descriptors. Returns the use of the devices among them.
 pub fn glance(pid: u32, devices: &Devices) -> Look {
     look(pid, devices, GLANCE)
 }
 
-/// Looks at all descriptors of a process, which may take seconds.
+/// Looks at all descriptors of a process, which may take seconds. Returns the use of the devices;
+/// `None` without use.
 pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
     look(pid, devices, usize::MAX).found
 }
@@ -74,8 +76,8 @@ pub fn open(pid: u32, devices: &Devices) -> Option<Use> {
 fn look(pid: u32, devices: &Devices, most: usize) -> Look {
     let (mut families, mut seen) = open_devices(&format!("/proc/{pid}/fd"), devices, most);
     if seen == 0 && has_lost_its_leader(pid) {
-        // The other threads share the first thread's descriptors, unless one made a table of its
-        // own.
+        // The other threads share the descriptors of the first thread, unless a thread made a table
+        // of its own.
         for thread in threads(pid) {
             let (its, count) = open_devices(&format!("{thread}/fd"), devices, most - seen);
             families.extend(its);
@@ -88,8 +90,8 @@ fn look(pid: u32, devices: &Devices, most: usize) -> Look {
     Look { found: used(Evidence::Descriptor, &families), is_whole: seen < most }
 }
 
-/// Returns how a process has the devices mapped. The process can block this call for as long as it
-/// likes.
+/// Returns a process's use of the devices by mappings; `None` without use. The process can block
+/// this call for as long as it likes.
 pub fn mapped(pid: u32, devices: &Devices) -> Option<Use> {
     used(Evidence::Mapping, &mapped_devices(pid, devices))
 }
@@ -98,36 +100,36 @@ fn used(evidence: Evidence, families: &[Family]) -> Option<Use> {
     (!families.is_empty()).then(|| Use { evidence, is_compute: families.contains(&Family::Uvm) })
 }
 
-/// Whether a process is part of deepres: of this user, and running this very binary. Such a process
-/// moves tenants' memory, and outlives the daemon that started it.
+/// Whether a process is part of deepres: it has this user and runs this very binary. For example, a
+/// mover of tenants' memory outlives the daemon that started it.
 pub fn is_ours(pid: u32) -> bool {
     pid == std::process::id()
         || identity(&format!("/proc/{pid}/exe")).is_some_and(|own| Some(own) == identity("/proc/self/exe"))
             && process(pid).is_some_and(|process| process.user == getuid().as_raw())
 }
 
-/// Returns device and inode of the file at a path.
+/// Returns the device and the inode of the file at a path.
 fn identity(path: &str) -> Option<(u32, u32, u64)> {
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::INO).ok()?;
     Some((status.stx_dev_major, status.stx_dev_minor, status.stx_ino))
 }
 
-/// Whether this user may not read the process's descriptors. Then the kernel programs' reports must
-/// suffice.
+/// Whether this user may not read the process's descriptors. If so, only the reports of the kernel
+/// programs show its use.
 pub fn is_hidden(pid: u32) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/fd"))
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// Whether a process's first thread has ended while others go on. Then only the other threads show
-/// the process's descriptors.
+/// Whether a process's first thread has ended while other threads go on. If so, only the other
+/// threads show the process's descriptors.
 fn has_lost_its_leader(pid: u32) -> bool {
     let stat = text(pid, "stat").unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
-/// Whether a process is ending: all of its threads are. Freeing its memory and files may take long,
-/// but it is no user any more.
+/// Whether a process is ending, with all of its threads. The kernel may take long to free its
+/// memory and files, but the process no longer uses the GPU.
 pub fn is_dying(pid: u32) -> bool {
     /// Index of a thread's flags after its name, and the flag `PF_EXITING`.
     const FLAGS: usize = 6;
@@ -135,11 +137,11 @@ pub fn is_dying(pid: u32) -> bool {
     let is_ending = |thread: String| {
         let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
         let flags = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(FLAGS));
-        // A thread that is gone meanwhile has ended.
+        // If a thread has gone meanwhile, it has ended.
         flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
     };
     let mut threads = threads(pid).map(is_ending).peekable();
-    // If no thread can be read, the process does not count as ending.
+    // If the function can read no thread, the process does not count as ending.
     threads.peek().is_some() && threads.all(|is_ending| is_ending)
 }
 
@@ -149,14 +151,15 @@ fn threads(pid: u32) -> impl Iterator<Item = String> {
 }
 
 /// Returns the families of the devices among the first `most` open files, and the number of files
-/// read.
+/// that it read.
 fn open_devices(folder: &str, devices: &Devices, most: usize) -> (Vec<Family>, usize) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut seen = 0;
     let families = entries.take(most).filter_map(|entry| {
         seen += 1;
         let family = family(&entry.path(), devices)?;
-        // A descriptor that is open for neither reading nor writing (O_PATH) only names the device.
+        // A descriptor that is open for neither reading nor writing (O_PATH) does not use the
+        // device.
         entry.metadata().is_ok_and(|link| link.permissions().mode() & 0o600 != 0).then_some(family)
     });
     let families = families.collect();
@@ -168,8 +171,8 @@ fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
     let possible = maps.lines().filter_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let (range, mode) = (fields.next()?, fields.next()?);
-        // A driver's memory is mapped shared and has a file's name. Any mapping of a file under
-        // /dev is checked too.
+        // Memory of a driver is mapped shared, and its file has a name. The function also checks
+        // all mappings of files under /dev.
         (mode.ends_with('s') && line.contains('/') || line.contains(" /dev/")).then_some(range)
     });
     possible
@@ -177,14 +180,15 @@ fn mapped_devices(pid: u32, devices: &Devices) -> Vec<Family> {
         .collect()
 }
 
-/// Returns the family of the device at a path. The flags avoid requests to remote file systems.
+/// Returns the family of the device at a path; `None` without a watched device. The flags avoid
+/// requests to remote file systems.
 fn family(path: &Path, devices: &Devices) -> Option<Family> {
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, StatxFlags::TYPE).ok()?;
     let is_device = FileType::from_raw_mode(status.stx_mode.into()) == FileType::CharacterDevice;
     if is_device { devices.family(status.stx_rdev_major, status.stx_rdev_minor) } else { None }
 }
 
-/// Returns the parent of a process.
+/// Returns the id of a process's parent.
 pub fn parent(pid: u32) -> Option<u32> {
     text(pid, "stat")?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
@@ -192,11 +196,11 @@ pub fn parent(pid: u32) -> Option<u32> {
 /// A description of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
-    /// The command line, shortened; the process's name until the command line has been read.
+    /// The command line, shortened. Before a thread has read it, the process's name.
     pub command: String,
     /// The user id.
     pub uid: u32,
-    /// The process's id inside its container, if that differs.
+    /// The process's id inside its container, if this id differs.
     pub container_pid: Option<u32>,
     /// The container's id, shortened.
     pub container: Option<String>,
@@ -212,7 +216,8 @@ fn inner_of(status: &str) -> Option<u32> {
     ids.split_ascii_whitespace().skip(1).last()?.parse().ok()
 }
 
-/// Describes a process from data that it cannot block. The command is the process's name here.
+/// Describes a process, from data that the process cannot block. The command is the process's name
+/// here.
 pub fn describe(pid: u32) -> Description {
     let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let command = String::from_utf8_lossy(&read("comm")).trim_end().to_owned();

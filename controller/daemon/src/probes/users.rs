@@ -1,22 +1,23 @@
-//! The processes that use a GPU without being a tenant's: pure bookkeeping, with the time as an
+//! The processes that use a GPU and belong to no tenant: pure bookkeeping, with the time as an
 //! argument.
 //!
-//! A process that starts, or that execs, calls the driver a moment before it connects. Therefore
-//! each process gets a grace after the first sight, and is looked at once more before it is
-//! reported.
+//! A process that starts or execs calls the driver a moment before it connects. So after the first
+//! sight, each process has a grace to connect. The daemon looks at the process once more before it
+//! reports the process.
 
 use deepres_model::process::ProcessKey;
 use std::collections::BTreeMap;
 
-/// Time that a process may take to connect. It is short enough to report a process within a second.
+/// Time that a process may take to connect. With this time, the daemon still reports a process
+/// within a second.
 pub const GRACE_NS: u64 = 400_000_000;
 /// Time after the daemon's start in which it reports no process, because tenants of the previous
 /// daemon reconnect.
 pub const START_NS: u64 = 2_000_000_000;
-/// How often a reported process is checked for still using the GPU.
+/// How often the daemon checks whether a reported process still uses the GPU.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// A way in which a user was seen.
+/// A way in which the daemon saw a use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
     /// The kernel programs reported an ioctl.
@@ -46,36 +47,37 @@ impl Evidence {
 pub struct User {
     /// When the process was first seen.
     pub since_ns: u64,
-    /// Each way in which it was seen, once.
+    /// The ways in which the daemon saw the process, each once.
     pub evidence: Vec<Evidence>,
-    /// Whether the process computes; else it only talks to the driver.
+    /// Whether the process computes. If not, it only talks to the driver.
     pub is_compute: bool,
-    /// Whether the process was reported.
+    /// Whether the daemon has reported the process.
     pub is_reported: bool,
-    /// When it was reported.
+    /// When the daemon reported the process.
     pub reported_ns: u64,
-    /// When it was last looked at.
+    /// When the daemon last looked at the process.
     looked_ns: u64,
 }
 
-/// A change to report.
+/// A change that the daemon reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A user that is no tenant's was found.
+    /// The daemon found a user that belongs to no tenant.
     Found(ProcessKey),
-    /// A reported user turned out to compute.
+    /// A reported user computes, as the daemon now knows.
     Computes(ProcessKey),
-    /// A reported user uses the GPU no more, or is a tenant's now.
+    /// A reported user no longer uses the GPU, or belongs to a tenant now.
     Gone(ProcessKey),
-    /// A computing process made ioctls, and stopped using the GPU before it could be reported.
+    /// A computing process made ioctls, and stopped using the GPU before the daemon could report
+    /// it.
     Passed(ProcessKey),
 }
 
-/// All users that are no tenant's.
+/// All users that belong to no tenant.
 #[derive(Debug)]
 pub struct Users {
     users: BTreeMap<ProcessKey, User>,
-    /// Before this time no process is reported.
+    /// Before this time, the daemon reports no process.
     quiet_until_ns: u64,
 }
 
@@ -85,7 +87,7 @@ impl Users {
         Self { users: BTreeMap::new(), quiet_until_ns: now_ns + START_NS }
     }
 
-    /// Notes that a process without a session was seen using a GPU.
+    /// Records that a process without a session used a GPU.
     pub fn seen(
         &mut self,
         who: ProcessKey,
@@ -110,7 +112,8 @@ impl Users {
     }
 
     /// Brings the state up to date and returns the changes. `is_managed` says whether a process
-    /// that computes, or not, is a tenant's. `uses` checks whether it uses a GPU at this moment.
+    /// belongs to a tenant; its second argument says whether the process computes. `uses` checks
+    /// whether a process uses a GPU at this moment.
     pub fn settle(
         &mut self,
         now_ns: u64,
@@ -148,13 +151,13 @@ impl Users {
         changes
     }
 
-    /// Notes that a session of the process has ended. Calls during the session were the tenant's,
-    /// so an unreported entry goes.
+    /// Records that a session of the process has ended. Calls during the session belonged to the
+    /// tenant, so the function removes an entry that the daemon has not reported.
     pub fn was_managed(&mut self, pid: u32) {
         self.users.retain(|who, user| who.pid != pid || user.is_reported);
     }
 
-    /// Returns when `settle` next has something to do.
+    /// Returns when [`Self::settle`] next has something to do; `None` without users.
     pub fn due_ns(&self) -> Option<u64> {
         let due = |user: &User| {
             if user.is_reported {
@@ -166,7 +169,7 @@ impl Users {
         self.users.values().map(due).min()
     }
 
-    /// Whether a process was seen, reported or not.
+    /// Whether the daemon has seen a process, reported or not.
     pub fn knows(&self, who: ProcessKey) -> bool {
         self.users.contains_key(&who)
     }
@@ -176,7 +179,7 @@ impl Users {
         self.users.iter().filter(|(_, user)| user.is_reported)
     }
 
-    /// Returns a process, if it was reported.
+    /// Returns the reported process with this id; `None` if the daemon has not reported it.
     pub fn find(&self, pid: u32) -> Option<(ProcessKey, &User)> {
         self.reported().find(|(who, _)| who.pid == pid).map(|(who, user)| (*who, user))
     }

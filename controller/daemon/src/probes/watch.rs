@@ -1,5 +1,5 @@
-//! The watching thread. It reads the kernel programs' reports, NVML's lists and /proc, and keeps
-//! the board. It treats unmanaged processes as the configuration says.
+//! The watching thread. The thread reads the kernel programs' reports, NVML's lists and /proc, and
+//! keeps the board. The thread treats unmanaged processes as the configuration says.
 
 use super::activity::{Activity, MAX_REMEMBERED, bound, evicted, process_of};
 use super::connected::Connected;
@@ -30,47 +30,48 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 const MS: u64 = 1_000_000;
-/// How often the thread reads the counters. The kernel reports a process's first call alone; later
-/// calls show in the counters. With the grace of a new user, a process is listed within a second.
+/// How often the thread reads the counters. The kernel reports only a process's first call; later
+/// calls show in the counters. With this time and the grace of a new user, the status lists a
+/// process within a second.
 const STATS_NS: u64 = 500 * MS;
 /// How soon the thread reads the counters after a session ended.
 const STATS_SOON_NS: u64 = 100 * MS;
-/// How often the thread asks NVML while the kernel programs are attached. They mostly report a
-/// process before NVML lists it. The second value applies without kernel programs.
+/// How often the thread asks NVML: with and without kernel programs. The kernel programs mostly
+/// report a process before NVML lists it.
 const NVML_NS: u64 = 5_000 * MS;
 const NVML_ALONE_NS: u64 = 400 * MS;
-/// How often the thread has /proc searched, with kernel programs and without.
+/// How often the thread has another thread search /proc: with and without kernel programs.
 const SCAN_NS: u64 = 30_000 * MS;
 const SCAN_ALONE_NS: u64 = 1_000 * MS;
-/// How often the thread checks whether the driver's devices appeared or have new numbers. A process
-/// that uses new devices at once must be listed within a second too.
+/// How often the thread checks whether the driver's devices appeared or have new numbers. The
+/// status must list a process within a second, even if the process uses new devices at once.
 const DEVICES_NS: u64 = 500 * MS;
-/// Time that a process takes to stop after SIGSTOP, unless the machine is very busy.
+/// Time that a process takes to stop after SIGSTOP on a machine that is not very busy.
 const STOPS_NS: u64 = 100 * MS;
-/// How often the thread forgets dead processes, and has the processes with a mapped device read
-/// again.
+/// How often the thread forgets dead processes. Also how often it has another thread read the
+/// processes with a mapped device again.
 const FORGET_NS: u64 = 2_000 * MS;
-/// Pause before the next try to attach programs, because the obstacle may be gone by then.
+/// Pause before the next attempt to attach programs, because the obstacle may have gone by then.
 const ATTACH_NS: u64 = 30_000 * MS;
 /// How often the thread looks for calls whose return the kernel missed.
 const MISSED_NS: u64 = 10_000 * MS;
-/// Pause before the next look for an absent NVML library.
+/// Pause before the next search for a missing NVML library.
 const NVML_ABSENT_NS: u64 = 30_000 * MS;
-/// Pause before NVML is asked again that has not answered, because the driver hangs.
+/// If NVML has not answered, the driver hangs. This is the pause before the next question.
 const NVML_SILENT_NS: u64 = 30_000 * MS;
-/// How long a process without its session is expected to reconnect, after its session or its daemon
-/// ended. The process tries every quarter of a second.
+/// How long the daemon expects a process to reconnect, after its session or its daemon has ended.
+/// The process tries every quarter of a second.
 const RETURN_NS: u64 = 10_000 * MS;
-/// How long one round waits for the command lines of new processes. After that, the log shows their
-/// names instead.
+/// How long one round waits for the command lines of new processes. After this time, the log shows
+/// the names of the processes instead.
 const DESCRIBE_LIMIT: Duration = Duration::from_millis(20);
-/// How long `drop` waits for the watching thread, which may be waiting for a driver.
+/// How long `drop` waits for the watching thread, which may itself wait for a driver.
 const END_LIMIT: Duration = Duration::from_millis(500);
-/// Most time that reading one process's mappings is charged with.
+/// The most time that counts for reading one process's mappings.
 const MAX_SPENT_NS: u64 = 10 * MS;
 /// Pause after slow work, as a multiple of the time that the work took.
 const DUTY: u64 = 400;
-/// The same for a process that has very many descriptors and was seen using a GPU.
+/// The same multiple for a process with very many descriptors that was seen using a GPU.
 const SUSPECTS_DUTY: u64 = 50;
 
 enum Order {
@@ -83,9 +84,10 @@ enum Order {
 pub struct Before {
     /// Adopted processes.
     pub adopted: Vec<Adopted>,
-    /// Processes that the previous daemon held and did not let go on, because it was killed.
+    /// Processes that the previous daemon held. The previous daemon was killed, so it did not let
+    /// them go on.
     pub held: Vec<ProcessKey>,
-    /// Processes with a session at the previous daemon, which are expected to reconnect.
+    /// Processes that had a session with the previous daemon. The daemon expects them to reconnect.
     pub returning: Vec<ProcessKey>,
 }
 
@@ -96,8 +98,8 @@ struct Common {
     held: Held,
 }
 
-/// Handle of the watching thread. Dropping it detaches the programs and lets the held processes go
-/// on. The drop does not wait long for a thread that is stuck.
+/// Handle of the watching thread. The drop detaches the programs and lets the held processes go on.
+/// If the thread is stuck, the drop waits only for a short time.
 pub struct Watcher {
     common: Arc<Common>,
     orders: mpsc::Sender<Order>,
@@ -109,7 +111,7 @@ impl Watcher {
     /// Starts the watching thread.
     ///
     /// # Errors
-    /// The system's error if it provides no thread or no descriptor.
+    /// The system's error, for lack of threads or descriptors.
     pub fn start(settings: ProbesKeys, connected: Arc<Connected>, before: Before) -> std::io::Result<Self> {
         let board = Mutex::new(Board::starting(&before.adopted, &before.held));
         let common = Arc::new(Common { board, held: Held::default() });
@@ -122,7 +124,7 @@ impl Watcher {
         let watch = Watch::new(settings, connected, its_common, its_bell, before)?;
         std::thread::Builder::new().name("deepres-watch".to_owned()).spawn(move || {
             watch.run(&received);
-            // The send fails if nobody waits for the end any more.
+            // If nobody waits for the end any more, the send fails.
             let _ = end.send(());
         })?;
         Ok(Self { common, orders, bell, ended })
@@ -133,17 +135,18 @@ impl Watcher {
         self.common.board.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns each process's sums of its calls to the driver.
+    /// Returns the sums of each process's calls to the driver, by pid.
     pub fn activity(&self) -> BTreeMap<u32, DriverSums> {
         let board = self.common.board.lock().unwrap_or_else(PoisonError::into_inner);
         board.activity.iter().map(|activity| (activity.pid, activity.sums())).collect()
     }
 
-    /// Adopts an unmanaged process for a tenant. A held process goes on, and the log does not
-    /// complain about the process any more.
+    /// Adopts an unmanaged process for a tenant. If the daemon holds the process, the process goes
+    /// on. The log no longer warns of the process. The returned channel gets the answer.
     pub fn adopt(&self, pid: u32, tenant: Option<String>) -> oneshot::Receiver<Result<(), String>> {
         let (answer, answered) = oneshot::channel();
-        // If the thread has ended, the order and its answer are dropped, which the caller notices.
+        // If the thread has ended, the order and its answer are dropped. The caller sees the
+        // channel closed.
         let _ = self.orders.send(Order::Adopt { pid, tenant, answer });
         ring(&self.bell);
         answered
@@ -169,14 +172,16 @@ impl Drop for Watcher {
 enum Answer {
     Mapped(ProcessKey, Option<Use>),
     Command(ProcessKey, String),
-    /// A process, its use of the devices by all descriptors, whether it still has very many
-    /// descriptors, and the processor time of the look, ns.
+    /// The result of a look at all descriptors of a process: the process and its use of the
+    /// devices. Then whether it still has very many descriptors, and the processor time of the
+    /// look, ns.
     Opened(ProcessKey, Option<Use>, bool, u64),
     /// The result of a search of all processes, and its processor time, ns.
     Searched(Found, u64),
-    /// The processes that NVML lists (`None`: no NVML), and the processor time of the question, ns.
+    /// The processes that NVML lists (`None` without NVML), and the processor time of the question,
+    /// ns.
     Listed(Option<BTreeSet<u32>>, u64),
-    /// Those of the processes that NVML lists which have a device open.
+    /// The processes of NVML's list that have a device open.
     Confirmed(BTreeSet<u32>),
 }
 
@@ -189,7 +194,7 @@ struct Due {
     devices_ns: u64,
     forget_ns: u64,
     missed_ns: u64,
-    /// `None`: there is nothing to try.
+    /// `None` if there is nothing to attach.
     attach_ns: Option<u64>,
 }
 
@@ -209,39 +214,40 @@ struct Watch {
     users: Users,
     described: BTreeMap<ProcessKey, Description>,
     adopted: BTreeMap<ProcessKey, Option<String>>,
-    /// Processes that are expected to reconnect, and the end of that time.
+    /// Processes that the daemon expects to reconnect, and the end of that time.
     returning: BTreeMap<ProcessKey, u64>,
-    /// Processes of `returning` that had their session with the previous daemon. They do not count
-    /// as unmanaged during that time.
+    /// Processes of `returning` that had a session with the previous daemon. During that time they
+    /// do not count as unmanaged.
     of_before: BTreeSet<ProcessKey>,
     /// Each process's activity at the last reading, and whether the process was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,
     /// The same activity in the form of the board.
     told: Vec<ActivityStatus>,
-    /// Ids of the counted processes inside their containers, where they differ.
+    /// Ids of the counted processes inside their containers, if these ids differ.
     inner: BTreeMap<ProcessKey, Option<u32>>,
-    /// Counters that left the kernel to make room.
+    /// Counters that left the kernel to make room, by process.
     evicted: BTreeMap<ProcessKey, Activity>,
     readers: Readers,
-    /// Reads descriptors alone, so that a process that blocks the reading of its mappings holds up
-    /// no thread here.
+    /// Threads that only read descriptors. So a process that blocks the reading of its mappings
+    /// delays none of these threads.
     descriptor_readers: Readers,
     answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
-    /// Processes whose mappings are being read.
+    /// Processes whose mappings a thread is reading.
     asked: BTreeSet<ProcessKey>,
     /// Processes that have a device mapped.
     mapped: BTreeSet<ProcessKey>,
     /// Processes with very many descriptors.
     large: Large,
-    /// Processes that got SIGSTOP and have not been seen stopped, with the time of the signal.
+    /// Processes to which the thread sent SIGSTOP and which have not stopped yet, with the time of
+    /// the signal.
     stopping: BTreeMap<ProcessKey, u64>,
     /// Missed returns of detached programs and of threads that have ended.
     missed: u64,
     /// Ioctls that detached programs skipped.
     skipped: u64,
-    /// Time of reading mappings since the last search, ns.
+    /// Time that reading mappings took since the last search, ns.
     spent_ns: Arc<AtomicU64>,
-    /// Until when this round waits for command lines.
+    /// The moment until which this round waits for command lines.
     patience: Instant,
     due: Due,
 }
@@ -303,12 +309,12 @@ impl Watch {
         }
     }
 
-    /// Carries out the orders. Returns true if one of them is `Stop`.
+    /// Carries out the orders. Returns whether the thread must stop.
     fn obey(&mut self, orders: &mpsc::Receiver<Order>) -> bool {
         loop {
             match orders.try_recv() {
                 Ok(Order::Adopt { pid, tenant, answer }) => {
-                    // The send fails if the caller is gone.
+                    // If the caller no longer waits, the send fails.
                     let _ = answer.send(self.adopt(pid, tenant));
                 }
                 Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return true,
@@ -317,10 +323,10 @@ impl Watch {
         }
     }
 
-    /// Attaches the programs to the present devices. The old programs are detached afterwards, so
-    /// that no call goes unseen.
+    /// Attaches the programs to the present devices. Detaches the old programs afterwards, so that
+    /// no call goes unseen.
     fn attach(&mut self) {
-        // The old programs' maps are read once more before they go.
+        // The thread reads the old programs' maps once more before it drops them.
         self.look_for_missed();
         let ProbesStatus { evicted, missed, skipped, .. } = self.state;
         let fresh = ProbesStatus { evicted, missed, skipped, ..ProbesStatus::default() };
@@ -381,7 +387,7 @@ impl Watch {
                 self.counted.clear();
                 self.told.clear();
                 self.large = Large::default();
-                // Processes that have the new devices open already may make no further call.
+                // Processes that already have the new devices open may make no further call.
                 (self.due.nvml_ns, self.due.scan_ns) = (0, 0);
                 self.attach();
             }
@@ -392,7 +398,7 @@ impl Watch {
         if now_ns >= self.due.forget_ns {
             self.due.forget_ns = now_ns + FORGET_NS;
             self.forget(now_ns);
-            // Reader threads do this, because reading mappings may block.
+            // Other threads read the mappings, because a process can block the read.
             self.mapped.clone().into_iter().for_each(|who| self.ask_for_mappings(who));
         }
         if now_ns >= self.due.missed_ns {
@@ -403,7 +409,7 @@ impl Watch {
             self.due.stats_ns = now_ns + STATS_NS;
             self.read_stats(now_ns);
         }
-        // The answer sets the next time.
+        // The answer of NVML sets the next time.
         if now_ns >= self.due.nvml_ns {
             self.due.nvml_ns = now_ns + NVML_SILENT_NS;
             self.ask_nvml();
@@ -465,7 +471,7 @@ impl Watch {
             Answer::Searched(found, took_ns) => {
                 let pause_ns = if self.kernel.is_some() { SCAN_NS } else { SCAN_ALONE_NS };
                 let spent_ns = took_ns + self.spent_ns.swap(0, Ordering::Relaxed);
-                // Another value means that a new search is due at once.
+                // If the time has another value, a new search is due at once.
                 if self.due.scan_ns == u64::MAX {
                     self.due.scan_ns = next(spent_ns, pause_ns);
                 }
@@ -477,7 +483,7 @@ impl Watch {
                     (Some(_), Some(_)) => NVML_NS,
                     (Some(_), None) => NVML_ALONE_NS,
                 };
-                // Otherwise new devices have come, and a new question is due at once.
+                // If the time is past, new devices have come, and a new question is due at once.
                 if self.due.nvml_ns > now_ns {
                     self.due.nvml_ns = next(took_ns, pause_ns);
                 }
@@ -487,22 +493,23 @@ impl Watch {
         }
     }
 
-    /// Looks at the processes whose sessions ended, because they may go on without one.
+    /// Looks at the processes whose sessions ended, because they may go on without a session.
     fn see_who_left(&mut self, now_ns: u64) {
         let ended = self.connected.take_ended();
         if !ended.is_empty() {
-            // Calls up to now count as the tenant's; later calls should be seen soon. The minimum
-            // keeps many endings in a row from moving the time.
+            // Calls up to now count for the tenant, and the thread should see later calls soon.
+            // With the minimum, many endings in a row do not move the time.
             self.due.stats_ns = self.due.stats_ns.min(now_ns + STATS_SOON_NS);
         }
         for who in self.connected.take_arrived() {
-            // Without a session, the process counts like any other.
+            // If no session followed, the process counts like any other.
             if !self.connected.covers(who) {
                 self.look_at(who, now_ns);
             }
         }
         for pid in ended {
-            // The entry is from the time of the session; NVML has not been asked since.
+            // The entry in NVML's list is from the time of the session. The thread has not asked
+            // NVML since.
             self.listed.remove(&pid);
             self.users.was_managed(pid);
             if let Some(who) = ProcessKey::of(pid) {
@@ -523,14 +530,14 @@ impl Watch {
         }
     }
 
-    /// Forgets dead processes, and processes whose time to reconnect is over.
+    /// Forgets dead processes, and processes whose time to reconnect has passed.
     fn forget(&mut self, now_ns: u64) {
         self.adopted.retain(|who, _| who.is_alive());
         self.returning.retain(|_, until_ns| now_ns < *until_ns);
         let late: Vec<ProcessKey> =
             self.of_before.extract_if(.., |who| !self.returning.contains_key(who)).collect();
         for who in late.into_iter().filter(|who| who.is_alive()) {
-            // The process has not reconnected and may make no further call.
+            // The process has not reconnected, and may make no further call.
             self.look_at(who, now_ns);
         }
         self.mapped.retain(|who| who.is_alive());
@@ -547,7 +554,7 @@ impl Watch {
         self.state.untimed = totals.untimed;
         self.state.news_lost = totals.news_lost;
         for (key, late) in kernel.take_late() {
-            // A dead process has no entry, and its late counts are dropped.
+            // A dead process has no entry. The thread drops its late counts.
             if let Some(activity) = self.evicted.get_mut(&process_of(&key)) {
                 activity.add(key, &late);
             }
@@ -602,15 +609,17 @@ impl Watch {
         for (who, computes) in active {
             self.saw(who, Evidence::Ioctl, computes, now_ns);
         }
-        // A process whose session ended since the last reading may have made these calls during the
-        // session. Its open devices decide, because it may make no further call.
+        // If the session of a process ended since the last reading, the process may have made these
+        // calls during the session. So its open devices decide, because it may make no further
+        // call.
         for who in left {
             self.look_at(who, now_ns);
         }
     }
 
-    /// Looks for calls that the kernel skipped, and for calls whose return it missed. Only return
-    /// probes at functions miss returns, because they have room for a limited number of threads.
+    /// Looks for calls that the kernel skipped, and for calls whose return the kernel missed. Only
+    /// probes at the return of functions miss returns, because they have room for a limited number
+    /// of threads.
     fn look_for_missed(&mut self) {
         let Some((kernel, _)) = &mut self.kernel else { return };
         self.state.skipped = self.skipped + kernel.skipped();
@@ -623,18 +632,19 @@ impl Watch {
         self.missed += dead.filter(|(tid, _)| kernel.forget_call(*tid)).count() as u64;
     }
 
-    /// Asks which processes NVML lists. NVML may wait for the driver for ever.
+    /// Asks which processes NVML lists. The function does not wait, because NVML may wait for the
+    /// driver for ever.
     fn ask_nvml(&self) {
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         nvml::ask_who_computes(move |listed, took_ns| {
-            // The send fails if the watching thread has ended.
+            // If the watching thread has ended, the send fails.
             let _ = answers.send(Answer::Listed(listed, took_ns));
             ring(&bell);
         });
     }
 
-    /// Takes in the processes that NVML lists. NVML's ids may belong to another pid namespace and
-    /// name other processes here, so /proc must agree.
+    /// Takes in the processes that NVML lists. NVML's ids may be of another pid namespace and mean
+    /// other processes here, so /proc must agree.
     fn confirm(&mut self, mut listed: BTreeSet<u32>, now_ns: u64) {
         if is_in_host_pid_namespace() {
             return self.see_listed(listed, now_ns);
@@ -646,18 +656,18 @@ impl Watch {
         });
     }
 
-    /// Has a thread read something and ring the bell afterwards. `read` gets the thread's processor
-    /// time so far, ns.
+    /// Makes the thread of `reader` read something, send the answer and ring the bell. `read` gets
+    /// the thread's processor time so far, ns.
     fn answer_from(&self, reader: &Reader, read: impl FnOnce(u64) -> Answer + Send + 'static) {
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         reader.read(move || {
-            // The send fails if the watching thread has ended.
+            // If the watching thread has ended, the send fails.
             let _ = answers.send(read(thread_ns()));
             ring(&bell);
         });
     }
 
-    /// Takes in processes of this pid namespace that NVML lists.
+    /// Takes in the processes that NVML lists. Their ids are of this pid namespace.
     fn see_listed(&mut self, listed: BTreeSet<u32>, now_ns: u64) {
         self.listed = listed;
         let strangers: Vec<u32> =
@@ -667,7 +677,7 @@ impl Watch {
         }
     }
 
-    /// Has all processes looked at.
+    /// Makes another thread look at all processes.
     fn search(&self) {
         let devices = self.devices.clone();
         self.answer_from(&self.searcher, move |began_ns| {
@@ -677,8 +687,8 @@ impl Watch {
 
     fn searched(&mut self, found: Found, now_ns: u64) {
         for (who, found) in found.users {
-            // A session's children inherit its descriptors. If they use the device, the ioctls show
-            // it.
+            // A session's children inherit its descriptors. If a child uses the device, its ioctls
+            // show this.
             if !self.descends_from_a_session(who.pid) {
                 self.saw(who, found.evidence, found.is_compute, now_ns);
             }
@@ -687,8 +697,8 @@ impl Watch {
         found.large.into_iter().for_each(|who| self.ask_for_descriptors(who));
     }
 
-    /// Has all descriptors of a process with very many read. Does nothing if that is under way or
-    /// was done a moment ago.
+    /// Makes another thread read all descriptors of a process with very many. If such a look is
+    /// under way or just ended, does nothing.
     fn ask_for_descriptors(&mut self, who: ProcessKey) {
         if !self.large.asks(who, monotonic_ns()) {
             return;
@@ -698,13 +708,13 @@ impl Watch {
             let began_ns = thread_ns();
             let found = scan::open(who.pid, &devices);
             let is_large = !scan::glance(who.pid, &devices).is_whole;
-            // The send fails if the watching thread has ended.
+            // If the watching thread has ended, the send fails.
             let _ = answers.send(Answer::Opened(who, found, is_large, thread_ns() - began_ns));
             ring(&bell);
         });
     }
 
-    /// Has a process's mappings read, unless that is under way.
+    /// Makes another thread read a process's mappings, unless one is reading them.
     fn ask_for_mappings(&mut self, who: ProcessKey) {
         if !self.asked.insert(who) {
             return;
@@ -714,9 +724,9 @@ impl Watch {
         self.readers.start(move || {
             let began_ns = monotonic_ns();
             let found = scan::mapped(who.pid, &devices);
-            // The time beyond this bound was waiting.
+            // The time beyond this bound was a wait.
             spent_ns.fetch_add((monotonic_ns() - began_ns).min(MAX_SPENT_NS), Ordering::Relaxed);
-            // The send fails if the watching thread has ended.
+            // If the watching thread has ended, the send fails.
             let _ = answers.send(Answer::Mapped(who, found));
             if found.is_some() && !is_known {
                 ring(&bell);
@@ -755,8 +765,8 @@ impl Watch {
             if listed.contains(&who.pid) || mapped.contains(&who) {
                 return true;
             }
-            // For a process with very many descriptors the last result counts; reading them takes
-            // too long.
+            // For a process with very many descriptors, the last result counts, because a new look
+            // takes too long.
             if let Some(uses) = large.uses(who) {
                 unseen.push(who);
                 return uses;
@@ -765,7 +775,7 @@ impl Watch {
             if !is_whole && found.is_none() {
                 unseen.push(who);
             }
-            // Without a whole look the use that was seen before is not refuted.
+            // If the look was not complete, it does not disprove an earlier use.
             found.is_some() || !is_whole || scan::is_hidden(who.pid)
         };
         let changes = self.users.settle(monotonic_ns(), is_managed, uses);
@@ -792,8 +802,8 @@ impl Watch {
                 let container = found.container.as_deref().unwrap_or_default();
                 let is_adopted = self.adopted.contains_key(&who);
                 if !self.lines.allows(&Source::User(found.uid)) {
-                    // A user who starts programs in a loop must not fill the log; `ps` lists all of
-                    // them.
+                    // `ps` lists all processes. The log does not, because a user who starts
+                    // programs in a loop must not fill it.
                 } else if is_adopted {
                     tracing::info!(
                         pid,
@@ -809,7 +819,7 @@ impl Watch {
                     tracing::warn!(pid, uid, command, container, kind, "an unmanaged process uses the GPU");
                 }
             }
-            // `settle` decides in a moment whether the process is held.
+            // `settle` decides in a moment whether the daemon holds the process.
             Change::Computes(_) => {}
             Change::Passed(who) => {
                 if self.lines.allows_unknown() {
@@ -829,14 +839,14 @@ impl Watch {
         }
     }
 
-    /// Describes a process once. Waits a moment for the command line; a later answer is taken in
-    /// later.
+    /// Describes a process once. Waits a moment for the command line. If the command line comes
+    /// later, another round takes it in.
     fn describe(&mut self, who: ProcessKey) {
         self.described.insert(who, scan::describe(who.pid));
         let (answers, bell) = (self.answers.0.clone(), Arc::clone(&self.bell));
         self.readers.start(move || {
             if let Some(command) = command_line(who.pid) {
-                // The send fails if the watching thread has ended.
+                // If the watching thread has ended, the send fails.
                 let _ = answers.send(Answer::Command(who, command));
                 ring(&bell);
             }
@@ -852,8 +862,8 @@ impl Watch {
         }
     }
 
-    /// Stops a process that computes, unless it is adopted, is expected to reconnect, or was not
-    /// seen with a device.
+    /// Stops a process that computes. If the process is adopted, may reconnect, or was not seen
+    /// with a device, does not stop it.
     fn hold(&mut self, who: ProcessKey, now_ns: u64) {
         let is_coming_back = self.returning.get(&who).is_some_and(|until_ns| now_ns < *until_ns);
         if is_coming_back || self.adopted.contains_key(&who) {
@@ -868,7 +878,7 @@ impl Watch {
         if was_held && (is_on_its_way || who.is_being_stopped()) {
             return;
         }
-        // NVML's list alone is not enough to stop a process.
+        // The daemon does not stop a process by NVML's list alone.
         let is_seen = scan::glance(who.pid, &self.devices).found.is_some()
             || self.mapped.contains(&who)
             || self.large.uses(who) == Some(true);
@@ -948,14 +958,14 @@ impl Watch {
         if let Some((_, ring)) = &self.kernel {
             descriptors.push(PollFd::from_borrowed_fd(ring.as_fd(), PollFlags::IN));
         }
-        // The loop looks again whether or not the wait was interrupted.
+        // The loop looks again, also if the wait was interrupted.
         let _ = poll(&mut descriptors, Some(&pause));
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
     }
 }
 
-/// Takes over the processes that the previous daemon held. Lets them go on if the policy is not
-/// `hold`.
+/// Takes over the processes that the previous daemon held. If the policy is not `hold`, lets them
+/// go on.
 fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
     for who in before.iter().copied().filter(|who| who.is_alive()) {
         held.take_over(who);
@@ -970,7 +980,7 @@ fn kind(is_compute: bool) -> &'static str {
     if is_compute { "compute" } else { "control" }
 }
 
-/// Returns the next time of a task that took `spent_ns`.
+/// Returns the next time of a task that took `spent_ns`, ns of `CLOCK_MONOTONIC`.
 fn next(spent_ns: u64, pause_ns: u64) -> u64 {
     monotonic_ns() + pause_ns.max(spent_ns.saturating_mul(DUTY))
 }

@@ -1,8 +1,8 @@
 //! Chooses the way in which the kernel reports ioctls.
 //!
-//! The driver's own functions come first, because no other calls pass them. The tracepoints of
-//! ioctl follow if the functions cannot be probed, or if a test shows that ioctls do not pass them.
-//! The raw tracepoints of all system calls come last.
+//! The daemon prefers the driver's own functions, because no other calls pass them. If the
+//! functions cannot be probed, or a test shows that ioctls do not pass them, the tracepoints of
+//! ioctl follow. The raw tracepoints of all system calls come last.
 
 use super::devices::Devices;
 use deepres_abi::probe::Family;
@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Exists if the kernel allows probes at its functions.
+/// This file exists if the kernel allows probes at its functions.
 const KPROBES: &str = "/sys/bus/event_source/devices/kprobe";
 /// The kernel's list of its functions.
 const FUNCTIONS: &str = "/proc/kallsyms";
@@ -19,11 +19,11 @@ const FUNCTIONS: &str = "/proc/kallsyms";
 /// A way in which the kernel reports ioctls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The driver's own ioctl functions: no other call gets slower.
+    /// The driver's own ioctl functions. This way slows down no other call.
     DriverFunctions,
-    /// The tracepoints of ioctl alone: other system calls get little slower.
+    /// The tracepoints of ioctl. This way slows down other system calls only a little.
     Tracepoints,
-    /// The raw tracepoints of all system calls: they need no tracing file system.
+    /// The raw tracepoints of all system calls. This way needs no tracing file system.
     RawTracepoints,
 }
 
@@ -43,7 +43,7 @@ impl Way {
 pub struct Choice {
     /// The way.
     pub way: Way,
-    /// Reason for this way and against the better ones.
+    /// The reason for this way, and against the better ways.
     pub why: String,
 }
 
@@ -52,21 +52,22 @@ const MODULES: &str = "/sys/module";
 /// The driver's modules.
 const DRIVERS: [&str; 3] = ["nvidia", "nvidia_uvm", "nvidia_modeset"];
 
-/// Identity of the driver's loaded modules. Probes at a module's functions go with the module. A
-/// module that was loaded again needs new probes, even if its devices have the same numbers.
+/// Identity of the driver's loaded modules. When the kernel unloads a module, the probes at its
+/// functions end. So a module that was loaded again needs new probes, even if its devices have the
+/// same numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Modules(Vec<(&'static str, u64, i64)>);
 
 impl Modules {
-    /// Reads the modules if the kernel allows probes at its functions; otherwise the modules do not
-    /// matter.
+    /// Returns the loaded modules. If the kernel allows no probes at its functions, the modules do
+    /// not matter, and the result is empty.
     pub fn read() -> Self {
         if Path::new(KPROBES).exists() { Self::among(Path::new(MODULES)) } else { Self::default() }
     }
 
     fn among(folder: &Path) -> Self {
-        // The kernel makes a module's folder anew with the module. It reuses the folder's inode
-        // number only after all others.
+        // When the kernel loads a module, it makes a new folder. It reuses the inode number of the
+        // old folder only after all other numbers.
         let loaded = DRIVERS.into_iter().filter_map(|name| {
             let folder = std::fs::metadata(folder.join(name)).ok()?;
             Some((name, folder.ino(), folder.ctime_nsec()))
@@ -75,7 +76,7 @@ impl Modules {
     }
 }
 
-/// Returns the driver's function that every ioctl of a family passes.
+/// Returns the driver's function that every ioctl of a family passes; `None` for an unknown family.
 ///
 /// Source: NVIDIA's open-gpu-kernel-modules, release 595.45.04: `nv.c`, `uvm.c`,
 /// `nvidia-modeset-linux.c`.
@@ -88,13 +89,13 @@ pub fn function(family: Family) -> Option<&'static str> {
     }
 }
 
-/// Facts on which the choice depends.
+/// The facts on which the choice of the way depends.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Whether the kernel allows probes at its functions.
     pub has_kprobes: bool,
-    /// Whether the configuration names other devices than NVIDIA's, whose ioctls pass other
-    /// functions.
+    /// Whether the configuration names devices of other drivers. The ioctls of such devices pass
+    /// other functions.
     pub are_stand_ins: bool,
     /// The driver's functions that the kernel lists.
     pub functions: BTreeSet<&'static str>,
@@ -108,12 +109,13 @@ impl Facts {
         let has_kprobes = Path::new(KPROBES).exists();
         let families = devices.families();
         let wanted: Vec<&'static str> = families.iter().filter_map(|family| function(*family)).collect();
-        // The list is long, so it is read only where it matters.
+        // The list is long, so the function reads it only if it matters.
         let functions = if has_kprobes { listed(&wanted) } else { BTreeSet::new() };
         Self { has_kprobes, are_stand_ins: devices.are_stand_ins(), functions, families }
     }
 
-    /// Returns the reason why the driver's functions cannot be probed.
+    /// Returns the reason for which the daemon cannot probe the driver's functions; `None` if it
+    /// can.
     fn obstacle(&self) -> Option<String> {
         if !self.has_kprobes {
             return Some("this kernel lets no probes be put to its functions (CONFIG_KPROBES)".to_owned());
@@ -121,8 +123,8 @@ impl Facts {
         if self.are_stand_ins {
             return Some("the configuration names devices that are not the driver's".to_owned());
         }
-        // The modeset module may be missing, because few compute hosts load it. Without it there
-        // are no display calls to see.
+        // The modeset module may be missing, because few compute hosts load it. Without the module,
+        // there are no display calls.
         let needed = self.families.iter().filter(|family| **family != Family::Modeset);
         let wanted = needed.filter_map(|family| function(*family));
         let missing: Vec<&str> = wanted.filter(|name| !self.functions.contains(name)).collect();
@@ -149,7 +151,7 @@ fn listed(wanted: &[&'static str]) -> BTreeSet<&'static str> {
         .collect()
 }
 
-/// Returns the ways to try, best first.
+/// Returns the ways to try, the best first.
 pub fn choices(facts: &Facts) -> Vec<Choice> {
     let mut choices = Vec::new();
     let obstacle = facts.obstacle();
@@ -202,7 +204,7 @@ mod tests {
         let before = Modules::among(folder.path());
         std::fs::create_dir(module("loop")).unwrap();
         assert_eq!(Modules::among(folder.path()), before, "somebody else's");
-        // Any folder with the inode number of the one that is gone.
+        // The renamed folder keeps its inode number.
         std::fs::rename(module("nvidia"), module("gone")).unwrap();
         assert_ne!(Modules::among(folder.path()), before);
         std::fs::create_dir(module("nvidia")).unwrap();

@@ -1,5 +1,5 @@
-//! Lets processes in and out: finds or makes the tenant of a process, settles the tenant's terms,
-//! and begins or ends the session.
+//! Admits processes and lets them go: finds or makes the tenant of a process, settles the tenant's
+//! terms, and begins or ends the session.
 
 use super::{Order, Registry};
 use crate::arbiter::{Bell, SessionId, SessionSeat};
@@ -31,9 +31,9 @@ pub struct Guest {
     pub peer: Peer,
     /// The process's groups, as far as the configuration has caps for them.
     pub groups: Vec<u32>,
-    /// Facts of the kernel about the process.
+    /// The kernel's facts about the process.
     pub facts: Facts,
-    /// The source that is charged for the process.
+    /// The source whose limits count the process.
     pub source: Source,
 }
 
@@ -56,7 +56,7 @@ pub struct Refused {
 }
 
 impl Guest {
-    /// Returns the key of the process, if the process could be looked at.
+    /// Returns the key of the process; `None` if the daemon could not look at the process.
     fn process(&self) -> Option<ProcessKey> {
         self.facts.process.as_ref().map(|process| process.key())
     }
@@ -80,16 +80,17 @@ pub struct Admitted {
     pub welcome: Welcome,
     /// The pages and bells of a session; `None` for a keeper.
     pub pages: Option<Pages>,
-    /// Orders to the arbiters. Each is fulfilled once the arbiter has set its gates and limits.
+    /// Orders to the arbiters. Each order is complete once the arbiter has set its gates and
+    /// limits.
     pub ready: Vec<Order>,
 }
 
 /// The pages and bells that the daemon shares with a session.
 #[derive(Debug)]
 pub struct Pages {
-    /// The grant page: what the session may do.
+    /// The grant page, in which the arbiters write what the session may do.
     pub grant: Arc<SharedPage<GrantPage>>,
-    /// The meter page: what the session did.
+    /// The meter page, in which the session writes what it did.
     pub meter: Arc<SharedPage<MeterPage>>,
     /// The ledger of the session's tenant.
     pub ledger: Arc<SharedPage<LedgerPage>>,
@@ -100,11 +101,11 @@ pub struct Pages {
 }
 
 impl Registry {
-    /// Admits a process to its tenant.
+    /// Admits a process to its tenant. Returns the tenant, the welcome and the pages.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the process is not admitted.
+    /// Returns [`Refused`] if the daemon does not admit the process.
     pub fn admit(&mut self, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let role = hello
             .role()
@@ -120,7 +121,7 @@ impl Registry {
         if admitted.is_err()
             && self.tenants.get(&name).is_some_and(|tenant| tenant.members.deserted_ns() == Some(0))
         {
-            // The tenant was made for this process.
+            // The registry made the tenant for this process.
             self.tenants.remove(&name);
         }
         let mut admitted = admitted?;
@@ -150,7 +151,7 @@ impl Registry {
         wire::set_text(&mut welcome.tenant, name);
         let mut gpus = Vec::new();
         for (uuid, index) in hello.gpus().iter().zip(&mut welcome.gpu_index) {
-            // A GPU that is listed twice counts once.
+            // If the hello lists a GPU twice, the GPU counts once.
             if let Some(gpu) = self.gpus.number_of(uuid).filter(|gpu| !gpus.contains(gpu)) {
                 *index = u8::try_from(gpu).unwrap_or(UNMANAGED);
                 gpus.push(gpu);
@@ -161,7 +162,7 @@ impl Registry {
         self.memory.promise_on(&mut self.tenants, &self.gpus, name, &gpus);
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.memory.open_slot(slot, &gpus);
-        // The wishes of this process are in force on the tenant's other GPUs too.
+        // The wishes of this process are also in force on the other GPUs of the tenant.
         let others = tenant.gpus().iter().filter(|gpu| !gpus.contains(gpu));
         let mut ready: Vec<Order> = others.filter_map(|gpu| self.gpus.tell(*gpu, tenant)).collect();
         for (gpu, bell) in gpus.iter().zip(&pages.bells) {
@@ -232,7 +233,7 @@ impl Registry {
         })
     }
 
-    /// Removes a session or a keeper. Frees the memory and the leases of a session.
+    /// Removes a session or a keeper. A session's memory and leases become free.
     pub fn depart(&mut self, name: &str, membership: Membership) {
         let Some(user) = self.tenants.get(name).map(|tenant| tenant.owner.user) else { return };
         let ended = match membership {
@@ -248,8 +249,8 @@ impl Registry {
     }
 
     fn end_session(&mut self, name: &str, user: u32, id: SessionId) -> Option<()> {
-        // The daemon saves each returning process and checks it until it dies. Their number is
-        // limited, because one process could connect under a thousand names.
+        // The daemon saves each returning process, and checks it until the process dies. The number
+        // is limited, because one process could connect under a thousand names.
         let of_user = self.tenants.iter().filter(|(_, tenant)| tenant.owner.user == user);
         let returning: usize = of_user.map(|(_, tenant)| tenant.members.returning().len()).sum();
         let tenant = self.tenants.get_mut(name)?;
@@ -275,9 +276,10 @@ impl Registry {
         Ok(self.tenants.of_key(&key).map(|(_, tenant)| tenant))
     }
 
-    /// Finds or makes the tenant that a process belongs to, and returns its name. The first process
-    /// decides the tenant's wishes. A later `deepres run` with other wishes is refused. A later
-    /// process of the job, or one that was admitted before, only adds wishes that the tenant lacks.
+    /// Finds or makes the tenant of a process, and returns the tenant's name. The first process
+    /// decides the tenant's wishes. The daemon refuses a later `deepres run` with other wishes. A
+    /// later process of the job, or a process that was admitted before, only adds wishes that the
+    /// tenant lacks.
     fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
         let identity = self.identify(claim(hello)?, &guest.facts);
         let asked = wish(hello)?;
@@ -313,7 +315,7 @@ impl Registry {
         tenant.residence.join_oversubscribe(oversubscribe);
         if tenant.terms.ask_more(asked) {
             // The class and the share may come from different processes. Together they may be a
-            // guarantee that neither process asked for.
+            // guarantee for which neither process asked.
             let wish = tenant.terms.wish();
             let has_room = self.have_room(&wish, &identity.key);
             if let Some(tenant) = self.tenants.get_mut(&name) {
@@ -323,13 +325,13 @@ impl Registry {
         Ok(name)
     }
 
-    /// Returns the terms of a process that asks for `asked`, for a tenant of this key.
+    /// Returns the terms of a tenant of this key, whose process asks for `asked`.
     ///
     /// # Errors
     ///
-    /// Returns [`Refused`] if the process has not started its job yet, and the job cannot have these
-    /// terms. A process that runs already is not turned away: without room, its tenant gets no
-    /// guarantee.
+    /// Returns [`Refused`] if the process has not started its job yet, and the job cannot have
+    /// these terms. The daemon does not turn away a process that already runs. Without room, its
+    /// tenant gets no guarantee.
     fn terms(&self, guest: &Guest, key: &Key, asked: Wish, can_be_told: bool) -> Result<Terms, Refused> {
         let user = guest.facts.owner;
         let mut terms =
@@ -358,8 +360,9 @@ impl Registry {
         oversubscribe: Option<Oversubscribe>,
         role: Role,
     ) -> Result<String, Refused> {
-        // A process in a container cannot know the names outside its container, nor the other way
-        // round. Such a process is not refused for a name in use: its tenant's name gets a number.
+        // A process in a container cannot know the names outside the container, and the other way
+        // round. So if the name is in use, the daemon does not refuse the process but adds a number
+        // to the tenant's name.
         let is_inside = |key: &Key| matches!(key, Key::Name { place: Some(_), .. });
         let other = self.tenants.get(&identity.name).map(|other| &other.owner);
         let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
@@ -382,10 +385,10 @@ impl Registry {
         Ok(name)
     }
 
-    /// Returns whether an administrator's settings, a pause included, still hold when a deserted
-    /// tenant gets its first process again, which asks for `terms`. Otherwise a limited tenant could
-    /// end and begin anew to lose its limits. Settings do not hold for another user's process, or if
-    /// they cannot be guaranteed any more.
+    /// Returns whether an administrator's settings, a pause included, still hold for a deserted
+    /// tenant that gets a process again. `terms` are the terms for which the process asks. If
+    /// settings never held, a tenant could end and begin anew to lose its limits. Settings do not
+    /// hold for another user's process, or if there is no more room for their guarantees.
     fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.terms.settings_over(terms);
@@ -393,8 +396,8 @@ impl Registry {
         })
     }
 
-    /// Returns whether the share and the memory that `wish` wants guaranteed fit beside what others
-    /// were promised.
+    /// Returns whether the guaranteed share and memory of `wish` fit beside the guarantees of other
+    /// tenants.
     fn have_room(&self, wish: &Wish, own: &Key) -> bool {
         self.tenants.have_room(self.gpus.count(), wish, own)
             && self.memory.lacks(&self.tenants, &self.gpus, wish, own).is_none()

@@ -1,5 +1,5 @@
-//! The registry: the daemon's record of GPUs, tenants and sessions. It composes the parts, each of
-//! which has its own rules, and passes their decisions on to the arbiters.
+//! The registry: the daemon's record of GPUs, tenants and sessions. Each part has its own rules.
+//! The registry passes the decisions of the parts on to the arbiters.
 //!
 //! | part | job |
 //! |---|---|
@@ -40,14 +40,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// An order to an arbiter. It is fulfilled once it is in force.
+/// An order to an arbiter. The future is ready once the order is in force.
 pub type Order = oneshot::Receiver<()>;
 
-/// The registry; see the module.
+/// The registry, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Registry {
     config: Config,
-    /// The container or pod that the daemon is in.
+    /// The container or pod in which the daemon runs.
     home: Option<Place>,
     gpus: Gpus,
     tenants: Tenants,
@@ -102,20 +102,21 @@ impl Registry {
         &self.tenants
     }
 
-    /// Stops arbitration for good. Each arbiter opens its gates, or closes them if the fail mode is
-    /// closed.
+    /// Ends all arbiters. Each arbiter opens its gates, or closes them if the fail mode is closed.
     pub fn open_gates(&mut self) {
         self.gpus = Gpus::default();
     }
 
-    /// Returns the numbers of GPUs, tenants and sessions on one line. Deserted tenants do not count.
+    /// Returns the numbers of GPUs, tenants and sessions, as one line. Deserted tenants do not
+    /// count.
     pub fn summary(&self) -> String {
         let living = || self.tenants.living().map(|(_, tenant)| tenant.members.sessions().len());
         let (sessions, tenants): (usize, usize) = (living().sum(), living().count());
         format!("{sessions} processes of {tenants} tenants on {} GPUs", self.gpus.count())
     }
 
-    /// Changes a tenant, and tells every arbiter that knows it.
+    /// Changes a tenant, and tells every arbiter that knows the tenant. Returns the orders to the
+    /// arbiters.
     pub fn change(&mut self, name: &str, change: impl FnOnce(&mut Tenant)) -> Vec<Order> {
         if let Some(tenant) = self.tenants.get_mut(name) {
             change(tenant);
@@ -124,6 +125,7 @@ impl Registry {
     }
 
     /// Tells every arbiter that knows a tenant the tenant's present wishes, limits and pauses.
+    /// Returns the orders to the arbiters.
     fn tell(&self, name: &str) -> Vec<Order> {
         let Some(tenant) = self.tenants.get(name) else { return Vec::new() };
         tenant.gpus().iter().filter_map(|gpu| self.gpus.tell(*gpu, tenant)).collect()
@@ -134,8 +136,8 @@ impl Registry {
         self.next_id - 1
     }
 
-    /// Returns the tenant that a process belongs to, whether the registry has it or not. `claim` is
-    /// the name that the process gave; empty if it gave none.
+    /// Returns the identity of the tenant to which a process belongs. The registry may not have the
+    /// tenant yet. `claim` is the name that the process gave; empty if it gave none.
     pub fn identify(&self, claim: &str, facts: &Facts) -> Identity {
         let kin = |process: &identity::tree::Process| {
             let mut of_user = self.tenants.iter().filter(|(_, tenant)| tenant.owner.user == facts.owner);
@@ -147,20 +149,20 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
-    /// Shares out a user's caps again among the user's tenants.
+    /// Shares out a user's caps among the user's tenants again. Returns the orders to the arbiters.
     fn share_out(&mut self, user: u32) -> Vec<Order> {
         let changed = caps::share_out(&mut self.tenants, self.gpus.count(), user);
         changed.iter().flat_map(|name| self.tell(name)).collect()
     }
 
-    /// Shares out the caps of a tenant's user again, once the earlier changes are in force. Memory
-    /// that other tenants were told to give up may then go to this tenant.
+    /// Shares out the caps of a tenant's user again, after earlier changes are in force. If other
+    /// tenants have given up memory, this tenant may then get it.
     pub fn share_out_anew(&mut self, name: &str) -> Vec<Order> {
         let user = self.tenants.get(name).map(|tenant| tenant.owner.user);
         user.map(|user| self.share_out(user)).unwrap_or_default()
     }
 
-    /// Computes the ceilings of all tenants again.
+    /// Computes the ceilings of all tenants again. Returns the orders to the arbiters.
     fn renew_ceilings(&mut self) -> Vec<Order> {
         let window_ns = self.config.memory_follow_ns();
         let changed = self.memory.renew_ceilings(&mut self.tenants, &self.gpus, monotonic_ns(), window_ns);
@@ -168,8 +170,9 @@ impl Registry {
         changed.into_iter().filter_map(tell).collect()
     }
 
-    /// Takes in what NVML `found` after the ledgers said `before`. Then shares out memory again,
-    /// because its use has changed. The arbiters carry out the orders in their own time.
+    /// Takes in the figures of NVML (`found`), and the figures of the ledgers just before
+    /// (`before`). Then shares out memory again, because its use has changed. The function does not
+    /// wait for the arbiters.
     pub fn reconcile(&mut self, found: &BTreeMap<usize, OnGpu>, before: &Held) {
         self.memory.reconcile(&mut self.tenants, found, before);
         for user in caps::users_with_memory_caps(&self.tenants) {
@@ -178,8 +181,8 @@ impl Registry {
         drop(self.renew_ceilings());
     }
 
-    /// Takes in what processes have done in the driver since they began. A tenant counts the
-    /// processes of its sessions and the processes that are metered from outside for it.
+    /// Takes in the calls of processes to the driver since they began. The calls of a process count
+    /// for its tenant, also if the daemon meters the process from outside.
     pub fn observe_driver(
         &mut self,
         now_ns: u64,
@@ -195,8 +198,8 @@ impl Registry {
         }
     }
 
-    /// If a tenant is deserted, notes the time. Forgets the tenant if it was on no GPU, and so has
-    /// no account to remember.
+    /// If a tenant is deserted, records the time. If the tenant was on no GPU, it has no account to
+    /// remember, and the registry forgets it.
     fn note_desertion(&mut self, name: &str) {
         let Some(tenant) = self.tenants.get_mut(name) else { return };
         if !tenant.members.note_desertion() {
@@ -222,13 +225,13 @@ impl Registry {
             .for_each(|arbiter| arbiter.forget(tenant.id));
     }
 
-    /// Restores the tenants that the previous daemon saved. The caller must do so before it admits
-    /// any process.
+    /// Restores the tenants that the previous daemon saved. The caller must do this before it
+    /// admits any process.
     ///
     /// # Errors
     ///
-    /// Returns the system's error for lack of memory or descriptors. Tenants restored before the
-    /// error stay.
+    /// Returns the system's error for lack of memory or descriptors. The tenants restored before
+    /// the error stay.
     pub fn restore(&mut self, state: &State) -> io::Result<()> {
         let caps_of = |saved: &SavedTenant| self.config.caps_of(saved.uid, &saved.groups);
         let defaults = self.config.defaults.wish();
@@ -243,7 +246,7 @@ impl Registry {
         self.tenants.iter().flat_map(|(_, tenant)| tenant.members.returning().iter().copied()).collect()
     }
 
-    /// Ends the wait for tenants of the previous daemon's time. All of their processes had time to
+    /// Ends the wait for tenants of the previous daemon, because all of their processes had time to
     /// come back.
     pub fn stop_waiting(&mut self) {
         self.gpus.arbiters().for_each(|arbiter| arbiter.stop_waiting());
@@ -259,8 +262,8 @@ impl Registry {
         awaited.iter().for_each(|(name, _)| self.note_desertion(name));
     }
 
-    /// Forgets dead processes that had a session before. Empties the slots that they could still
-    /// write.
+    /// Forgets dead processes that had a session before. Empties the slots that these processes
+    /// could still write.
     pub fn bury_the_dead(&mut self) {
         let gpus = self.gpus.count();
         for (_, tenant) in self.tenants.iter_mut() {

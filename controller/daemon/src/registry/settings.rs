@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 type Changed = (Reply, Vec<Order>);
 
 impl Registry {
-    /// Changes a tenant's grant to an administrator's `wish`.
+    /// Changes a tenant's settings to an administrator's `wish`. Returns the reply, and the orders
+    /// to the arbiters.
     ///
     /// # Errors
     ///
@@ -20,7 +21,7 @@ impl Registry {
         }
         let tenant = self.tenants.named(name)?;
         let promised = tenant.terms.granted_with(&wish);
-        // A tenant that takes back memory that it lent needs a new promise for all of it.
+        // If a tenant takes back memory that it lent, the daemon must promise all of it anew.
         let takes_back =
             tenant.terms.granted().memory_follows_use.value && !promised.memory_follows_use.value;
         let before_bytes = if takes_back { 0 } else { tenant.terms.promised_bytes() };
@@ -57,7 +58,7 @@ impl Registry {
         Ok((Reply::Paused, self.tell(name)))
     }
 
-    /// Ends a tenant's pause. `resumption` says when the tenant's memory is back on the GPUs.
+    /// Ends a tenant's pause. `resumption` says when the tenant's memory comes back to the GPUs.
     ///
     /// # Errors
     ///
@@ -72,8 +73,8 @@ impl Registry {
         Ok((Reply::Resumed { resumption }, self.tell(name)))
     }
 
-    /// Asks how a tenant's share of each of its GPUs is derived. An answer is `None` if the tenant
-    /// has no session on that GPU.
+    /// Asks the arbiters for the derivation of a tenant's share of each of its GPUs. If the tenant
+    /// has no session on a GPU, that answer is `None`.
     ///
     /// # Errors
     ///

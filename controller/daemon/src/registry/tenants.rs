@@ -10,8 +10,8 @@ use deepres_policy::class::Class;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The most deserted tenants that are remembered. Their number is bounded because each keeps a page
-/// and a descriptor.
+/// The most deserted tenants that the daemon remembers. The number is bounded, because each tenant
+/// keeps a page and a descriptor.
 pub const MAX_DESERTED: usize = 256;
 /// The most names that a message shows.
 const MAX_NAMES_SHOWN: usize = 10;
@@ -21,20 +21,21 @@ const MAX_NAMES_SHOWN: usize = 10;
 pub struct Tenants(BTreeMap<String, Tenant>);
 
 impl Tenants {
-    /// Returns a tenant.
+    /// Returns the tenant with this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&Tenant> {
         self.0.get(name)
     }
 
-    /// Returns a tenant to change.
+    /// Returns the tenant with this name for a change, if there is one.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Tenant> {
         self.0.get_mut(name)
     }
 
-    /// Returns a tenant.
+    /// Returns the tenant with this name.
     ///
     /// # Errors
-    /// The message for the administrator that there is no such tenant, with the names of some.
+    /// The message for the administrator that there is no such tenant, with the names of some
+    /// tenants.
     pub fn named(&self, name: &str) -> Result<&Tenant, String> {
         self.0.get(name).ok_or_else(|| {
             let known: Vec<&str> = self.living().map(|(name, _)| name).take(MAX_NAMES_SHOWN + 1).collect();
@@ -42,7 +43,7 @@ impl Tenants {
         })
     }
 
-    /// Returns a tenant to change.
+    /// Returns the tenant with this name for a change.
     ///
     /// # Errors
     /// As for [`Self::named`].
@@ -51,7 +52,7 @@ impl Tenants {
         self.0.get_mut(name).ok_or_else(|| unknown(name, &[]))
     }
 
-    /// Returns the tenant of a key, with its name.
+    /// Returns the tenant with this key, and its name.
     pub fn of_key(&self, key: &Key) -> Option<(&str, &Tenant)> {
         self.iter().find(|(_, tenant)| tenant.owner.key == *key)
     }
@@ -91,9 +92,9 @@ impl Tenants {
         self.0.remove(name)
     }
 
-    /// Returns whether the share that `wish` wants guaranteed fits beside the guarantees of other
-    /// tenants, on a host with `gpus` GPUs. One GPU with room is enough, because the GPUs that the
-    /// job will use are not known yet. A wish without a guarantee always fits.
+    /// Returns whether the guaranteed share of `wish` fits beside the guarantees of other tenants,
+    /// on a host with `gpus` GPUs. One GPU with room is enough, because nobody knows yet which GPUs
+    /// the job will use. A wish without a guarantee always fits.
     pub fn have_room(&self, gpus: usize, wish: &Wish, own: &Key) -> bool {
         let (Some(Class::Guaranteed), Some(ppm)) = (wish.class, wish.share_ppm) else { return true };
         let promised_on = |gpu: usize| -> u64 {
@@ -114,9 +115,9 @@ impl Tenants {
         self.iter().filter(|(_, tenant)| is_over(tenant)).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// If too many deserted tenants are remembered, returns the name of the one that was deserted
-    /// first. Only tenants of the user with the most of them count. So no user can make the daemon
-    /// forget the tenants of other users.
+    /// If the daemon remembers too many deserted tenants, returns the name of a tenant to forget.
+    /// The user with the most deserted tenants loses the one that was deserted first. So no user
+    /// can make the daemon forget the tenants of other users.
     pub fn too_many_deserted(&self) -> Option<String> {
         let deserted =
             || self.iter().filter_map(|(name, tenant)| Some((name, tenant, tenant.members.deserted_ns()?)));
@@ -133,7 +134,8 @@ impl Tenants {
     }
 }
 
-/// Returns the message that there is no such tenant, with the names of `known` tenants.
+/// Returns the message that there is no such tenant. The message contains the names of the `known`
+/// tenants.
 fn unknown(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
         return format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`");

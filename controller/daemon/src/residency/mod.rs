@@ -1,8 +1,7 @@
-//! Residency: takes tenants off the GPUs so that their memory makes room for others, and brings
-//! them back.
+//! Residency: takes tenants off the GPUs to make room for others, and brings them back.
 //!
-//! It reads which tenants need memory, asks [`deepres_policy::residency`] what to do, and starts
-//! the moves.
+//! This module reads which tenants need memory, asks [`deepres_policy::residency`] for the next
+//! move, and carries it out.
 
 mod mover;
 mod stay;
@@ -27,44 +26,46 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// The time between two looks while some tenant may be taken off.
+/// The time between two looks while a tenant may be taken off the GPUs.
 const TICK: Duration = Duration::from_millis(20);
-/// The time between two looks at whether some tenant may be taken off.
+/// The time between two checks whether a tenant may be taken off the GPUs.
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// A tenant that wanted nothing for this long is idle.
 const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// How long the work in flight of a tenant may take before the tenant is taken off anyway. The
-/// driver then waits for the work.
+/// How long the daemon waits for a tenant's work in flight before it takes the tenant off. After
+/// this time, the driver waits for the work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two attempts to bring back a tenant in an unknown state.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a tenant that the driver cannot move is not taken off again. Each attempt stops the
-/// tenant for a moment.
+/// If the driver cannot move a tenant, the daemon does not try again for this long. Each attempt
+/// stops the tenant for a moment.
 const CANNOT_LEAVE_NS: u64 = Duration::from_secs(60).as_nanos() as u64;
-/// How often a tenant is told that there is room before the policy assumes that the driver cannot
-/// give the memory which NVML calls free.
+/// After this many messages to a tenant that there is room, the policy assumes that the driver
+/// cannot give the memory which NVML calls free.
 const ASKS_IN_VAIN: u32 = 3;
 
-/// The state of residency beyond the registry's.
+/// The state of residency, except the parts that the registry has.
 #[derive(Debug, Default)]
 pub struct Residency {
-    /// Tenants that are off the GPUs, or on their way there or back, by name.
+    /// Tenants that are off the GPUs, or on the way there or back, by name.
     away: BTreeMap<String, Away>,
-    /// Processes, by tenant, that the previous daemon took off the GPUs and that are not back yet.
+    /// Processes that the previous daemon took off the GPUs and that are not back yet, by tenant.
     left: BTreeMap<String, Vec<ProcessKey>>,
-    /// GPUs on which room is being made for a tenant: no other tenant is moved there.
+    /// GPUs on which the daemon is making room for a tenant. The daemon moves no other tenant
+    /// there.
     claimed: BTreeSet<GpuIndex>,
     tracks: BTreeMap<TenantId, Track>,
-    /// The idle visits of tenants that were taken off before.
+    /// The idle visits of tenants that the daemon took off before.
     visits: BTreeMap<TenantId, Visits>,
-    /// The tenants that wait for memory, with the GPU. The other tenants there were told.
+    /// The tenants that wait for memory, with the GPU. The daemon has told the other tenants on
+    /// this GPU.
     waiting: BTreeSet<(TenantId, GpuIndex)>,
-    /// Tenants that were told that there is room without any other tenant having to leave.
+    /// Tenants to which the daemon said that there is room, without taking another tenant off.
     told: BTreeMap<TenantId, Told>,
 }
 
-/// The state of a tenant when it was told that there is room, and how often in a row it was told
-/// so.
+/// The state of a tenant when the daemon told it that there is room, and how often in a row the
+/// daemon said so.
 #[derive(Debug)]
 struct Told {
     needs: Bytes,
@@ -72,7 +73,7 @@ struct Told {
     times: u32,
 }
 
-/// A tenant that is off the GPUs, or on its way there or back.
+/// A tenant that is off the GPUs, or on the way there or back.
 #[derive(Debug)]
 struct Away {
     id: TenantId,
@@ -82,24 +83,24 @@ struct Away {
     since_ns: u64,
     bytes: Bytes,
     idle_since_ns: Option<u64>,
-    /// When to try again to take off processes that came meanwhile, after the driver refused to
-    /// move them, ns.
+    /// If the driver refused to take off processes that came later: when the daemon tries again,
+    /// ns.
     follow_again_ns: Option<u64>,
 }
 
 /// The stage of a tenant's move.
 #[derive(Debug)]
 enum Stage {
-    /// The tenant is being taken off.
+    /// A mover is taking the tenant off the GPUs.
     Leaving,
-    /// Its memory is on the host.
+    /// The tenant's memory is on the host. The movers keep it there.
     There(Vec<Mover>),
-    /// Processes that came to the tenant meanwhile are being taken off too.
+    /// A mover is taking off processes that came to the tenant later.
     Followed,
-    /// The tenant is being brought back.
+    /// The movers are bringing the tenant back.
     Returning,
-    /// The tenant could not be moved, for this reason, and its processes may be locked. It is
-    /// brought back as soon as possible.
+    /// A mover failed, for this reason, and the driver may have locked the tenant's processes. The
+    /// daemon brings the tenant back as soon as possible.
     Lost(String),
 }
 
@@ -111,20 +112,20 @@ struct Track {
 }
 
 /// The idle visits of a tenant: how often in a row it came back to the GPUs and did nothing. `done`
-/// is its count of work when it was last taken off.
+/// is the tenant's count of work when the daemon last took it off.
 #[derive(Debug, Clone, Copy)]
 struct Visits {
     done: u64,
     idle: u32,
 }
 
-/// Looks and moves tenants, for ever.
+/// Looks at tenants and moves them. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     let mut was_needed = false;
     loop {
         let is_needed = stay::is_anybody_to_make_room(shared.registry.borrow().tenants());
-        // Looks once more after the last tenant that could make room is gone, so that tenants which
-        // would wait for it are told.
+        // After the last tenant that could make room has left, the loop looks once more. So the
+        // daemon tells the tenants that still wait for its memory.
         if is_needed || was_needed || !shared.residency.borrow().away.is_empty() {
             look(&shared).await;
         }
@@ -147,7 +148,8 @@ pub async fn suspend(name: &str, shared: &Rc<Shared>) -> Result<(), String> {
     take_off(&stay, true, shared).await
 }
 
-/// Brings a tenant back at an administrator's command. A tenant that is not away stays as it is.
+/// Brings a tenant back at an administrator's command. Returns when the tenant comes back. If the
+/// tenant is not away, nothing changes.
 ///
 /// # Errors
 /// The message for the administrator.
@@ -156,7 +158,7 @@ pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, Strin
     shared.residency.borrow().check_is_not_left(name)?;
     match shared.residency.borrow_mut().away.get_mut(name) {
         None => return Ok(Resumption::Needless),
-        // From here on the tenant also comes back by itself as soon as there is room.
+        // From now on the daemon also brings the tenant back by itself, as soon as there is room.
         Some(away) => away.is_by_hand = false,
     }
     match bring_back(name, shared).await {
@@ -170,7 +172,7 @@ fn not_back(name: &str, reason: &str) -> String {
     format!("`{name}` could not be moved ({reason}); the daemon tries again and again to bring it back")
 }
 
-/// Waits until a tenant is not on its way.
+/// Waits until no move of a tenant is under way.
 async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
     loop {
         match shared.residency.borrow().away.get(name).map(|away| &away.stage) {
@@ -184,8 +186,9 @@ async fn settled(name: &str, shared: &Shared) -> Result<(), String> {
 
 async fn look(shared: &Rc<Shared>) {
     let Some(reports) = reports(shared).await else { return };
-    // The needs of tenants are read before the free memory. So a tenant that is given memory
-    // meanwhile may be told once too often, but no tenant is told too seldom.
+    // This line reads the needs of tenants before the free memory. So if a tenant gets memory
+    // meanwhile, the daemon may tell it of room once too often. The daemon never tells a tenant too
+    // seldom.
     let stays = stay::stays(shared.registry.borrow().tenants(), &reports);
     let free = free(shared).await;
     let now_ns = monotonic_ns();
@@ -204,14 +207,14 @@ async fn look(shared: &Rc<Shared>) {
     let Some(enters) = find(next.enter) else { return };
     let leavers: Vec<Stay> = next.leave.into_iter().filter_map(find).collect();
     let shared = Rc::clone(shared);
-    // The move runs in the background, because the driver takes its time.
+    // The move runs in a task of its own, because the driver takes its time.
     tokio::task::spawn_local(async move {
         make_room(&leavers, &enters, &shared).await;
         shared.residency.borrow_mut().claimed.retain(|gpu| !claimed.contains(gpu));
     });
 }
 
-/// Takes tenants off, and then lets another tenant in.
+/// Takes the tenants in `leavers` off, and then lets `enters` in.
 async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
     for leaver in leavers {
         if let Err(reason) = take_off(leaver, false, shared).await {
@@ -255,7 +258,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
     let before = free(shared).await;
     set_suspended(shared, name, true).await;
-    // Work in flight is waited for here, where it is charged, instead of in the driver.
+    // The daemon waits for the work in flight here, where the arbiter charges it. In the driver,
+    // nobody would charge it.
     let drained = async {
         let has_work = || shared.registry.borrow().tenants().get(name).is_some_and(stay::has_work);
         while has_work() {
@@ -263,8 +267,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
         }
     };
     let _ = timeout(DRAIN_LIMIT, drained).await;
-    // Saved before the move. If this daemon and the mover are both killed, the next daemon knows
-    // which tenants to bring back.
+    // The daemon saves before the move. If the daemon and the mover are both killed, the next
+    // daemon knows which tenants to bring back.
     saver::save(shared).await;
     match Mover::take_off(pids, move_limit(shared)).await {
         Ok(mover) => {
@@ -285,8 +289,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
             Ok(())
         }
         Err(Failure::Refused(reason)) => {
-            // Set before the tenant counts as resident again, so that no tenant counts on its
-            // memory.
+            // This line precedes the tenant's return to the GPUs, so that no other tenant counts on
+            // its memory.
             let until_ns = monotonic_ns().saturating_add(CANNOT_LEAVE_NS);
             let stays = |tenant: &mut Tenant| tenant.residence.stay_until(until_ns);
             drop(shared.registry.borrow_mut().change(name, stays));
@@ -300,7 +304,8 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
     }
 }
 
-/// Brings back a tenant that is away. Returns false if there is no room for it.
+/// Brings back a tenant that is away. Returns true if the tenant is back, and false if there is no
+/// room for it.
 async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     let mut movers = {
         let mut residency = shared.residency.borrow_mut();
@@ -319,7 +324,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::NoRoom) => {
                 movers.push(mover);
                 if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                    // Processes that are back count as new again, and may have to follow the tenant
+                    // Processes that are back count as new, and may have to follow the tenant
                     // again.
                     away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     away.stage = Stage::There(movers);
@@ -327,7 +332,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
                 return Ok(false);
             }
             Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
-                // A tenant without processes does not have to be brought back.
+                // If the tenant has no processes, there is nothing to bring back.
                 let stay = stay_of(name, shared).ok();
                 match stay.filter(|stay| !stay.pids.is_empty()) {
                     Some(stay) => recover_later(&stay, &reason, shared),
@@ -342,19 +347,20 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Processes that came to a tenant that is away.
+/// Processes that came to a tenant while the tenant was away.
 struct Followers {
     stay: Stay,
     pids: Vec<u32>,
-    /// The movers of the processes that were taken off before.
+    /// The movers of the processes that are off the GPUs already.
     movers: Vec<Mover>,
 }
 
-/// Takes such processes off too. Otherwise their memory would stay on the GPU although none of them
-/// can run.
+/// Takes followers off the GPUs too. Otherwise their memory would stay on the GPU although they
+/// cannot run.
 async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     let Followers { stay, pids, mut movers } = followers;
-    // Saved first, as in `take_off`: the next daemon has to know of these processes.
+    // The daemon saves first, as in `take_off`, because the next daemon must know of these
+    // processes.
     saver::save(&shared).await;
     let taken_off = Mover::take_off(&pids, move_limit(&shared)).await;
     let mut residency = shared.residency.borrow_mut();
@@ -391,14 +397,14 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
     away.stage = Stage::There(movers);
 }
 
-/// Ends a tenant's absence: the tenant is on the GPUs, or has no process left.
+/// Ends a tenant's absence: the tenant is back on the GPUs, or has no process left.
 async fn stays_here(name: &str, shared: &Shared) {
     shared.residency.borrow_mut().away.remove(name);
     set_suspended(shared, name, false).await;
 }
 
-/// Handles a tenant in an unknown state: tries to bring back its processes until that succeeds. The
-/// tenant's gates stay closed until then.
+/// Handles a tenant in an unknown state: tries to bring its processes back until that succeeds.
+/// Until then, the tenant's gates stay closed.
 fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     let (name, id) = (stay.name.clone(), stay.id);
     tracing::error!(
@@ -423,7 +429,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Ok((Back::NoRoom, mover)) => {
-                    // From here on the tenant is away like any other.
+                    // From now on the tenant is away like any other.
                     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
                         away.processes = keys(&stay.pids).collect();
                         away.stage = Stage::There(vec![mover]);
@@ -439,14 +445,16 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     });
 }
 
-/// Brings back the tenants that the previous daemon took off, each as soon as there is room for it.
+/// Brings back the tenants that the previous daemon took off. Each tenant comes back as soon as
+/// there is room for it.
 pub fn bring_back_left(left: Vec<AwayProcess>, shared: &Rc<Shared>) {
     let mut residency = shared.residency.borrow_mut();
     for AwayProcess { tenant, process } in left {
         residency.left.entry(tenant).or_default().push(process);
     }
     for name in residency.left.keys() {
-        // Done before any session is let in, so that a returning session finds its gates closed.
+        // This line runs before the daemon admits any session. So a returning session finds its
+        // gates closed.
         drop(close_gates(shared, name, true));
         tokio::task::spawn_local(bring_back_one_left(name.clone(), Rc::clone(shared)));
     }
@@ -457,7 +465,7 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     loop {
         let left = shared.residency.borrow_mut().left_of(&name);
         let Some(pids) = left else { return set_suspended(&shared, &name, false).await };
-        // Usually the mover of the previous daemon still lives, and is bringing them back.
+        // Usually the mover of the previous daemon still lives, and is bringing the processes back.
         sleep(RETRY).await;
         let limit = move_limit(&shared);
         let back = match &mut mover {
@@ -490,9 +498,9 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
     }
 }
 
-/// Takes over a tenant that the previous daemon suspended, as a tenant that is away like any other
-/// and takes its turn. That works only if all of `pids` are processes of this daemon's sessions.
-/// Otherwise returns the mover.
+/// Takes over a tenant that the previous daemon suspended. The tenant is then away like any other,
+/// and comes back in its turn. This works only if all of `pids` have sessions with this daemon.
+/// Otherwise the function returns the mover.
 fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mover> {
     let stay = stay_of(name, shared).ok();
     let Some(stay) = stay.filter(|stay| pids.iter().all(|pid| stay.pids.contains(pid))) else {
@@ -506,7 +514,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         is_by_hand: false,
         since_ns: monotonic_ns(),
         bytes: stay.held,
-        // Nobody knows what the tenant waits for, so it does not count as idle.
+        // Nobody knows for what the tenant waits, so the tenant does not count as idle.
         idle_since_ns: None,
         follow_again_ns: None,
     };
@@ -514,7 +522,7 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
     None
 }
 
-/// Returns the keys of those processes that live.
+/// Returns the keys of the processes in `pids` that are alive.
 fn keys(pids: &[u32]) -> impl Iterator<Item = ProcessKey> {
     pids.iter().filter_map(|pid| ProcessKey::of(*pid))
 }
@@ -524,15 +532,15 @@ fn move_limit(shared: &Shared) -> Duration {
 }
 
 impl Away {
-    /// Notes that the tenant needs at least `bytes` on a GPU to come back. A larger known need
-    /// stays.
+    /// Records that the tenant needs at least `bytes` on a GPU to come back. If a larger need is
+    /// known, it stays.
     fn has_at_least(&mut self, gpu: GpuIndex, bytes: u64) {
         self.bytes.entry(gpu).and_modify(|known| *known = (*known).max(bytes)).or_insert(bytes);
     }
 }
 
 impl Residency {
-    /// Returns the processes that are off the GPUs, or on their way there or back.
+    /// Returns the processes that are off the GPUs, or on the way there or back.
     pub fn away(&self) -> Vec<AwayProcess> {
         let away = self.away.iter().map(|(tenant, away)| (tenant, &away.processes));
         let all = away.chain(&self.left).flat_map(|(tenant, processes)| {
@@ -541,8 +549,8 @@ impl Residency {
         all.collect()
     }
 
-    /// Refuses an administrator's command for a tenant that the previous daemon suspended and that
-    /// is not back yet.
+    /// Returns an error for an administrator if the previous daemon suspended the tenant and it is
+    /// not back yet.
     fn check_is_not_left(&self, name: &str) -> Result<(), String> {
         if self.left.contains_key(name) {
             return Err(format!(
@@ -552,8 +560,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Returns the living processes of a tenant that are still to be brought back after the
-    /// previous daemon.
+    /// Returns the living processes of a tenant that the previous daemon took off and that are not
+    /// back yet.
     fn left_of(&mut self, name: &str) -> Option<Vec<u32>> {
         let left = self.left.get_mut(name)?;
         left.retain(|process| process.is_alive());
@@ -565,19 +573,19 @@ impl Residency {
     }
 
     /// Forgets tenants without processes, so that a new tenant of the same name starts on the GPUs.
-    /// Returns the names of those that were away.
+    /// Returns the names of the forgotten tenants that were away.
     fn forget_the_dead(&mut self, stays: &[Stay]) -> Vec<String> {
         self.tracks.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.told.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         self.visits.retain(|id, _| stays.iter().any(|stay| stay.id == *id));
         let lives = |name: &str| stays.iter().any(|stay| stay.name == name && !stay.pids.is_empty());
-        // A tenant that is on its way is handled at the end of its move.
+        // If a move of the tenant is under way, the end of the move handles the tenant.
         let is_dead = |name: &String, away: &mut Away| matches!(away.stage, Stage::There(_)) && !lives(name);
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
-    /// Returns the processes that came to tenants which are away, and that are still on the GPUs.
-    /// The tenants count as on their way from here on.
+    /// Returns processes that are on the GPUs although their tenants are away. From now on, a move
+    /// of these tenants counts as under way.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
@@ -646,7 +654,7 @@ impl Residency {
                 let place = match away.stage {
                     _ if away.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Away,
-                    // Its memory counts as occupied until it is free.
+                    // The tenant's memory counts as occupied until it is free.
                     Stage::Leaving => Place::Resident,
                     Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
                 };
@@ -678,14 +686,14 @@ impl Residency {
         }
     }
 
-    /// Notes that a tenant was taken off, in the state `stay`.
+    /// Records that the daemon took a tenant off, in the state `stay`.
     fn note_visit(&mut self, stay: &Stay) {
         let before = self.visits.get(&stay.id).filter(|before| before.done == stay.done);
         let idle = before.map_or(0, |before| before.idle.saturating_add(1));
         self.visits.insert(stay.id, Visits { done: stay.done, idle });
     }
 
-    /// Notes that a tenant in the state `stay` is told that there is room.
+    /// Records that the daemon told a tenant in the state `stay` that there is room.
     fn note_told(&mut self, stay: &Stay) {
         let times = self.told.get(&stay.id).filter(|told| told.is_of(stay)).map_or(0, |told| told.times);
         let told =
@@ -695,21 +703,21 @@ impl Residency {
 }
 
 impl Told {
-    /// Returns whether the tenant is in the same state: its needs are the same, and it got no
-    /// memory there.
+    /// Returns whether the tenant is still in the same state: it needs the same memory, and has got
+    /// none on these GPUs.
     fn is_of(&self, stay: &Stay) -> bool {
         let has_grown = |gpu| stay.held.get(gpu) > self.held.get(gpu);
         self.needs == stay.needs && !self.needs.keys().any(has_grown)
     }
 }
 
-/// Returns the free memory of each GPU by NVML, without GPUs for which it is unknown.
+/// Returns the free memory of each GPU by NVML, bytes. GPUs without a known figure are left out.
 async fn free(shared: &Shared) -> Bytes {
     let uuids = shared.registry.borrow().gpus().uuids();
     nvml::free_bytes(uuids).await
 }
 
-/// Returns a tenant as it is now.
+/// Returns the present state of a tenant.
 ///
 /// # Errors
 /// The message for the administrator.
@@ -718,20 +726,21 @@ fn stay_of(name: &str, shared: &Shared) -> Result<Stay, String> {
     registry.tenants().named(name).map(|tenant| Stay::of(name, tenant))
 }
 
-/// Closes a tenant's gates while it is off the GPUs, or opens them again.
+/// Closes a tenant's gates while the tenant is off the GPUs, or opens them again. Returns the
+/// orders to the arbiters.
 fn close_gates(shared: &Shared, name: &str, is_suspended: bool) -> Vec<Order> {
     shared.registry.borrow_mut().change(name, |tenant| {
         tenant.residence.set_suspended(is_suspended);
-        // NVML's figures belong to the state before. For a tenant whose memory is on the host NVML
-        // has none.
+        // NVML's figures are from the time before the move. If a tenant's memory is on the host,
+        // NVML has no figures for the tenant.
         tenant.memory.set_by_nvml(BTreeMap::new());
     })
 }
 
-/// Closes a tenant's gates, or opens them again. The gates are set when this returns.
+/// Closes a tenant's gates, or opens them again. Returns once the arbiters have set the gates.
 async fn set_suspended(shared: &Shared, name: &str, is_suspended: bool) {
     let orders = close_gates(shared, name, is_suspended);
-    // An arbiter that ended has opened or closed its gates itself.
+    // An arbiter that has ended has opened or closed its gates itself.
     let _ = answers(orders).await;
 }
 

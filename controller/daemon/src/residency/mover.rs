@@ -1,8 +1,8 @@
-//! The mover: the process `deepres away`, which takes processes off the GPUs, keeps them there and
-//! brings them back.
+//! The mover: the process `deepres away`. A mover takes processes off the GPUs, keeps them there
+//! and brings them back.
 //!
-//! Each tenant that is away has one mover, and one more for each group of processes that came to it
-//! meanwhile. A mover's input closes when the daemon ends, however the daemon ends. The mover then
+//! Each tenant that is away has one mover, and one more for each group of processes that came
+//! later. When the daemon ends for whatever reason, the input of its movers closes. Each mover then
 //! brings its processes back. If a mover ends or hangs, another mover finds out the state of its
 //! processes and brings them back.
 
@@ -26,16 +26,16 @@ pub struct Mover {
     channel: BufReader<UnixStream>,
     /// Kills the mover when a message is sent.
     kill: Option<oneshot::Sender<()>>,
-    /// The processes that it moves.
+    /// The processes that the mover moves.
     pids: Vec<u32>,
 }
 
-/// The reason why processes are not in the intended place.
+/// The reason for which processes are not in the intended place.
 #[derive(Debug)]
 pub enum Failure {
-    /// The driver refused: the processes are as they were.
+    /// The driver refused. The processes are where they were.
     Refused(String),
-    /// The state of the processes is unknown: the mover ended, or hung and was killed.
+    /// The state of the processes is unknown, because the mover ended, or hung and was killed.
     Lost(String),
 }
 
@@ -44,15 +44,15 @@ pub enum Failure {
 pub enum Back {
     /// The processes go on.
     Yes,
-    /// Other tenants have the memory: the processes are still away.
+    /// The processes are still away, because other tenants have the memory.
     NoRoom,
 }
 
 impl Mover {
-    /// Takes processes off the GPUs.
+    /// Takes processes off the GPUs. Returns the mover that keeps them off.
     ///
     /// # Errors
-    /// The reason why the processes are not off.
+    /// The reason for which the processes are not off the GPUs.
     pub async fn take_off(pids: &[u32], limit: Duration) -> Result<Self, Failure> {
         let mut mover = Self::start(&[], pids)
             .map_err(|error| Failure::Refused(format!("cannot start the process that suspends: {error}")))?;
@@ -62,11 +62,11 @@ impl Mover {
         }
     }
 
-    /// Brings back processes whose own mover is gone, however far that mover came. If there is no
-    /// room, the new mover keeps them away.
+    /// Brings back processes whose mover has ended, in whatever state that mover left them. If
+    /// there is no room, the new mover keeps the processes away.
     ///
     /// # Errors
-    /// The reason why the processes are not back.
+    /// The reason for which the processes are not back.
     pub async fn recover(pids: &[u32], limit: Duration) -> Result<(Back, Self), Failure> {
         let mut mover = Self::start(&["--back"], pids)
             .map_err(|error| Failure::Lost(format!("cannot start the process that brings back: {error}")))?;
@@ -81,14 +81,15 @@ impl Mover {
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("away").args(options).args(pids.iter().map(u32::to_string));
-        // The mover's errors come through the same channel as its answers. A process group of its
-        // own keeps signals to the daemon's group from it.
+        // The mover's errors come through the same channel as its answers. The mover has a process
+        // group of its own, so that signals to the daemon's group do not reach it.
         command.stdin(Stdio::from(theirs.try_clone()?)).stderr(Stdio::from(theirs.try_clone()?));
         command.stdout(Stdio::from(theirs)).process_group(0);
-        // Registered before the child can end, so that its end is not missed.
+        // This line registers the signal before the child can end, so that the daemon does not miss
+        // the end.
         let ends = signal(SignalKind::child())?;
         let child = command.spawn()?;
-        // Otherwise the command's copies of the socket would keep the channel open.
+        // Without this drop, the command's copies of the socket would keep the channel open.
         drop(command);
         let (kill, killed) = oneshot::channel();
         tokio::task::spawn_local(reap(child, ends, killed));
@@ -100,10 +101,10 @@ impl Mover {
         self.pids.contains(&pid)
     }
 
-    /// Has the processes brought back.
+    /// Makes the mover bring the processes back.
     ///
     /// # Errors
-    /// The reason why the processes are neither back nor known to be away.
+    /// The reason for which the processes are neither back nor certainly away.
     pub async fn bring_back(&mut self, limit: Duration) -> Result<Back, Failure> {
         if self.channel.get_mut().write_all(b"back\n").await.is_err() {
             return Err(Failure::Lost("the process that kept it suspended is gone".to_owned()));
@@ -121,7 +122,7 @@ impl Mover {
         }
     }
 
-    /// Returns the mover's next word, or the reason why there is none.
+    /// Returns the mover's next word, or the reason for which none came.
     async fn hear(&mut self, limit: Duration) -> Result<Word, Failure> {
         match timeout(limit, self.listen()).await {
             Ok(heard) => heard,
@@ -154,10 +155,10 @@ impl Mover {
         }
     }
 
-    /// Kills a mover that does not do what it is told. Returns the failure.
+    /// Kills a mover that does not obey. Returns the failure.
     fn end(&mut self, reason: String) -> Failure {
         if let Some(kill) = self.kill.take() {
-            // A mover that has ended need not be killed.
+            // If the mover has ended, the daemon need not kill it.
             let _ = kill.send(());
         }
         Failure::Lost(reason)
@@ -172,17 +173,17 @@ enum Word {
     NoRoom,
 }
 
-/// Waits for the mover's end, so that it leaves no zombie. Kills the mover on request.
+/// Waits for the mover's end, so that no zombie stays. Kills the mover on request.
 async fn reap(mut child: Child, mut ends: Signal, mut killed: oneshot::Receiver<()>) {
     let mut may_be_killed = true;
-    // An error also ends the loop.
+    // If `try_wait` fails, the loop ends too.
     while matches!(child.try_wait(), Ok(None)) {
         tokio::select! {
             _ = ends.recv() => {}
             wish = &mut killed, if may_be_killed => {
                 may_be_killed = false;
-                // A mover that is no longer needed is dropped without a request. Its process then
-                // goes on until its work is done.
+                // If the daemon drops a mover without a request, the mover's process goes on until
+                // it has finished.
                 if wish.is_ok() {
                     let _ = child.kill();
                 }

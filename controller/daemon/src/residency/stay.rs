@@ -1,4 +1,4 @@
-//! Where the memory of tenants is: what residency has to know of each tenant.
+//! The places of tenants' memory: the data that residency needs of each tenant.
 
 use crate::arbiter::{Report, SessionId};
 use crate::registry::Tenants;
@@ -11,25 +11,25 @@ use deepres_policy::class::Class;
 use deepres_policy::residency::{Bytes, GpuIndex, Seen};
 use std::collections::BTreeSet;
 
-/// Whether a tenant's memory can be taken off the GPUs, and is.
+/// Whether the daemon may take a tenant's memory off the GPUs, and whether it has.
 #[derive(Debug, Default)]
 pub struct Residence {
     /// How the tenant's memory makes room for others; `None` if the tenant did not opt in.
     oversubscribe: Option<Oversubscribe>,
-    /// The time before which the driver is not asked to suspend the tenant, because it could not do
-    /// so before, ns of `CLOCK_MONOTONIC`.
+    /// If the driver could not suspend the tenant, the daemon does not ask the driver again before
+    /// this time, ns of `CLOCK_MONOTONIC`.
     stays_until_ns: u64,
-    /// Whether the tenant is suspended, or on its way off the GPUs.
+    /// Whether the tenant is suspended, or on the way off the GPUs.
     is_suspended: bool,
 }
 
 impl Residence {
-    /// Changes the way to which the tenant opted in.
+    /// Sets the way of oversubscription to which the tenant opted in.
     pub fn set_oversubscribe(&mut self, way: Option<Oversubscribe>) {
         self.oversubscribe = way;
     }
 
-    /// Takes in the way to which one more process of the tenant opted in.
+    /// Takes in the way of oversubscription to which one more process of the tenant opted in.
     pub fn join_oversubscribe(&mut self, way: Option<Oversubscribe>) {
         self.oversubscribe = match (self.oversubscribe, way) {
             (Some(way), Some(other)) => Some(way.with(other)),
@@ -37,33 +37,33 @@ impl Residence {
         };
     }
 
-    /// Returns how the tenant's memory makes room for others.
+    /// Returns the tenant's way of oversubscription; `None` without one.
     pub fn oversubscribe(&self) -> Option<Oversubscribe> {
         self.oversubscribe
     }
 
-    /// Returns whether the tenant opted in to being suspended.
+    /// Returns whether the tenant opted in to suspension.
     pub fn lets_itself_be_suspended(&self) -> bool {
         self.oversubscribe == Some(Oversubscribe::Suspend)
     }
 
-    /// Returns whether the tenant can be suspended now, so that its memory makes room for others.
+    /// Returns whether the daemon may suspend the tenant now, to make room for others.
     pub fn may_leave(&self) -> bool {
         self.lets_itself_be_suspended() && monotonic_ns() >= self.stays_until_ns
     }
 
-    /// Notes that the driver could not move the tenant, and is not asked to before `until_ns`. So no
-    /// other tenant waits for its memory.
+    /// Records that the driver could not move the tenant, so that the daemon does not ask the
+    /// driver before `until_ns`. Until then no other tenant waits for this tenant's memory.
     pub fn stay_until(&mut self, until_ns: u64) {
         self.stays_until_ns = until_ns;
     }
 
-    /// Returns whether the tenant is suspended, or on its way off the GPUs.
+    /// Returns whether the tenant is suspended, or on the way off the GPUs.
     pub fn is_suspended(&self) -> bool {
         self.is_suspended
     }
 
-    /// Notes that the tenant is suspended or on its way off the GPUs, or that it is back.
+    /// Records whether the tenant is suspended or on the way off the GPUs.
     pub fn set_suspended(&mut self, is_suspended: bool) {
         self.is_suspended = is_suspended;
     }
@@ -78,21 +78,21 @@ pub struct Stay {
     pub id: TenantId,
     /// The tenant's class.
     pub class: Class,
-    /// Whether the tenant opted in to being suspended, and the driver can do that.
+    /// Whether the daemon may suspend the tenant now.
     pub may_leave: bool,
     /// The tenant's processes on GPUs.
     pub pids: Vec<u32>,
     /// The memory that the tenant holds by its account, by GPU.
     pub held: Bytes,
-    /// The memory that its processes wait for, by GPU.
+    /// The memory for which the tenant's processes wait, by GPU.
     pub needs: Bytes,
     /// Whether the tenant has work in flight or a waiting thread.
     pub wants: bool,
-    /// A number that changes whenever the tenant did anything on a GPU.
+    /// A number that changes whenever the tenant has done anything on a GPU.
     pub done: u64,
 }
 
-/// Returns whether any tenant opted in to being suspended.
+/// Returns whether any tenant opted in to suspension.
 pub fn is_any_oversubscribed(tenants: &Tenants) -> bool {
     let opted_in = |tenant: &Tenant| {
         tenant.residence.lets_itself_be_suspended() && !tenant.members.sessions().is_empty()
@@ -100,7 +100,7 @@ pub fn is_any_oversubscribed(tenants: &Tenants) -> bool {
     tenants.iter().any(|(_, tenant)| opted_in(tenant))
 }
 
-/// Returns whether any tenant could make room, or waits for room.
+/// Returns whether any tenant may make room, or waits for room.
 pub fn is_anybody_to_make_room(tenants: &Tenants) -> bool {
     let waits = |tenant: &Tenant| ledgers(tenant).any(|ledger| ledger.needed_bytes() > 0);
     is_any_oversubscribed(tenants) || tenants.iter().any(|(_, tenant)| waits(tenant))
@@ -128,7 +128,7 @@ pub fn has_work(tenant: &Tenant) -> bool {
     })
 }
 
-/// Tells each tenant for how much memory it makes sense to wait.
+/// Tells each tenant for how much memory its threads may reasonably wait.
 pub fn say_what_is_obtainable(tenants: &Tenants, seen: &[Seen], free: &Bytes) {
     for (_, tenant) in tenants.iter() {
         let own = seen.iter().find(|seen| seen.id == tenant.id);
@@ -146,24 +146,24 @@ pub fn press_others(tenants: &Tenants, applicant: TenantId, gpu: GpuIndex) {
     others.filter_map(|(_, tenant)| tenant.memory.on(gpu)).for_each(LedgerGpu::press);
 }
 
-/// Makes a tenant's processes wait for any memory that the driver lacks, until residency has
-/// decided whether waiting makes sense.
+/// Makes a tenant's processes wait for any memory that the driver lacks. Residency decides later
+/// whether the wait makes sense.
 pub fn let_wait(tenant: &Tenant) {
     ledgers(tenant).for_each(|ledger| ledger.set_obtainable(u64::MAX));
 }
 
-/// Lets a tenant's processes ask the driver again.
+/// Makes a tenant's processes ask the driver again.
 pub fn announce_room(tenant: &Tenant) {
     ledgers(tenant).for_each(LedgerGpu::announce_room);
 }
 
-/// Returns a tenant's ledgers of the GPUs on which it was.
+/// Returns a tenant's ledgers of the GPUs on which the tenant has been.
 fn ledgers(tenant: &Tenant) -> impl Iterator<Item = &LedgerGpu> {
     tenant.gpus().iter().filter_map(|gpu| tenant.memory.on(*gpu))
 }
 
 impl Stay {
-    /// Returns a tenant without [`Self::wants`].
+    /// Returns the data of a tenant, without [`Self::wants`].
     pub fn of(name: &str, tenant: &Tenant) -> Self {
         let on_gpus = |of: fn(&LedgerGpu) -> u64| -> Bytes {
             let all = tenant.gpus().iter().filter_map(|gpu| Some((*gpu, of(tenant.memory.on(*gpu)?))));

@@ -1,5 +1,5 @@
-//! The limits on the number of connections, in all and by source. A source is a user or a
-//! container. No user and no container of root's may keep the others out.
+//! The limits on the number of connections: one for all, and one for each source. A source is a
+//! user or a container. So no user, and no container of root's, can keep the others out.
 
 use crate::identity::source::Source;
 use crate::registry::{MAX_DESERTED, Refused};
@@ -12,36 +12,37 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Descriptors of a connection without its bells: the socket, the pidfd, and a grant, a meter and a
-/// ledger page.
+/// Descriptors of a connection without its bells: the socket, the pidfd, and the grant, meter and
+/// ledger pages.
 const DESCRIPTORS: u64 = 5;
-/// Descriptors for the daemon itself, its probes, its administrators, connections being turned
-/// away, and the ledgers of tenants without sessions.
+/// Descriptors for the daemon itself, its probes, its administrators, refused connections, and the
+/// ledgers of tenants without sessions.
 const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
-/// The most processes at a time that may be about to begin a session. More are not noted, and count
-/// as unmanaged until they have a session.
+/// The most processes at a time that the daemon remembers as about to begin a session. Further
+/// processes count as unmanaged until they have a session.
 const ARRIVING_AT_A_TIME: usize = 256;
-/// Number of connections for each process that may be about to begin a session. Such a process
-/// takes two descriptors: its connection and its pidfd.
+/// The daemon remembers one process that is about to begin a session for each of this many
+/// connections. Such a process takes two descriptors: its connection and its pidfd.
 const CONNECTIONS_PER_ARRIVAL: usize = 2;
-/// The descriptors of such processes, for each connection.
+/// The descriptors of processes that are about to begin a session, for each connection.
 const ARRIVAL_DESCRIPTORS: u64 = 1;
-/// Number of turns that a source has one right after another. After a restart a thousand jobs and
-/// their keepers come back at once.
+/// Number of turns that a source may take without a delay. After a restart of the daemon, a
+/// thousand jobs and their keepers come back at once.
 const TURNS_AT_ONCE: u64 = 2048;
-/// The time between later turns of a source. A turn takes some tenths of a millisecond.
+/// The time between further turns of a source. A turn takes some tenths of a millisecond.
 const TURN_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
-/// The most connections beyond the limit that the daemon listens to until it can refuse them.
-/// Connections beyond these are closed without an answer.
+/// The most connections beyond the limit to which the daemon listens until it can refuse them. The
+/// daemon closes further connections without an answer.
 const TURNED_AWAY_AT_A_TIME: usize = 64;
 
-/// Returns the descriptors that `connections` need, each with a bell for each of `gpus`.
+/// Returns the number of descriptors that `connections` need, with a bell for each of `gpus` in
+/// each connection.
 pub fn descriptors(connections: usize, gpus: usize) -> u64 {
     let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
     (connections as u64).saturating_mul(of_one).saturating_add(OWN_DESCRIPTORS)
 }
 
-/// Returns the number of connections for which there are enough descriptors.
+/// Returns the number of connections for which `descriptors` suffice.
 pub fn room(descriptors: u64, gpus: usize) -> usize {
     let of_one = DESCRIPTORS + ARRIVAL_DESCRIPTORS + gpus as u64;
     let room = descriptors.saturating_sub(OWN_DESCRIPTORS) / of_one;
@@ -60,27 +61,27 @@ struct Has {
 pub struct Connections {
     /// The most connections for which there are descriptors.
     room: usize,
-    /// The sources that have connections, or had so many lately that their next turns are still
-    /// delayed.
+    /// The sources that have connections, or whose next turns are still delayed.
     by_source: RefCell<BTreeMap<Source, Has>>,
     arriving: Rc<RefCell<BTreeMap<Source, usize>>>,
     turned_away: Rc<Cell<usize>>,
 }
 
-/// The turns of a source. The daemon lets the connections of one source in one after another. So a
-/// source with a hundred waiting connections delays other sources only by one.
+/// The turns of a source. The daemon admits the connections of one source one after another. So a
+/// source with a hundred waiting connections delays other sources by one connection only.
 ///
-/// Beyond [`TURNS_AT_ONCE`], a limited source gets one turn every [`TURN_NS`]. So a user that
+/// Beyond [`TURNS_AT_ONCE`], a source with a limit gets one turn every [`TURN_NS`]. So a user that
 /// begins sessions in a loop does not keep a processor of the host busy. Sources without a limit
 /// have no such delay.
 #[derive(Debug, Clone)]
 pub struct Turns {
     one: Rc<Semaphore>,
-    /// When all turns so far are paid for, monotonic clock, ns; `None` for sources without a limit.
+    /// The moment at which the delays of all turns so far are over, monotonic clock, ns; `None` for
+    /// sources without a limit.
     earned_ns: Option<Rc<Cell<u64>>>,
 }
 
-/// The turn of a connection; it ends when this value is dropped.
+/// The turn of a connection. The turn ends when this value is dropped.
 pub type Turn<'a> = SemaphorePermit<'a>;
 
 impl Turns {
@@ -88,9 +89,8 @@ impl Turns {
         Self { one: Rc::new(Semaphore::new(1)), earned_ns: source.has_limit().then(Rc::default) }
     }
 
-    /// Waits for the turn of a connection, after those of its source that asked before. Returns
-    /// `None` if the connection `is_gone` by then: its turn then costs the next connections no
-    /// time.
+    /// Waits for the turn of a connection, after the earlier connections of its source. Returns
+    /// `None` if the connection `is_gone` by then. Its turn then delays no other connection.
     pub async fn next(&self, is_gone: impl FnOnce() -> bool) -> Option<Turn<'_>> {
         let turn = self.one.acquire().await.ok();
         if is_gone() {
@@ -103,7 +103,7 @@ impl Turns {
         turn
     }
 
-    /// Takes one more turn at `now_ns`. Returns in how long the turn is due, ns.
+    /// Takes one more turn at `now_ns`. Returns the time until the turn is due, ns.
     fn take(&self, now_ns: u64) -> u64 {
         let Some(earned) = &self.earned_ns else { return 0 };
         let earned_ns = earned.get().max(now_ns).saturating_add(TURN_NS);
@@ -111,13 +111,13 @@ impl Turns {
         earned_ns.saturating_sub(now_ns).saturating_sub(TURNS_AT_ONCE * TURN_NS)
     }
 
-    /// Returns whether past turns no longer delay the next one.
+    /// Returns whether past turns no longer delay the next turn.
     fn is_as_new(&self, now_ns: u64) -> bool {
         self.earned_ns.as_ref().is_none_or(|earned| earned.get() <= now_ns)
     }
 }
 
-/// A place among the connections that are being turned away; freed on drop.
+/// A place among the connections that the daemon is refusing. The drop frees the place.
 #[derive(Debug)]
 pub struct TurnedAway(Rc<Cell<usize>>);
 
@@ -127,7 +127,7 @@ impl Drop for TurnedAway {
     }
 }
 
-/// A place among the processes that are about to begin a session; freed on drop.
+/// A place among the processes that are about to begin a session. The drop frees the place.
 #[derive(Debug)]
 pub struct Arriving {
     all: Rc<RefCell<BTreeMap<Source, usize>>>,
@@ -144,22 +144,23 @@ impl Drop for Arriving {
     }
 }
 
-/// Returns the most that one source may have of `all`: it leaves as much to the next source.
+/// Returns the most that one source may have of `all`, while other sources have `others`. It is
+/// half of the rest, so that the next source finds room.
 fn half_of_the_rest(all: usize, others: usize) -> usize {
     all.saturating_sub(others).div_ceil(2)
 }
 
 impl Connections {
-    /// Returns the state without connections, with descriptors for `room` connections.
+    /// Returns the state without connections. `room` is the number of connections for which there
+    /// are descriptors.
     pub fn new(room: usize) -> Self {
         Self { room, by_source: RefCell::default(), arriving: Rc::default(), turned_away: Rc::default() }
     }
 
-    /// Counts one more connection of this source. Returns the turns by which the source's
-    /// connections are let in.
+    /// Counts one more connection of this source. Returns the turns of the source.
     ///
     /// # Errors
-    /// [`Refused`]: a limit is reached.
+    /// [`Refused`] if the source or the daemon has too many connections.
     pub fn enter(&self, source: &Source, config: &Config) -> Result<Turns, Refused> {
         let mut by_source = self.by_source.borrow_mut();
         let limit = config.max_connections.min(self.room);
@@ -204,8 +205,8 @@ impl Connections {
         }
     }
 
-    /// Counts a process that is about to begin a session. The session's own connection counts
-    /// separately. Returns `None` if too many processes are counted already.
+    /// Counts a process that is about to begin a session. Returns `None` if there are too many such
+    /// processes. The session's own connection counts separately.
     pub fn arrive(&self, source: &Source) -> Option<Arriving> {
         let mut arriving = self.arriving.borrow_mut();
         let count = arriving.get(source).copied().unwrap_or(0);
@@ -217,8 +218,8 @@ impl Connections {
         Some(Arriving { all: Rc::clone(&self.arriving), source: source.clone() })
     }
 
-    /// Counts a connection that is being turned away. Returns `None` if there are too many, so that
-    /// the connection has to be closed without an answer.
+    /// Counts a connection that the daemon is refusing. Returns `None` if there are too many. The
+    /// caller then closes the connection without an answer.
     pub fn turn_away(&self) -> Option<TurnedAway> {
         let before = self.turned_away.get();
         (before < TURNED_AWAY_AT_A_TIME).then(|| {

@@ -1,4 +1,4 @@
-//! The tenant socket: lets processes in, and notices when they are gone.
+//! The tenant socket: admits processes, and notices when they die.
 
 pub mod connections;
 mod viewer;
@@ -29,24 +29,25 @@ use zerocopy::IntoBytes;
 
 /// How long a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long the driver may take to start in a process that announced a session. After that the
+/// How long the driver may take to start in a process that announced a session. After this time the
 /// process counts as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
-/// How long a process that closed its connection may take to die. After that the process lives on
-/// without a connection.
+/// How long a process that closed its connection may take to die. After this time, the daemon
+/// assumes that the process lives on.
 const DYING_LIMIT: Duration = Duration::from_millis(30);
-/// The largest difference of the process's and the daemon's clock. A larger one means different
-/// clocks, because a hello is read within milliseconds of being written.
+/// The largest difference between the clocks of a process and of the daemon. The daemon reads a
+/// hello within milliseconds. So a larger difference means that the clocks are different clocks.
 const CLOCK_LIMIT_NS: u64 = Duration::from_secs(5).as_nanos() as u64;
-/// The most connections accepted before accepted ones get a turn. Connections come in one queue for
-/// all users. So that no user waits behind a flood of another's, the daemon accepts them all soon,
-/// and then each user has its turn ([`connections::Connections::enter`]).
+/// The most connections that the daemon accepts before it serves accepted connections. All users
+/// share the kernel's queue of connections. The daemon empties this queue fast, and then gives each
+/// user its turn ([`connections::Connections::enter`]). So no user waits behind a flood of
+/// connections of another.
 const ACCEPTS_AT_A_TIME: usize = 32;
-/// Pause after a failed accept, so that the failure does not become a busy loop. Mostly there are
-/// no descriptors left then.
+/// Pause after a failed accept, so that the failure does not become a busy loop. Mostly, accept
+/// fails because no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Lets processes in, for ever.
+/// Admits processes. Never returns without an error.
 pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
     let listener = watched(listener)?;
     loop {
@@ -63,38 +64,40 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     break;
                 }
-                // There are no more connections, or the socket was not ready after all.
+                // No more connections wait, or the socket was not ready.
                 Err(_) => break,
             }
         }
-        // A flood keeps the socket ready: without this yield no other task would run.
+        // A flood of connections keeps the socket ready. Without this yield, no other task would
+        // run.
         tokio::task::yield_now().await;
     }
 }
 
-/// Returns a descriptor that can be awaited until it is readable.
+/// Returns the descriptor in a form in which a task can wait until it is readable.
 fn watched(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is one open descriptor until it is dropped, and the result owns it.
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
-/// Starts to serve one connection, or to refuse it if there is no room.
+/// Starts to serve one connection. If there is no room, starts to refuse it.
 fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
     let Ok(peer) = Peer::of(connection.as_fd()) else { return };
     let death = match peer.death(connection.as_fd()) {
         Ok(Some(death)) => Some(death),
         Ok(None) => return,
-        // The kernel has no pidfds, or the peer is in another pid namespace. Then the end of the
-        // connection has to do as the end of the process.
+        // The kernel has no pidfds, or the peer is in another pid namespace. The daemon then takes
+        // the end of the connection for the end of the process.
         Err(_) => None,
     };
-    // In a user namespace one user can be any of thousands.
+    // In a user namespace, one user can have thousands of user ids.
     let source = Source::of(peer.pid, identity::read::owner(peer.pid, peer.uid));
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // A dead process's owner cannot be read any more: it would be counted for the wrong user.
+        // The kernel no longer tells the owner of a dead process. The daemon would count it for the
+        // wrong user.
         return;
     }
-    // Counted before the next connection is accepted.
+    // This line counts the connection before the daemon accepts the next.
     let place = match Counted::enter(&source, shared) {
         Ok(counted) => Place::Counted(counted),
         Err(_) => match shared.connections.turn_away() {
@@ -107,15 +110,15 @@ fn admit(connection: OwnedFd, shared: &Rc<Shared>) {
         let (pid, uid) = (peer.pid, peer.uid);
         match attend(connection, peer, death, (source, place), &shared).await {
             Ok(()) => {}
-            // A peer that hangs up gets no warning, so that hanging up again and again does not
-            // fill the log.
+            // If a peer hangs up, the log has no warning. So a peer that hangs up again and again
+            // does not fill the log.
             Err(error) if is_end_of_peer(&error) => tracing::debug!(pid, uid, %error, "a tenant hung up"),
             Err(error) => tracing::warn!(pid, uid, %error, "a tenant's connection failed"),
         }
     });
 }
 
-/// Returns whether the error means that the peer is gone.
+/// Returns whether the error means that the peer closed the connection.
 fn is_end_of_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -127,7 +130,7 @@ enum Place {
     None(TurnedAway),
 }
 
-/// A connection that is counted; dropping this ends the counting.
+/// A connection that the limits count. The drop ends the counting.
 struct Counted {
     shared: Rc<Shared>,
     source: Source,
@@ -147,7 +150,8 @@ impl Drop for Counted {
     }
 }
 
-/// Serves one connection. Keeps back the error of a source that has caused enough log lines lately.
+/// Serves one connection. Does not log the error if the source has caused too many log lines
+/// lately.
 async fn attend(
     connection: OwnedFd,
     peer: Peer,
@@ -161,9 +165,9 @@ async fn attend(
     }
 }
 
-/// Serves one connection: hears the hello, and then lets the peer in or refuses it. Without room,
-/// the refusal comes only after the hello. If the connection were closed before that, the peer
-/// would see an error and lose the reason.
+/// Serves one connection: reads the hello, and then admits the peer or refuses it. Without room,
+/// the refusal also waits for the hello. If the daemon closed the connection before, the peer would
+/// see an error and not the reason.
 async fn hear(
     connection: OwnedFd,
     peer: Peer,
@@ -175,8 +179,8 @@ async fn hear(
     let received = timeout(HELLO_LIMIT, receive(&connection)).await;
     let counted = match place {
         Place::Counted(counted) => counted,
-        // The connections that took the place may have been processes about to begin a session,
-        // which are not counted any more.
+        // Processes that are about to begin a session may have taken the room, and no longer count
+        // now.
         Place::None(_turned_away) => match Counted::enter(source, shared) {
             Ok(counted) => counted,
             Err(full) => {
@@ -191,16 +195,16 @@ async fn hear(
         wire::decode::<Hello>(packet.bytes()).is_ok_and(|hello| hello.role() == Some(Role::Arriving));
     if !is_arriving {
         let turn = counted.turns.next(|| has_hung_up(connection.as_fd())).await;
-        // The waiting connections of other sources go between this one and the next of its own
-        // source.
+        // The yield lets the waiting connections of other sources go before the next connection of
+        // this source.
         tokio::task::yield_now().await;
         if has_hung_up(connection.as_fd()) {
-            // The time to let it in is better spent on the processes that still wait for it.
+            // The daemon does not spend time on a peer that no longer waits.
             return Ok(());
         }
         return converse(connection, packet, (peer, source), (death, turn), shared).await;
     }
-    // Freed, so that the session that follows finds this place.
+    // The drop frees the place for the session that follows.
     drop(counted);
     if let Some(_counted) = shared.connections.arrive(source).filter(|_| peer.pid != 0) {
         expect(&connection, peer, death, shared).await?;
@@ -208,8 +212,8 @@ async fn hear(
     Ok(())
 }
 
-/// Notes that a process is about to begin a session, so that it does not count as unmanaged. The
-/// note ends with the connection.
+/// Remembers that a process is about to begin a session, so that the process does not count as
+/// unmanaged. The memory ends with the connection.
 async fn expect(
     connection: &AsyncFd<OwnedFd>,
     peer: Peer,
@@ -235,8 +239,8 @@ fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Serves one connection of a tenant, from hello to its end. Other connections of the source get
-/// their `turn` once this one is let in or refused.
+/// Serves one connection of a tenant, from the hello to its end. `turn` ends when the daemon has
+/// admitted or refused the peer. The next connection of the source then gets its turn.
 async fn converse(
     connection: AsyncFd<OwnedFd>,
     packet: Packet,
@@ -244,14 +248,15 @@ async fn converse(
     (death, turn): (Option<OwnedFd>, Option<Turn<'_>>),
     shared: &Rc<Shared>,
 ) -> io::Result<()> {
-    // Watched before the session exists, so that the death of the process cannot go unnoticed.
+    // The watch begins before the session exists, so that the daemon does not miss the death of the
+    // process.
     let death = death.map(watched).transpose()?;
     let facts = Facts::read(peer.pid, peer.uid);
     if death.as_ref().is_some_and(|death| is_dead(death.as_fd())) {
-        // Its pid may belong to another process by now, and the facts with it.
+        // Another process may have the pid by now, and the facts may be of that process.
         return Ok(());
     }
-    // A process can be in thousands of groups. Only groups that a cap names matter here.
+    // A process may be in thousands of groups. Only the groups that have caps matter here.
     let mut groups = peer.groups(connection.as_fd());
     groups.retain(|group| shared.registry.borrow().config().groups.contains_key(&group.to_string()));
     groups.sort_unstable();
@@ -281,9 +286,10 @@ async fn converse(
     };
     let Admitted { tenant, membership, welcome, pages, ready } = admitted;
     shared.note_change();
-    // Without an answer the session begins with a closed gate, and goes by the heartbeat.
+    // If no answer comes, the session begins with a closed gate, and watches the heartbeat.
     let _ = answers(ready).await;
-    // Waits until the user's other tenants know what they may hold beside the new one.
+    // This line waits until the user's other tenants know how much they may hold beside the new
+    // tenant.
     let ready = shared.registry.borrow_mut().share_out_anew(&tenant);
     let _ = answers(ready).await;
     if let Some(pid) = wants_metering(&packet)
@@ -309,7 +315,7 @@ async fn converse(
         }
         packet::send(&connection, welcome.as_bytes(), &descriptors)
     };
-    // The arbiters keep their own references to the pages that they need.
+    // The arbiters have their own references to the pages that they need.
     drop(pages);
     if sent.is_ok() {
         end_of(&connection, death.as_ref()).await;
@@ -318,14 +324,14 @@ async fn converse(
     sent
 }
 
-/// Ends a membership whose process is gone.
+/// Ends a membership after its process has died or disconnected.
 fn depart(shared: &Shared, tenant: &str, membership: Membership) {
     shared.registry.borrow_mut().depart(tenant, membership);
     shared.note_change();
 }
 
-/// Returns the process that a keeper asks to have metered from outside: `Some(None)` for the keeper
-/// itself. A keeper that was connected before names a process that it started. The number is of the
+/// Returns the process that a keeper wants metered from outside: `Some(None)` for the keeper
+/// itself. A keeper that was connected before names a process that it started. This pid is of the
 /// keeper's pid namespace, which may differ from the daemon's.
 fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
     let hello: Hello = wire::decode(packet.bytes()).ok()?;
@@ -333,8 +339,8 @@ fn wants_metering(packet: &Packet) -> Option<Option<u32>> {
     wants.then(|| (hello.sessions_before > 0).then_some(hello.pid))
 }
 
-/// Meters a process from outside. The kernel says which process it is. Returns once metering has
-/// begun.
+/// Meters a process from outside. The kernel says which process the pid means. Returns once
+/// metering has begun.
 async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>) -> Result<(), String> {
     let pid = match named {
         None => peer.pid,
@@ -348,7 +354,7 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     }
 }
 
-/// Reads the hello and lets its sender in, or returns the reason of the refusal.
+/// Decodes the hello and admits its sender, or returns the reason of the refusal.
 fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<Admitted, Refused> {
     let hello: Hello = wire::decode(packet.bytes()).map_err(|error| {
         let kind = match error {
@@ -370,7 +376,7 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
     registry.admit(guest, &hello)
 }
 
-/// Sends a refusal. A peer that does not read it gets none.
+/// Sends a refusal. If the peer does not read, the refusal is lost.
 fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
     let refusal = Refusal::new(refused.kind, &refused.reason);
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
@@ -385,19 +391,19 @@ async fn receive(connection: &AsyncFd<OwnedFd>) -> io::Result<Option<Packet>> {
     }
 }
 
-/// Returns when the process is dead or the connection has ended. A connection carries nothing after
-/// the welcome, so a peer that sends anything ends its connection.
+/// Waits until the process has died or the connection has ended. After the welcome, a peer sends
+/// nothing. If it sends anything, the wait ends too.
 async fn end_of(connection: &AsyncFd<OwnedFd>, death: Option<&AsyncFd<OwnedFd>>) {
     let Some(death) = death else {
         let _ = receive(connection).await;
         return;
     };
-    // An error also ends the wait.
+    // If either wait fails, the wait ends too.
     tokio::select! {
         _ = death.readable() => {}
         _ = receive(connection) => {
             // A dying process closes its descriptors one by one. Its GPU memory may go after its
-            // connection, and stays on its account until then.
+            // connection, and stays in its account until then.
             let _ = timeout(DYING_LIMIT, death.readable()).await;
         }
     }

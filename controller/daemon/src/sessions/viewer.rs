@@ -1,5 +1,5 @@
-//! Tells a process its tenant's part of the GPUs without making it a session. The interposer
-//! answers NVML calls inside a tenant from this.
+//! Tells a process its tenant's part of the GPUs, without a session. The interposer answers NVML
+//! calls inside a tenant by this view.
 
 use super::refuse;
 use crate::arbiter::Report;
@@ -21,7 +21,7 @@ pub async fn answer(
     shared: &Shared,
 ) -> io::Result<()> {
     if let Some(who) = ProcessKey::of(guest.peer.pid) {
-        // The process has the interposer: until it computes, it has no session and still is not
+        // The process has the interposer. Before it computes, it has no session, but it is not
         // unmanaged.
         shared.registry.borrow().connected().views(who);
     }
@@ -45,8 +45,8 @@ pub async fn answer(
     }
 }
 
-/// Returns the UUID of the first GPU in a hello, as NVML writes it. Returns `None` if the daemon
-/// does not manage the GPU.
+/// Returns the UUID of the first GPU in a hello, in NVML's form. Returns `None` if the daemon does
+/// not manage this GPU.
 fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
     let number = registry.gpus().number_of(hello.gpus().first()?)?;
     registry.gpus().uuids().into_iter().nth(number)
@@ -56,8 +56,8 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Returns [`Refused`] if the hello's name is malformed or there is no such tenant. A view makes no
-/// tenant.
+/// Returns [`Refused`] if the hello's name is malformed, or if there is no such tenant. A view
+/// never makes a tenant.
 fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
     let tenant = registry.find_tenant(guest, hello)?.ok_or_else(|| {
         Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")

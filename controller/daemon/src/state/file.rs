@@ -1,12 +1,12 @@
-//! The state file. The daemon reads it once at the start, and replaces it as a whole while it
-//! lives.
+//! The state file. The daemon reads the file once at its start, and later replaces the whole file
+//! again and again.
 //!
-//! The daemon writes a new file beside the old one and renames it. So a reader finds one of the two
-//! complete, at whatever moment the daemon is killed.
+//! The daemon writes a new file beside the old file and renames it. So a reader always finds a
+//! complete file, even if the daemon is killed at any moment.
 //!
-//! The daemon does not sync the file to the disk. The content holds only for this run of the
-//! machine, because of the clock and the process ids. So a file that a power failure cuts off would
-//! be useless anyway. A daemon that waits for a disk would be late for its tenants.
+//! The daemon does not sync the file to the disk. The clock and the process ids in it are valid for
+//! this run of the machine only. So after a power failure, the file is useless anyway. A daemon
+//! that waits for a disk would be late for its tenants.
 
 use super::{State, StateError, parse};
 use deepres_model::clock::monotonic_ns;
@@ -16,10 +16,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file is private to its owner, because it tells who runs which programs.
+/// Only the owner may read the file, because it shows which user runs which programs.
 const MODE: u32 = 0o600;
-/// The largest file that is read or written. The state of as many processes as one daemon serves is
-/// smaller.
+/// The largest file that the daemon reads or writes. The state of all processes that one daemon can
+/// serve is smaller.
 const MAX_BYTES: u64 = 64 << 20;
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -29,13 +29,13 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The outcome of writing the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Saved {
-    /// An arbiter did not answer. The state is incomplete without it, so nothing is written.
+    /// An arbiter did not answer, so the state is incomplete. The daemon wrote nothing.
     Nothing,
-    /// The file has this state already.
+    /// The file has this state already. The daemon wrote nothing.
     Already,
-    /// The file has been written with this state.
+    /// The daemon wrote this state.
     Anew,
-    /// The file cannot be written, for this reason.
+    /// The daemon cannot write the file, for this reason.
     Failed(String),
 }
 
@@ -45,15 +45,15 @@ pub struct StateFile {
     path: PathBuf,
     boot: String,
     last: Option<State>,
-    /// Whether the last attempt to write failed. The log has said so.
+    /// Whether the last attempt to write failed. The daemon logs a failure once.
     is_failing: bool,
 }
 
 impl StateFile {
     /// Returns the state file at `path`, for this run of the machine.
     pub fn at(path: PathBuf) -> Self {
-        // Without /proc no process could be recognised either, so an empty id serves as well as any
-        // other.
+        // Without /proc, the daemon could not recognise any process either. So an empty id does no
+        // harm.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
         Self { path, boot, last: None, is_failing: false }
     }
@@ -68,8 +68,8 @@ impl StateFile {
         &self.boot
     }
 
-    /// Reads the state that the previous daemon saved since the machine started. Never fails: a
-    /// file that cannot be trusted is renamed, and the log says so.
+    /// Reads the state that the previous daemon saved since the machine started. Returns `None`
+    /// without such a state. If the file cannot be trusted, renames it and logs this.
     pub fn load(&mut self) -> Option<State> {
         let bytes = match read(&self.path) {
             Ok(bytes) => bytes,
@@ -112,8 +112,8 @@ impl StateFile {
         }
     }
 
-    /// Writes a state, unless the file has the same state already. The log reports a failure once.
-    /// The next state is another attempt.
+    /// Writes a state, unless the file has the same state already. Logs the first failure of
+    /// several. The next state is another attempt.
     pub fn save(&mut self, state: State) -> Saved {
         if self.last.as_ref().is_some_and(|last| !state.differs_from(last)) {
             return Saved::Already;
@@ -157,12 +157,12 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 fn write(path: &Path, state: &State) -> io::Result<()> {
     let bytes = state.to_bytes()?;
     if bytes.len() as u64 > MAX_BYTES {
-        // The next daemon would not read such a file, and all accounts would begin anew.
+        // The next daemon would refuse a larger file, and all accounts would begin anew.
         return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
     }
     let new = path.with_extension("json.new");
-    // A killed daemon may have left an incomplete file there, or another process any file. It goes
-    // first.
+    // A killed daemon may have left an incomplete file, or another process any file. This line
+    // removes the file.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -225,7 +225,8 @@ mod tests {
             file.save(of_this_boot(&path));
             assert!(StateFile::at(path.clone()).load().is_some());
         }
-        // A link to another file is not followed, and a pipe that never ends is not waited for.
+        // `load` does not follow a link to another file, and does not wait for a pipe that never
+        // ends.
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
         assert!(StateFile::at(path.clone()).load().is_none() && !path.exists());

@@ -73,13 +73,13 @@ fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
     }
 }
 
-/// Restores the tenants that the previous daemon saved, and the arbiters' accounts of them.
+/// Restores the tenants that the previous daemon saved, and their accounts in the arbiters.
 /// `next_id` is the number of the next tenant. `caps_of` returns the caps of a tenant's user.
 ///
 /// # Errors
 ///
-/// Returns the system's error for lack of memory or descriptors. Tenants restored before the error
-/// stay.
+/// Returns the system's error for lack of memory or descriptors. The tenants restored before the
+/// error stay.
 pub fn restore(
     state: &State,
     gpus: &Gpus,
@@ -108,8 +108,8 @@ pub fn restore(
         }
         let mut tenant = tenant(*next_id, saved, defaults, caps_of(saved))?;
         *next_id += 1;
-        // The tenant's processes opt in again to oversubscription when they come back. If the tenant
-        // was suspended, it has been brought back meanwhile.
+        // The tenant's processes opt in to oversubscription again when they come back. If the
+        // tenant was suspended, the previous daemon's mover has brought it back meanwhile.
         let seat = tenant.seat();
         for account in &saved.accounts {
             let Some(at) = gpus.number_named(&account.uuid) else { continue };

@@ -1,12 +1,12 @@
-//! The state that a daemon saves for its successor. It contains the accounts, the wishes, the
-//! administrators' settings, and the points up to which processes were charged.
+//! The state that a daemon saves for the next daemon: accounts, wishes, settings of administrators,
+//! and the points up to which the daemon charged processes.
 //!
-//! The file is JSON, so that an administrator can read it. Within a major version, fields are only
-//! added. An older daemon ignores fields that it does not know. A newer daemon takes missing fields
-//! for zero or absent.
+//! The file is JSON, so that an administrator can read it. A new minor version only adds fields. An
+//! older daemon ignores fields that it does not know. A newer daemon takes a missing field for zero
+//! or absent.
 //!
-//! Parsing is pure and trusts nothing. A file that does not fit is refused as a whole. The code
-//! that uses a number of the file bounds it.
+//! The parser is pure and trusts nothing. If a part of a file does not fit, the parser refuses the
+//! whole file. The code that uses a number of the file bounds the number.
 
 mod file;
 pub(crate) mod gather;
@@ -24,9 +24,9 @@ use deepres_model::process::ProcessKey;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The major version of the layout. Files of another major version are not used.
+/// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
-/// The minor version of the layout. It is raised when a field is added.
+/// The minor version of the layout. A change that adds a field raises it.
 const MINOR: u32 = 4;
 
 /// The version of a file's layout.
@@ -60,7 +60,8 @@ pub struct State {
     /// Unmanaged processes that an administrator adopted.
     #[serde(default)]
     pub adopted: Vec<Adopted>,
-    /// Held processes: unmanaged, and stopped until they are adopted.
+    /// Held processes: unmanaged processes that the daemon stopped until an administrator adopts
+    /// them.
     #[serde(default)]
     pub held: Vec<ProcessKey>,
     /// Processes of tenants that are suspended, or on their way off the GPUs or back.
@@ -89,7 +90,7 @@ pub struct SavedGpu {
     pub idle_ns: u64,
     /// Number of hand-offs.
     pub handoffs: u64,
-    /// The time that hand-offs took, ns. Hand-offs without a measured time do not count.
+    /// The sum of the known costs of hand-offs, ns.
     pub handoff_total_ns: u64,
 }
 
@@ -101,9 +102,10 @@ pub struct SavedTenant {
     pub name: String,
     /// The user who owns the tenant.
     pub uid: u32,
-    /// The key that distinguishes the tenant from all others; if absent, its name is the key.
+    /// The key that distinguishes the tenant from all others. If absent, the tenant's name is the
+    /// key.
     pub key: Option<Key>,
-    /// How the daemon found out that the first process belongs to the tenant.
+    /// How the daemon found the tenant of the tenant's first process.
     pub found: Option<Found>,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
@@ -123,7 +125,7 @@ pub struct SavedTenant {
     pub set_ns: u64,
     /// Whether the tenant's guarantee did not fit beside those of others.
     pub lacks_room: bool,
-    /// Whether a session or a keeper was here, or the tenant was awaited.
+    /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
     /// The tenant's accounts, by GPU.
     pub accounts: Vec<OnGpu<SavedAccount>>,
@@ -141,13 +143,13 @@ pub struct OnGpu<T> {
     pub saved: T,
 }
 
-/// A process of a tenant, and the point up to which it was charged.
+/// A process of a tenant, and the point up to which the arbiters charged it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSession {
     /// The process.
     #[serde(flatten)]
     pub process: ProcessKey,
-    /// When the process was charged up to this point, ns of `CLOCK_MONOTONIC`. If absent,
+    /// When the arbiters charged the process up to this point, ns of `CLOCK_MONOTONIC`. If absent,
     /// [`State::saved_ns`] holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ns: Option<u64>,
@@ -156,7 +158,7 @@ pub struct SavedSession {
     pub meters: Vec<OnGpu<SavedMeter>>,
 }
 
-/// The reason why a file cannot be used.
+/// The reason for which the daemon cannot use a file.
 #[derive(Debug)]
 pub enum StateError {
     /// The file is no state file, or is incomplete.
@@ -197,9 +199,9 @@ impl State {
         }
     }
 
-    /// Returns whether the state contains anything new beside `other`.
+    /// Returns whether the state has any news compared with `other`.
     fn differs_from(&self, other: &Self) -> bool {
-        // Time alone is nothing new, and idle time is only time.
+        // Time alone is no news, and idle time is only time.
         let idle_aside = |gpu: &SavedGpu| SavedGpu { idle_ns: 0, ..gpu.clone() };
         self.tenants != other.tenants
             || self.adopted != other.adopted
@@ -208,11 +210,11 @@ impl State {
             || !self.gpus.iter().map(idle_aside).eq(other.gpus.iter().map(idle_aside))
     }
 
-    /// Returns the file's bytes.
+    /// Returns the bytes of the state file.
     ///
     /// # Errors
     ///
-    /// Returns the error of the serialisation. None is expected of these types.
+    /// Returns the error of the serialisation. These types should cause none.
     pub fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.push(b'\n');
@@ -220,7 +222,7 @@ impl State {
     }
 }
 
-/// Parses a file's bytes.
+/// Returns the state in a file's bytes.
 ///
 /// # Errors
 ///
@@ -296,7 +298,7 @@ mod tests {
         let text = String::from_utf8(example().to_bytes().unwrap()).unwrap();
         let other = text.replacen("\"major\":1", "\"major\":2", 1);
         assert!(matches!(parse(other.as_bytes()), Err(StateError::Major(2))));
-        // Another major version may have nothing else in common with this one.
+        // A file of another major version may share only the version with files of this one.
         assert!(matches!(
             parse(br#"{"deepres_state":{"major":7,"minor":0},"boot":[]}"#),
             Err(StateError::Major(7))

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// How often the state is written if it changed. A file that a killed daemon leaves lacks at most
-/// this much of tenants that died together with the daemon.
+/// How often the daemon writes a changed state. If the daemon and tenants die together, the file
+/// lacks at most this much time of these tenants.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The same while no session comes or goes and no tenant wants a GPU. To gather the state of a
-/// thousand idle processes takes longer than all other work for them.
+/// How often the daemon writes the state while no session comes or goes and no tenant wants a GPU.
+/// For a thousand idle processes, gathering the state takes longer than all other work.
 const RESTING_PERIOD: Duration = Duration::from_secs(3);
-/// The same soon after the start, once all processes of the previous daemon are back. So accounts
-/// advance even if daemons are killed again and again right after their start.
+/// How often the daemon writes the state soon after its start, once all processes of the previous
+/// daemon are back. So accounts advance even if daemons are killed again and again right after
+/// their start.
 const EARLY_PERIOD: Duration = Duration::from_millis(125);
 /// The time after the start in which [`EARLY_PERIOD`] applies.
 const EARLY: Duration = Duration::from_secs(2);
@@ -23,7 +24,7 @@ const EARLY: Duration = Duration::from_secs(2);
 /// to reconnect every quarter of a second.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Writes the state for ever, and reports to the service manager.
+/// Writes the state and reports to the service manager, again and again. Never returns.
 pub async fn serve(shared: Rc<Shared>) {
     let began = Instant::now();
     let mut due = began;
@@ -41,14 +42,14 @@ pub async fn serve(shared: Rc<Shared>) {
     }
 }
 
-/// Waits until the state is to be written again.
+/// Waits until the next time to write the state.
 async fn pause(shared: &Shared, began: Instant) {
     let saved = Instant::now();
     let left = || PERIOD.min(shared.service.period()).saturating_sub(saved.elapsed());
     while began.elapsed() < EARLY && !left().is_zero() {
         sleep(EARLY_PERIOD.min(left())).await;
-        // The use of returning processes meanwhile is charged in equal parts when all are back, or
-        // when the state is written.
+        // Returning processes used GPU time while no daemon ran. The arbiters charge this time when
+        // all are back, or when the daemon writes the state.
         if shared.registry.borrow().returning().is_empty() {
             return;
         }
@@ -56,16 +57,17 @@ async fn pause(shared: &Shared, began: Instant) {
     sleep(left()).await;
 }
 
-/// Ends the wait for tenants from before the daemon's start.
+/// Ends the wait for tenants of the previous daemon, after `RETURN_LIMIT`.
 pub async fn stop_waiting(shared: Rc<Shared>) {
     sleep(RETURN_LIMIT).await;
     shared.registry.borrow_mut().stop_waiting();
     shared.note_change();
 }
 
-/// Writes the present state. A slow disk delays no other task.
+/// Writes the present state. Returns the outcome. A slow disk delays no other task.
 pub async fn save(shared: &Shared) -> Saved {
-    // Locked before the state is gathered, so that the file written last has the newest state.
+    // This line takes the lock before it gathers the state. So the file that is written last has
+    // the newest state.
     let mut file = Arc::clone(&shared.state).lock_owned().await;
     let pending = shared.registry.borrow().gpus().snapshots();
     let Some(snapshots) = answers(pending).await else {

@@ -20,13 +20,13 @@ pub type KeeperId = u64;
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Marks the process as one that has a session.
+    /// Marks the process as a process with a session, while this value exists.
     pub _presence: Presence,
     /// The process's id.
     pub pid: u32,
-    /// The source that is charged for the process.
+    /// The source whose limits count the process.
     pub source: Source,
-    /// The process's key; `None` if the process could not be looked at.
+    /// The process's key; `None` if the daemon could not look at the process.
     pub process: Option<ProcessKey>,
     /// The process's command line, shortened.
     pub client: String,
@@ -40,7 +40,7 @@ pub struct Session {
     pub meter: Arc<SharedPage<MeterPage>>,
 }
 
-/// A session that is over.
+/// A session that has ended.
 #[derive(Debug)]
 pub struct Ended {
     /// The session.
@@ -49,48 +49,49 @@ pub struct Ended {
     pub may_return: bool,
 }
 
-/// The members; see the module.
+/// The members, as the module's documentation explains.
 #[derive(Debug, Default)]
 pub struct Members {
     sessions: BTreeMap<SessionId, Session>,
-    /// The keepers, each a `deepres run`, with its process if this could be looked at.
+    /// The keepers, each with its process; `None` if the daemon could not look at the process.
     keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
-    /// Processes without a session that had one before. While they live, the arbiters remember the
-    /// point up to which each was charged.
+    /// Processes without a session that had one before. While such a process lives, the arbiters
+    /// remember the point up to which they charged it.
     returning: BTreeSet<ProcessKey>,
-    /// The former slots: slots of the ledger whose sessions are over.
+    /// The former slots: slots of the ledger whose sessions have ended.
     former_slots: FormerSlots,
-    /// Whether the tenant was here when the previous daemon last saved, and may still come back.
+    /// Whether the tenant was present when the previous daemon last saved, and may still come back.
     is_awaited: bool,
     /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
     left_ns: u64,
 }
 
 impl Members {
-    /// Returns the members of a tenant of the previous daemon: `returning` may come back, and with
-    /// `is_awaited` keepers too.
+    /// Returns the members of a tenant of the previous daemon. The processes in `returning` may
+    /// come back. With `is_awaited`, keepers may come back too.
     pub fn restored(returning: BTreeSet<ProcessKey>, is_awaited: bool) -> Self {
         let left_ns = if is_awaited { 0 } else { monotonic_ns() };
         Self { returning, is_awaited, left_ns, ..Self::default() }
     }
 
-    /// Returns whether a session or a keeper is here.
+    /// Returns whether the tenant has a session or a keeper.
     pub fn is_present(&self) -> bool {
         !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
-    /// Returns whether no session and no keeper is here, and none is awaited.
+    /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
     }
 
-    /// Returns since when the tenant is deserted, ns of `CLOCK_MONOTONIC`; 0 if it never had a
-    /// member. Returns `None` if it is not deserted.
+    /// Returns since when the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the tenant
+    /// never had a member. Returns `None` if the tenant is not deserted.
     pub fn deserted_ns(&self) -> Option<u64> {
         self.is_deserted().then_some(self.left_ns)
     }
 
-    /// Notes that the tenant is deserted from now on. Returns whether it is.
+    /// If the tenant is deserted, records the present time as the beginning. Returns whether the
+    /// tenant is deserted.
     pub fn note_desertion(&mut self) -> bool {
         if self.is_deserted() {
             self.left_ns = monotonic_ns();
@@ -98,12 +99,12 @@ impl Members {
         self.is_deserted()
     }
 
-    /// Ends the wait for members of the previous daemon's time. Returns whether any was awaited.
+    /// Ends the wait for members of the previous daemon. Returns whether the daemon awaited any.
     pub fn stop_waiting(&mut self) -> bool {
         std::mem::take(&mut self.is_awaited)
     }
 
-    /// Returns whether a process is a session, a keeper or a returning process.
+    /// Returns whether a process is a member: it has a session, is a keeper, or may come back.
     pub fn has(&self, process: &Process) -> bool {
         let key = process.key();
         let sessions = self.sessions.values().map(|session| &session.process);
@@ -140,9 +141,9 @@ impl Members {
         self.keepers.remove(&id);
     }
 
-    /// Returns a slot of the ledger that no session has. Prefers a slot that no process may write
-    /// any more. A process that comes back still writes its former slot when it finishes what it
-    /// began before.
+    /// Returns a slot of the ledger that no session has. Prefers a slot that no process can still
+    /// write. A process whose session ended may still write its former slot, when it finishes an
+    /// earlier call.
     pub fn free_slot(&self) -> Option<usize> {
         let is_free = |slot: &usize| self.sessions.values().all(|session| session.slot != *slot);
         let is_clean = |slot: &usize| is_free(slot) && !self.former_slots.has(*slot);
@@ -158,8 +159,8 @@ impl Members {
         self.sessions.insert(id, session);
     }
 
-    /// Removes a session. A process that is alive may only have lost its connection. Such a process
-    /// may come back if it `is_remembered`.
+    /// Removes a session, and returns it. If the process is alive, it may only have lost its
+    /// connection. With `is_remembered`, such a process may come back.
     pub fn end(&mut self, id: SessionId, is_remembered: bool) -> Option<Ended> {
         let session = self.sessions.remove(&id)?;
         let is_dead = session.process.is_some_and(|process| !process.is_alive());
@@ -171,14 +172,14 @@ impl Members {
         Some(Ended { session, may_return: returning.is_some() })
     }
 
-    /// Forgets dead processes that had a session before. Returns these, and the slots that no
-    /// process writes any more.
+    /// Forgets dead processes that had a session before. Returns these processes, and the slots
+    /// that no process writes any more.
     pub fn bury_the_dead(&mut self) -> (Vec<ProcessKey>, Vec<usize>) {
         let dead = self.returning.extract_if(.., |process| !process.is_alive()).collect();
         (dead, self.former_slots.bury(ProcessKey::is_alive))
     }
 
-    /// Returns the number of slots up to the last that a process may write.
+    /// Returns the number of slots up to the last slot that a process may write.
     pub fn used_slots(&self) -> usize {
         let used = self.sessions.values().map(|session| session.slot + 1).max().unwrap_or(0);
         used.max(self.former_slots.count())

@@ -1,4 +1,4 @@
-//! A tenant: who it is, its terms, its members, its memory and its residence.
+//! A tenant: its owner, its terms, its members, its memory and its residence.
 
 mod members;
 mod slots;
@@ -20,12 +20,12 @@ use deepres_policy::memory::Holding;
 use deepres_policy::signals::DriverSignals;
 use std::sync::Arc;
 
-/// Whose tenant it is, and how the daemon knows.
+/// The owner of a tenant, and how the daemon found the owner.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// The key that distinguishes the tenant from all others.
     pub key: Key,
-    /// How the daemon found out that the tenant's first process belongs to the tenant.
+    /// How the daemon found the tenant of the tenant's first process.
     pub found: Found,
     /// The container of the tenant's first process.
     pub container: Option<Container>,
@@ -40,19 +40,19 @@ pub struct Owner {
 pub struct Tenant {
     /// The tenant's number.
     pub id: TenantId,
-    /// Whose tenant it is.
+    /// The tenant's owner.
     pub owner: Owner,
-    /// What it asked for and is granted.
+    /// The wishes of the tenant and the grants.
     pub terms: Terms,
-    /// Its processes.
+    /// The tenant's processes.
     pub members: Members,
-    /// Its memory.
+    /// The tenant's memory.
     pub memory: TenantMemory,
-    /// Whether its memory can be taken off the GPUs, and is.
+    /// Whether the daemon may take the tenant's memory off the GPUs, and whether it has.
     pub residence: Residence,
-    /// The use of the driver by its processes.
+    /// The calls of the tenant's processes to the driver.
     pub driver: DriverSignals,
-    /// The GPU time that its job has used on all GPUs.
+    /// The GPU time that the tenant's job has used on all GPUs.
     pub job: Arc<JobUse>,
     /// The GPUs on which any session of the tenant has been.
     gpus: Vec<usize>,
@@ -89,31 +89,30 @@ impl Tenant {
         self.gpus.is_empty() || self.is_on(gpu)
     }
 
-    /// Notes that a session of the tenant is on a GPU.
+    /// Records that a session of the tenant is on a GPU.
     pub fn come_to(&mut self, gpu: usize) {
         if !self.is_on(gpu) {
             self.gpus.push(gpu);
         }
     }
 
-    /// Returns whether no session and no keeper of the tenant is here, and none is awaited.
+    /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
     pub fn is_deserted(&self) -> bool {
         self.members.is_deserted()
     }
 
-    /// Gives back the slots of the ledger that no process writes any more, on the first `gpus`
-    /// GPUs.
+    /// Empties the slots of the ledger that no process writes any more, on the first `gpus` GPUs.
     pub fn give_slots_back(&self, gpus: usize) {
         self.memory.give_slots_back(self.members.used_slots(), gpus);
     }
 
-    /// Returns what the tenant wants of its user's caps on a GPU.
+    /// Returns the tenant's wants for parts of its user's caps on a GPU.
     pub fn wants_on(&self, gpu: usize) -> Wants {
         self.terms.wants(self.memory.held_bytes(gpu))
     }
 
-    /// Takes in the memory of a GPU that the tenant holds now. Forgets all such figures if the
-    /// tenant's memory does not follow its use.
+    /// Takes in the memory that the tenant holds on a GPU now. If the tenant's memory does not
+    /// follow its use, forgets all such figures.
     pub fn note_use(&mut self, gpu: usize, now_ns: u64, window_ns: u64) {
         if self.terms.granted().memory_follows_use.value {
             self.memory.note_use(gpu, now_ns, window_ns);
@@ -122,8 +121,8 @@ impl Tenant {
         }
     }
 
-    /// Returns the part of the granted memory that is kept for the tenant on a GPU, bytes. Returns
-    /// `None` unless the tenant's memory follows its use.
+    /// Returns the part of the granted memory that the daemon keeps for the tenant on a GPU, bytes.
+    /// Returns `None` if the tenant's memory does not follow its use.
     pub fn kept_bytes(&self, gpu: usize) -> Option<u64> {
         let granted = self.terms.granted();
         let follows_use = granted.memory_follows_use.value;
@@ -140,7 +139,7 @@ impl Tenant {
         Holding { promised_bytes: promised_bytes.min(kept_bytes.unwrap_or(u64::MAX)), firm_bytes, kept_bytes }
     }
 
-    /// Returns the tenant as the arbiter of a GPU needs it.
+    /// Returns the tenant's description for the arbiter of a GPU.
     pub fn seat_on(&self, gpu: usize) -> TenantSeat {
         let seat = self.seat();
         let ceiling_bytes = self.memory.ceiling_bytes(gpu).unwrap_or(NO_LIMIT);
@@ -152,7 +151,7 @@ impl Tenant {
         }
     }
 
-    /// Returns the tenant as arbiters need it, without the bounds of a single GPU.
+    /// Returns the tenant's description for arbiters, without the bounds of a single GPU.
     pub fn seat(&self) -> TenantSeat {
         let granted = self.terms.granted();
         TenantSeat {

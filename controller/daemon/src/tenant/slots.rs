@@ -1,17 +1,17 @@
-//! Former slots: slots of a ledger whose session is over while its process lives. The process may
-//! still write such a slot, because what it was doing when it lost the session ends there.
+//! Former slots: slots of a ledger whose session has ended while its process lives. The process may
+//! still write such a slot when it finishes a call that it began during the session.
 
 use std::collections::BTreeMap;
 
 use deepres_model::process::ProcessKey;
 
-/// The former slots, each with the process that had it last. `None` stands for an unknown process:
-/// whether that process is dead cannot be known.
+/// The former slots, each with the process that had it last. `None` stands for an unknown process,
+/// of which the daemon cannot know whether it is dead.
 #[derive(Debug, Default)]
 pub struct FormerSlots(BTreeMap<usize, Option<ProcessKey>>);
 
 impl FormerSlots {
-    /// Adds a slot: the session of `process` that had `slot` is over.
+    /// Adds a slot: `process` had `slot`, and its session has ended.
     pub fn add(&mut self, slot: usize, process: Option<ProcessKey>) {
         self.0.insert(slot, process);
     }
@@ -33,7 +33,7 @@ impl FormerSlots {
 
     /// Forgets dead processes. Returns the slots that no process writes any more.
     pub fn bury(&mut self, is_alive: impl Fn(ProcessKey) -> bool) -> Vec<usize> {
-        // One process may have had many slots, and is checked once.
+        // One process may have had many slots. The function checks each process once.
         let mut known = BTreeMap::new();
         let mut is_dead = |process: ProcessKey| !*known.entry(process).or_insert_with(|| is_alive(process));
         self.0.extract_if(.., |_, process| process.is_some_and(&mut is_dead)).map(|(slot, _)| slot).collect()

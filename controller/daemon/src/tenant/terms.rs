@@ -1,5 +1,5 @@
-//! The terms of a tenant: what its job asked for, what an administrator set, and what is granted
-//! of both under the caps of the tenant's user.
+//! The terms of a tenant: the wishes of its job, and the settings of an administrator. The grant
+//! follows from both under the user's caps.
 
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;
@@ -9,10 +9,10 @@ use deepres_model::config::{CapOf, Caps};
 use deepres_policy::class::Class;
 use deepres_policy::priority::Priority;
 
-/// The terms; see the module.
+/// The terms, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Terms {
-    /// The caps of the tenant's user, and whose caps these are.
+    /// The caps of the tenant's user, and the rule from which the caps come.
     caps: (Caps, CapOf),
     /// The tenant's part of the user's caps.
     part: Part,
@@ -30,8 +30,8 @@ pub struct Terms {
     set_ns: u64,
     /// Whether an administrator paused the tenant.
     is_paused: bool,
-    /// Whether there is room for the tenant's guarantee beside those of others. Also true for a
-    /// tenant that asked for none.
+    /// Whether the tenant's guarantee fits beside the guarantees of others. Also true for a tenant
+    /// without a guarantee.
     has_room: bool,
 }
 
@@ -63,7 +63,7 @@ impl Terms {
         }
     }
 
-    /// Returns the terms in the form in which they are saved.
+    /// Returns the terms in the form in which the daemon saves them.
     pub fn saved(&self) -> SavedTenant {
         SavedTenant {
             asked: self.asked,
@@ -81,17 +81,18 @@ impl Terms {
         self.asked
     }
 
-    /// Returns the wishes of the job, or the defaults for those that it does not state.
+    /// Returns the wishes of the job. A default replaces each wish that the job does not state.
     pub fn wish(&self) -> Wish {
         self.asked.or(self.defaults)
     }
 
-    /// Returns what the job runs with as far as somebody stated it: an administrator, else the job.
+    /// Returns the wishes that an administrator set, else the wishes that the job stated. The
+    /// result contains no defaults.
     pub fn stated(&self) -> Wish {
         self.set.or(self.asked)
     }
 
-    /// Returns the wishes under an administrator's settings, or else under those of `job`.
+    /// Returns the wishes that an administrator set, else the wishes of `job`.
     pub fn settings_over(&self, job: &Self) -> Wish {
         self.set.or(job.wish())
     }
@@ -106,12 +107,12 @@ impl Terms {
         self.part
     }
 
-    /// Changes the tenant's part of the user's caps. Returns whether it was another part before.
+    /// Changes the tenant's part of the user's caps. Returns whether the part has changed.
     pub fn set_part(&mut self, part: Part) -> bool {
         std::mem::replace(&mut self.part, part) != part
     }
 
-    /// Notes whether there is room for the tenant's guarantee beside those of others.
+    /// Records whether the tenant's guarantee fits beside the guarantees of others.
     pub fn set_has_room(&mut self, has_room: bool) {
         self.has_room = has_room;
     }
@@ -126,13 +127,14 @@ impl Terms {
         (self.set, self.set_ns, self.is_paused) = (before.set, before.set_ns, before.is_paused);
     }
 
-    /// Adds wishes that the job has not stated so far. Returns whether there were any.
+    /// Adds wishes that the job has not stated so far. Returns whether the wishes have changed.
     pub fn ask_more(&mut self, asked: Wish) -> bool {
         let merged = self.asked.or(asked);
         std::mem::replace(&mut self.asked, merged) != merged
     }
 
-    /// Returns why a job that has not started cannot have these terms, if so.
+    /// Returns the reason for which a job that has not started cannot have these terms; `None` if
+    /// it can.
     pub fn refusal(&self) -> Option<String> {
         refuse(&self.asked, self.caps, &self.part, self.has_room)
     }
@@ -145,7 +147,7 @@ impl Terms {
         }
     }
 
-    /// Pauses the tenant, or ends the pause. Returns whether it was paused before.
+    /// Pauses the tenant, or ends the pause. Returns whether the tenant was paused before.
     pub fn set_paused(&mut self, is_paused: bool) -> bool {
         std::mem::replace(&mut self.is_paused, is_paused)
     }
@@ -165,14 +167,15 @@ impl Terms {
         grant(&self.wish(), &wish.or(self.set), self.caps, &self.part, self.has_room).told_by(&self.asked)
     }
 
-    /// Returns the share that the tenant is guaranteed, parts per million; 0 for none.
+    /// Returns the share that the daemon guarantees the tenant, parts per million; 0 without a
+    /// guarantee.
     pub fn promised_ppm(&self) -> u32 {
         let granted = self.granted();
         if granted.class.value == Class::Guaranteed { granted.share_ppm.value.unwrap_or(0) } else { 0 }
     }
 
-    /// Returns the memory that the tenant is guaranteed on each GPU with room for it, bytes; 0 for
-    /// none.
+    /// Returns the memory that the daemon guarantees the tenant on each GPU with room for it,
+    /// bytes; 0 without a guarantee.
     pub fn promised_bytes(&self) -> u64 {
         let granted = self.granted();
         if granted.class.value == Class::Guaranteed { granted.memory_bytes.value.unwrap_or(0) } else { 0 }
@@ -183,13 +186,14 @@ impl Terms {
         self.granted().memory_bytes.value.unwrap_or(NO_LIMIT)
     }
 
-    /// Returns whether the tenant shares a cap on memory with its user's other tenants. An
-    /// administrator's limit takes the tenant out of the cap.
+    /// Returns whether the tenant shares a cap on memory with its user's other tenants. If an
+    /// administrator set the tenant's limit, the cap does not hold for the tenant.
     pub fn is_bound(&self) -> bool {
         self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }
 
-    /// Returns what the tenant wants of its user's caps while it holds `held_bytes` of memory.
+    /// Returns the tenant's wants for parts of its user's caps, while the tenant holds `held_bytes`
+    /// of memory.
     pub fn wants(&self, held_bytes: u64) -> Wants {
         let want = |set: bool, asked: Option<u64>| match (set, asked) {
             (true, _) => Want::Above,
@@ -204,7 +208,7 @@ impl Terms {
         }
     }
 
-    /// Returns what the tenant's priority value is computed from.
+    /// Returns the declarations from which the policy computes the tenant's priority value.
     pub fn priority(&self, granted: &Granted) -> Priority {
         let said_ns =
             if granted.deadline_ns.rule == Rule::Administrator { self.set_ns } else { self.asked_ns };

@@ -1,8 +1,8 @@
-//! Turns an event of the kernel into readable form. The code trusts no record: it reads each field
+//! Turns an event of the kernel into readable form. The code trusts no record. It reads a field
 //! only if the field is present, makes each text harmless, and accepts any bytes.
 //!
 //! One thread decodes hundreds of thousands of events a second. Therefore an event stays in place,
-//! its fields are read when they are shown, and only odd texts take memory.
+//! and the code reads its fields when it shows them. Only texts with odd characters take memory.
 
 use super::layout::{self, Command, Field, Kind};
 use super::names::{CLASSES, CONTROLS, DISPLAYS, STATUSES};
@@ -13,10 +13,10 @@ use std::borrow::Cow;
 use std::fmt;
 use zerocopy::FromBytes;
 
-/// Results by which the kernel's own code marks a call that a signal interrupted (ERESTARTSYS to
+/// Results by which the kernel marks a call that a signal interrupted (ERESTARTSYS to
 /// ERESTART_RESTARTBLOCK). The program sees EINTR, or the kernel repeats the call.
 const INTERRUPTED: std::ops::RangeInclusive<i64> = -516..=-512;
-/// Error numbers are below this.
+/// All error numbers are below this number.
 const MAX_ERROR: i64 = 4096;
 
 /// One ioctl.
@@ -32,7 +32,7 @@ pub struct Decoded<'e> {
     pub tid: u32,
     /// The thread's name.
     pub thread: Cow<'e, str>,
-    /// The descriptor, if it is known.
+    /// The descriptor; `None` if it is unknown.
     pub fd: Option<u32>,
     /// The device.
     pub device: Numbers,
@@ -40,7 +40,7 @@ pub struct Decoded<'e> {
     pub family: &'static str,
     /// The ioctl's number.
     pub command: u32,
-    /// The command's name, if it is known.
+    /// The command's name; `None` if it is unknown.
     pub name: Option<&'static str>,
     /// The main fields of the argument, in the argument's order.
     pub fields: Fields<'e>,
@@ -48,8 +48,8 @@ pub struct Decoded<'e> {
     pub status: Option<Value>,
     /// The call's return value.
     pub result: i64,
-    /// Whether the call has not returned. If so, the latency ends now, and the result means
-    /// nothing.
+    /// Whether the call has not returned yet. The latency is then the time up to now, and the
+    /// result means nothing.
     pub unfinished: bool,
     /// The error's name, if the call failed.
     pub error: Option<Cow<'static, str>>,
@@ -79,7 +79,7 @@ pub struct Fields<'e> {
 }
 
 impl<'e> Fields<'e> {
-    /// Returns name and value of the fields that the payload contains.
+    /// Returns the name and the value of each field that the payload contains.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, Value)> + use<'e> {
         let payload = self.payload;
         self.known.iter().filter_map(move |field| Some((field.name, value(field.kind, payload, field.at)?)))
@@ -140,18 +140,18 @@ impl Serialize for Value {
 /// Indices of the bytes of a UUID that have a dash before them.
 const UUID_DASHES: [usize; 5] = [0, 4, 6, 8, 10];
 
-/// Reads a record from the ring; `None` if the bytes are too short.
+/// Returns the event in a record of the ring; `None` if the record is too short.
 pub fn event_of(bytes: &[u8]) -> Option<Event> {
     Event::read_from_prefix(bytes).ok().map(|(event, _)| event)
 }
 
-/// Decodes an event.
+/// Returns an event in readable form.
 pub fn decode(event: &Event) -> Decoded<'_> {
     let family = Family::from_u32(event.family);
     let command = layout::find(family, event.command);
     let length = (event.payload_bytes as usize).min(PAYLOAD_BYTES);
     let payload = &event.payload[..length];
-    // An argument of another size comes from another release of the driver.
+    // If the argument has another size, another release of the driver defined it.
     let known = command.filter(|command| {
         family == Family::Uvm || command.bytes == 0 || command.bytes == encoded_bytes(event.command) as usize
     });
@@ -167,7 +167,7 @@ pub fn decode(event: &Event) -> Decoded<'_> {
         command: event.command,
         name: command.map(|command| command.name),
         fields: Fields { known: known.map_or(&[], |command| command.fields), payload },
-        // If a call failed, the driver did not get to writing a status.
+        // If a call failed, the driver has not written a status.
         status: known.filter(|_| event.result >= 0).and_then(|command| status(command, payload)),
         result: event.result,
         unfinished: false,
@@ -175,7 +175,7 @@ pub fn decode(event: &Event) -> Decoded<'_> {
     }
 }
 
-/// Decodes a call that has not returned ([`crate::probes::inside`]).
+/// Returns a call that has not returned ([`crate::probes::inside`]) in readable form.
 pub fn decode_unfinished(event: &Event) -> Decoded<'_> {
     Decoded { unfinished: true, fields: Fields { known: &[], payload: &[] }, status: None, ..decode(event) }
 }
@@ -190,12 +190,12 @@ pub fn family_name(family: Family) -> &'static str {
     }
 }
 
-/// Returns a command's name, or its number if the name is not known.
+/// Returns a command's name; its number if the name is unknown.
 pub fn command_name(family: Family, command: u32) -> String {
     layout::find(family, command).map_or_else(|| format!("{command:#x}"), |command| command.name.to_owned())
 }
 
-/// Returns the name of a failed call's error.
+/// Returns the name of the error of a call with this result; `None` for a call that succeeded.
 pub fn error_name(result: i64) -> Option<Cow<'static, str>> {
     if result >= 0 {
         return None;

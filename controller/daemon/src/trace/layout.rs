@@ -5,12 +5,12 @@
 //! `nv-unix-nvos-params-wrappers.h`, `uvm_ioctl.h`, `uvm_linux_ioctl.h`, `nvkms-ioctl.h` and
 //! `nvkms-api.h`.
 //!
-//! A driver of another release may use another layout. If the argument's size differs, no fields
-//! are shown.
+//! A driver of another release may use another layout. If the argument's size differs, `deepres
+//! trace` shows no fields.
 
 use deepres_abi::probe::Family;
 
-/// Type of a field, and how it is shown.
+/// Type of a field. The type also says how `deepres trace` shows the field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// 32 bits, decimal.
@@ -66,8 +66,8 @@ pub struct Field {
 /// A command.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
-    /// Number within the family: the low byte in the usual encoding of ioctl numbers, else all of
-    /// it.
+    /// Number within the family. In the usual encoding of ioctl numbers, this is the low byte.
+    /// Otherwise it is the whole number.
     pub number: u32,
     /// The command's name.
     pub name: &'static str,
@@ -84,13 +84,15 @@ pub struct Command {
 /// Where an argument has an amount of memory, and what the call does with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// The memory is mapped or moved. Offset of the number of bytes.
+    /// The call maps or moves memory. The value is the offset of the number of bytes.
     Mapped(usize),
-    /// The memory is requested. Offset of the field with the last byte's offset.
+    /// The call requests memory. The value is the offset of the field that holds the last byte's
+    /// offset.
     AllocatedUpTo(usize),
-    /// The function in the argument decides.
+    /// The function in the argument decides what the call does.
     ByFunction,
-    /// The class in the argument decides; the amount is in further arguments behind an address.
+    /// The class in the argument decides what the call does. The amount is in further arguments
+    /// behind an address.
     ByClass,
 }
 
@@ -492,7 +494,7 @@ pub const fn of_family(family: Family) -> &'static [Command] {
     }
 }
 
-/// Returns the command of an ioctl number.
+/// Returns the command that an ioctl number means; `None` if it is unknown.
 pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     let magic = ioctl >> 8 & 0xff;
     let number = match family {
@@ -504,14 +506,14 @@ pub fn find(family: Family, ioctl: u32) -> Option<&'static Command> {
     by_number(family, number)
 }
 
-/// Returns the command of a number within the family.
+/// Returns the command with this number within the family; `None` if it is unknown.
 pub fn by_number(family: Family, number: u32) -> Option<&'static Command> {
     let commands = of_family(family);
     let index = commands.binary_search_by_key(&number, |command| command.number).ok()?;
     commands.get(index)
 }
 
-/// Returns the ioctl number of a command, if the argument's size is known.
+/// Returns the ioctl number of a command; `None` if the argument's size varies.
 pub fn ioctl(family: Family, command: &Command) -> Option<u32> {
     /// Direction bits of an ioctl number: read and written, as for all these commands.
     const BOTH_WAYS: u32 = 3 << 30;

@@ -15,7 +15,7 @@ pub mod summary;
 use deepres_abi::probe::{CommandKey, CommandValue, Family, facts};
 use layout::Amount;
 
-/// Returns the facts about each command that the kernel programs need.
+/// Returns the facts about commands that the kernel programs need.
 pub fn commands() -> impl Iterator<Item = (CommandKey, CommandValue)> {
     [Family::Rm, Family::Uvm, Family::Modeset].into_iter().flat_map(|family| {
         layout::of_family(family).iter().filter_map(move |command| {

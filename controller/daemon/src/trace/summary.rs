@@ -29,7 +29,8 @@ pub struct Summary {
     unfinished: u64,
 }
 
-/// Most commands that are counted apart. Fewer than a tenth as many exist.
+/// The most commands that the summary counts separately. NVIDIA has fewer than a tenth of this
+/// number.
 const MAX_LINES: usize = 4096;
 /// Name of the sum of all other commands.
 const OTHERS: &str = "others";
@@ -42,7 +43,7 @@ impl Summary {
         let mut key = (event.family, event.command);
         let mut name = event.name;
         if self.lines.len() >= MAX_LINES && !self.lines.contains_key(&key) {
-            // Beyond the limit, made-up numbers are counted together.
+            // Beyond the limit, the summary counts all further numbers together.
             key = (OTHERS, REST);
             name = Some(OTHERS);
         }
@@ -62,14 +63,14 @@ impl Summary {
         line.longest_ns = line.longest_ns.max(event.latency_ns);
     }
 
-    /// Returns the commands, longest total time first.
+    /// Returns the commands, the command with the longest total time first.
     pub fn lines(&self) -> Vec<&Line> {
         let mut lines: Vec<&Line> = self.lines.values().collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.time_ns));
         lines
     }
 
-    /// Returns the number of calls that had not returned.
+    /// Returns the number of calls that had not returned yet.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
     }

@@ -1,6 +1,7 @@
-//! The build script: a build without the kernel programs is possible and says so. A build that was
-//! told where they are fails without them. `probes::kernel` tests the message of such a build when
-//! it runs. The tests of the kernel programs test that tests refuse it.
+//! The build script. A build without the kernel programs succeeds, and says that they are missing.
+//! If the environment names the programs and they are missing, the build fails. `probes::kernel`
+//! tests the message of a daemon without programs. The tests of the kernel programs check that they
+//! do not accept such a build.
 
 #[expect(dead_code, reason = "cargo runs the rest")]
 #[path = "../../build.rs"]

@@ -1,4 +1,4 @@
-//! The daemon over its real sockets, with made-up tenants.
+//! The daemon over its real sockets, with tenants made by hand.
 
 use deepres_abi::grant::{GateState, NO_LIMIT};
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How soon a dead tenant's memory and lease must be free again.
+/// Time within which the memory and the lease of a dead tenant must be free again.
 const RECLAIM_LIMIT: Duration = Duration::from_millis(100);
-/// How soon a change by an administrator must be in force.
+/// Time within which a change by an administrator must be in force.
 const SET_LIMIT: Duration = Duration::from_millis(10);
-/// The limit for waits that have no bound of their own.
+/// The limit for waits without a limit of their own.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn daemon_of_one_gpu() -> Daemon {
@@ -98,7 +98,7 @@ fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
     let mut no_role = good;
     no_role.role = 7;
     assert_eq!(refused(no_role.as_bytes()), RefusalKind::Malformed as u32);
-    // A client that sends nothing, or leaves in the middle, does no harm either.
+    // A client that sends nothing, or that hangs up in the middle, does no harm either.
     let _silent = packet::connection(&socket).unwrap();
     drop(packet::connection(&socket).unwrap());
     daemon.join("a", 0, 0);
@@ -202,7 +202,7 @@ fn a_clock_of_another_namespace_is_refused() {
 #[test]
 fn connections_beyond_the_limit_are_refused() {
     let daemon = Daemon::start(1, Config { max_connections: 2, ..Config::default() });
-    // Processes that only announce a session take nobody's place.
+    // Processes that only announce a session take no other process's place.
     let announced: Vec<_> = (0..3)
         .map(|_| {
             let connection = packet::connection(&daemon.directory.tenant_socket()).unwrap();
@@ -267,7 +267,8 @@ fn what_an_administrator_sets_is_in_force_at_once() {
         ..Wish::default()
     };
     let request = Request::set("a", wish);
-    // The best of several: the others may have waited for a processor.
+    // The least time of several changes counts, because other changes may have waited for a
+    // processor.
     let took = (0..5).map(|_| {
         let begin = Instant::now();
         let reply = daemon.client().ask(&request).unwrap();
@@ -347,7 +348,7 @@ fn names_that_come_and_go_leave_nothing_behind() {
         drop(shake_hands(&daemon.directory.tenant_socket(), hello.as_bytes()).unwrap());
     }
     wait_until(PATIENCE, || daemon.status().tenants.is_empty());
-    // Other tests run beside this one, with some tens of descriptors of their own.
+    // Other tests run beside this test, with some tens of descriptors of their own.
     assert!(descriptors() < before + 250, "{} after {before}", descriptors());
     for number in 0..300 {
         drop(daemon.join(&format!("s{number}"), 0, 0));
@@ -452,7 +453,7 @@ fn a_place_in_an_account_in_which_a_living_process_may_still_write_is_given_to_n
     wait_until(RECLAIM_LIMIT, || daemon.status().tenants[0].sessions.len() == 1);
     let comes = daemon.join("a", 0, 1_000);
     assert_ne!(comes.welcome.ledger_slot, leaves.welcome.ledger_slot, "this process had that one");
-    // Work that the process began before ends in its former slot, and counts.
+    // A call that the process began during its session ends in its former slot, and counts.
     let account = leaves.ledger.gpu(0).unwrap().account(leaves.welcome.ledger_slot as usize).unwrap();
     account.charge(100);
     assert_eq!((slots(), daemon.status().tenants[0].gpus[0].memory_bytes), (3, 100));
@@ -500,14 +501,14 @@ fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
     assert_eq!(lent, [false, true, false], "half, notebook, plain");
     wants(&notebook);
     wait_until(Duration::from_secs(1), || owed() == [660_000, 330_000, 10_000]);
-    // A tenant that is not to run counts as little as one that wants nothing.
+    // A paused tenant counts as idle: the other tenants are owed its part.
     daemon.client().ask(&Request::Pause { tenant: "notebook".to_owned() }).unwrap();
     wait_until(Duration::from_secs(1), || owed() == [660_000, 500_000, 500_000]);
 }
 
 const TENANT_PROCESS: &str = "DEEPRES_TEST_TENANT_OF";
 
-/// Not a test: the process that `a_killed_tenant…` kills.
+/// Not a test: this is the process that `a_killed_tenant…` kills.
 #[test]
 fn tenant_process() {
     let Some(socket) = std::env::var_os(TENANT_PROCESS) else { return };
@@ -517,7 +518,7 @@ fn tenant_process() {
     hello.wishes = Wish { memory_bytes: Some(1_000), ..Wish::default() }.encode();
     let tenant = Tenant::connect(socket.as_ref(), &hello).unwrap();
     assert!(tenant.allocate(1_000));
-    // In the middle of everything: the process holds the GPU, with work in flight.
+    // At the kill, the process holds the GPU and has work in flight.
     tenant.slot().in_flight.store(1, Ordering::SeqCst);
     tenant.ring();
     println!("in the middle");
@@ -551,7 +552,7 @@ fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
     victim.wait().unwrap();
 }
 
-/// Returns how a tenant's share of the only GPU comes about.
+/// Returns the derivation of a tenant's share of the only GPU.
 fn explained(daemon: &Daemon, tenant: &str) -> ShareStatus {
     match daemon.client().ask(&Request::Explain { tenant: tenant.to_owned() }).unwrap() {
         Reply::Explained { mut gpus } => gpus.remove(0),
@@ -592,7 +593,7 @@ fn what_a_job_says_of_itself_weighs_where_no_share_was_asked_for_and_the_terms_a
     let granted = daemon.status().tenants.into_iter().find(|tenant| tenant.name == "urgent").unwrap().granted;
     assert_eq!(granted.unwrap().slo_ns.value, Some(30 * MS));
 
-    // An administrator's setting takes precedence over the job's.
+    // An administrator's setting takes precedence over the job's wish.
     let wish =
         Wish { criticality: "low".parse().ok(), deadline_ns: Some(72_000_000 * MS), ..Wish::default() };
     daemon.client().ask(&Request::set("urgent", wish)).unwrap();
@@ -617,7 +618,7 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
     let socket = daemon.directory.tenant_socket();
     let (_, reason) = shake_hands(&socket, hello.as_bytes()).err().unwrap();
     assert!(reason.contains("criticality critical was asked for"), "{reason}");
-    // A running session gets the most that is allowed.
+    // A running session gets the largest share that its cap allows.
     hello.role = Role::Session as u32;
     hello.wishes = Wish { deadline_ns: Some(1), ..critical }.encode();
     let _grand = Tenant::connect(&socket, &hello).unwrap();
@@ -633,7 +634,7 @@ fn what_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_w
     let daemon = Daemon::start(2, Config::default());
     let each_ns = 20 * MS;
     let job = daemon.join("job", 0, 0);
-    // No more is charged than the time that passed.
+    // The arbiter charges no more than the time that passed.
     std::thread::sleep(Duration::from_millis(100));
     for gpu in 0..2 {
         job.meter.slot(gpu).unwrap().compute_ns.fetch_add(each_ns, Ordering::Relaxed);
@@ -646,12 +647,12 @@ fn what_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_w
     assert_eq!(explained(&daemon, "job").priority.used_ns, 0);
 }
 
-/// These tests measure, so each has the machine to itself.
+/// These tests measure. So each of them runs alone on the machine.
 mod measured {
     use super::*;
     use deepres_e2e::finally::Finally;
 
-    /// Plays two tenants for a while. Returns the GPU time that each used.
+    /// Plays two tenants for `seconds`. Returns the GPU time of each, ns.
     fn contend(daemon: &Daemon, kernels_ns: [u64; 2], seconds: u64) -> [u64; 2] {
         let tenants = [daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0)];
         let gpu = ModelGpu::default();
@@ -682,8 +683,8 @@ mod measured {
             let total = (used[0] + used[1]) as f64;
             let share = used[0] as f64 / total;
             assert!((share - 0.7).abs() < 0.03, "{share} with kernels of {kernels_ns:?} ns");
-            // The use of the GPU depends on the machine's processors here. The tests on the model
-            // demand more.
+            // The use of the GPU depends on the machine's processors in this test. The tests on the
+            // model demand more.
             assert!(total > 0.5 * 4_000.0 * MS as f64, "the GPU was used for {total} ns of 4 s");
             let gpu = daemon.status().gpus.remove(0);
             assert!(gpu.contended_ns > 3_000 * MS, "{}", gpu.contended_ns);

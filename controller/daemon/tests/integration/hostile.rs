@@ -1,4 +1,4 @@
-//! Hostile clients on both sockets: the daemon goes on, the other tenants see no change, and no
+//! Hostile clients on both sockets. The daemon goes on, the other tenants see no change, and no
 //! client gets more than its part.
 
 use deepres_abi::meter::MeterPage;
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// The limit for waits that have no bound of their own.
+/// The limit for waits without a limit of their own.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Users and a group that own nothing.
 const MALLORY: u32 = 47_110;
@@ -34,9 +34,9 @@ const ADMINISTRATORS: u32 = 47_112;
 /// The most descriptors in one packet (SCM_MAX_FD).
 const MAX_SENT: usize = 253;
 
-/// Runs `act` as another user, in a thread of its own. In the kernel credentials belong to a
-/// thread, and a connection has those of the thread that made it. Returns `None` if the test may
-/// not change them.
+/// Runs `act` as another user, in a thread of its own. In the kernel, credentials belong to a
+/// thread. A connection has the credentials of the thread that made it. Returns `None` if the test
+/// may not change credentials.
 fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> Option<T> {
     let become_other = move || {
         // SAFETY: these system calls only take numbers. Unlike the C library's functions, they
@@ -50,7 +50,7 @@ fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> Op
     std::thread::scope(|scope| scope.spawn(move || become_other().then(act)).join().unwrap())
 }
 
-/// Starts a daemon that every user can reach.
+/// Starts a daemon to which every user can connect.
 fn open_to_all(config: Config) -> Daemon {
     let daemon = Daemon::start(1, config);
     let scratch = daemon.directory.path().parent().unwrap();
@@ -66,8 +66,8 @@ fn tenant<'s>(status: &'s Status, name: &str) -> &'s TenantStatus {
         .unwrap_or_else(|| panic!("no {name}: {status:?}"))
 }
 
-/// Checks that everything works as before: a new tenant gets in and has its memory, and an
-/// administrator gets an answer.
+/// Checks that the daemon works as before: it admits a new tenant with its memory, and answers an
+/// administrator.
 fn goes_on(daemon: &Daemon) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("newcomer-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -76,7 +76,7 @@ fn goes_on(daemon: &Daemon) {
     assert_eq!(tenant(&daemon.status(), &name).gpus[0].memory_bytes, 1_000);
 }
 
-/// The log of a daemon.
+/// The log of a daemon, for a test to read.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -112,7 +112,7 @@ fn any_packets_before_and_after_a_hello_change_nothing() {
         let mut sent: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
         sent.insert(if comes_first { 0 } else { sent.len() }, &hello);
         for bytes in sent {
-            // The daemon may have hung up already.
+            // The daemon may have closed the connection already.
             let _ = packet::send(&connection, bytes, &[]);
         }
         Ok(())
@@ -160,7 +160,8 @@ fn descriptors_sent_to_the_daemon_are_not_kept() {
             .filter(|entry| std::fs::metadata(entry.path()).is_ok_and(|found| found.ino() == inode))
             .count()
     };
-    // The daemon is in this process: descriptors that it kept would be here.
+    // The daemon is in this process. So this process would have the descriptors that the daemon
+    // kept.
     assert_eq!(links(), 1);
     drop(connections);
     goes_on(&daemon);
@@ -189,7 +190,7 @@ fn who_never_reads_keeps_nobody_waiting() {
         .collect();
     let mut administrator = UnixStream::connect(daemon.directory.admin_socket()).unwrap();
     administrator.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    // Until the daemon stops reading, because nobody reads its answers.
+    // The loop ends when the daemon stops reading, because nobody reads its answers.
     while administrator.write_all(b"{\"op\":\"status\"}\n").is_ok() {}
     goes_on(&daemon);
 }
@@ -276,7 +277,8 @@ fn a_tenant_finds_no_way_to_write_its_grant_or_to_resize_a_page() {
     let mallory = daemon.join("mallory", 0, 1_000);
     let [grant, meter, ledger, beat] = &mallory.descriptors[..4] else { panic!("four pages") };
     for read_only in [grant, beat] {
-        // Opened again for writing: the seal belongs to the file, and not to the descriptor.
+        // The test opens the file again for writing, because the seal belongs to the file and not
+        // to the descriptor.
         let again = format!("/proc/self/fd/{}", read_only.as_raw_fd());
         if let Ok(again) = open(&again, OFlags::RDWR, Mode::empty()) {
             assert!(rustix::io::pwrite(&again, b"x", 0).is_err());
@@ -360,7 +362,7 @@ fn other_users_do_not_administer_unless_their_group_may() {
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     let answer = as_user(ALICE, ADMINISTRATORS, ask).unwrap().unwrap();
     assert!(answer.contains("\"reply\":\"status\""), "{answer}");
-    // If the mode does not keep a user out, the daemon refuses with a message.
+    // If the mode of the socket lets a user in, the daemon refuses the user with a message.
     std::fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
     let answer = as_user(MALLORY, MALLORY, ask).unwrap().unwrap();
     assert!(
@@ -406,7 +408,7 @@ fn nonsense_on_the_admin_socket_is_answered_or_hung_up_on() {
         Ok(())
     });
     outcome.unwrap();
-    // A request that is nested deeper, and is longer, than any real one.
+    // A request that is longer and more deeply nested than any real request.
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all("[".repeat(4_000).as_bytes()).unwrap();
     stream.write_all(b"\n").unwrap();
@@ -416,8 +418,8 @@ fn nonsense_on_the_admin_socket_is_answered_or_hung_up_on() {
     goes_on(&daemon);
 }
 
-/// These tests take all processors, or watch the log, whose calls all daemons of a process share. So
-/// each has the machine to itself.
+/// These tests use all processors, or read the log, which all daemons of a process share. So each
+/// test runs alone on the machine.
 mod measured {
     use super::*;
     use deepres_e2e::finally::Finally;
@@ -486,8 +488,8 @@ mod measured {
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         let caused = log.lines().filter(|line| line.contains("refused") || line.contains("session ")).count();
         assert_eq!(caused, 20, "{log}");
-        // Each of the hundred attempts logs its session's begin and end. There is one refusal, because
-        // all have the same reason.
+        // For each of the hundred attempts, the daemon logs the begin and the end of the session.
+        // It logs one refusal, because all refusals have the same reason.
         assert!(log.contains("lines were left out") && log.contains("lines=181"), "{log}");
         assert_eq!(log.lines().filter(|line| line.contains("refused")).count(), 1, "{log}");
     }

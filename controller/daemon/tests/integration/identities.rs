@@ -1,4 +1,4 @@
-//! The tenant to which real processes are assigned.
+//! The tenants that the daemon finds for real processes.
 
 use deepres_abi::wire::{Role, set_text};
 use deepres_daemon::Gpu;
@@ -15,24 +15,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The limit for waits that have no bound of their own.
+/// The limit for waits without a limit of their own.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROLE: &str = "DEEPRES_TEST_IDENTITY";
 const SOCKET: &str = "DEEPRES_TEST_SOCKET";
 const GPU: &str = "DEEPRES_TEST_GPU";
-/// The name that the process gives; if the variable is missing, it gives none.
+/// The name that the process gives. If the variable is missing, the process gives none.
 const NAME: &str = "DEEPRES_TEST_NAME";
-/// A cgroup that the process enters first.
+/// A cgroup that the process enters at its start.
 const CGROUP: &str = "DEEPRES_TEST_CGROUP";
-/// A daemon that ends accepts no session any more after this time.
+/// Time after which a daemon that ends admits no session any more.
 const ENDED_WITHIN: Duration = Duration::from_millis(300);
 /// Mount points of cgroup hierarchies: version 1 with one controller, version 2 beside version 1,
 /// and version 2 alone.
 const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 const WORKERS: usize = 3;
 
-/// Not a test: a process of a job. A launcher has no session. It starts workers, each in a kernel
-/// session of its own, as torchrun does. A worker has a session with each daemon that comes.
+/// Not a test: a process of a job. A launcher has no session. The launcher starts workers, each in
+/// a kernel session of its own, as torchrun does. A worker opens a session with each daemon that
+/// comes.
 #[test]
 fn job_process() {
     let Some(role) = std::env::var_os(ROLE) else { return };
@@ -105,8 +106,8 @@ fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
     let status = daemon.status();
     assert_eq!(status.tenants.len(), 1, "{:?}", status.tenants);
     let found = status.tenants[0].found.clone().unwrap();
-    // The root is the launcher, or a process that started this test, below a shell or a service. In
-    // any case all workers have the same root.
+    // The root is the launcher, or a process above it that started this test. In any case, all
+    // workers have the same root.
     assert!(
         matches!(found, Found::Tree { .. } | Found::Container | Found::Pod | Found::Slurm { .. }),
         "{found:?}"
@@ -118,7 +119,7 @@ fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
 #[test]
 fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     let daemon = Daemon::start(1, Config::default());
-    // This process has a session of that name, and its child gives no name.
+    // This process has a session under that name. Its child gives no name.
     let _parent = daemon.join("parent", 300_000, 0);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -136,12 +137,12 @@ fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     child.wait().unwrap();
 }
 
-/// A cgroup; removed on drop.
+/// A cgroup. The drop removes it.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes a cgroup of this name in the first hierarchy that allows that. Returns `None` if none
-    /// does.
+    /// Makes a cgroup of this name in the first hierarchy that allows it. Returns `None` if no
+    /// hierarchy does.
     fn make(name: &str) -> Option<Self> {
         let made = HIERARCHIES.map(|hierarchy| Path::new(hierarchy).join(name)).into_iter().find(|path| {
             std::fs::create_dir(path).is_ok_and(|()| {
@@ -158,12 +159,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A cgroup is busy for a moment after its last process ended.
+        // After the end of its last process, a cgroup stays busy for a moment.
         wait_until(PATIENCE, || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
-/// A worker; ended on drop.
+/// A worker. The drop ends it.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -174,7 +175,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// Starts a worker that gives the name `train`, in this cgroup if there is one.
+    /// Starts a worker that gives the name `train`. If `cgroup` is given, the worker enters it.
     fn start(daemon: &Daemon, cgroup: Option<&Cgroup>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -191,15 +192,15 @@ impl Worker {
         worker
     }
 
-    /// Returns the tenant that the worker's session belongs to.
+    /// Returns the tenant of the worker's session; `None` without a session.
     fn tenant(&self, daemon: &Daemon) -> Option<TenantStatus> {
         let is_its = |tenant: &TenantStatus| tenant.sessions.iter().any(|session| session.pid == self.0.id());
         daemon.status().tenants.into_iter().find(is_its)
     }
 }
 
-/// Returns two cgroups as Docker makes them, unique to this test process. If that is not possible
-/// here, returns `None` and says so in a line.
+/// Returns two cgroups as Docker makes them, with names of this test process alone. If the machine
+/// does not allow this, prints the reason and returns `None`.
 fn containers(kind: u32) -> Option<[Cgroup; 2]> {
     let name = |number: u32| format!("docker-{kind:04x}{number:04x}{:056x}.scope", std::process::id());
     let (Some(first), Some(second)) = (Cgroup::make(&name(1)), Cgroup::make(&name(2))) else {
@@ -249,8 +250,8 @@ fn a_shared_name_is_one_tenant_over_containers_and_other_processes() {
         }
     };
     check(&daemon);
-    // Both stay together when the tenant is not shared any more, as if an older daemon had known no
-    // other rule. A worker that comes later does not join them.
+    // When the name is no longer shared, both workers stay in one tenant, as after an older daemon
+    // without this rule. A worker that comes later does not join them.
     let next = daemon.restart_with(Config::default());
     check(&next);
     let later = Worker::start(&next, Some(&second));

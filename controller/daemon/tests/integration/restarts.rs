@@ -1,5 +1,5 @@
-//! Restarts: one daemon after another in the same place. Accounts go on, and reports about the time
-//! between are believed within bounds.
+//! Restarts: one daemon after another in the same place. Accounts go on. The new daemon believes
+//! reports about the time between within bounds.
 
 use deepres_abi::grant::GateState;
 use deepres_abi::wire::Role;
@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Enough for several looks: the arbiter reads the meters every 50 ms while it waits for a
-/// session's counters.
+/// Time for several looks. While the arbiter waits for a session's counters, it reads the meters
+/// every 50 ms.
 const LOOKS: Duration = Duration::from_millis(300);
 
 fn daemon() -> Daemon {
@@ -28,7 +28,7 @@ fn account(daemon: &Daemon, name: &str) -> AccountStatus {
     tenant(daemon, name).gpus.remove(0)
 }
 
-/// Runs for a while, and reports `used_ns` of that as GPU time.
+/// Lets the session run for a while, and report `used_ns` of this time as GPU time.
 fn work(session: &Tenant, used_ns: u64) {
     session.slot().in_flight.store(1, Ordering::SeqCst);
     std::thread::sleep(Duration::from_nanos(used_ns) + Duration::from_millis(100));
@@ -37,7 +37,8 @@ fn work(session: &Tenant, used_ns: u64) {
     session.slot().in_flight.store(0, Ordering::SeqCst);
 }
 
-/// Connects as a process that had a session before, without carrying over its counters yet.
+/// Connects as a process that had a session before. The process has not carried its counters over
+/// yet.
 fn return_to(daemon: &Daemon, name: &str) -> Tenant {
     let mut hello = daemon.hello(Role::Session, name);
     hello.sessions_before = 1;
@@ -101,7 +102,7 @@ fn a_session_that_begins_at_zero_adds_to_the_account() {
 #[test]
 fn who_came_after_the_last_write_is_charged_from_its_beginning() {
     let daemon = daemon();
-    // As if the daemon had been killed before it saved again.
+    // The state is as if the daemon had been killed before it saved again.
     let path = daemon.directory.state_file();
     let early = std::fs::read(&path).unwrap();
     let session = daemon.join("late", 0, 0);
@@ -124,7 +125,7 @@ fn what_is_said_of_the_time_between_is_bounded_by_it() {
     bring(&session, u64::MAX / 2, u64::MAX);
     std::thread::sleep(LOOKS);
     let gpu_ns = account(&daemon, "a").gpu_ns;
-    // The time of the whole test at most. The margin is for the time before `began_ns`.
+    // The limit is the time of the whole test. The margin is for the time before `began_ns`.
     assert!(gpu_ns <= deepres_model::clock::monotonic_ns() - began_ns + 3_000 * MS, "{gpu_ns}");
     assert!(account(&daemon, "a").total_share_ppm <= 1_000_000);
 }
@@ -151,12 +152,12 @@ fn a_process_that_comes_back_to_the_same_daemon_is_charged_once() {
     bring(&session, 25 * MS, 25);
     std::thread::sleep(LOOKS);
     assert_eq!(account(&daemon, "a").gpu_ns, 25 * MS);
-    // The same for a daemon whose predecessor the process never met.
+    // The same holds for a daemon that comes after a daemon which the process never met.
     drop(session);
     wait_until(PATIENCE, || tenant(&daemon, "a").sessions.is_empty());
     let daemon = daemon.restart().restart();
     let session = return_to(&daemon, "a");
-    // No more is believed than the time that passed.
+    // The arbiter believes no more than the time that passed.
     std::thread::sleep(LOOKS);
     bring(&session, 30 * MS, 30);
     wait_until(PATIENCE, || account(&daemon, "a").gpu_ns == 30 * MS);

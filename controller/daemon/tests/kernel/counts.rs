@@ -1,4 +1,5 @@
-//! Tests of the counters: each ioctl on a watched device is counted once, and no other ioctl is.
+//! Tests of the counters: the kernel programs count each ioctl on a watched device once, and no
+//! other ioctl.
 
 use super::support::*;
 use deepres_abi::probe::{COMMANDS_APART, Family, REST, StatKey, StatValue, TICK_NS, slot};
@@ -97,7 +98,7 @@ fn threads_that_would_have_the_same_slot_are_counted_exactly() {
     const CALLS: u64 = 100_000;
     let _alone = alone();
     let Some(kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
-    // The thread reports its id, and makes the calls if the id is the wanted one.
+    // The thread reports its id. If the id is the wanted id, the thread makes the calls.
     let caller = || {
         let (say, said) = std::sync::mpsc::channel();
         let (tell, told) = std::sync::mpsc::channel();
@@ -113,7 +114,7 @@ fn threads_that_would_have_the_same_slot_are_counted_exactly() {
         });
         (said.recv().unwrap(), tell, thread)
     };
-    // The kernel gives out the next free id after this one, unless another process takes it.
+    // The kernel gives this id to the next thread, unless another process takes the id.
     let numbered = |number: u32| {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).unwrap();
         let (its, tell, thread) = caller();
@@ -197,8 +198,8 @@ fn pass_over_a_socket(file: &File) -> File {
 #[test]
 fn an_interrupted_call_is_an_error_and_its_time_is_counted() {
     let _alone = alone();
-    // A terminal that a background process uses. The request to drain makes the kernel send a
-    // signal and interrupt the call.
+    // A background process uses a terminal. Its request to drain makes the kernel send a signal and
+    // interrupt the call.
     const SCRIPT: &str = r#"
 import os, pty, signal, sys, fcntl, time
 master, slave = pty.openpty()
@@ -253,7 +254,7 @@ fn a_process_id_that_comes_again_is_another_process() {
         pid
     };
     let first = run();
-    // The kernel gives out the next free id after this one, unless another fork takes it.
+    // The kernel gives this id to the next process, unless another fork takes the id.
     let comes_again = (0..200).any(|_| {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (first - 1).to_string()).unwrap();
         run() == first
@@ -279,7 +280,7 @@ fn a_process_id_that_comes_again_is_another_process() {
     );
 }
 
-/// Returns numbers that are no commands, each index another one.
+/// Returns an ioctl number without a command. Each index gives another number.
 fn number(index: u64) -> u64 {
     0xc000_4600 | index << 16 & 0x3fff_0000 | index & 0xff
 }
@@ -315,7 +316,7 @@ fn rows_that_were_taken_away_begin_at_zero_for_the_next() {
     let room = Room { rows: 8, commands_apart: COMMANDS_APART, launches: 1 };
     let Some(mut kernel) = probes_within(room, &[FUSE_KEY], Asked::None, None) else { return };
     let file = open(FUSE);
-    // All rounds together use as many commands as are counted apart.
+    // All rounds together use as many commands as the kernel programs count separately.
     for round in 0..u64::from(COMMANDS_APART) / room.rows as u64 {
         let commands: Vec<u64> = (0..room.rows as u64).map(|index| number(index + 1)).collect();
         for _ in 0..=round {
@@ -392,7 +393,7 @@ fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
     let node = folder.path().join("loop");
     mknodat(CWD, &node, FileType::BlockDevice, Mode::RUSR, makedev(LOOP_MAJOR, 0)).unwrap();
     let Ok(block) = File::open(&node) else {
-        // If the kernel has no block devices of this number, none can be confused.
+        // If the kernel has no block devices of this number, the programs cannot confuse any.
         return lacks("block devices of the kind loop");
     };
     for way in WAYS {
@@ -413,9 +414,10 @@ fn a_block_device_with_the_number_of_one_that_is_watched_is_another() {
 const COMPAT_LCHOWN: u64 = 16;
 const COMPAT_IOCTL: u64 = 54;
 
-/// Makes a system call in the way of a 32-bit program, in a child process. `arguments` are its
-/// first three arguments. `elsewhere` are the registers that hold a 64-bit program's first three.
-/// Returns the child's id; `None` if the kernel has no such calls.
+/// Makes a system call in the way of a 32-bit program, in a child process. `arguments` are the
+/// call's first three arguments. `elsewhere` are the values for the registers in which a 64-bit
+/// program has its first three arguments. Returns the child's id; `None` if the kernel has no such
+/// calls.
 fn compat_call(call: u64, arguments: [u32; 3], elsewhere: [u64; 3]) -> Option<u32> {
     let [first, second, third] = arguments.map(u64::from);
     let [di, si, dx] = elsewhere;
@@ -471,7 +473,7 @@ fn calls_of_32_bit_programs_are_left_out_and_taken_for_no_others() {
 #[test]
 fn what_has_no_room_is_counted_together_and_whoever_comes_is_told_of_still() {
     let _alone = alone();
-    // More processes, with as many commands each as are counted apart, than there is room for.
+    // There is no room for so many processes with so many commands each.
     const PROCESSES: u64 = 48;
     const COMMANDS: u64 = COMMANDS_APART as u64;
     let script = format!(
@@ -509,7 +511,7 @@ fn a_new_process_is_told_at_once() {
     assert_eq!(told[0].key.family, Family::Uvm as u32);
 }
 
-/// Returns the lock under which a test runs alone, because all tests watch the same process.
+/// Returns a lock. A test with the lock runs alone, because all tests watch the same process.
 pub fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

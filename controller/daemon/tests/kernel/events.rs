@@ -1,5 +1,5 @@
-//! Tests of single events: each ioctl of a followed process by name, and the exact count of lost
-//! events.
+//! Tests of single events: the name of each ioctl of a followed process, and the exact count of
+//! lost events.
 
 use super::counts::alone;
 use super::support::*;
@@ -32,8 +32,8 @@ fn events(kernel: &mut Kernel) -> impl FnMut() -> Vec<Event> + use<> {
 #[test]
 fn nvidias_calls_are_told_by_name_with_fields_status_and_amount() {
     let _alone = alone();
-    // This device accepts any number as done, so the argument keeps the status that the test
-    // writes.
+    // This device accepts any number as a call that succeeded. So the argument keeps the status
+    // that the test writes.
     let Some(mut kernel) = probes(&[BTRFS_UVM_KEY], Asked::Some(RING_BYTES), None) else { return };
     let mut events = events(&mut kernel);
     kernel.follow(own()).unwrap();
@@ -86,7 +86,7 @@ fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_r
     let _alone = alone();
     let Some(kernel) = probes(&[BTRFS_RM_KEY], Asked::None, None) else { return };
     let file = open(BTRFS);
-    // Index in words of 8 bytes. The class's own arguments lie further on in the same buffer.
+    // Index in words of 8 bytes. The class's own arguments follow later in the same buffer.
     const PARAMETERS: usize = 100;
     let ask = |command: u64, words: &[(usize, u64)]| {
         let mut argument = [0; 512];
@@ -120,7 +120,7 @@ fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_r
     }
 }
 
-/// Returns places for arguments, named by how the argument lies there.
+/// Returns places for arguments. The name of each place says how an argument lies there.
 fn places() -> Vec<(&'static str, *mut u8)> {
     const MIB: usize = 1 << 20;
     let mapped = |bytes: usize, flags: MapFlags, file: Option<&OwnedFd>| {
@@ -185,8 +185,8 @@ fn arguments_are_read_wherever_they_lie() {
             assert_eq!(counted, expected, "{what}, {status}");
         }
     }
-    // Addresses of unmapped memory, of the kernel, outside all memory, and without permission
-    // to read.
+    // Addresses in unmapped memory, in the kernel, outside all memory, and in memory that may not
+    // be read.
     // SAFETY: the kernel chooses the address.
     let closed = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::empty(), MapFlags::PRIVATE) };
     for nowhere in
@@ -300,7 +300,7 @@ fn what_the_ring_has_no_room_for_is_counted_exactly() {
     assert_eq!(events().len(), 1, "there is room again");
 }
 
-/// A page that is missing until [`Late::come`]; a reader of the page waits until then.
+/// A page that is missing until [`Late::come`]. A reader of the page waits until then.
 struct Late {
     faults: OwnedFd,
     address: usize,
@@ -336,7 +336,7 @@ impl Late {
         assert_eq!(answer, 0, "{command:#x}: {}", std::io::Error::last_os_error());
     }
 
-    /// Provides the page, full of zeros.
+    /// Provides the page, filled with zeros.
     fn come(&self) {
         self.ask(UFFDIO_ZEROPAGE, [self.address as u64, PAGE_BYTES as u64, 0, 0]);
     }

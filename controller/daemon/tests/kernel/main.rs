@@ -1,8 +1,8 @@
 //! Tests of the kernel programs in the real kernel: their counts, their reports, and the calls that
-//! they must ignore.
+//! the programs must ignore.
 //!
-//! The tests need root (CAP_BPF and CAP_PERFMON) and a build that contains the programs (`cargo
-//! xtask ebpf`). Elsewhere each test names what is missing and is skipped.
+//! The tests need root (CAP_BPF and CAP_PERFMON) and a build with the kernel programs (`cargo xtask
+//! ebpf`). Without these, each test prints its reason and is skipped.
 
 mod counts;
 mod events;

@@ -1,4 +1,4 @@
-//! Stand-in devices, and probes that watch these devices alone.
+//! Stand-in devices, and probes that watch only these devices.
 
 use deepres_abi::probe::{StatKey, StatValue};
 use deepres_daemon::probes::devices::Devices;
@@ -9,15 +9,16 @@ use deepres_model::config::DeviceKey;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// A real character device that answers `SUCCESS` and refuses NVIDIA's numbers. Watched as
-/// nvidia-uvm.
+/// A real character device. It accepts `SUCCESS` and refuses NVIDIA's numbers. The tests watch it
+/// as nvidia-uvm.
 pub const TUN: &str = "/dev/net/tun";
 pub const TUN_KEY: &str = "nvidia-uvm=10:200";
-/// A device of the same major number that refuses everything (ENOTTY). Watched as nvidia.
+/// A device of the same major number. It refuses all numbers (ENOTTY). The tests watch it as
+/// nvidia.
 pub const FUSE: &str = "/dev/fuse";
 pub const FUSE_KEY: &str = "nvidia=10:229";
-/// A device that reads a page behind the argument and accepts unknown numbers as done. Watched as
-/// nvidia-uvm or as nvidia.
+/// A device that reads a page behind the argument, and returns success for unknown numbers. The
+/// tests watch it as nvidia-uvm or as nvidia.
 pub const BTRFS: &str = "/dev/btrfs-control";
 pub const BTRFS_UVM_KEY: &str = "nvidia-uvm=10:234";
 pub const BTRFS_RM_KEY: &str = "nvidia=10:234";
@@ -33,17 +34,18 @@ pub fn devices(keys: &[&str]) -> Devices {
     Devices::find(&keys)
 }
 
-/// Attaches probes to these devices. Returns `None` after naming what the machine lacks.
+/// Attaches probes to these devices. Returns `None` and prints the reason if the machine lacks a
+/// need.
 pub fn probes(keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     probes_within(Room::here().unwrap(), keys, asked, way)
 }
 
-/// Like `probes`, with this room for counters.
+/// Does the same as `probes`, with this room for counters.
 pub fn probes_within(room: Room, keys: &[&str], asked: Asked, way: Option<Way>) -> Option<Kernel> {
     attached(Kernel::attach_within(room, &devices(keys), asked, way))
 }
 
-/// Reports what this machine lacks and that the test is skipped.
+/// Prints that the machine lacks `what`, and that the test is skipped.
 pub fn lacks(what: &str) {
     skip::skipped(&format!("this machine lacks {what}"));
 }
@@ -74,7 +76,7 @@ pub fn ioctl(fd: RawFd, command: u64) -> i64 {
     ioctl_with(fd, command, &mut [0; 512])
 }
 
-/// Like `ioctl`, with the caller's buffer.
+/// Does the same as `ioctl`, with the caller's buffer.
 pub fn ioctl_with(fd: RawFd, command: u64, argument: &mut [u64; 512]) -> i64 {
     // SAFETY: none of the commands here reads or writes more than the buffer has.
     let result = unsafe { libc::ioctl(fd, command, argument.as_mut_ptr()) };

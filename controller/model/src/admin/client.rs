@@ -13,10 +13,10 @@ use std::time::Duration;
 /// Longest wait for an answer. A daemon answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The reason why there is no answer.
+/// The reason for which the client gets no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No daemon is running. The text names the places that were tried.
+    /// No daemon is running. The text names the places in which the client looked.
     #[error(
         "no deepres daemon is running (looked for {0}); `deepres run` starts one, and so does `deepres daemon`"
     )]
@@ -51,7 +51,7 @@ pub enum ClientError {
         /// The error.
         source: io::Error,
     },
-    /// The daemon refuses the request. The text is its reason.
+    /// The daemon refuses the request. The text is the daemon's reason.
     #[error("{0}")]
     Refused(String),
 }
@@ -65,7 +65,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon that the environment names, else to the system's, else to the user's.
+    /// Connects to the daemon that the environment names, else to the system's daemon, else to the
+    /// user's.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -97,7 +98,7 @@ impl Client {
             Ok(stream) => stream,
             Err(error) => {
                 return Err(match error.kind() {
-                    // A dead daemon leaves its socket behind.
+                    // A dead daemon's socket stays.
                     io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => none(),
                     io::ErrorKind::PermissionDenied => ClientError::Forbidden(path),
                     _ => ClientError::Io { path, source: error },
@@ -114,7 +115,7 @@ impl Client {
         Ok(Self { path, stream: BufReader::new(stream), patience: PATIENCE })
     }
 
-    /// Sets how long the client waits for answers from now on.
+    /// Sets how long the client waits for each answer from now on.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -151,7 +152,7 @@ impl Client {
         }
     }
 
-    /// Asks for the daemon's state.
+    /// Asks the daemon for its status.
     ///
     /// # Errors
     /// [`ClientError`].

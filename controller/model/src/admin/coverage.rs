@@ -1,5 +1,4 @@
-//! How a process reaches the driver, for administrators. All values are reported by the process
-//! itself.
+//! How a process reaches the driver, for administrators. All values come from the process itself.
 
 use deepres_abi::coverage::{Bypass, Bypasses, Coverage, unaccounted};
 use deepres_abi::driver::{ApiId, TABLE_HASH};
@@ -27,13 +26,14 @@ pub struct ProcessCoverage {
     pub forwarded_because: BTreeMap<String, u64>,
     /// Calls that deepres sees but does not account for.
     pub unaccounted: Vec<UnaccountedCalls>,
-    /// Calls of hooked functions that were let through without being metered or charged.
+    /// Calls of hooked functions that the interposer let through without metering or charging them.
     #[serde(default)]
     pub bypassed: Vec<BypassedCalls>,
-    /// Functions with hooks that the process got unchanged, because they belong to a second copy of
-    /// the driver.
+    /// Functions with hooks that the process got unchanged, because the functions belong to a
+    /// second copy of the driver.
     pub other_instance: u64,
-    /// Functions with hooks that the process got unchanged, because their address is unknown.
+    /// Functions with hooks that the process got unchanged, because deepres does not know their
+    /// addresses.
     pub unknown_address: u64,
     /// Functions of a newer driver that this deepres does not know.
     pub unknown_names: u64,
@@ -61,7 +61,7 @@ pub struct UnaccountedCalls {
     pub calls: u64,
 }
 
-/// Calls that were let through for one reason.
+/// Calls that the interposer let through for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BypassedCalls {
     /// The reason, for example `no-event`.
@@ -90,7 +90,7 @@ impl ProcessCoverage {
     pub fn read(tenant: &str, pid: u32, client: &str, page: &Coverage, bypasses: &Bypasses) -> Self {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let table = page.table.load(Ordering::Acquire);
-        // An unwritten page has the table 0. It holds nothing that could be named wrongly.
+        // An unwritten page has the table 0, and names no functions.
         let is_other_version = table != TABLE_HASH && table != 0;
         let functions = || ApiId::ALL.into_iter().filter(|_| !is_other_version);
         let names = |is_wanted: &dyn Fn(ApiId) -> bool| {
@@ -131,8 +131,8 @@ impl ProcessCoverage {
         }
     }
 
-    /// Returns the number of calls that launched work or allocated GPU memory without being
-    /// accounted for.
+    /// Returns the number of calls that launched work or allocated GPU memory, and that deepres
+    /// does not account for.
     pub fn past(&self) -> u64 {
         let on_gpu = self.unaccounted.iter().filter(|calls| calls.class != "host").map(|calls| calls.calls);
         let bypassed = self.bypassed.iter().filter(|calls| calls.has_effect).map(|calls| calls.calls);

@@ -61,7 +61,7 @@ impl Unit {
         ends.into_iter().find(|(end, _)| name.ends_with(end)).map_or(Self::One, |(_, unit)| unit)
     }
 
-    /// Returns the unit's name; empty for a number of things.
+    /// Returns the unit's name. It is empty for a number of things.
     pub fn name(self) -> &'static str {
         match self {
             Self::One => "",
@@ -81,26 +81,26 @@ pub struct Field {
     pub kind: &'static str,
     /// The lines of the help.
     pub help: &'static [&'static str],
-    /// The head of its column in `deepres ps`; empty if it has none.
+    /// The head of the field's column in `deepres ps`; empty if the field has no column.
     pub head: &'static str,
 }
 
 /// A declared struct of the status.
 pub trait Declared: Serialize {
-    /// Its name.
+    /// The struct's name.
     const NAME: &'static str;
-    /// The lines of its help.
+    /// The lines of the struct's help.
     const ABOUT: &'static [&'static str];
-    /// Its fields.
+    /// The struct's fields.
     const FIELDS: &'static [Field];
 
-    /// Returns the head of a field's column; empty if it has none.
+    /// Returns the head of a field's column; empty if the field has no column.
     fn head(field: &str) -> &'static str {
         Self::FIELDS.iter().find(|own| own.name == field).map_or("", |own| own.head)
     }
 }
 
-/// Returns the list of a struct's fields, a section in Markdown.
+/// Returns the list of a struct's fields as a section in Markdown.
 pub fn section<T: Declared>() -> String {
     let row = |field: &Field| {
         let (kind, unit) = (kind(field.kind), Unit::of(field.name).name());
@@ -113,13 +113,13 @@ pub fn section<T: Declared>() -> String {
     format!("\n## {}\n\n{about}\n\n| field | value | column | meaning |\n|---|---|---|---|\n{rows}", T::NAME)
 }
 
-/// Returns the first paragraph of a help as one line, without the marks of links in Rust.
+/// Returns the first paragraph of a help text as one line, without the marks of links in Rust.
 fn paragraph(help: &[&str]) -> String {
     let lines: Vec<&str> = help.iter().map(|line| line.trim()).take_while(|line| !line.is_empty()).collect();
     lines.join(" ").replace("[`", "`").replace("`]", "`").replace('|', "\\|")
 }
 
-/// Returns a type in words.
+/// Returns a type of Rust in words.
 fn kind(text: &str) -> String {
     let text: String = text.split_whitespace().collect();
     let inner = |outer: &str| text.strip_prefix(outer)?.strip_suffix('>').map(kind);

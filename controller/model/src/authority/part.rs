@@ -1,11 +1,12 @@
 //! The division of a user's cap among the user's tenants.
 //!
 //! A cap belongs to a user, however many tenants the user has. The tenant that asked first keeps
-//! what it asked for. Later tenants get what is left. The rest, for which nobody asked, is split
-//! evenly. The split leaves out tenants that an administrator has put above the cap.
+//! the amount that it asked for. Later tenants get what is left. The rest of the cap, for which no
+//! tenant asked, is split evenly. The split leaves out tenants that an administrator has put above
+//! the cap.
 //!
-//! Memory that a tenant holds cannot be taken away. So each tenant first keeps what it holds, as
-//! far as the cap allows.
+//! The daemon cannot take away memory that a tenant holds. So each tenant first keeps the memory
+//! that it holds, as far as the cap allows.
 
 use crate::config::Caps;
 use deepres_abi::PPM;
@@ -13,9 +14,8 @@ use deepres_abi::grant::NO_LIMIT;
 use deepres_abi::quantity::MIN_SHARE_PPM;
 use serde::{Deserialize, Serialize};
 
-/// Divisor for the part of a cap by which a user's tenants may exceed it. If nothing of the cap is
-/// left, a new tenant is still owed something. All of that together is at most the cap divided by
-/// this.
+/// All tenants of a user may together exceed the cap by the cap divided by this number. So a new
+/// tenant is owed something even if nothing of the cap is left.
 const BEYOND_PART: u64 = 10;
 
 /// The wish of a tenant for a part of one cap.
@@ -23,10 +23,10 @@ const BEYOND_PART: u64 = 10;
 pub enum Want {
     /// The tenant asked for this amount.
     Asked(u64),
-    /// The tenant asked for nothing, and takes what it can get.
+    /// The tenant asked for nothing, and gets a part of the rest.
     Rest,
-    /// An administrator set the tenant's value. Caps do not bind it, and it does not count against
-    /// them.
+    /// An administrator set the tenant's value. Caps do not bind this value, and the value does not
+    /// count against the caps.
     Above,
 }
 
@@ -46,7 +46,7 @@ pub struct Wants {
 pub struct Part {
     /// The largest share that the tenant can be granted, parts per million.
     pub share_ppm: u32,
-    /// The most that the tenant can be owed, even if others leave more, parts per million.
+    /// The most that the tenant can be owed, even if others leave more time, parts per million.
     pub cap_ppm: u32,
     /// Memory on each GPU, bytes.
     pub memory_bytes: u64,
@@ -76,16 +76,16 @@ impl Part {
         }
     }
 
-    /// Returns the part of the tenant at `own`. `wants` has all tenants of the user in the order in
-    /// which they asked.
+    /// Returns the part of the tenant at the index `own`. `wants` has the wants of all tenants of
+    /// the user, in the order in which they asked.
     pub fn of(own: usize, wants: &[Wants], caps: &Caps) -> Self {
         Self::all(wants, caps).get(own).copied().unwrap_or_else(|| Self::whole(caps))
     }
 
     /// Returns the parts of all tenants of a user, in the order in which they asked.
     ///
-    /// Each tenant gets at least the least share, so that it can run. Each is also owed something:
-    /// the least share, or less if there are so many tenants that `BEYOND_PART` bounds the sum.
+    /// Each tenant gets at least the least share, so that it can run. Each tenant is also owed the
+    /// least share, or less if very many tenants would exceed the bound of `BEYOND_PART`.
     pub fn all(wants: &[Wants], caps: &Caps) -> Vec<Self> {
         let mut parts = vec![Self::whole(caps); wants.len()];
         if caps.share_ppm < PPM {
@@ -119,7 +119,7 @@ struct Split {
     rest: u64,
 }
 
-/// Splits a cap among tenants.
+/// Splits a cap among tenants. Returns the cap as each tenant sees it.
 fn split(wants: &[Want], cap: u64) -> Vec<Split> {
     let mut left = cap;
     let asked = |want: &Want| {
@@ -159,9 +159,9 @@ fn memory(wants: &[Wants], cap: u64) -> Vec<u64> {
         *part += left;
         left = *part - asked.min(*part);
     }
-    // Only tenants that asked for nothing split the rest, because the others have their limits. A
-    // tenant that holds more than an even part keeps what it holds, and the others split what is
-    // left.
+    // Only tenants that asked for nothing split the rest, because the other tenants have their
+    // limits. If a tenant holds more than an even part, the tenant keeps what it holds. The other
+    // tenants then split what is left.
     let unasked = wants.iter().zip(&kept).filter(|(wants, _)| wants.memory == Want::Rest);
     let mut unasked: Vec<u64> = unasked.map(|(_, kept)| *kept).collect();
     unasked.sort_unstable();
@@ -190,18 +190,18 @@ pub struct Claim {
     pub cap_bytes: u64,
 }
 
-/// Returns the bound on memory that each tenant of a user is told, bytes, in the order in which
-/// they asked.
+/// Returns the bound on memory that the daemon tells each tenant of a user, bytes, in the order in
+/// which the tenants asked.
 ///
-/// At no moment can all tenants together hold more than the cap. Memory moves from one tenant to
-/// others only once the tenant has been told of its lower bound and holds no more than that.
+/// All tenants together never hold more than the cap. Before memory moves from a tenant to others,
+/// the daemon tells the tenant its lower bound, and the tenant holds no more than this bound.
 pub fn bounds(claims: &[Claim]) -> Vec<u64> {
     let mut all: u128 = claims.iter().map(|claim| u128::from(claim.reach_bytes)).sum();
     let bound = |claim: &Claim| {
         let others = all - u128::from(claim.reach_bytes);
         let left = u128::from(claim.cap_bytes).saturating_sub(others);
         let bytes = claim.granted_bytes.min(u64::try_from(left).unwrap_or(NO_LIMIT));
-        // Memory for this tenant is not available to later ones.
+        // Memory for this tenant is not available to later tenants.
         all = others + u128::from(claim.reach_bytes.max(bytes));
         bytes
     };

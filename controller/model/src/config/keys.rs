@@ -95,7 +95,8 @@ const fn takes(kind: wish::Kind) -> Takes {
     }
 }
 
-/// Least likeness (Jaro–Winkler, 1 for equal names) at which the message suggests a name.
+/// If a name in the file is at least this similar to a known name, the message suggests the known
+/// name. The measure is Jaro–Winkler; it is 1 for equal names.
 const ALIKE: f64 = 0.8;
 
 /// A fault in a table.

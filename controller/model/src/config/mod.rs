@@ -28,16 +28,16 @@ const SYSTEM_FILE: &str = "/etc/deepres/deepres.toml";
 /// The user's configuration file, below the directory for configuration.
 const USER_FILE: &str = "deepres/deepres.toml";
 
-/// Bounds of the heartbeat limit, ms. Below, a busy machine's scheduler looks like a dead daemon.
-/// Above, a dead daemon stops all tenants for too long.
+/// Bounds of the heartbeat limit, ms. With a lower limit, a busy machine's scheduler makes a daemon
+/// look dead. With a higher limit, a dead daemon stops all tenants for too long.
 const HEARTBEAT_LIMIT_MS: Range<u64> = 20..60_001;
-/// Bounds of the times for moving memory, ms. Below, no memory can be moved in time. The upper
-/// bound is a day.
+/// Bounds of the times for moving memory, ms. In less time, no memory can move. The upper bound is
+/// a day.
 const MOVING_MS: Range<u64> = 100..86_400_001;
-/// Bounds of the quantum, ms. Below, hand-offs take too much of the GPU. Above, users notice the
-/// waiting.
+/// Bounds of the quantum, ms. With a shorter quantum, hand-offs take too much of the GPU's time.
+/// With a longer quantum, users notice the wait.
 const QUANTUM_MS: Range<u64> = 1..1_001;
-/// Bounds of the number of connections. The upper bound is more than any machine has descriptors.
+/// Bounds of the number of connections. No machine has more descriptors than the upper bound.
 const MAX_CONNECTIONS: Range<u64> = 1..1_000_001;
 
 /// The daemon's configuration.
@@ -53,7 +53,8 @@ pub struct Config {
     /// Time for which a backlogged tenant stays on the GPU before it makes room for a suspended
     /// one.
     pub suspend_turn_ms: u64,
-    /// Time for which memory that a tenant held is kept for it, if its memory follows its use.
+    /// Time for which the daemon keeps memory for a tenant that held it, if the tenant's memory
+    /// follows its use.
     pub memory_follow_ms: u64,
     /// Longest time that the driver may take to move a tenant's memory to the host or back.
     pub suspend_limit_ms: u64,
@@ -61,14 +62,14 @@ pub struct Config {
     pub idle_exit_s: u64,
     /// The most connections at a time.
     pub max_connections: usize,
-    /// The most connections of one user at a time. Root and the daemon's own user are not bound,
-    /// but each of their containers is.
+    /// The most connections of one user at a time. The bound does not hold for root and the
+    /// daemon's own user, but holds for each of their containers.
     pub max_connections_per_user: usize,
-    /// Name or number of a group whose members may administer, beside root and the daemon's own
-    /// user.
+    /// Name or number of a group whose members may administer the daemon. Root and the daemon's own
+    /// user always may.
     pub admin_group: Option<String>,
-    /// Names that stand for one tenant over all containers and other processes of a user. Any other
-    /// name holds only within its container.
+    /// Names of tenants that span all containers and other processes of a user. Any other name
+    /// holds only inside its container.
     pub shared_names: Vec<String>,
     /// Whether a tenant with several GPUs gets leases on all of them or on none.
     pub gangs: bool,
@@ -76,9 +77,9 @@ pub struct Config {
     pub quantum: QuantumKeys,
     /// Caps for every user.
     pub caps: Caps,
-    /// Caps for the members of a group, by number. They replace the caps for everybody.
+    /// Caps for the members of a group, by group number. These replace the caps for every user.
     pub groups: BTreeMap<String, Caps>,
-    /// Caps for single users, by number. They replace all other caps.
+    /// Caps for single users, by user number. These replace all other caps.
     pub users: BTreeMap<String, Caps>,
     /// The probes.
     pub probes: ProbesKeys,
@@ -179,7 +180,7 @@ impl Position {
     }
 }
 
-/// A fault that no type expresses: the key's path from the top, and the message.
+/// A fault that the types do not exclude: the key's path from the top, and the message.
 type Impossible = (Vec<String>, String);
 
 /// The reason why a configuration cannot be used.
@@ -200,7 +201,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The character in it, from 1.
+        /// The character in the line, from 1.
         column: usize,
         /// The message.
         message: String,
@@ -208,8 +209,8 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads `file`, else the user's file (unless the user is root), else the system's file.
-    /// Returns the defaults if there is none of these.
+    /// Reads `file`, else the user's file (unless the user is root), else the system's file. If
+    /// none of these files exists, returns the defaults.
     ///
     /// # Errors
     /// [`ConfigError`], which names file, line and column.
@@ -254,7 +255,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks bounds that no type expresses. The error gives the key and the message.
+    /// Checks the bounds that the types do not express. The error gives the key and the message.
     fn check(&self) -> Result<(), Impossible> {
         let at = |path: &[&str]| path.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
         let within = |key: &str, value, bounds: &Range<u64>| {
@@ -317,8 +318,8 @@ impl Config {
         Duration::from_secs(self.tenant_linger_s)
     }
 
-    /// Returns the time for which memory that a tenant held is kept for it, ns. The time matters
-    /// for tenants whose memory follows its use.
+    /// Returns the time for which the daemon keeps memory for a tenant that held it, ns. The time
+    /// matters for tenants whose memory follows its use.
     pub fn memory_follow_ns(&self) -> u64 {
         self.memory_follow_ms.saturating_mul(crate::clock::NS_PER_MS)
     }

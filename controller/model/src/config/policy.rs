@@ -50,12 +50,12 @@ impl PriorityKeys {
 pub struct Defaults(Wish);
 
 impl Defaults {
-    /// Returns the wishes.
+    /// Returns the default wishes.
     pub fn wish(&self) -> Wish {
         self.0
     }
 
-    /// Whether the class is guaranteed but a share is missing. A guarantee needs a share.
+    /// Whether the class is guaranteed but the share is missing, which a guarantee needs.
     pub fn lacks_share(&self) -> bool {
         self.0.class == Some(Class::Guaranteed) && self.0.share_ppm.is_none()
     }

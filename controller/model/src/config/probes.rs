@@ -7,9 +7,9 @@ use serde::{Deserialize, Deserializer};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbesKeys {
-    /// Whether probes are attached to the kernel.
+    /// Whether the daemon attaches probes to the kernel.
     pub enabled: bool,
-    /// The devices to watch. An empty list stands for NVIDIA's.
+    /// The devices to watch. An empty list means NVIDIA's devices.
     #[serde(deserialize_with = "devices")]
     pub devices: Vec<DeviceKey>,
     /// The treatment of unmanaged processes.
@@ -23,7 +23,8 @@ impl Default for ProbesKeys {
 }
 
 impl ProbesKeys {
-    /// Returns the reason why the configuration allows no metering from outside, if it does not.
+    /// Returns the reason for which the configuration forbids metering from outside; `None` if it
+    /// allows this.
     pub fn metering_refusal(&self) -> Option<String> {
         (!self.enabled)
             .then(|| "the daemon's configuration wants no programs in the kernel (probes.enabled)".to_owned())
@@ -34,11 +35,11 @@ impl ProbesKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnmanagedPolicy {
-    /// The processes are listed.
+    /// The status lists the processes.
     Report,
-    /// The processes are listed, and the log has a warning.
+    /// The status lists the processes, and the daemon logs a warning.
     Warn,
-    /// Processes that compute are held until an administrator adopts them.
+    /// The daemon holds processes that compute until an administrator adopts them.
     Hold,
 }
 

@@ -1,5 +1,5 @@
-//! The account of a tenant on one GPU: the figures of its sessions' meters, bounded by what is
-//! possible.
+//! The account of a tenant on one GPU. The account takes the figures of the sessions' meters, and
+//! bounds each figure by what is possible.
 
 use super::saved::{Baseline, SavedAccount};
 use crate::lease::Seen;
@@ -8,19 +8,19 @@ use core::time::Duration;
 use deepres_abi::PPM;
 use deepres_abi::meter::{Reading, WAIT_BUCKETS};
 
-/// The span of time for a recent share.
+/// The span of time over which a recent share is computed.
 const RECENT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// The most marks that room is made for in advance.
+/// The most marks for which the account makes room in advance.
 const MOST_MARKS: usize = 512;
-/// The most threads of one session that may wait at once; bounds the wait time that a session
-/// reports.
+/// The most threads of one session that may wait at once. The account bounds the wait time that a
+/// session reports by this number.
 pub const MAX_WAITERS: u64 = 4096;
-/// The most launches of one session per nanosecond. A driver that does nothing takes some ten
-/// nanoseconds for a launch on one of the machine's processors. So a counter that grows faster is
-/// wrong, and its growth is ignored.
+/// The most launches of one session per nanosecond. Even with a driver that does nothing, a launch
+/// takes some ten nanoseconds of a processor. If a counter grows faster, the counter is wrong, and
+/// the account ignores the growth.
 const MAX_LAUNCHES_PER_NS: u64 = 1;
-/// The longest copy that is counted whole while nothing else of the tenant is in flight. No GPU's
-/// memory takes longer to fill.
+/// The longest copy that the account counts whole while nothing else of the tenant is in flight. A
+/// copy that fills any GPU's memory takes less time.
 const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The address space of a process, bytes. No process can hold more.
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
@@ -66,19 +66,21 @@ pub struct Account {
     pub wants: bool,
     since_ns: u64,
     looked_ns: u64,
-    /// Wall time that may still be charged for work in flight, ns. Such work is charged when it
-    /// completes.
+    /// Wall time that the account may still charge for work in flight, ns. The account charges such
+    /// work when it completes.
     uncharged_ns: u64,
-    /// Wall time that copies may still be charged for, ns. No meter shows a copy in flight: a copy
-    /// is counted when it completes.
+    /// Wall time that the account may still count for copies, ns. No meter shows a copy in flight,
+    /// so the account counts a copy when it completes.
     uncopied_ns: u64,
-    /// Wall time for which nothing was charged yet, ns. No charge, copies included, may exceed it.
+    /// Wall time for which the account has charged nothing yet, ns. No charge, copies included, may
+    /// exceed this time.
     unclaimed_ns: u64,
     /// The longest kernel or graph of any session, ns.
     pub longest_ns: u64,
-    /// GPU time that processes claimed for the time in which nobody arbitrated, ns.
+    /// GPU time that processes claimed for the time in which no arbiter ran, ns.
     arrears_ns: u64,
-    /// GPU time that was in flight when that time began, ns; may be charged beside it.
+    /// GPU time that was in flight when the time without an arbiter began, ns. The account may
+    /// charge this time in addition.
     in_flight_before_ns: u64,
     recent: VecDeque<Mark>,
 }
@@ -111,8 +113,8 @@ impl Account {
         }
     }
 
-    /// Returns the account that the previous daemon saved. It goes on at `now_ns`.
-    /// [`Self::catch_up`] and [`Self::settle`] charge what was used before.
+    /// Returns the account that the previous daemon saved, as of `now_ns`. [`Self::catch_up`] and
+    /// [`Self::settle`] charge the use between the save and `now_ns`.
     pub fn restore(saved: &SavedAccount, now_ns: u64) -> Self {
         let mut account = Self {
             totals: saved.totals,
@@ -122,7 +124,7 @@ impl Account {
             in_flight_before_ns: saved.uncharged_ns,
             ..Self::new(now_ns)
         };
-        // The saved total may not exceed the tenant's lifetime, whatever the file says.
+        // A broken state file must not make the total exceed the tenant's lifetime.
         account.totals.gpu_ns = saved.totals.gpu_ns.min(now_ns - account.since_ns);
         account.mark(now_ns);
         account
@@ -141,10 +143,10 @@ impl Account {
         }
     }
 
-    /// Takes in what a process did from its baseline up to `now`, in time in which nobody
-    /// arbitrated. Returns the GPU time that it may be charged for. All processes together are
-    /// charged for no more than the time that passed, and for what was in flight when that time
-    /// began.
+    /// Takes in the use of a process from its baseline up to `now`, in a time in which no arbiter
+    /// ran. Returns the GPU time that the caller may charge to the process, ns. All processes
+    /// together are charged for at most the time that passed and the work in flight at its
+    /// beginning.
     pub fn catch_up(&mut self, from: &Baseline, now: &Reading, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(from.at_ns).saturating_add(self.in_flight_before_ns);
         let before = Reading::from(from.meter);
@@ -156,8 +158,8 @@ impl Account {
         used_ns
     }
 
-    /// Charges GPU time of the time in which nobody arbitrated. The time goes into the totals and
-    /// changes no debt.
+    /// Charges GPU time that a process used while no arbiter ran. The charge changes the totals,
+    /// but no debt between tenants.
     pub fn settle(&mut self, used_ns: u64) {
         self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
         // Recent shares count only arbitrated time.
@@ -166,7 +168,7 @@ impl Account {
         }
     }
 
-    /// Takes in the counters of a meter other than GPU time.
+    /// Takes in all counters of a meter except GPU time.
     fn count(&mut self, before: &Reading, now: &Reading, allowed_ns: u64) {
         let totals = &mut self.totals;
         let most = allowed_ns.saturating_mul(MAX_LAUNCHES_PER_NS);
@@ -188,19 +190,21 @@ impl Account {
         if now.refusals > before.refusals {
             self.last_refusal = Some((now.last_refused_api, now.last_refused_bytes.min(MAX_HELD_BYTES)));
         }
-        // No kernel ran for longer than the account exists.
+        // No kernel ran for longer than the account has existed.
         let lifetime_ns = self.looked_ns.saturating_sub(self.since_ns);
         self.longest_ns = self.longest_ns.max(now.longest_ns.min(lifetime_ns));
     }
 
-    /// Returns the wall time that may still be charged for work in flight at the last reading, ns.
+    /// Returns the wall time that the account may still charge for the work in flight at the last
+    /// reading, ns.
     pub fn uncharged_ns(&self) -> u64 {
         self.uncharged_ns
     }
 
-    /// Takes in the meters of all sessions: for each the reading before and the present one.
-    /// Whatever the sessions report, no more than the time that passed is charged. With `is_left`,
-    /// a session that shows nothing in flight left work behind, which is charged later.
+    /// Takes in the meters of all sessions: for each session the previous and the present reading.
+    /// Returns the figures for the scheduler. Even if sessions report more, the account charges no
+    /// more than the time that passed. With `is_left`, a session that shows nothing in flight left
+    /// work behind, which the account charges later.
     pub fn look(
         &mut self,
         now_ns: u64,
@@ -238,9 +242,9 @@ impl Account {
         seen
     }
 
-    /// Accounts `elapsed_ns`, in which the tenant was as at the last reading. `rivals_ppm` is the
-    /// sum of the entitlements of all tenants that wanted the GPU, itself included; `None` if no
-    /// other tenant wanted it.
+    /// Accounts `elapsed_ns`, in which the tenant's state was as at the last reading. `rivals_ppm`
+    /// is the sum of the entitlements of all tenants that wanted the GPU, this tenant included.
+    /// `None`: no other tenant wanted the GPU.
     pub fn pass(&mut self, elapsed_ns: u64, entitled_ppm: u32, rivals_ppm: Option<u64>) {
         if !self.wants {
             return;
@@ -254,14 +258,14 @@ impl Account {
         }
     }
 
-    /// Records that `used_ns` of the charge fell into time in which other tenants wanted the GPU
+    /// Records that the account charged `used_ns` for a time in which other tenants wanted the GPU
     /// too.
     pub fn had(&mut self, used_ns: u64) {
         self.totals.had_ns = self.totals.had_ns.saturating_add(used_ns);
     }
 
-    /// Makes room for the marks of a second, if they are at least `apart_ns` apart. After that,
-    /// [`Self::mark`] does not allocate.
+    /// Makes room for the marks of one second, if the marks are at least `apart_ns` apart. With
+    /// this room, [`Self::mark`] does not allocate.
     pub fn reserve_marks(&mut self, apart_ns: u64) {
         // The latest mark that is older than a second, the new mark, and a mark at either end.
         let marks = RECENT_NS / apart_ns.max(1) + 4;
@@ -269,7 +273,7 @@ impl Account {
         self.recent.reserve(marks.saturating_sub(self.recent.len()));
     }
 
-    /// Records the totals at `now_ns` for the recent figures.
+    /// Records the totals at `now_ns`, from which the recent figures are computed.
     pub fn mark(&mut self, now_ns: u64) {
         while self.recent.get(1).is_some_and(|mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS) {
             self.recent.pop_front();
@@ -278,14 +282,15 @@ impl Account {
         self.recent.push_back(Mark { at_ns: now_ns, gpu_ns, owed_ns, had_ns });
     }
 
-    /// Returns the latest mark that is at least a second old, or else the oldest.
+    /// Returns the latest mark that is at least a second old, or else the oldest mark.
     fn a_second_ago(&self, now_ns: u64) -> Option<Mark> {
         let is_old = |mark: &&Mark| now_ns.saturating_sub(mark.at_ns) >= RECENT_NS;
         self.recent.iter().rev().find(is_old).or(self.recent.front()).copied()
     }
 
-    /// Returns the tenant's GPU time during recent contention, divided by its part of that time. 1
-    /// means exactly its part. Returns `None` if nothing was owed.
+    /// Returns the tenant's service: its GPU time during recent contention, divided by the time
+    /// that it was owed. The value 1 means that the tenant had exactly the time that it was owed.
+    /// Returns `None` if the tenant was owed nothing.
     pub fn recent_service(&self, now_ns: u64) -> Option<f64> {
         let then = self.a_second_ago(now_ns)?;
         let owed_ns = self.totals.owed_ns.saturating_sub(then.owed_ns);
@@ -307,8 +312,8 @@ impl Account {
 }
 
 /// Returns Jain's fairness index of the services, parts per million (R. Jain, D. Chiu, W. Hawe,
-/// DEC-TR-301, 1984). The index is 1 if all services are equal, and 1/n if one tenant of n had
-/// everything. Returns `None` if fewer than two services can be compared.
+/// DEC-TR-301, 1984). The index is 1 if all services are equal. The index is 1/n if one tenant of n
+/// had everything. Returns `None` for fewer than two services, and if all services are 0.
 pub fn fairness_ppm(services: impl Iterator<Item = f64>) -> Option<u32> {
     let (count, sum, squares) =
         services.fold((0.0, 0.0, 0.0), |(count, sum, squares), x| (count + 1.0, sum + x, squares + x * x));

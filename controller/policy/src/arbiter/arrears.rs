@@ -1,59 +1,62 @@
-//! Arrears: GPU time that processes used while nobody arbitrated, charged once they are back.
+//! Arrears: GPU time that processes used while no arbiter ran. The core charges the time once the
+//! processes are back.
 //!
-//! Without an arbiter the GPU's hardware takes turns between all processes that have work. Each
-//! meter then counts the turns of the others as part of its own kernels' time. A GPU has only one
-//! second in a second, so the claims may exceed the time that passed. The excess comes off all
-//! claims in equal parts, because the turns were equal. So the claims are settled in three cases:
-//! all processes are back, the state is saved, or the wait for processes ends.
+//! Without an arbiter, the GPU's hardware takes turns between all processes that have work. Each
+//! meter then counts the turns of other processes as part of its own kernels' time. So the claims
+//! of all processes together may exceed the time that passed. The core takes the excess off all
+//! claims in equal parts, because the turns were equal. Therefore the core settles the claims
+//! together: when all processes are back, when the daemon saves its state, or when the wait for
+//! processes ends.
 
 use alloc::vec::Vec;
 use core::mem;
 
-/// The claims for a time in which nobody arbitrated. A claim has the number of its tenant or its
+/// The claims for a time in which no arbiter ran. A claim has the number of its tenant or of its
 /// session.
 #[derive(Debug, Default)]
 pub struct Arrears {
-    /// The moment up to which all were charged, ns.
+    /// The moment up to which the core had charged all processes, ns.
     began_ns: u64,
-    /// GPU time that may have been in flight at that moment, ns.
+    /// GPU time that may have been in flight at `began_ns`, ns.
     in_flight_ns: u64,
-    /// GPU time charged since that moment, ns.
+    /// GPU time that the core has charged since `began_ns`, ns.
     charged_ns: u64,
     /// The claims: GPU time by the meters of the processes, ns.
     claims: Vec<(u64, u64)>,
 }
 
 impl Arrears {
-    /// Returns arrears without claims for the time since `began_ns`, when up to `in_flight_ns` of
-    /// GPU time was not charged yet.
+    /// Returns arrears without claims for the time since `began_ns`. `in_flight_ns` bounds the GPU
+    /// time that was in flight at that moment.
     pub fn since(began_ns: u64, in_flight_ns: u64) -> Self {
         Self { began_ns, in_flight_ns, ..Self::default() }
     }
 
-    /// Begins anew for another time, in the same memory.
+    /// Begins anew for another time, without claims. Keeps the allocated memory.
     pub fn begin_anew(&mut self, began_ns: u64, in_flight_ns: u64) {
         let mut claims = mem::take(&mut self.claims);
         claims.clear();
         *self = Self { claims, ..Self::since(began_ns, in_flight_ns) };
     }
 
-    /// Makes room for this many claims, so that they do not allocate.
+    /// Makes room for this many claims, so that [`Self::claim`] does not allocate.
     pub fn reserve(&mut self, claims: usize) {
         self.claims.reserve(claims.saturating_sub(self.claims.len()));
     }
 
-    /// Adds a claim: the meter of a process of `owner` shows `used_ns` of use.
+    /// Adds a claim of `used_ns`, as the meter of a process of `owner` shows.
     pub fn claim(&mut self, owner: u64, used_ns: u64) {
         self.claims.push((owner, used_ns));
     }
 
-    /// Subtracts GPU time that arbitrated tenants were charged meanwhile.
+    /// Takes note that the core charged `used_ns` to tenants meanwhile. So less time is left for
+    /// the claims.
     pub fn charged(&mut self, used_ns: u64) {
         self.charged_ns = self.charged_ns.saturating_add(used_ns);
     }
 
-    /// Settles the claims at `now_ns`, removes them, and passes each owner and amount to `each`, in
-    /// the order of the owners' numbers.
+    /// Settles the claims at `now_ns`, and removes them. Passes each owner and the amount to charge
+    /// to `each`, in the order of the owners' numbers.
     pub fn settle(&mut self, now_ns: u64, mut each: impl FnMut(u64, u64)) {
         let passed_ns = now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns);
         let claimed_ns: u128 = self.claims.iter().map(|(_, used_ns)| u128::from(*used_ns)).sum();

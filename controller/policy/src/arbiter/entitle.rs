@@ -1,4 +1,4 @@
-//! Computes the entitlements of an arbiter's tenants, from their wishes and their observed use.
+//! Computes the entitlements of a GPU's tenants, from their wishes and their observed use.
 
 use super::tenant::Tenant;
 use super::{Actions, Core};
@@ -9,10 +9,10 @@ use crate::priority::{Terms, Usage};
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-/// How often priorities are computed anew while a tenant wants the GPU: deadlines come nearer, and
-/// the observed use of a job changes.
+/// The time between two computations of priorities while a tenant wants the GPU. Priorities change
+/// as deadlines come nearer and jobs use GPU time.
 const REVIEW_NS: u64 = Duration::from_millis(100).as_nanos() as u64;
-/// The same while no tenant wants the GPU.
+/// The time between two computations of priorities while no tenant wants the GPU.
 const IDLE_REVIEW_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 impl Tenant {
@@ -46,40 +46,42 @@ impl Core {
         now_ns.saturating_sub(self.entitled_ns) >= review_ns
     }
 
-    /// Returns whether entitlements are computed anew because of what has changed: once, however
-    /// many tenants came and went.
+    /// Returns whether the core must compute entitlements anew. This is so if a tenant came, left
+    /// or changed, or wants back the part that was lent.
     fn owes_anew(&self, now_ns: u64) -> bool {
         let may_look = now_ns.saturating_sub(self.entitled_ns) >= BACK_NS;
         self.owes_anew || (may_look && self.tenants.values().any(Tenant::wants_back))
     }
 
-    /// Returns whether the next turn computes entitlements. The caller then tells what the tenants
-    /// used and hold.
+    /// Returns whether the next turn computes entitlements. If so, the caller passes
+    /// [`Readings::tenants`](super::Readings::tenants).
     pub fn reviews(&self, now_ns: u64) -> bool {
         self.is_review_due(now_ns) || self.owes_anew(now_ns)
     }
 
-    /// Computes the entitlements if anything has changed.
+    /// Computes the entitlements if a change requires it.
     pub(super) fn entitle_anew(&mut self, now_ns: u64, actions: &mut Actions) {
         if self.owes_anew(now_ns) {
             self.entitle(now_ns, actions);
         }
     }
 
-    /// Computes the entitlements if it is time.
+    /// Computes the entitlements if the regular computation is due.
     pub(super) fn review(&mut self, now_ns: u64, actions: &mut Actions) {
         if self.is_review_due(now_ns) {
             self.entitle(now_ns, actions);
         }
     }
 
-    /// Returns when to compute them for tenants that want back the part that was lent, ns.
+    /// Returns when to compute entitlements for tenants that want back the part that was lent, ns;
+    /// `None` if no tenant wants its part back.
     pub(super) fn entitle_again_ns(&self) -> Option<u64> {
         let is_awaited = self.tenants.values().any(Tenant::wants_back);
         is_awaited.then(|| self.entitled_ns.saturating_add(BACK_NS))
     }
 
-    /// Computes the entitlements of all tenants with sessions.
+    /// Computes the entitlements of all tenants with sessions, and tells the sessions and the
+    /// scheduler.
     fn entitle(&mut self, now_ns: u64, actions: &mut Actions) {
         self.entitled_ns = now_ns;
         self.owes_anew = false;
@@ -111,8 +113,8 @@ impl Core {
         self.renew_open(actions);
     }
 
-    /// Returns how a tenant's share is derived at `now_ns`; `None` if the tenant has no session on
-    /// this GPU.
+    /// Returns the derivation of a tenant's share at `now_ns`; `None` if the tenant has no session
+    /// on this GPU.
     pub fn derive(&self, id: TenantId, now_ns: u64) -> Option<Derivation> {
         let demands = self.tenants.iter().map(|(id, tenant)| (*id, tenant.demand.ppm())).collect();
         derive(id, &self.requests(now_ns).collect::<BTreeMap<_, _>>(), &demands)

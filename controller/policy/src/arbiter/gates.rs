@@ -1,5 +1,5 @@
-//! The gates of sessions: which of a tenant's sessions may launch while the tenant may, and the
-//! terms of each.
+//! The gates of sessions: which sessions may launch while their tenant may, and the terms of each
+//! gate.
 
 use super::tenant::Session;
 use super::{Actions, Core, Gate, Tenant};
@@ -8,13 +8,13 @@ use crate::lease::{Change, Grant};
 use core::mem;
 use deepres_abi::grant::{LeaseTerms, ONE_LAUNCH};
 
-/// A change of how far a session may run ahead is told if it is more than this part, one in so
-/// many.
+/// The core tells sessions with an open gate a new bound on their work in flight. It does so if the
+/// bound changes by more than the bound divided by this number.
 const TOLD_PART: u64 = 8;
 
 impl Session {
-    /// Sets the session's gate. `terms` are the terms of a lease, or how far the session may run
-    /// ahead.
+    /// Sets the session's gate, as an action. `terms` are the terms of a lease. For an open gate,
+    /// they bound the session's work in flight.
     pub(super) fn set_gate(&mut self, grant: Grant, terms: LeaseTerms, actions: &mut Actions) {
         let before = mem::replace(&mut self.gate, grant);
         let renews = matches!(
@@ -26,7 +26,7 @@ impl Session {
 }
 
 impl Core {
-    /// Carries out a change of a tenant's grant.
+    /// Carries out a change of a tenant's grant: sets the gates of the tenant's sessions.
     pub(super) fn apply(&mut self, change: Change, actions: &mut Actions) {
         let mut tenants = mem::take(&mut self.tenants);
         if let Some(tenant) = tenants.get_mut(&change.tenant) {
@@ -38,8 +38,8 @@ impl Core {
         self.tenants = tenants;
     }
 
-    /// Advances the turns of the sessions of tenants that have leases. Returns when to do so again,
-    /// ns.
+    /// Advances the turns of the sessions of tenants that have leases. Returns the time of the next
+    /// call, ns.
     pub(super) fn take_turns(&mut self, now_ns: u64, actions: &mut Actions) -> Option<u64> {
         let mut wake_ns: Option<u64> = None;
         let mut tenants = mem::take(&mut self.tenants);
@@ -55,7 +55,7 @@ impl Core {
         wake_ns
     }
 
-    /// Sets the gates of a tenant's sessions that do not say what they should.
+    /// Sets the gates of those sessions of a tenant whose gates do not show the tenant's grant.
     fn show(&self, id: TenantId, tenant: &mut Tenant, grant: Grant, actions: &mut Actions) {
         let takes_turns = !self.scheduler.is_gang(id);
         let is_right =
@@ -77,7 +77,7 @@ impl Core {
         tenant.sessions = sessions;
     }
 
-    /// Returns the terms that go with `grant` for each session of the tenant.
+    /// Returns the terms for `grant`. They are the same for each session of the tenant.
     pub(super) fn terms(&self, id: TenantId, tenant: &Tenant, grant: Grant) -> LeaseTerms {
         let spin_ns = self.tuning.spin_ns;
         let expires_ns = match grant {
@@ -107,7 +107,7 @@ impl Core {
         }
     }
 
-    /// Tells the sessions with open gates how far they may run ahead now.
+    /// Tells the sessions with open gates how much GPU time they may have in flight now.
     pub(super) fn renew_open(&mut self, actions: &mut Actions) {
         let mut tenants = mem::take(&mut self.tenants);
         for (id, tenant) in &mut tenants {

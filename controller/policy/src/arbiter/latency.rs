@@ -1,11 +1,11 @@
 //! The cost of the latest hand-offs, and its quantiles.
 
-/// Number of hand-offs remembered: enough for a 99th percentile, few enough to follow a change
-/// within seconds.
+/// Number of remembered hand-offs. This many are enough for a 99th percentile, and few enough to
+/// follow a change within seconds.
 const REMEMBERED: usize = 256;
-/// Number of hand-offs from which on the mean is used.
+/// The mean is used from this number of hand-offs on.
 const BELIEVED_FROM: usize = 8;
-/// The mean counts a hand-off as at most this many times the median.
+/// In the mean, a hand-off counts as at most this many times the median.
 const MEDIANS_COUNTED: u64 = 16;
 
 /// The latest samples, ns.
@@ -37,7 +37,7 @@ impl Latency {
         &self.samples_ns[..self.count]
     }
 
-    /// Returns the value that `percent` of the samples do not exceed; 0 without samples.
+    /// Returns the cost that `percent` of the samples do not exceed, ns; 0 without samples.
     pub fn quantile_ns(&self, percent: usize) -> u64 {
         let mut sorted = self.samples_ns;
         let sorted = &mut sorted[..self.count];
@@ -46,9 +46,9 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// Returns the mean, or `None` with too few samples. Each sample counts as at most
-    /// [`MEDIANS_COUNTED`] medians. A delay by a busy machine is part of the cost, but a process
-    /// that was stopped during a hand-off is not.
+    /// Returns the mean cost of a hand-off, ns; `None` with too few samples. Each sample counts as
+    /// at most [`MEDIANS_COUNTED`] medians. The delay of a busy machine is part of the cost. The
+    /// time in which a process was stopped is not.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns().len();
         (samples >= BELIEVED_FROM).then(|| {

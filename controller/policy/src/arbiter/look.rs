@@ -1,4 +1,4 @@
-//! Takes in what the meters show: charges the tenants, and tells the scheduler.
+//! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
 
 use super::overdue::Overdue;
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
@@ -16,14 +16,15 @@ impl<'a> Told<'a> {
         Self(readings.sessions.iter().peekable())
     }
 
-    /// Returns the reading of the next session, unless it is left out.
+    /// Returns the reading of `session`, which must be the next session; `None` if the caller left
+    /// the session out.
     fn of(&mut self, session: SessionId) -> Option<&'a SessionReading> {
         self.0.next_if(|reading| reading.session == session)
     }
 }
 
 impl Core {
-    /// Takes in the readings.
+    /// Takes in the readings of a turn.
     pub(super) fn look(&mut self, now_ns: u64, readings: &Readings, actions: &mut Actions) {
         let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
@@ -41,8 +42,8 @@ impl Core {
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
-            // The gate is closed and the drain is over or was given up: the scheduler no longer
-            // waits for what is in flight.
+            // The gate is closed, and the drain has ended or the arbiter gave it up. So the
+            // scheduler no longer waits for the work in flight.
             let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -79,8 +80,9 @@ impl Core {
                     }
                     reading
                 } else if session.awaited.is_some() {
-                    // The session's present state (in flight, waiting) is used. Its counters are
-                    // not, because they are not all there yet.
+                    // The core uses the session's present state (work in flight, waiting threads).
+                    // The core does not use the counters, because the process has not carried all
+                    // of them over.
                     self.pairs.push((reading, reading));
                     is_awaited = true;
                     continue;
@@ -99,8 +101,8 @@ impl Core {
                 };
                 let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
                 self.pairs.push((charged, reading));
-                // The turns are judged by the time with what sessions count twice, because the
-                // double counting shows that they are backlogged.
+                // The turns are judged by the time that includes double counting, because double
+                // counting shows that the sessions are backlogged.
                 let used_ns = counted_ns.min(elapsed_ns);
                 tenant.seen.push(turns::Seen { session: *number, wants: reading.wants(), used_ns });
                 session.last = reading;
@@ -136,7 +138,7 @@ impl Core {
         actions.is_stirred |= is_wanted || all_used_ns > 0;
         (self.is_wanted, self.is_unsettled) = (is_wanted, is_unsettled || is_awaited);
         if was_unwanted {
-            // Work that began and ended between two reads shows only in the GPU time used.
+            // If work began and ended between two readings, only the GPU time shows that work.
             self.idle_ns = self.idle_ns.saturating_add(elapsed_ns.saturating_sub(all_used_ns));
         }
         if self.baselines.is_empty() && !is_awaited {
@@ -144,7 +146,8 @@ impl Core {
         }
     }
 
-    /// Charges the GPU time that was used while no daemon ran, as far as processes have claimed it.
+    /// Charges the GPU time that processes used while no daemon ran, as far as the processes have
+    /// claimed it.
     pub(super) fn settle_arrears(&mut self, now_ns: u64) {
         let Some(arrears) = &mut self.arrears else { return };
         arrears.settle(now_ns, |tenant, used_ns| {
@@ -154,10 +157,10 @@ impl Core {
         });
     }
 
-    /// Corrects the meters for the time in which nobody arbitrated. In that time each session
-    /// counted the others' turns as its own. Together the sessions may claim more than the time
-    /// that passed: this takes the excess off all in equal parts, as [`super::arrears`] does for
-    /// the time between two daemons.
+    /// Corrects the last readings for a time in which the arbiter did not run. In that time each
+    /// session counted the turns of other sessions as its own. So all sessions together may claim
+    /// more than the time that passed. This function takes the excess off all claims in equal
+    /// parts, as [`super::arrears`] does for the time between two daemons.
     pub(super) fn level(&mut self, now_ns: u64, readings: &Readings) {
         let in_flight_ns = self.tenants.values().map(|tenant| tenant.account.uncharged_ns()).max();
         self.silence.begin_anew(self.looked_ns, in_flight_ns.unwrap_or(0));
@@ -168,7 +171,8 @@ impl Core {
             };
             let used_ns = told.meter.compute_ns.saturating_sub(session.last.compute_ns);
             self.silence.claim(session.seat.id, used_ns);
-            // For now all of the claim is taken off.
+            // The last reading moves forward by the whole claim, and back by the settled part
+            // below.
             session.last.compute_ns = session.last.compute_ns.saturating_add(used_ns);
         }
         let tenants = &mut self.tenants;

@@ -1,19 +1,21 @@
-//! The core of an arbiter: decides everything about one GPU, as a pure state machine.
+//! The core of an arbiter: a pure state machine that makes all decisions about one GPU.
 //!
-//! A turn takes in what the meters show and what was ordered, and returns what is to be done:
-//! `(state, now, readings, orders) → actions` ([`Core::turn`]). The caller owns the clock, the
-//! pages, the bells and the system. So the daemon's thread and the tests drive the same core.
+//! In each turn ([`Core::turn`]) the core takes the readings of the meters and the orders, and
+//! returns actions: `(state, now, readings, orders) → actions`. The caller reads the clock, the
+//! pages and the bells, and asks the system. So the daemon's thread and the tests run the same
+//! core.
 //!
 //! The caller has a loop of four steps:
 //!
-//! 1. It sleeps until a bell rings, an order comes, or [`Core::wake_ns`].
-//! 2. If no bell rang and nothing is due ([`Core::is_due`]), it sends the heartbeat and calls
-//!    [`Core::rest`].
-//! 3. Otherwise it reads the meters ([`Core::sessions`]) and calls [`Core::turn`].
-//! 4. It carries out the [`Actions`]. If they say so, it goes to step 3 at once.
+//! 1. The caller sleeps until a bell rings, an order comes, or [`Core::wake_ns`].
+//! 2. If no bell rang and no turn is due ([`Core::is_due`]), the caller sends the heartbeat and
+//!    calls [`Core::rest`].
+//! 3. Otherwise the caller reads the meters ([`Core::sessions`]) and calls [`Core::turn`].
+//! 4. The caller carries out the [`Actions`]. If [`Actions::again`] is set, the caller goes to
+//!    step 3 at once.
 //!
-//! Memory is allocated only for orders: a turn without orders allocates nothing. The exchange with
-//! other GPUs ([`Peers`]) is the exception.
+//! The core allocates memory only in turns with orders, in [`Core::make_room`], and in the exchange
+//! with the arbiters of other GPUs ([`Peers`]).
 
 pub mod account;
 mod arrears;
@@ -48,23 +50,24 @@ use core::time::Duration;
 use deepres_abi::grant::LeaseTerms;
 use deepres_abi::meter::Reading;
 
-/// Number of heartbeats within the heartbeat limit. One late heartbeat therefore does not make
-/// tenants take the daemon for dead.
+/// Number of heartbeats within the heartbeat limit. With several, tenants do not take the daemon
+/// for dead after one late heartbeat.
 const BEATS_PER_LIMIT: u64 = 4;
-/// The longest time between two heartbeats. While a tenant wants the GPU, also the longest time
-/// between two reads of the meters.
+/// The longest time between two heartbeats. While a tenant wants the GPU, this is also the longest
+/// time between two reads of the meters.
 const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
 /// The time between two reads of the meters while no tenant wants the GPU. A session that waits, or
 /// launches after a rest, rings the bell. So this time only bounds how late the arbiter notices a
 /// session that launches through an open gate.
 const IDLE_LOOK_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// The same time on a host with several GPUs that have gangs: gangs are recognised by what runs on
-/// several GPUs at once.
+/// The time between two reads of the meters while no tenant wants the GPU, on a host with gangs.
+/// The time is shorter, because the arbiters recognise a gang by sessions that use several GPUs at
+/// once.
 const GANG_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
-/// The most turns at one wake-up. Each turn reads again what the gates set in the turn before have
-/// changed.
+/// The most turns at one wake-up. Each further turn reads the meters again, because the gates that
+/// the previous turn set may have changed the meters.
 const MAX_ROUNDS: usize = 4;
-/// The gates that a turn may set for one session without an allocation.
+/// The number of gates that a turn may set for each session without an allocation.
 const GATES_PER_SESSION: usize = 4;
 
 /// The number of a session; never reused.
@@ -84,115 +87,121 @@ pub struct Setup {
     pub weights: Weights,
     /// The most GPU time that guests may cost owners, parts per million of the time.
     pub max_harm_ppm: u32,
-    /// Number of the host's processors. It decides whether waiters spin.
+    /// Number of the host's processors. Waiting threads spin only if the host has enough
+    /// processors.
     pub processors: usize,
-    /// Whether the arbiter exchanges with others for gangs.
+    /// Whether the arbiter exchanges states with the arbiters of other GPUs, so that gangs get
+    /// their leases together.
     pub has_peers: bool,
 }
 
-/// A tenant, as the caller describes it.
+/// The caller's description of a tenant.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantSeat {
     /// The tenant's number.
     pub id: TenantId,
-    /// The share, class and caps that the tenant asks for. The core computes the priority value in
-    /// it.
+    /// The share, class and caps that the tenant asks for. The core fills in the priority value,
+    /// and whether the tenant is idle.
     pub request: Request,
     /// The declarations about the tenant's job: deadline, size and criticality.
     pub priority: Priority,
     /// The latency that the tenant wants for a request (SLO), ns.
     pub slo_ns: Option<u64>,
-    /// Whether the tenant is kept off the GPU: an administrator paused it, or it is suspended.
+    /// Whether the daemon keeps the tenant off the GPU: an administrator paused the tenant, or the
+    /// tenant is suspended.
     pub is_paused: bool,
-    /// Whether the tenant is suspended, or on its way off the GPU. Work that its meters show in
-    /// flight then waits in the driver.
+    /// Whether the tenant is suspended, or the daemon is moving it off the GPU. The driver then
+    /// holds back the work that the tenant's meters show in flight.
     pub is_suspended: bool,
 }
 
-/// A session, as the caller describes it.
+/// The caller's description of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionSeat {
     /// The session's number.
     pub id: SessionId,
     /// The session's process, if it is known.
     pub process: Option<ProcessId>,
-    /// A number for the user or container whose tenants share their debts; `None` for those without
-    /// limits.
+    /// The number of the user or container whose tenants share their debts; `None` for tenants that
+    /// share no debts.
     pub user: Option<UserId>,
-    /// Whether the meter goes on from earlier sessions of the same process.
+    /// Whether the session's meter continues the counts of earlier sessions of the same process.
     pub continues: bool,
 }
 
 /// An order to an arbiter.
 #[derive(Debug)]
 pub enum Order {
-    /// A session comes. Its gate and its entitlement are among the actions.
+    /// A session connects. The actions of the turn contain the session's gate and entitlement.
     Enter {
         /// The session's tenant, which may be new.
         tenant: TenantSeat,
         /// The session.
         session: SessionSeat,
     },
-    /// A session leaves, and its gate stays open. If it was the tenant's last session, the tenant's
-    /// lease ends.
+    /// A session disconnects, and the core opens the session's gate. If the session was the
+    /// tenant's last, the tenant's lease ends.
     Leave {
         /// The session's tenant.
         tenant: TenantId,
         /// The session.
         session: SessionId,
-        /// Whether the process may come back. The point up to which it was charged is then kept.
+        /// Whether the process may connect again. The core then remembers the point up to which it
+        /// charged the process.
         may_return: bool,
     },
-    /// A tenant's wishes change, or it is paused or resumed.
+    /// The tenant's wishes change, or the daemon pauses or resumes the tenant.
     SetTenant(TenantSeat),
-    /// A tenant and its account are forgotten.
+    /// The core forgets a tenant and its account.
     Forget(TenantId),
-    /// A process died, and so does not come back.
+    /// A process died. The core forgets the point up to which it charged the process.
     Bury(TenantId, ProcessId),
-    /// Takes over the state that the previous daemon saved. This order comes before any session
-    /// enters.
+    /// The core takes over the state that the previous daemon saved. The caller gives this order
+    /// before the first session enters.
     Restore(Box<Restored>),
-    /// The wait for processes of the previous daemon's time ends. A process that comes later
-    /// without a saved baseline is not charged for earlier use.
+    /// The daemon stops waiting for processes of the previous daemon. If such a process comes later
+    /// without a saved baseline, the core does not charge its earlier use.
     StopWaiting,
 }
 
-/// What the caller must know of a session to read its meter.
+/// The core's instructions for reading the meter of one session.
 #[derive(Debug, Clone, Copy)]
 pub struct Watched<'a> {
     /// The session.
     pub session: SessionId,
-    /// The last reading, if the session then had nothing under way. While the meter shows no change
-    /// since, the caller leaves the session out of the readings.
+    /// The last reading, if the session was at rest: no thread waited, and no work was in flight.
+    /// While the meter still shows this reading, the caller leaves the session out of the readings.
     pub at_rest: Option<&'a Reading>,
-    /// Whether the intervals in which the session was on the GPU are of use.
+    /// Whether the core needs the intervals in which the session was on the GPU. The core needs the
+    /// intervals if several sessions of the tenant launch.
     pub tells_intervals: bool,
 }
 
-/// What a session's meter shows.
+/// One reading of a session's meter.
 #[derive(Debug, Clone, Default)]
 pub struct SessionReading {
     /// The session.
     pub session: SessionId,
     /// Whether the session has carried the counters of earlier sessions into its meter. The caller
-    /// reads this before the counters: once it is so, the counters are complete.
+    /// reads this flag before the counters, because the counters are complete once the flag is set.
     pub is_carried: bool,
     /// The counters.
     pub meter: Reading,
-    /// When the first work began that had waited for the present lease, ns. The caller reads this
-    /// and `ended_ns` after the counters: work that the meter shows as done has its end here.
+    /// When the first work began that had waited for the present lease, ns. The caller reads
+    /// `began_ns` and `ended_ns` after the counters. So if a counter shows that work has ended,
+    /// `ended_ns` covers that work.
     pub began_ns: Option<u64>,
-    /// When the last work ended that is done, ns.
+    /// When the last finished work ended, ns.
     pub ended_ns: Option<u64>,
     /// The places in [`Readings::intervals`] of the intervals in which the session was on the GPU
     /// since the last reading.
     pub intervals: Range<usize>,
     /// The system's answer to the last question ([`Actions::asks`]): whether the process is
-    /// stopped.
+    /// stopped. `None` if there is no answer.
     pub is_stopped: Option<bool>,
 }
 
-/// What is known of a tenant beside its sessions' meters.
+/// Figures of a tenant that the meters of this GPU do not show.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantReading {
     /// The tenant.
@@ -203,19 +212,19 @@ pub struct TenantReading {
     pub memory_ppm: u32,
 }
 
-/// What the caller has read for a turn.
+/// The input of a turn: everything that the caller has read.
 #[derive(Debug, Default)]
 pub struct Readings {
     /// The meters of sessions, in the order of [`Core::sessions`], without those at rest.
     pub sessions: Vec<SessionReading>,
     /// The beginning and the end of intervals in which sessions were on the GPU, ns.
     pub intervals: Vec<(u64, u64)>,
-    /// What tenants used and hold, if the turn needs it ([`Core::reviews`]).
+    /// The use and the memory of tenants, if the turn computes entitlements ([`Core::reviews`]).
     pub tenants: Vec<TenantReading>,
 }
 
 impl Readings {
-    /// Removes all readings, and keeps the memory.
+    /// Removes all readings, and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.sessions.clear();
         self.intervals.clear();
@@ -223,58 +232,60 @@ impl Readings {
     }
 }
 
-/// A gate to set.
+/// A gate that the caller is to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// The session whose gate it is.
+    /// The session that has the gate.
     pub session: SessionId,
-    /// What the gate is to say.
+    /// The grant that the gate is to show.
     pub grant: Grant,
-    /// The terms of a lease, or how far the session may run ahead.
+    /// The terms of a lease. For an open gate: the GPU time that the session may have in flight.
     pub terms: LeaseTerms,
-    /// Whether the gate says so already, and only the terms are new.
+    /// Whether the gate already shows a grant of the same kind, and only the terms are new.
     pub renews: bool,
 }
 
-/// Something that an operator is told.
+/// An event that the caller reports to the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Nobody arbitrated for longer than the heartbeat limit. Accounts are level again.
+    /// The arbiter did not run for longer than the heartbeat limit. The core has forgiven all debts
+    /// between tenants.
     Silence {
-        /// For how long, ns.
+        /// How long the arbiter did not run, ns.
         silent_ns: u64,
     },
-    /// Work of a session does not end, so it cannot share the GPU in time.
+    /// A session's work does not end, so the session cannot take turns on the GPU with others.
     Endless {
         /// The session.
         session: SessionId,
     },
 }
 
-/// What the caller is to do after a turn, in the order of the fields.
+/// The output of a turn: the tasks of the caller, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Actions {
     /// The gates to set, oldest first.
     pub gates: Vec<Gate>,
     /// The sessions whose tenant's entitlement changed, and the entitlement, parts per million.
     pub entitled: Vec<(SessionId, u32)>,
-    /// GPU time that tenants' jobs used here, to be added to their use on all GPUs, ns.
+    /// GPU time that each tenant used on this GPU since the last report, ns. The caller adds the
+    /// time to the tenant's use on all GPUs.
     pub used: Vec<(TenantId, u64)>,
-    /// The sessions of whose processes the caller asks the system whether they are stopped. The
-    /// answers are part of the next readings.
+    /// The sessions about whose processes the caller asks the system: is the process stopped? The
+    /// next readings contain the answers.
     pub asks: Vec<SessionId>,
-    /// What an operator is told.
+    /// The events for the operator.
     pub events: Vec<Event>,
     /// Whether a tenant wants the GPU, or has used it since the last turn.
     pub is_stirred: bool,
-    /// Whether the core lacks memory: the caller calls [`Core::make_room`].
+    /// Whether the core lacks memory. The caller then calls [`Core::make_room`].
     pub lacks_room: bool,
-    /// Whether the caller reads the meters again and takes the next turn at once.
+    /// Whether the caller must read the meters again and take the next turn at once.
     pub again: bool,
 }
 
 impl Actions {
-    /// Removes all actions, and keeps the memory.
+    /// Removes all actions, and keeps the allocated memory.
     fn clear(&mut self) {
         self.gates.clear();
         self.entitled.clear();
@@ -296,12 +307,12 @@ impl Actions {
 
 /// The arbiters of the host's other GPUs.
 pub trait Peers {
-    /// Posts the state of this GPU. Returns the order for this GPU, and the tenants that have the
-    /// GPU only through such orders.
+    /// Posts the state of this GPU to the arbiters of the other GPUs. Returns the order for this
+    /// GPU, and the tenants that get leases on this GPU only by such orders.
     fn exchange(&mut self, now_ns: u64, post: gang::Post) -> (gang::Order, gang::Gangs);
 }
 
-/// Working memory for entitlements.
+/// Working memory for the computation of entitlements.
 #[derive(Debug, Default)]
 struct Review {
     requests: Vec<(TenantId, Request)>,
@@ -319,15 +330,15 @@ pub struct Core {
     tuning: Tuning,
     /// The tenants, with and without sessions at present.
     tenants: BTreeMap<TenantId, Tenant>,
-    /// The holder that was last posted to the peers.
+    /// The holder in the last post to the peers.
     posted: Option<TenantId>,
-    /// When the previous daemon last saved its state, ns; `Some` while processes of its time may
+    /// When the previous daemon last saved its state, ns; `Some` while processes that it served may
     /// still reconnect.
     restored_ns: Option<u64>,
     /// For each process that may come back: the point up to which it was charged.
     baselines: BTreeMap<(TenantId, ProcessId), Baseline>,
-    /// GPU time used while no daemon ran, not charged yet; `Some` while processes may still
-    /// reconnect.
+    /// GPU time that tenants used while no daemon ran, and that the core has not charged yet;
+    /// `Some` while processes may still reconnect.
     arrears: Option<Arrears>,
     handoffs: u64,
     latency: Latency,
@@ -337,29 +348,30 @@ pub struct Core {
     idle_ns: u64,
     /// Whether a tenant wanted the GPU when the meters were last read.
     is_wanted: bool,
-    /// Whether some meter did not show everything when last read: its session was stopped, or had
+    /// Whether a meter did not show everything at the last reading. The session was stopped, or had
     /// not carried its counters over yet.
     is_unsettled: bool,
     /// When the meters were last read, ns.
     looked_ns: u64,
     ticked_ns: u64,
-    /// When the caller last called, ns.
+    /// When the caller last called [`Self::turn`] or [`Self::rest`], ns.
     turned_ns: u64,
     /// When the scheduler wants to decide next, ns.
     decide_ns: Option<u64>,
-    /// The turns at this wake-up.
+    /// Number of turns since the last wake-up.
     rounds: usize,
     /// When the entitlements were last computed, ns.
     entitled_ns: u64,
-    /// Whether the entitlements must be computed anew before the next decision, because a tenant
-    /// came, left or was changed.
+    /// Whether the core must compute the entitlements anew before the next decision, because a
+    /// tenant came, left or changed.
     owes_anew: bool,
     review: Review,
     /// Working memory: the readings of one tenant's sessions, before and now.
     pairs: Vec<(Reading, Reading)>,
-    /// Working memory: what sessions claim of a time in which nobody arbitrated.
+    /// Working memory: the GPU time that sessions claim for a time in which the arbiter did not
+    /// run.
     silence: Arrears,
-    /// Working memory: what the scheduler changed.
+    /// Working memory: the changes of grants that the scheduler decided.
     changes: Vec<Change>,
 }
 
@@ -398,7 +410,7 @@ impl Core {
         }
     }
 
-    /// Returns the sessions, in the order in which the readings have to be.
+    /// Returns the sessions, in the order that [`Readings::sessions`] must have.
     pub fn sessions(&self) -> impl Iterator<Item = Watched<'_>> {
         self.tenants.values().flat_map(|tenant| {
             let tells_intervals = tenant.launching() > 1;
@@ -410,12 +422,12 @@ impl Core {
         })
     }
 
-    /// Returns whether a turn is due at `now_ns` though no bell rang and there are no orders.
+    /// Returns whether a turn is due at `now_ns`, even if no bell rang and there are no orders.
     pub fn is_due(&self, now_ns: u64) -> bool {
         self.look_ns().is_some_and(|at_ns| now_ns >= at_ns) || self.silent_ns(now_ns).is_some()
     }
 
-    /// Returns when the caller calls again at the latest, ns: for a turn, or for the heartbeat.
+    /// Returns when the caller must call again at the latest, ns: for a turn, or for the heartbeat.
     pub fn wake_ns(&self) -> Option<u64> {
         let tick_ns = self.has_sessions().then(|| self.ticked_ns.saturating_add(self.tick_ns));
         [self.look_ns(), tick_ns].into_iter().flatten().min()
@@ -432,13 +444,14 @@ impl Core {
         [self.decide_ns, self.has_sessions().then_some(regular_ns)].into_iter().flatten().min()
     }
 
-    /// Takes note that the caller ran at `now_ns` and that nothing was due.
+    /// Records that the caller ran at `now_ns` and that no turn was due.
     pub fn rest(&mut self, now_ns: u64) {
         self.turned_ns = now_ns;
         self.ticked_ns = now_ns;
     }
 
-    /// Takes in the readings at `now_ns`, then the orders, and decides. Replaces the actions.
+    /// Takes in the readings at `now_ns`, carries out the orders, and decides. Replaces the content
+    /// of `actions` by the results.
     pub fn turn(
         &mut self,
         now_ns: u64,
@@ -466,7 +479,7 @@ impl Core {
         if has_orders {
             self.reserve(actions);
         }
-        // After the orders, because a tenant may have come with one.
+        // This loop follows the orders, because an order may have added a tenant.
         for reading in &readings.tenants {
             if let Some(tenant) = self.tenants.get_mut(&reading.tenant) {
                 (tenant.job_used_ns, tenant.memory_ppm) = (reading.job_used_ns, reading.memory_ppm);
@@ -493,9 +506,9 @@ impl Core {
             self.ticked_ns = now_ns;
             self.tenants.values_mut().for_each(|tenant| tenant.account.mark(now_ns));
         }
-        // A tenant that finishes just now either sees the new gate and rings, or the next turn sees
-        // that it has finished. The arbiters of other GPUs wait for news, and this one waits for
-        // answers.
+        // A tenant may finish its work at this moment. Either the tenant sees the new gate and
+        // rings the bell, or the next turn sees that the work has finished. The next turn also
+        // posts news to the peers, and takes in the system's answers.
         let is_awaited = has_orders || self.has_news() || !actions.asks.is_empty();
         self.rounds = if has_orders { 0 } else { self.rounds + 1 };
         actions.again = (is_awaited || !is_settled) && self.rounds < MAX_ROUNDS;
@@ -507,8 +520,8 @@ impl Core {
         }
     }
 
-    /// Allocates what the last turn lacked: memory for the moments of tenants of which several
-    /// sessions launch.
+    /// Allocates the memory that the last turn lacked. If several sessions of a tenant launch, the
+    /// core remembers the moments at which each session was on the GPU.
     pub fn make_room(&mut self) {
         for tenant in self.tenants.values_mut().filter(|tenant| tenant.launching() > 1) {
             tenant.said.make_room();
@@ -516,7 +529,7 @@ impl Core {
         }
     }
 
-    /// Makes room for what turns need until the next orders.
+    /// Allocates the memory that turns need until the next turn with orders.
     fn reserve(&mut self, actions: &mut Actions) {
         let sessions: usize = self.tenants.values().map(|tenant| tenant.sessions.len()).sum();
         let most = self.tenants.values().map(|tenant| tenant.sessions.len()).max().unwrap_or(0);
@@ -541,14 +554,16 @@ impl Core {
         self.tenants.values().any(Tenant::is_present)
     }
 
-    /// Returns for how long the caller did not run, ns, if that is longer than the heartbeat limit:
-    /// it was stopped, or the machine slept. Tenants ran unarbitrated meanwhile.
+    /// Returns for how long the caller did not run, ns: it was stopped, or the machine slept.
+    /// Meanwhile no arbiter bounded the tenants. Returns `None` up to the heartbeat limit, and
+    /// without sessions.
     fn silent_ns(&self, now_ns: u64) -> Option<u64> {
         let silent_ns = now_ns.saturating_sub(self.turned_ns);
         (silent_ns > self.setup.heartbeat_limit_ns && self.has_sessions()).then_some(silent_ns)
     }
 
-    /// Returns whether the peers do not know the present holder yet. They may wait for that.
+    /// Returns whether the present holder differs from the holder in the last post. The peers may
+    /// wait for this news.
     fn has_news(&self) -> bool {
         self.setup.has_peers && self.scheduler.holder() != self.posted
     }
@@ -576,12 +591,12 @@ impl Core {
         &self.tuning
     }
 
-    /// Returns the tenants, by their numbers.
+    /// Returns the tenants with their numbers, in the order of the numbers.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantId, &Tenant)> {
         self.tenants.iter().map(|(id, tenant)| (*id, tenant))
     }
 
-    /// Returns a tenant.
+    /// Returns the tenant with this number, if there is one.
     pub fn tenant(&self, id: TenantId) -> Option<&Tenant> {
         self.tenants.get(&id)
     }

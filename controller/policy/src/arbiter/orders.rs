@@ -10,12 +10,12 @@ use crate::lease::Grant;
 use core::time::Duration;
 use deepres_abi::grant::LeaseTerms;
 
-/// How long a process that had earlier sessions may take to carry its counters into its new meter
-/// page. The process does so as soon as it gets the page.
+/// How long a process with earlier sessions may take to carry its counters into its new meter page.
+/// An honest process does so as soon as it gets the page.
 const CARRY_LIMIT_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
 impl Core {
-    /// Carries out an order. The meters were read at `now_ns`.
+    /// Carries out an order. `now_ns` is the time of the last reading of the meters.
     pub(super) fn obey(&mut self, order: Order, now_ns: u64, actions: &mut Actions) {
         match order {
             Order::Enter { tenant, session } => self.enter(tenant, session, now_ns, actions),
@@ -53,8 +53,8 @@ impl Core {
         self.handoffs = restored.counters.handoffs;
         self.latency.total_ns = restored.counters.handoff_total_ns;
         let in_flight_ns = restored.accounts.iter().map(|(_, saved)| saved.uncharged_ns).max();
-        // Processes that the previous daemon had not met again were charged only up to an earlier
-        // moment.
+        // If a process had not come back to the previous daemon, that daemon charged it only up to
+        // an earlier moment.
         let charged_ns = restored.baselines.iter().map(|(_, _, baseline)| baseline.at_ns);
         let began_ns = charged_ns.fold(restored.saved_ns, u64::min);
         self.arrears = Some(Arrears::since(began_ns, in_flight_ns.unwrap_or(0)));
@@ -101,14 +101,15 @@ impl Core {
         self.owes_anew = true;
     }
 
-    /// Returns the point from which to charge a session whose counters go on from earlier sessions.
+    /// Returns the point from which the core charges a session with earlier counters. Returns
+    /// `None` if the session has none, or the point is unknown.
     fn baseline(&mut self, tenant: TenantId, session: &SessionSeat) -> Option<Baseline> {
         let known = session.process.and_then(|process| self.baselines.remove(&(tenant, process)));
         if !session.continues {
             return None;
         }
-        // The previous daemon died before it saved anything of this process. So everything that the
-        // process counts was used after the daemon last saved.
+        // If there is no baseline, the previous daemon died before it saved anything of this
+        // process. So the process used everything that it counts after the daemon last saved.
         let unknown = || Some(Baseline { meter: SavedMeter::default(), at_ns: self.restored_ns? });
         known.or_else(unknown)
     }
@@ -125,15 +126,15 @@ impl Core {
         {
             self.baselines.insert((id, process), baseline);
         }
-        // A process that only closed its connection runs on without the daemon.
+        // A process that only closed its connection goes on without the daemon.
         session.set_gate(Grant::Open, LeaseTerms::default(), actions);
         self.owes_anew = true;
     }
 
-    /// Returns the state to save, as of the last turn.
+    /// Returns the state to save, as of the last turn. Settles the arrears first.
     pub fn snapshot(&mut self) -> Snapshot {
-        // The saved baselines say that the processes which are back were charged, so charge them
-        // first.
+        // The saved baselines say that the core charged the processes that are back. So charge
+        // these processes first.
         self.settle_arrears(self.looked_ns);
         let account = |(id, tenant): (&TenantId, &Tenant)| {
             (*id, tenant.account.save(tenant.entitled_ppm, self.scheduler.lag_ns(*id)))

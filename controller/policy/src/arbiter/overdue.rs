@@ -1,19 +1,20 @@
-//! Detects work that does not end, so that someone is told: a kernel that spins or runs for good
-//! cannot share a GPU in time.
+//! Detects work that does not end, so that the daemon can tell the operator. If a kernel spins or
+//! runs for ever, its process cannot take turns on the GPU with others.
 //!
-//! Other work of the same process may begin and end on other streams beside it. So progress alone
-//! does not prove that all work ends. If the arbiter gave up several drains of the process, and the
-//! process never became idle in between, progress no longer counts.
+//! Other work of the same process may begin and end on other streams meanwhile. So progress alone
+//! does not prove that all work ends. After several drains that the arbiter gave up, progress no
+//! longer counts, unless the process was idle in between.
 
 use core::time::Duration;
 use deepres_abi::meter::Reading;
 
-/// Work that is in flight for this long without any completion is overdue, ns.
+/// If work is in flight for this long and no work of the process completes, the work is overdue,
+/// ns.
 const OVERDUE_NS: u64 = Duration::from_secs(2).as_nanos() as u64;
-/// But work is not overdue before this many times the tenant's longest kernel.
+/// Work in flight is not overdue before this many times the tenant's longest kernel.
 const TIMES_LONGEST: u64 = 10;
-/// Number of drains given up from which on progress no longer counts. One long queue causes one or
-/// two.
+/// After this many drains that the arbiter gave up, progress no longer counts. A single long queue
+/// of work causes one or two such drains.
 const IN_VAIN: u32 = 3;
 
 /// The state for one process.
@@ -22,7 +23,7 @@ pub struct Overdue {
     compute_ns: u64,
     in_flight_since_ns: Option<u64>,
     was_told: bool,
-    /// How often the arbiter gave up the drain of the present work.
+    /// Number of drains of the present work that the arbiter gave up.
     given_up: u32,
     given_up_ns: u64,
     is_given_up: bool,
@@ -31,7 +32,7 @@ pub struct Overdue {
 impl Overdue {
     /// Takes in a reading of the meter. `is_given_up` says that the gate is closed and the arbiter
     /// no longer waits for the work in flight. Returns true the first time that the work is
-    /// overdue.
+    /// overdue, else false.
     pub fn look(&mut self, now: &Reading, is_given_up: bool, longest_ns: u64, now_ns: u64) -> bool {
         let got_on = now.compute_ns != core::mem::replace(&mut self.compute_ns, now.compute_ns);
         if !now.in_flight {
@@ -39,7 +40,7 @@ impl Overdue {
             return false;
         }
         if now_ns.saturating_sub(self.given_up_ns) >= limit_ns(longest_ns) {
-            // No other tenant wanted the GPU for that long.
+            // No other tenant wanted the GPU for so long.
             self.given_up = 0;
         }
         if is_given_up && !self.is_given_up {
@@ -57,7 +58,7 @@ impl Overdue {
         is_overdue && !core::mem::replace(&mut self.was_told, is_overdue)
     }
 
-    /// Returns how long the work has been in flight if it is overdue, ns.
+    /// Returns how long the work has been in flight, ns; `None` if the work is not overdue.
     pub fn overdue_ns(&self, longest_ns: u64, now_ns: u64) -> Option<u64> {
         self.in_flight_since_ns
             .map(|since_ns| now_ns.saturating_sub(since_ns))
@@ -65,7 +66,8 @@ impl Overdue {
     }
 }
 
-/// Returns how long work may be in flight for a tenant whose longest kernel took `longest_ns`.
+/// Returns for how long work may be in flight before it is overdue, ns. `longest_ns` is the length
+/// of the tenant's longest kernel.
 fn limit_ns(longest_ns: u64) -> u64 {
     OVERDUE_NS.max(longest_ns.saturating_mul(TIMES_LONGEST))
 }

@@ -1,18 +1,18 @@
-//! Corrects GPU time that several processes of a tenant count, each as its own. While two processes
-//! have work on the GPU, the hardware takes turns between them. Each one's kernels then take as
-//! long as both, but the tenant used that time only once.
+//! Corrects GPU time that several processes of a tenant count at once. While two processes have
+//! work on the GPU, the hardware takes turns between them. The kernels of each process then take as
+//! long as both together, but the tenant used that time only once.
 //!
-//! Each process writes into its meter page when it was on the GPU. A moment that another process
-//! reported earlier comes off the time that the process counts.
+//! Each process writes into its meter page when it was on the GPU. If another process reported a
+//! moment earlier, the core takes that moment off the time that the later process counts.
 
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
 
-/// The longest time on the GPU that is taken from one process at a time, ns. A longer time is
-/// false, or was not read for long.
+/// The longest time on the GPU that the core takes in from one process at a time, ns. A longer time
+/// is false, or the arbiter did not read for long.
 const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
 
-/// The moments that processes reported.
+/// The moments that one or several processes reported.
 type Moments = Box<Allowance>;
 
 /// The moments that all processes of a tenant reported.
@@ -20,12 +20,12 @@ type Moments = Box<Allowance>;
 pub struct Said(Option<Moments>);
 
 impl Said {
-    /// Makes room for moments.
+    /// Allocates the memory for moments, if there is none.
     pub fn make_room(&mut self) {
         self.0.get_or_insert_default();
     }
 
-    /// Forgets everything, because only one process launches.
+    /// Forgets all moments. The caller does this if only one process launches.
     pub fn forget(&mut self) {
         self.0 = None;
     }
@@ -35,30 +35,32 @@ impl Said {
 #[derive(Debug, Default)]
 pub struct Overlap {
     own: Option<Moments>,
-    /// Whether intervals were taken in since there is room for them.
+    /// Whether the core has taken in intervals since there is memory for them.
     has_looked: bool,
-    /// Time of other processes that the process has reported and not yet counted, ns.
+    /// Time that other processes reported first, and that this process has reported but not yet
+    /// counted, ns.
     ahead_ns: u64,
 }
 
 impl Overlap {
-    /// Makes room for moments.
+    /// Allocates the memory for moments, if there is none.
     pub fn make_room(&mut self) {
         self.own.get_or_insert_default();
     }
 
-    /// Forgets everything, because only one process launches.
+    /// Forgets all moments. The caller does this if only one process launches.
     pub fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Takes in the intervals that the process reported since the last call: when each began and
-    /// ended, ns. `counted_ns` is the GPU time that it counted since. Returns the part of
-    /// `counted_ns` that others had reported before, ns; `None` while there is no room for moments.
+    /// Takes in the intervals that the process reported since the last call: the beginning and the
+    /// end of each, ns. `counted_ns` is the GPU time that the process counted since the last call.
+    /// Returns the part of `counted_ns` that other processes had reported before, ns. Returns
+    /// `None` while there is no memory for moments.
     pub fn look(&mut self, all: &Said, intervals: &[(u64, u64)], counted_ns: u64) -> Option<u64> {
         let (all, own) = all.0.as_ref().zip(self.own.as_ref())?;
         if !core::mem::replace(&mut self.has_looked, true) {
-            // These intervals are of the time before there were two.
+            // These intervals are of the time before a second process launched.
             return Some(0);
         }
         let mut left_ns = LOOKED_AT_NS;
@@ -73,7 +75,7 @@ impl Overlap {
             let new_ns = own.cover(start_ns, end_ns);
             others_ns = others_ns.saturating_add(new_ns.saturating_sub(all.cover(start_ns, end_ns)));
         }
-        // A process reports the interval before it counts the time.
+        // A process reports an interval before it counts the interval's time.
         let ahead_ns = self.ahead_ns.saturating_add(others_ns).min(LOOKED_AT_NS);
         let taken_ns = ahead_ns.min(counted_ns);
         self.ahead_ns = ahead_ns - taken_ns;

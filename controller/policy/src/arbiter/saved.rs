@@ -1,10 +1,10 @@
-//! The state that outlives an arbiter, and the point from which a process's meter is charged
-//! afterwards.
+//! The state of an arbiter that the daemon saves, and the baselines from which the next daemon
+//! charges processes.
 //!
 //! A meter counts over the life of the process: after a reconnection the process carries its
-//! counters into the new page. The saved state contains each process's **baseline**, the counters
-//! up to which it was charged. The difference between baseline and counters is charged once,
-//! bounded by the time that passed.
+//! counters into the new page. The saved state contains a **baseline** for each process: the
+//! counters up to which the core charged the process. The next daemon charges the difference
+//! between baseline and counters once, bounded by the time that passed.
 
 use super::account::Totals;
 use super::{ProcessId, TenantSeat};
@@ -21,16 +21,17 @@ pub struct SavedAccount {
     pub totals: Totals,
     /// When the tenant first appeared, ns of `CLOCK_MONOTONIC`.
     pub since_ns: u64,
-    /// Wall time that may still be charged, ns.
+    /// Wall time that the account may still charge for work in flight, ns.
     pub uncharged_ns: u64,
     /// The longest kernel or graph, ns.
     pub longest_ns: u64,
     /// The entitlement, parts per million.
     pub entitled_ppm: u32,
-    /// The tenant's lag, ns: GPU time that it is owed; negative if it had more than it was owed.
+    /// The tenant's lag, ns: GPU time that the tenant is owed; negative if the tenant had more than
+    /// it was owed.
     pub lag_ns: i64,
-    /// The last refused allocation: the number of the call, with
-    /// [`deepres_abi::meter::REFUSED_BY_DRIVER`], and bytes.
+    /// The last refused allocation: the number of the call and the bytes. If the driver refused,
+    /// the number contains [`deepres_abi::meter::REFUSED_BY_DRIVER`].
     pub last_refusal: Option<(u32, u64)>,
 }
 
@@ -96,11 +97,11 @@ pub struct Counters {
     pub idle_ns: u64,
     /// Number of hand-offs.
     pub handoffs: u64,
-    /// The cost of the hand-offs whose cost is known, ns.
+    /// The sum of the known costs of hand-offs, ns.
     pub handoff_total_ns: u64,
 }
 
-/// The state of a GPU that is to be saved.
+/// The state of a GPU that the daemon is to save.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// When the meters were last read, ns of `CLOCK_MONOTONIC`.
@@ -109,8 +110,8 @@ pub struct Snapshot {
     pub counters: Counters,
     /// The accounts of the tenants.
     pub accounts: Vec<(TenantId, SavedAccount)>,
-    /// The points up to which processes were charged, with their times in ns. The time is `None`
-    /// for a connected process: it was charged up to `now_ns`. Others may come back.
+    /// The points up to which the core charged processes, with their times in ns. The time is
+    /// `None` for a connected process that was charged up to `now_ns`.
     pub meters: Vec<(TenantId, ProcessId, SavedMeter, Option<u64>)>,
 }
 
@@ -123,27 +124,27 @@ pub struct Restored {
     pub counters: Counters,
     /// The tenants with their accounts on this GPU.
     pub accounts: Vec<(TenantSeat, SavedAccount)>,
-    /// For each process that may come back: the point up to which it was charged.
+    /// For each process that may come back: the point up to which the previous daemon charged it.
     pub baselines: Vec<(TenantId, ProcessId, Baseline)>,
 }
 
-/// The point up to which a process was charged.
+/// The point up to which the core charged a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Baseline {
     /// The counters.
     pub meter: SavedMeter,
-    /// When that was, ns of `CLOCK_MONOTONIC`.
+    /// The time of the reading of these counters, ns of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
 }
 
-/// The wait of a session for its counters, because its process had earlier sessions. No counter is
-/// used until the process has carried its counters into the page.
+/// The wait of a session for its counters, because its process had earlier sessions. The core uses
+/// no counter before the process has carried its counters into the page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Awaited {
-    /// The point from which the process is charged. `None`: the point is unknown, and the time
-    /// before is not charged.
+    /// The point from which the core charges the process. `None`: the point is unknown, and the
+    /// core does not charge the time before.
     pub from: Option<Baseline>,
-    /// When the counters are used even if the process did not carry its earlier ones over, ns. So a
-    /// process gains nothing by not doing so.
+    /// The moment from which the core uses the counters in any case, ns. So a process gains nothing
+    /// if it does not carry its earlier counters over.
     pub until_ns: u64,
 }

@@ -1,15 +1,15 @@
 //! Detects processes that are stopped by a signal or frozen, so that they do not keep the GPU idle
 //! during their turns.
 //!
-//! The meter page of such a process stands still and shows its last state: threads that wait, work
-//! that seems in flight. Only the system knows that the process is stopped. The arbiter asks the
-//! system only about processes that could make progress and do not.
+//! The meter page of a stopped process stands still. The page keeps showing the last state, for
+//! example a waiting thread or work in flight. Only the system knows that the process is stopped.
+//! The arbiter asks the system only about processes that could make progress and do not.
 
 use core::time::Duration;
 use deepres_abi::meter::Reading;
 
-/// How long a process that could make progress must show none before the system is asked about it,
-/// ns. Also the time between two such questions.
+/// If a process could make progress and shows none for this long, the arbiter asks the system about
+/// it, ns. This is also the time between two such questions.
 const QUIET_NS: u64 = Duration::from_millis(5).as_nanos() as u64;
 
 /// The state for one process.
@@ -18,32 +18,33 @@ pub struct Stopped {
     is_stopped: bool,
     /// Whether work was in flight at the last reading.
     in_flight: bool,
-    /// When the process last made progress, ns.
+    /// When the process last made progress or was idle, ns.
     quiet_since_ns: u64,
     asked_ns: u64,
 }
 
 impl Stopped {
-    /// Returns whether the process was stopped when the system was last asked.
+    /// Returns whether the process was stopped at the system's last answer.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// Returns whether the process is stopped while its meter shows work in flight. That work still
-    /// ends on the GPU, and is charged once the process goes on.
+    /// Returns whether the process is stopped while its meter shows work in flight. This work still
+    /// ends on the GPU. The core charges the work once the process goes on.
     pub fn leaves_in_flight(&self) -> bool {
         self.is_stopped && self.in_flight
     }
 
-    /// Notes that the process is idle, and so not stopped as far as is known.
+    /// Records that the process is idle, so that the arbiter does not ask the system about it.
     pub fn rest(&mut self, now_ns: u64) {
         self.quiet_since_ns = now_ns;
     }
 
-    /// Takes in the reading of the meter before and the present one, and whether the process may
-    /// launch. `answer` is the system's answer to the last question, whether the process is
-    /// stopped. Returns the present reading, without wishes if the process is stopped, and whether
-    /// the system is to be asked now.
+    /// Takes in the meter's previous and present reading, and whether the process may launch.
+    /// `answer` is the system's answer to the last question: whether the process is stopped.
+    ///
+    /// Returns the present reading, and whether the caller is to ask the system now. If the process
+    /// is stopped, the returned reading shows no waiting thread and no work in flight.
     pub fn look(
         &mut self,
         before: &Reading,

@@ -18,15 +18,15 @@ use deepres_abi::meter::Reading;
 #[derive(Debug)]
 pub struct Session {
     pub(super) seat: SessionSeat,
-    /// The last reading of the meter. Its memory figures date from the last time that the session
-    /// was active.
+    /// The last reading of the meter. The memory figures in it are of the last time that the
+    /// session was active.
     pub(super) last: Reading,
-    /// `Some` while the session's counters go on from earlier sessions and are not carried over
-    /// yet.
+    /// The wait for the session's counters; `Some` until the process has carried the counters of
+    /// its earlier sessions over.
     pub(super) awaited: Option<Awaited>,
     pub(super) stopped: Stopped,
     pub(super) overdue: Overdue,
-    /// The time that several sessions of the tenant count, each as its own.
+    /// The GPU time that other sessions of the tenant count too.
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
     pub(super) gate: Grant,
@@ -41,7 +41,7 @@ impl Session {
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             overlap: Overlap::default(),
-            // A new grant page says so.
+            // A new grant page shows a closed gate.
             gate: Grant::Closed,
         }
     }
@@ -51,15 +51,15 @@ impl Session {
         &self.last
     }
 
-    /// Returns how long work has been in flight that does not end, for a tenant whose longest
-    /// kernel took `longest_ns`; `None` without such work.
+    /// Returns how long work that does not end has been in flight, ns; `None` without such work.
+    /// `longest_ns` is the length of the tenant's longest kernel.
     pub fn overdue_ns(&self, longest_ns: u64, now_ns: u64) -> Option<u64> {
         self.overdue.overdue_ns(longest_ns, now_ns)
     }
 
-    /// Returns the point up to which the session was charged: `looked_ns`, when the meters were last
-    /// read, unless the session waits for its counters. Returns `None` if the point is not known
-    /// yet.
+    /// Returns the point up to which the core charged the session. For most sessions, this is the
+    /// last reading, at `looked_ns`. For a session that waits for its counters, it is an earlier
+    /// point, or `None` if the point is unknown.
     pub(super) fn charged_up_to(&self, looked_ns: u64) -> Option<Baseline> {
         match self.awaited {
             None => Some(Baseline { meter: self.last.into(), at_ns: looked_ns }),
@@ -67,7 +67,8 @@ impl Session {
         }
     }
 
-    /// Returns whether the session had nothing under way at the last reading.
+    /// Returns whether the session was at rest at the last reading: no thread waited, and no work
+    /// was in flight.
     pub(super) fn is_at_rest(&self) -> bool {
         !self.last.wants() && self.awaited.is_none() && !self.stopped.is_stopped()
     }
@@ -84,32 +85,33 @@ impl Session {
 pub struct Tenant {
     pub(super) seat: TenantSeat,
     pub(super) account: Account,
-    /// The part of `account` that is already added to the job's use, ns.
+    /// The part of `account` that the core has already added to the job's use, ns.
     pub(super) counted_ns: u64,
     /// GPU time that the tenant's job has used on all GPUs, ns.
     pub(super) job_used_ns: u64,
     /// The part of the GPU's memory that the tenant holds.
     pub(super) memory_ppm: u32,
     pub(super) demand: Demand,
-    /// The tenant's entitlement; `None` until it was computed.
+    /// The tenant's entitlement; `None` before the first computation.
     pub(super) owed: Option<Entitlement>,
-    /// The entitlement that the sessions were told, parts per million.
+    /// The entitlement that the core told the sessions, parts per million.
     pub(super) entitled_ppm: u32,
-    /// Whether the tenant was idle when entitlements were last computed, so that its part was lent
-    /// to the others.
+    /// Whether the tenant was idle at the last computation of entitlements. Its part is then lent
+    /// to the other tenants.
     pub(super) is_lent: bool,
     pub(super) sessions: BTreeMap<SessionId, Session>,
-    /// How far sessions with an open gate may run ahead, ns.
+    /// GPU time that each session with an open gate may have in flight, ns.
     pub(super) run_ahead_ns: u64,
     pub(super) turns: Turns,
-    /// The latest observation of each session, in the order of their numbers.
+    /// The latest observation of each session, in the order of the sessions' numbers.
     pub(super) seen: Vec<turns::Seen>,
-    /// When the sessions had work on the GPU; used if several of them launch.
+    /// The moments at which any session had work on the GPU. The core records them if several
+    /// sessions launch.
     pub(super) said: Said,
 }
 
 impl Tenant {
-    /// Returns a tenant that was not seen on this GPU yet.
+    /// Returns a tenant without sessions on this GPU, with this account.
     pub(super) fn new(seat: TenantSeat, account: Account) -> Self {
         Self {
             seat,
@@ -139,27 +141,28 @@ impl Tenant {
         &self.seat
     }
 
-    /// Returns the estimate of how much of the GPU the tenant wants, parts per million.
+    /// Returns the estimate of the tenant's demand: how much of the GPU the tenant wants, parts per
+    /// million.
     pub fn demand_ppm(&self) -> u32 {
         self.demand.ppm()
     }
 
-    /// Returns the entitlement; `None` until it was computed.
+    /// Returns the entitlement; `None` before the first computation.
     pub fn owed(&self) -> Option<Entitlement> {
         self.owed
     }
 
-    /// Returns the entitlement that the sessions know, parts per million.
+    /// Returns the entitlement that the core told the sessions, parts per million.
     pub fn entitled_ppm(&self) -> u32 {
         self.entitled_ppm
     }
 
-    /// Returns whether the tenant's part is lent to others because the tenant was idle.
+    /// Returns whether the tenant's part is lent to other tenants because the tenant was idle.
     pub fn is_lent(&self) -> bool {
         self.is_lent
     }
 
-    /// Returns the sessions connected at present, by their numbers.
+    /// Returns the connected sessions with their numbers, in the order of the numbers.
     pub fn sessions(&self) -> impl Iterator<Item = (SessionId, &Session)> {
         self.sessions.iter().map(|(id, session)| (*id, session))
     }
@@ -169,14 +172,14 @@ impl Tenant {
         !self.sessions.is_empty()
     }
 
-    /// Returns the number of sessions that launch.
+    /// Returns the number of sessions that have launched anything.
     pub(super) fn launching(&self) -> usize {
         self.sessions.values().filter(|session| session.launches()).count()
     }
 
-    /// Returns the grant for one session while the tenant's grant is `grant`. With `takes_turns`, a
-    /// session whose turn it is not gets a closed gate. Ranks of a gang take no turns, because
-    /// nobody knows which rank has its turn on another GPU.
+    /// Returns the grant of one session while the tenant's grant is `grant`. With `takes_turns`, a
+    /// session gets a closed gate outside its turn. The ranks of a gang take no turns, because no
+    /// arbiter knows which rank has its turn on another GPU.
     pub(super) fn grant_of(&self, session: SessionId, grant: Grant, takes_turns: bool) -> Grant {
         match grant {
             Grant::Leased { .. } if takes_turns && !self.turns.admits(session) => Grant::Closed,

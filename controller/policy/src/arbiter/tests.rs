@@ -47,7 +47,8 @@ fn session(id: SessionId) -> SessionSeat {
 }
 
 impl Bench {
-    /// Returns a GPU with a session of each of these tenants, with the tenant's number.
+    /// Returns a GPU with one session of each of these tenants. The session has the tenant's
+    /// number.
     fn with(tenants: &[TenantId]) -> Self {
         let start_ns = 1_000 * MS;
         let mut bench = Self {
@@ -72,7 +73,7 @@ impl Bench {
         self.turn([Order::Enter { tenant: tenant(id), session }]);
     }
 
-    /// Takes turns until the core is content, with the meters as they are.
+    /// Takes turns until the core asks for no further turn. The meters stay as they are.
     fn turn(&mut self, orders: impl IntoIterator<Item = Order>) {
         let mut orders: Vec<Order> = orders.into_iter().collect();
         loop {
@@ -119,7 +120,7 @@ impl Bench {
         *self.meter(session) = Reading { waiters: 1, ..*self.meter(session) };
     }
 
-    /// The session has used `used_ns` more, and has work in flight.
+    /// Lets the session's meter show `used_ns` more GPU time, and work in flight.
     fn runs(&mut self, session: SessionId, used_ns: u64) {
         let now_ns = self.now_ns;
         let meter = self.meter(session);
@@ -192,7 +193,7 @@ fn time_in_which_nobody_arbitrated_is_split_between_those_who_counted_it_twice()
     }
     bench.after(MS);
     let before = [bench.gpu_ns(A), bench.gpu_ns(B)];
-    // Both meters count all of the time.
+    // The meter of each session counts all of the time.
     bench.now_ns += 2 * LIMIT_NS;
     for id in [A, B] {
         bench.runs(id, 2 * LIMIT_NS);
@@ -239,7 +240,7 @@ fn a_process_that_comes_back_is_charged_from_where_it_was_left() {
     bench.runs(A, 8 * MS);
     bench.turn([Order::Leave { tenant: A, session: A, may_return: true }]);
     assert_eq!((bench.gpu_ns(A), bench.gate(A)), (8 * MS, Grant::Open));
-    // It goes on with its counters in another session.
+    // The process connects again, and its counters go on in another session.
     bench.meters.insert(9, bench.meters[&A]);
     bench.now_ns += 5 * MS;
     bench.runs(9, 3 * MS);

@@ -1,4 +1,4 @@
-//! Explains how a tenant's share comes about, as sums that anyone can check.
+//! Explains how a tenant's share comes about, as sums that a reader can check.
 
 use super::present::{Claim, shares};
 use super::{Request, Rule, awake, entitlements};
@@ -16,7 +16,8 @@ use deepres_abi::PPM;
 pub struct Summand {
     /// The description of the term.
     pub what: String,
-    /// The amount that the term adds, or takes off if negative, parts per million of the GPU.
+    /// The amount that the term adds, parts per million of the GPU. If the amount is negative, the
+    /// term takes it off.
     pub ppm: i64,
 }
 
@@ -48,33 +49,32 @@ pub struct Derivation {
     pub rule: Rule,
     /// The tenant's weight among tenants of its kind, parts per million.
     pub weight_ppm: u32,
-    /// Whether the tenant has wanted nothing for a while. Its part is then lent to the others until
-    /// it comes back.
+    /// Whether the tenant is idle. Its part is then lent to the other tenants until it comes back.
     #[cfg_attr(feature = "serde", serde(default))]
     pub is_idle: bool,
-    /// The entitlement while all tenants that are not idle want the GPU; for an idle tenant, while
-    /// all tenants do.
+    /// The entitlement while all tenants that are not idle want the GPU. For an idle tenant: the
+    /// entitlement while all tenants want the GPU.
     pub owed: Sum,
-    /// The part of the time that the tenant would use if it had the GPU to itself, parts per
-    /// million.
+    /// The part of the time that the tenant would use alone on the GPU, parts per million.
     pub demand_ppm: u32,
-    /// The share while all tenants want as much as they do now.
+    /// The share while the demand of all tenants stays as it is now.
     pub present: Sum,
-    /// The part for each unit of weight of those tenants that want more than they have. `present`
-    /// is the lesser of demand, and of weight times this level. `None` if all tenants have what
-    /// they want.
+    /// The share for each unit of weight, for tenants that want more than they have. `present` is
+    /// the lesser of the demand and of the weight times this level. `None` if all tenants have as
+    /// much as they want.
     pub water_level: Option<f64>,
 }
 
-/// Derives the share of `tenant` from all tenants' requests and demands. Returns `None` if `tenant`
-/// is not among them.
+/// Returns the derivation of the share of `tenant`, from the requests and demands of all tenants.
+/// Returns `None` if `tenant` is not among them.
 pub fn derive(
     tenant: TenantId,
     requests: &BTreeMap<TenantId, Request>,
     demands_ppm: &BTreeMap<TenantId, u32>,
 ) -> Option<Derivation> {
     let request = requests.get(&tenant)?;
-    // An idle tenant is no rival of the others, but is itself owed its part among all.
+    // The others are owed as much as without the idle tenant. The idle tenant itself is owed its
+    // part among all tenants.
     let rivals = if request.is_idle { requests.clone() } else { awake(requests) };
     let requests = &rivals;
     let among_all =

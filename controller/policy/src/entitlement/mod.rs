@@ -1,26 +1,26 @@
-//! Entitlements: the share of a GPU that each tenant is owed, after DeepRes: by its wish, its class
-//! and its priority.
+//! Entitlements: the share of a GPU that each tenant is owed by its wish, its class and its
+//! priority. The rules follow the paper DeepRes.
 //!
 //! Precedence: class, then share, then priority.
 //!
-//! 1. A **guaranteed** tenant is owed the share that it asked for. Guarantees that do not fit
-//!    together are not given ([`fits`]).
+//! 1. A **guaranteed** tenant is owed the share that it asked for. The daemon gives no guarantees
+//!    that do not fit together ([`fits`]).
 //! 2. A **fair** tenant that asked for a share is owed that share, as far as the guarantees leave
-//!    room. If they leave too little, such shares shrink in proportion.
-//! 3. A **fair** tenant that asked for no share has its part of the rest, by its priority value
-//!    ([`super::priority`]). Beside tenants that asked for everything it is owed
-//!    [`UNASKED_FLOOR_PPM`]. All such tenants together are then owed at most [`UNASKED_LIMIT_PPM`].
-//! 4. A **best-effort** tenant is owed nothing. It has the GPU while no other tenant wants it.
-//!    Among such tenants the priority value decides.
+//!    room. If the guarantees leave too little room, such shares shrink in proportion.
+//! 3. A **fair** tenant that asked for no share is owed its part of the rest, by its priority value
+//!    ([`super::priority`]). If others asked for everything, each such tenant is still owed
+//!    [`UNASKED_FLOOR_PPM`], but all together at most [`UNASKED_LIMIT_PPM`].
+//! 4. A **best-effort** tenant is owed nothing. It gets the GPU while no other tenant wants it.
+//!    Among best-effort tenants the priority value decides.
 //!
 //! These entitlements hold while all tenants want the GPU. **An idle tenant is no rival of the
 //! others.** A tenant is idle if it has wanted nothing for [`IDLE_NS`]. The others are then owed as
-//! much as if the idle tenant were not there. The idle tenant is still owed its part among all
-//! tenants, and has that part at once when it comes back.
+//! much as without the idle tenant. The idle tenant is still owed its part among all tenants, and
+//! gets that part at once when it comes back.
 //!
-//! In shorter pauses the part of a tenant flows to those that want more, in proportion to their
-//! entitlements. [`super::lease`] does so by itself, because it only chooses among tenants that
-//! want the GPU. [`present`] computes the resulting shares at the present demand. [`explain`]
+//! In shorter pauses of a tenant, its part flows to tenants that want more, in proportion to their
+//! entitlements. [`super::lease`] needs no rule for this, because it chooses only among tenants
+//! that want the GPU. [`present`] computes the resulting shares at the present demand. [`explain`]
 //! explains a tenant's share.
 
 pub mod explain;
@@ -39,15 +39,15 @@ use waterfill::{Vessel, pour_into};
 /// The entitlement of a fair tenant without a wish, beside tenants that asked for everything.
 pub const UNASKED_FLOOR_PPM: u64 = 10_000;
 
-/// The most that all those tenants are owed together.
+/// The most that all fair tenants without a wish are owed together.
 pub const UNASKED_LIMIT_PPM: u64 = 500_000;
 
-/// How long a tenant must want nothing to be idle. This is longer than the pauses of a job at work.
-/// It is short beside the time for which someone leaves a notebook alone.
+/// How long a tenant must want nothing to be idle. This time is longer than the pauses of a job at
+/// work, and short beside the time for which a user leaves a notebook alone.
 pub const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
 
-/// A tenant that was idle and wants the GPU has its part again at once. But reviews for this reason
-/// are at least this far apart, so that many tenants that come and go cost no more.
+/// The shortest time between two computations of entitlements for tenants that were idle and want
+/// the GPU again. The bound limits the cost of many tenants that come and go.
 pub const BACK_NS: u64 = Duration::from_millis(10).as_nanos() as u64;
 
 /// The whole GPU.
@@ -64,7 +64,7 @@ pub struct Request {
     pub cap_ppm: u32,
     /// The tenant's priority value.
     pub priority_ppm: u32,
-    /// Whether the tenant has wanted nothing for [`IDLE_NS`], or is not to run.
+    /// Whether the tenant has wanted nothing for [`IDLE_NS`], or may not run.
     pub is_idle: bool,
 }
 
@@ -92,23 +92,23 @@ pub enum Rule {
     Guaranteed,
     /// The tenant asked for the share.
     Asked,
-    /// The tenant asked for more than there is room for beside the others.
+    /// The tenant asked for more than the other tenants leave, and its share has shrunk.
     Shrunk,
-    /// The tenant has its part, by priority, of the time that nobody asked for.
+    /// The tenant has its part, by priority, of the time for which no tenant asked.
     Rest,
     /// The tenant has all that its user may have.
     Capped,
-    /// The tenant has what others leave.
+    /// The tenant has the time that others leave.
     Gaps,
 }
 
 /// The entitlement of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entitlement {
-    /// The part of the GPU's time while all tenants that are not idle want it, parts per million.
-    /// For an idle tenant: while all tenants want it. 0 for best effort.
+    /// The part of the GPU's time while all tenants that are not idle want the GPU, parts per
+    /// million. For an idle tenant: the part while all tenants want the GPU. 0 for best effort.
     pub ppm: u32,
-    /// The tenant's weight among those that it competes with; at least 1.
+    /// The tenant's weight among the tenants with which it competes; at least 1.
     pub weight_ppm: u32,
     /// The rule behind the entitlement.
     pub rule: Rule,
@@ -119,7 +119,7 @@ pub fn promised_ppm(requests: impl IntoIterator<Item = Request>) -> u64 {
     requests.into_iter().map(|request| request.promised()).sum()
 }
 
-/// Returns whether all guarantees among `requests` can be kept.
+/// Returns whether the GPU has room for all guarantees among `requests`.
 pub fn fits(requests: impl IntoIterator<Item = Request>) -> bool {
     promised_ppm(requests) <= WHOLE
 }
@@ -129,7 +129,7 @@ pub fn fits(requests: impl IntoIterator<Item = Request>) -> bool {
 pub struct Work {
     vessels: Vec<Vessel>,
     order: Vec<usize>,
-    /// The parts of tenants without a wish, and of guests.
+    /// The parts of fair tenants without a wish, then the parts of guests.
     rest: Vec<u64>,
     gaps: Vec<u64>,
 }
@@ -145,8 +145,8 @@ impl Work {
     }
 }
 
-/// Returns the entitlement of each tenant. Those of tenants that are not idle add up to at most
-/// [`PPM`].
+/// Returns the entitlement of each tenant. The entitlements of tenants that are not idle add up to
+/// at most [`PPM`].
 pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Entitlement> {
     let requests: Vec<_> = requests.iter().map(|(tenant, request)| (*tenant, *request)).collect();
     let mut owed = Vec::new();
@@ -154,8 +154,8 @@ pub fn entitlements(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId
     requests.iter().map(|(tenant, _)| *tenant).zip(owed).collect()
 }
 
-/// Writes the entitlement of each tenant into `owed`, in the order of `requests`. Those of tenants
-/// that are not idle add up to at most [`PPM`].
+/// Writes the entitlement of each tenant into `owed`, in the order of `requests`. The entitlements
+/// of tenants that are not idle add up to at most [`PPM`].
 pub fn entitle(requests: &[(TenantId, Request)], work: &mut Work, owed: &mut Vec<Entitlement>) {
     owed.clear();
     let none = Entitlement { ppm: 0, weight_ppm: 1, rule: Rule::Gaps };
@@ -172,8 +172,8 @@ fn awake(requests: &BTreeMap<TenantId, Request>) -> BTreeMap<TenantId, Request> 
     awake.map(|(tenant, request)| (*tenant, *request)).collect()
 }
 
-/// Writes the entitlement of each tenant that `counts` picks, beside all others of those. They add
-/// up to at most [`PPM`].
+/// Writes the entitlements of those tenants that `counts` picks, as if there were no other tenants.
+/// These entitlements add up to at most [`PPM`].
 fn while_all_want(
     requests: &[(TenantId, Request)],
     counts: impl Fn(&Request) -> bool,
@@ -223,8 +223,8 @@ fn while_all_want(
     }
 }
 
-/// Writes the parts of `total` for the tenants of `picked`, in their order: by priority and up to
-/// their caps.
+/// Divides `total` among the tenants of `picked`, by priority and up to their caps. Writes the
+/// parts into `parts`, in the order of the tenants.
 fn parts<'a>(
     total: u64,
     picked: impl Iterator<Item = &'a Request>,

@@ -1,7 +1,7 @@
-//! The tenants' shares at the present demand: weighted max-min fair, after DeepRes.
+//! The tenants' shares at the present demand: weighted max-min fair, after the paper DeepRes.
 //!
-//! Demand does not depend on the share that a tenant has ([`crate::demand`]). So the entitlement
-//! stays the same however little is used, and a tenant that wants more again has its part at once.
+//! A tenant's demand does not depend on the share that the tenant has ([`crate::demand`]). So a
+//! tenant that uses little keeps its entitlement, and gets its part at once when it wants more.
 
 use super::Entitlement;
 use super::waterfill::{Vessel, pour};
@@ -11,14 +11,14 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use deepres_abi::PPM;
 
-/// A tenant beside the others.
+/// A tenant's claim to a share, beside the other tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// The tenant's class.
     pub class: Class,
     /// The tenant's entitlement.
     pub owed: Entitlement,
-    /// The part of the time that the tenant would use, parts per million.
+    /// The part of the time that the tenant would use alone on the GPU, parts per million.
     pub demand_ppm: u32,
 }
 
@@ -27,13 +27,13 @@ pub struct Claim {
 pub struct Present {
     /// The part of the GPU's time, parts per million.
     pub ppm: u32,
-    /// The part for each unit of weight of tenants that want more than they have; `None` if all
-    /// have what they want.
+    /// The share for each unit of weight, for tenants that want more than they have. `None` if all
+    /// tenants have as much as they want.
     pub level: Option<f64>,
 }
 
-/// Returns the share of each tenant, if all tenants want the GPU as much as they do now for long.
-/// The shares add up to at most [`PPM`].
+/// Returns the share that each tenant gets if the demand stays as it is now. The shares add up to
+/// at most [`PPM`].
 pub fn shares(claims: &BTreeMap<TenantId, Claim>) -> BTreeMap<TenantId, Present> {
     let mut shares = BTreeMap::new();
     let mut left = u64::from(PPM);

@@ -1,4 +1,4 @@
-//! Tests of entitlements, by example and for any input.
+//! Tests of entitlements: examples, and properties for any input.
 
 use super::*;
 use crate::demand::Demand;
@@ -120,12 +120,13 @@ fn any_request() -> impl Strategy<Value = Request> {
         })
 }
 
-/// Any requests whose guarantees can be kept, because the daemon lets in no others.
+/// Any requests whose guarantees fit together, because the daemon gives no others.
 pub fn requests(most: usize) -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(any_request(), 1..most).prop_map(let_in)
 }
 
-/// The requests, with class fair instead of guarantees for which no room is left.
+/// Returns the requests. If a guarantee does not fit beside the guarantees before it, its class is
+/// fair instead.
 fn let_in(mut requests: Vec<Request>) -> Vec<Request> {
     let mut promised = 0;
     for request in &mut requests {

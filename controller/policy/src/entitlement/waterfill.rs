@@ -1,32 +1,33 @@
-//! Weighted max-min fairness with caps, by water-filling. Entitlements use it, and so does the
-//! fluid limit with which tests compare them.
+//! Weighted max-min fairness with caps, by water-filling. The computation of entitlements uses it.
+//! The tests also use it for the fluid limit, with which they compare entitlements.
 
 use alloc::vec::Vec;
 
-/// A claimant of a part.
+/// A claimant: it gets a part of the total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vessel {
-    /// The weight, to which the part is proportional.
+    /// The weight. Parts below the cap are proportional to the weights.
     pub weight: u64,
-    /// The most that the part can be.
+    /// The most that the claimant can get.
     pub cap: u64,
 }
 
-/// Returns the parts of `total`, in proportion to weight, and the water level. A vessel whose cap is
-/// below its part gets its cap, and what it leaves is split among the others in the same way. The
-/// parts add up to at most `total`. They fall short of it only by rounding (less than one each), or
-/// if all are at their caps. A vessel without weight gets nothing.
+/// Returns the parts of `total`, in proportion to weight, and the water level. If a vessel's cap is
+/// below its part, the vessel gets its cap. The others then share the difference in the same way.
+/// The parts add up to at most `total`. They add up to less only by rounding (less than one for
+/// each part), or if all vessels get their caps. A vessel without weight gets nothing.
 ///
-/// The water level is the part for each unit of weight of vessels that are not full, or `None` if
-/// all are full. So each part is the lesser of its cap and its weight times the level.
+/// The water level is the part for each unit of weight of the vessels that are not full. The level
+/// is `None` if all vessels are full. So each part is the lesser of its cap and its weight times
+/// the level.
 pub fn pour(total: u64, vessels: &[Vessel]) -> (Vec<u64>, Option<f64>) {
     let mut parts = Vec::new();
     let level = pour_into(total, vessels, &mut Vec::new(), &mut parts);
     (parts, level)
 }
 
-/// The same as [`pour`] in memory of the caller: `order` is working memory, and the parts are
-/// written into `parts`.
+/// Does the same as [`pour`] in memory of the caller: writes the parts into `parts`, and returns
+/// the water level. `order` is working memory.
 pub fn pour_into(
     total: u64,
     vessels: &[Vessel],
@@ -39,14 +40,14 @@ pub fn pour_into(
     parts.resize(vessels.len(), 0);
     let mut left = u128::from(total);
     let mut weights: u128 = order.iter().map(|index| u128::from(vessels[*index].weight)).sum();
-    // Mostly no vessel is full. Then the order does not matter, and need not be computed.
+    // Mostly no vessel is full. The order does not matter then, so the function does not sort.
     let is_full = |index: &usize| {
         let vessel = &vessels[*index];
         u128::from(vessel.cap) * weights <= u128::from(total) * u128::from(vessel.weight)
     };
     if order.iter().any(is_full) {
-        // In the order in which vessels become full: cap/weight ascending, compared without
-        // dividing.
+        // Sorts by the moment at which vessels become full: by cap/weight, ascending, without
+        // division.
         order.sort_unstable_by(|first, second| {
             let (a, b) = (&vessels[*first], &vessels[*second]);
             let (left, right) =

@@ -1,4 +1,4 @@
-//! A turn of the arbiter's core allocates nothing, except for orders.
+//! Tests that a turn of the arbiter's core without orders allocates nothing.
 
 use deepres_abi::meter::Reading;
 use deepres_policy::TenantId;
@@ -60,7 +60,7 @@ struct Process {
 }
 
 impl Process {
-    /// Lets a step pass at `now_ns`. The process uses the GPU if it may.
+    /// Advances the process by a step at `now_ns`. The process uses the GPU if it may.
     fn step(&mut self, number: u64, now_ns: u64) {
         let may_launch = match self.grant {
             Grant::Open => true,
@@ -115,7 +115,7 @@ impl Gpu {
         }
     }
 
-    /// Takes turns until the core is content.
+    /// Takes turns until the core asks for no further turn.
     fn turn(&mut self, orders: Vec<Order>) {
         let mut orders = Some(orders).filter(|orders| !orders.is_empty());
         loop {
@@ -216,7 +216,7 @@ fn a_turn_allocates_nothing_while_tenants_come_want_the_gpu_and_hand_it_off() {
         gpu.turn(vec![Order::Leave { tenant: 1, session, may_return: false }]);
         gpu.run(100);
     }
-    // The arbiter does not run for a while.
+    // The arbiter does not run for a second.
     gpu.now_ns += 1_000 * MS;
     gpu.run(200);
     assert!(gpu.turns >= 1_000, "{} turns", gpu.turns);

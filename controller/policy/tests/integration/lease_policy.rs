@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 const SECOND: u64 = 1_000 * MS;
 
-/// Returns the tenants' shares of the GPU time used between two moments, and the part of that time
-/// in which the GPU was used.
+/// Returns two figures of the time from `from_ns` to `to_ns`: the tenants' shares of the used GPU
+/// time, and the part of the time with use.
 fn shares(programs: &[Program], from_ns: u64, to_ns: u64) -> (Vec<f64>, f64) {
     let mut model = Model::new(programs);
     model.run_until(from_ns);
@@ -115,7 +115,7 @@ fn a_tenant_that_now_and_then_has_a_little_work_is_served_soon_and_costs_the_oth
     assert!(model.longest_waits_ns()[1] <= 20 * MS, "{:?}", model.longest_waits_ns());
 }
 
-/// Runs steps of `kernels` kernels of `kernel_ns` with a pause between two steps, beside a
+/// Runs steps of `kernels` kernels of `kernel_ns` with pauses between the steps, beside a
 /// backlogged guest. Returns the speed of the steps relative to their speed alone, and the part of
 /// the pauses that the guest used.
 fn beside(kernels: usize, kernel_ns: u64, pause_ns: u64, guest_kernel_ns: u64) -> (f64, f64) {
@@ -136,8 +136,8 @@ fn beside(kernels: usize, kernel_ns: u64, pause_ns: u64, guest_kernel_ns: u64) -
 
 #[test]
 fn a_guest_harvests_an_owners_pauses_and_costs_it_next_to_nothing() {
-    // All of the pause except the time of the guest's last kernel and a hand-off: a kernel begun in
-    // that time mostly still runs when the owner is back.
+    // The guest should use the whole pause except the time of its last kernel and of a hand-off. If
+    // a kernel begins in that time, it mostly still runs when the owner is back.
     for (kernels, kernel_ns, pause_ns, guest_kernel_ns, least) in [
         (20, MS, 10 * MS, MS, 0.88),
         (20, MS, 10 * MS, 100_000, 0.95),
@@ -158,21 +158,23 @@ fn an_owner_that_never_pauses_does_not_notice_a_guest() {
     assert!(speed >= 0.999, "{speed}");
 }
 
-/// The kernels of a backlogged tenant, as parts of the longest that a kernel may take, and the
-/// tenant's entitlement beside the others.
+/// The entitlement of a backlogged tenant beside the others, and its kernels. A kernel is a part of
+/// the longest length that a kernel may have.
 fn program() -> impl Strategy<Value = (u32, Vec<f64>)> {
     (50_000..500_000u32, prop::collection::vec(prop_oneof![LEAST_PART..0.05, 0.05..1.0], 1..4))
 }
 
-/// The shortest kernels relative to the longest: long enough that launches are not the bottleneck.
+/// The length of the shortest kernels, as a part of the longest. At this length, launches are not
+/// the bottleneck.
 const LEAST_PART: f64 = 0.005;
-/// The span of a test of shares, in quanta, or in longest kernels if those are longer.
+/// The span of a test of shares, in quanta. If the longest kernels are longer than a quantum, in
+/// longest kernels.
 const ROUNDS: u64 = 40;
-/// How many turns a tenant may be off at each end of the span. A turn is a quantum and its excess:
-/// a kernel and the work in flight.
+/// The number of turns by which a tenant may be off at each end of the span. A turn is a quantum
+/// and its excess: a kernel and the work in flight.
 const TURNS_OFF: f64 = 2.0;
-/// The most that a hand-off may take on the model: wake-ups, and the moments in which an idle
-/// holder may still go on.
+/// The longest time of a hand-off on the model: wake-ups, and the moments in which an idle holder
+/// may still go on.
 const HANDOFF_NS: u64 = MS;
 
 proptest! {
@@ -194,7 +196,8 @@ proptest! {
             .collect();
         let mut model = Model::new(&programs);
         let round_ns = model.quantum_ns().max(longest_ns);
-        // After the first leases, in which no tenant's kernels are known yet.
+        // The span begins after the first leases, because the policy does not know the tenants'
+        // kernels before.
         model.run_until(5 * round_ns);
         let before = model.used_ns();
         let span_ns = ROUNDS * round_ns;
@@ -203,7 +206,7 @@ proptest! {
         let sum_ns = used.iter().sum::<u64>() as f64;
         prop_assert!(model.most_holders <= 1);
         prop_assert!(sum_ns >= 0.9 * span_ns as f64, "the GPU was used {} of the time", sum_ns / span_ns as f64);
-        // At each end one tenant may be a turn ahead, and another behind.
+        // At each end of the span, one tenant may be a turn ahead and another a turn behind.
         let turn_ns = (model.quantum_ns() + 2 * longest_ns + HANDOFF_NS) as f64;
         for (used_ns, part) in used.iter().zip(parts) {
             let off_ns = (*used_ns as f64 - part * sum_ns).abs();
@@ -212,7 +215,7 @@ proptest! {
     }
 }
 
-/// Kernels from 2 µs to 100 ms.
+/// Returns an entitlement and kernels from 2 µs to 100 ms.
 fn any_program() -> impl Strategy<Value = (u32, Vec<u64>)> {
     (
         50_000..500_000u32,
@@ -221,8 +224,8 @@ fn any_program() -> impl Strategy<Value = (u32, Vec<u64>)> {
 }
 
 proptest! {
-    // Only few cases: each runs tens of seconds of kernels of some microseconds. The tests above
-    // cover short times.
+    // There are only a few cases, because each runs tens of seconds of very short kernels. The
+    // tests above cover short times.
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
@@ -245,8 +248,8 @@ proptest! {
             let share = *used as f64 / sum;
             prop_assert!((share - expected).abs() <= 0.01, "{share} instead of {expected}");
         }
-        // No tenant waits longer than a round of all turns, each long enough to make up for the
-        // longest kernel.
+        // No tenant waits longer than for a round of turns of all tenants. Each turn is long enough
+        // to make up for the longest kernel.
         for wait_ns in model.longest_waits_ns() {
             prop_assert!(wait_ns <= 10 * SECOND, "waited {wait_ns} ns");
         }
@@ -254,7 +257,7 @@ proptest! {
 }
 
 proptest! {
-    // Short runs: the subject is the moment at which a tenant comes or goes.
+    // The runs are short, because the test is about the moment at which a tenant comes or goes.
     #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
     #[test]
@@ -270,8 +273,8 @@ proptest! {
         let whole: f64 = tenants.iter().map(|(weight, _)| f64::from(*weight)).sum();
         let longest_ns = tenants.iter().map(|(_, kernel_ns)| *kernel_ns).max().unwrap();
         for ((weight, _), wait_ns) in tenants.iter().zip(model.longest_waits_ns()) {
-            // The turns that the others are owed while the tenant has one. A turn is a quantum and
-            // its excess: a kernel and the work in flight.
+            // The turns that the others are owed while the tenant has one turn. A turn is a quantum
+            // and its excess: a kernel and the work in flight.
             let turn_ns = (model.quantum_ns() + 3 * longest_ns + HANDOFF_NS) as f64;
             let others = (tenants.len() - 1) as f64;
             let most_ns = turn_ns * (whole / f64::from(*weight) + others);
@@ -296,21 +299,21 @@ proptest! {
             model.run_until(moment_ns);
             (model.used_ns()[0], model.longest_waits_ns()[1], model.quantum_ns())
         };
-        // A kernel under way at an end of a span counts in one of the spans.
+        // A kernel that runs at the end of a span counts in one of both spans.
         let kernels_ns = resident.1 + visitor.1;
         let (before_ns, ..) = used_at(comes_ns);
         prop_assert!(before_ns + 2 * resident.1 + HANDOFF_NS >= comes_ns, "{before_ns} of {comes_ns} ns were lent");
         let (_, waited_ns, quantum_ns) = used_at(leaves_ns);
         let others_turn_ns = quantum_ns as f64 + 3.0 * kernels_ns as f64;
-        // The visitor's first turn comes at the end of the lease in which it came. Later turns
+        // The visitor's first turn begins at the end of the lease during which it came. Later turns
         // follow from its entitlement.
         let most_ns = others_turn_ns * (f64::from(resident.0) / f64::from(visitor.0) + 1.0) + HANDOFF_NS as f64;
         prop_assert!(waited_ns as f64 <= most_ns, "waited {waited_ns} ns, {most_ns} at most");
         let lent_ns = leaves_ns + quantum_ns + 2 * kernels_ns + HANDOFF_NS;
         let (then_ns, ..) = used_at(lent_ns);
         let (after_ns, ..) = used_at(lent_ns + 100 * MS);
-        // The visitor may have left while it waited at the gate with a kernel. Then it gets the GPU
-        // once more.
+        // The visitor may have become inactive while a thread waited at the gate. In this case it
+        // gets the GPU once more.
         let offered_ns = visitor.1 + 2 * HANDOFF_NS;
         prop_assert!(
             after_ns - then_ns + 2 * resident.1 + HANDOFF_NS + offered_ns >= 100 * MS,

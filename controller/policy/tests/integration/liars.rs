@@ -1,17 +1,18 @@
-//! The harm that a tenant with a false meter can do to an honest tenant, on a model GPU. The model
-//! knows the true GPU time.
+//! The harm that a tenant with a false meter can do to an honest tenant, on a model of a GPU. The
+//! model knows the true GPU time.
 
 use crate::model::{MS, Model, Program, Says};
 use deepres_abi::meter::Reading;
 
 const SECOND: u64 = 1_000 * MS;
-/// The least part of an honest tenant. A liar that shows half of its use has two parts for each
-/// part of the honest tenant, and a tenth of the time is tolerance.
+/// The least part of the time for an honest tenant. If a liar shows half of its use, it gets two
+/// parts for each part of the honest tenant. A tenth of the time is tolerance.
 const LEAST: f64 = 0.3;
-/// The part of an honest tenant beside garbage: all of the half that it is owed.
+/// The part of the time for an honest tenant beside a liar with garbage in its meter. It is the
+/// whole half that the honest tenant is owed.
 const OWED: f64 = 0.5;
 const TOLERANCE: f64 = 0.01;
-/// The longest wait, ms: a drain is given up after a second.
+/// The longest wait, ms. The arbiter gives up a drain after a second.
 const LONGEST_WAIT_MS: u64 = 1_100;
 
 fn honest() -> Program {
@@ -22,8 +23,8 @@ fn liar(says: Says) -> Program {
     Program { says, ..honest() }
 }
 
-/// Returns the GPU time of an honest tenant beside `liars`, as a part of the time, and its longest
-/// wait, ms.
+/// Returns two figures of an honest tenant beside `liars`: its GPU time as a part of the time, and
+/// its longest wait, ms.
 fn honest_beside(liars: &[Program]) -> (f64, u64) {
     let programs: Vec<Program> = std::iter::once(honest()).chain(liars.iter().cloned()).collect();
     let mut model = Model::new(&programs);
@@ -33,7 +34,7 @@ fn honest_beside(liars: &[Program]) -> (f64, u64) {
     ((model.used_ns()[0] - before_ns) as f64 / (30 * SECOND) as f64, model.longest_waits_ns()[0] / MS)
 }
 
-/// A page of ones.
+/// The meter page has ones in all bits.
 fn ones(_: &Reading, _: Reading, _: u64) -> Reading {
     Reading {
         waiters: u32::MAX,
@@ -46,17 +47,17 @@ fn ones(_: &Reading, _: Reading, _: u64) -> Reading {
     }
 }
 
-/// No GPU time, but the true wishes for the GPU.
+/// The meter shows no GPU time, but the true wishes for the GPU.
 fn nothing_used(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: 0, ..truth }
 }
 
-/// Almost no GPU time.
+/// The meter shows almost no GPU time.
 fn a_trickle(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: before.compute_ns + 1, ..truth }
 }
 
-/// Almost no GPU time, and work that never ends.
+/// The meter shows almost no GPU time, and work that never ends.
 fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading {
         in_flight: true,
@@ -67,22 +68,22 @@ fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading
     }
 }
 
-/// Just enough GPU time to be believed.
+/// The meter shows half of the GPU time, which is just enough for the arbiter to believe it.
 fn half(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: truth.compute_ns / 100 * 51, ..truth }
 }
 
-/// The same, with work that seems long.
+/// The meter shows half of the GPU time, and work that seems long.
 fn half_of_something_long(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: truth.compute_ns / 100 * 51, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
 }
 
-/// Half of the time that passed, and work that never ends.
+/// The meter shows half of the time that passed as GPU time, and work that never ends.
 fn half_and_never_done(_: &Reading, truth: Reading, now_ns: u64) -> Reading {
     Reading { in_flight: true, compute_ns: now_ns / 2, in_flight_ns: u64::MAX, longest_ns: u64::MAX, ..truth }
 }
 
-/// Idle at every other look.
+/// The meter shows an idle tenant at every second look.
 fn now_and_then_idle(before: &Reading, truth: Reading, _: u64) -> Reading {
     if before.in_flight || before.waiters > 0 {
         Reading { compute_ns: before.compute_ns, ..Reading::default() }
@@ -91,18 +92,19 @@ fn now_and_then_idle(before: &Reading, truth: Reading, _: u64) -> Reading {
     }
 }
 
-/// Idle except for a moment, just before the others would get the GPU for that.
+/// The meter shows an idle tenant most of the time. It shows work for a moment just before the
+/// others would get the GPU because of that.
 fn idle_all_but_a_moment(before: &Reading, truth: Reading, _: u64) -> Reading {
     let in_flight = !before.in_flight;
     Reading { in_flight, waiters: truth.waiters, compute_ns: before.compute_ns + 1, ..Reading::default() }
 }
 
-/// Idle whenever its gate is open.
+/// The meter shows an idle tenant whenever the tenant's gate is open.
 fn idle_with_the_gpu(before: &Reading, truth: Reading, _: u64) -> Reading {
     if truth.waiters > 0 { truth } else { Reading { compute_ns: before.compute_ns, ..Reading::default() } }
 }
 
-/// All GPU time at the end of each second.
+/// The meter shows the GPU time of each second only at the second's end.
 fn in_lumps(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
     let is_late = now_ns / SECOND > before.updated_ns / SECOND;
     let compute_ns = if is_late { truth.compute_ns } else { before.compute_ns };

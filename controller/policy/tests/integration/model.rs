@@ -10,40 +10,42 @@ use deepres_policy::tuning::{ASSUMED_HANDOFF_NS, QuantumBounds, Tuning};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// The time of a wake-up: from bell to arbiter, from gate to thread, and from completion to meter.
+/// The time of a wake-up: of the arbiter by a bell, of a thread by a gate, and of the meter by a
+/// completion.
 const WAKE_NS: u64 = 40_000;
 /// The time from one launch to the next.
 const LAUNCH_NS: u64 = 5_000;
 
 pub const MS: u64 = 1_000_000;
 
-/// A tenant's program: kernels whose lengths repeat in a cycle, optionally with pauses.
+/// A tenant's program: kernels whose lengths repeat in a cycle. The program may have pauses.
 #[derive(Debug, Clone)]
 pub struct Program {
     pub class: Class,
     pub weight_ppm: u32,
     pub kernels_ns: Vec<u64>,
-    /// The most kernels launched and not finished: the depth of the driver's queue.
+    /// The most kernels that the program has launched and that have not finished. This is the depth
+    /// of the driver's queue.
     pub depth: usize,
     /// After this many kernels the program waits for them and pauses for this time, ns.
     pub pause_after: Option<(usize, u64)>,
-    /// When the program is active: from, to, ns.
+    /// The beginning and the end of the time in which the program is active, ns.
     pub active_ns: (u64, u64),
     /// The function from true readings to the readings of the tenant's meter.
     pub says: Says,
 }
 
-/// A tenant's meter at a decision: a function of the last reading, the true reading, and the time,
-/// ns.
+/// A tenant's meter at a decision. The arguments are the last reading of the meter, the true
+/// reading, and the time, ns.
 pub type Says = fn(&Reading, Reading, u64) -> Reading;
 
-/// Returns the true reading.
+/// An honest meter: returns the true reading.
 pub fn truth(_: &Reading, truth: Reading, _: u64) -> Reading {
     truth
 }
 
 impl Program {
-    /// Launches kernels of `kernels_ns` as fast as it may.
+    /// Returns a program that launches kernels of `kernels_ns` as fast as it may.
     pub fn backlogged(weight_ppm: u32, kernels_ns: &[u64]) -> Self {
         Self {
             class: Class::Fair,
@@ -79,7 +81,7 @@ enum Event {
     Decide,
 }
 
-/// The model.
+/// The model of a GPU with its tenants.
 pub struct Model {
     scheduler: Scheduler,
     tuning: Tuning,
@@ -88,7 +90,7 @@ pub struct Model {
     sequence: u64,
     gpu_free_ns: u64,
     now_ns: u64,
-    /// The most tenants at a time whose gate was not closed.
+    /// The most tenants at one time whose gates were not closed.
     pub most_holders: usize,
 }
 
@@ -165,7 +167,7 @@ impl Model {
         let queued_ns: u64 = tenant.in_flight.iter().sum();
         let (may_go, rings) = match grant {
             Grant::Open => (true, false),
-            // `Once` is for gangs, and the model has none.
+            // Only gangs get the grant `Once`, and the model has no gangs.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
@@ -248,7 +250,7 @@ impl Model {
         self.most_holders = self.most_holders.max(holders);
         // The arbiter's own timer, and its tick.
         self.at(wake_ns.unwrap_or(u64::MAX).min(now_ns + 50 * MS).max(now_ns + 1), Event::Decide);
-        // Removes earlier timers, because they are stale and would multiply.
+        // Earlier timers are out of date, and their number would grow.
         self.prune(now_ns);
     }
 
@@ -275,7 +277,7 @@ impl Model {
         self.tenants.values().map(|tenant| tenant.longest_wait_ns.max(yet_ns(tenant))).collect()
     }
 
-    /// Returns how long a lease lasts while others wait, ns.
+    /// Returns the length of a lease while others wait, ns.
     pub fn quantum_ns(&self) -> u64 {
         self.tuning.quantum_ns
     }

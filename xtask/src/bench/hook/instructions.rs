@@ -1,5 +1,5 @@
-//! Counts with callgrind the instructions that a call executes in its own thread. The count is the
-//! same on a busy machine as on a quiet one.
+//! Counts by callgrind the instructions that a call executes in its own thread. The count is the
+//! same on a busy machine and on a quiet machine.
 
 use std::fs;
 use std::path::Path;
@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::command;
 
-/// Number of calls in the shorter and the longer of two runs. The difference cancels out everything
-/// else that the program does.
+/// Number of calls in the shorter and in the longer of two runs. The difference of both runs
+/// contains the calls alone.
 const FEW: u32 = 20_000;
 const MANY: u32 = 60_000;
 
-/// Whether callgrind is on this machine.
+/// Whether this machine has callgrind.
 pub fn is_available() -> bool {
     Command::new("valgrind")
         .arg("--version")
@@ -24,9 +24,9 @@ pub fn is_available() -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Returns the instructions of one call of `name` by the client. `start` returns the command to
-/// which valgrind and the client are appended. The tool simulates neither the kernel nor the cost
-/// of reading the clock.
+/// Returns the instructions that the client executes for one call of `name`. `start` returns the
+/// command to which valgrind and the client are appended. callgrind simulates neither the kernel
+/// nor the cost of reading the clock.
 pub fn per_call(client: &Path, name: &str, start: impl Fn() -> Command) -> Result<f64> {
     let folder = tempfile::Builder::new().prefix("deepres-callgrind-").tempdir()?;
     let total = |calls: u32| -> Result<u64> {

@@ -17,8 +17,8 @@ use crate::{build, command};
 
 /// Name of the pair of an allocation and its free.
 const ALLOCATION: &str = "cuMemAlloc+Free";
-/// Calls that are measured, in order of report, and the most that hooks may add to each, ns. The
-/// last function is not hooked.
+/// The measured calls, in the order of the report, and the most time that hooks may add to each,
+/// ns. The last function has no hook.
 const APIS: &[(&str, f64)] = &[
     ("cuLaunchKernel", 20.0),
     ("cuLaunchKernelEx", 20.0),
@@ -27,13 +27,13 @@ const APIS: &[(&str, f64)] = &[
     ("cuGraphLaunch", 40.0),
     ("cuCtxGetDevice", 1.0),
 ];
-/// Least scaling of launches of two threads, relative to the bare driver.
+/// The least scaling of launches by two threads, relative to the bare driver.
 const LEAST_SCALE_RATIO: f64 = 0.97;
-/// The client's tenant, and the limit against which its allocations are checked.
+/// The client's tenant, and the memory limit for its allocations.
 const TENANT: &str = "bench";
 const MEMORY: &str = "16GiB";
 /// Number of kernels that the client launches one by one in a run, warm-ups included. The daemon's
-/// meter must have seen all of them.
+/// meter must show all of them.
 const KERNEL_LAUNCHES: u64 = 2 * 10_100_000;
 
 /// Options of `cargo xtask bench hook`.
@@ -56,10 +56,10 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     apis: Vec<Api>,
-    /// Launch rate of two threads, as a part of twice the rate of one. `None` if no times were
-    /// taken.
+    /// Launch rate of two threads, divided by twice the rate of one thread. `None` if the benchmark
+    /// took no times.
     scale: Option<Scale>,
-    /// The tool that counted the instructions, or the reason why there is no count.
+    /// The tool that counted the instructions, or the reason for which there is no count.
     instructions_by: &'static str,
 }
 
@@ -85,7 +85,7 @@ struct Figures {
 struct Scale {
     bare: f64,
     hooked: f64,
-    /// Scaling of the hooked driver relative to that of the bare one.
+    /// Scaling under hooks, divided by the scaling of the bare driver.
     ratio: f64,
 }
 
@@ -98,7 +98,7 @@ impl Figures {
 /// Figures of one run of the client.
 #[derive(Deserialize)]
 struct Run {
-    /// File that contains the address of cuLaunchKernel.
+    /// The file that contains the address of cuLaunchKernel in the client.
     hooked_by: PathBuf,
     scale: f64,
     #[serde(flatten)]
@@ -114,7 +114,7 @@ struct Bench {
     interrupt: Interrupt,
 }
 
-/// Returns the time of an allocation and its free, bare and hooked under a limit, ns.
+/// Returns the time of an allocation with its free, ns: bare, and hooked under a limit.
 pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     let (times, _) = Bench::start()?.times(rounds)?;
     let figures = times.get(ALLOCATION).with_context(|| format!("no figure for {ALLOCATION}"))?;
@@ -201,7 +201,8 @@ impl Bench {
         Ok(Self { host, client, driver, uuid, interrupt })
     }
 
-    /// Returns a command that runs the words appended to it as a tenant.
+    /// Returns a command that runs a program as a tenant. The caller appends the program and its
+    /// arguments.
     fn tenant(&self) -> Command {
         let mut command = self.host.deepres(&[&self.driver]);
         command.args(["run", "--name", TENANT, "--memory", MEMORY, "--"]).env("STUB_DRIVER_UUID", &self.uuid);
@@ -260,7 +261,8 @@ fn stub() -> Result<(PathBuf, PathBuf)> {
     Ok((built.join("stub-client"), folder))
 }
 
-/// Runs the client. `look` gets its figures while the client still runs.
+/// Runs the client and returns its figures. Calls `look` with the figures while the client still
+/// runs.
 fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Result<Run> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut running = Running::start(command)?;
@@ -273,14 +275,14 @@ fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Resu
     let run: Run = serde_json::from_str(&line)
         .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
     look(&run)?;
-    // The client ends when its standard input is closed.
+    // When its standard input closes, the client ends.
     drop(running.child().stdin.take());
     running.finish()?;
     Ok(run)
 }
 
-/// Requires that the run went through the library and that the daemon metered it. Otherwise the
-/// figures would mean nothing.
+/// Fails if the calls of the run did not go through the interposer, or if the daemon did not meter
+/// them. The figures would then mean nothing.
 fn seen_by_daemon(host: &Host, run: &Run, round: u32) -> Result<()> {
     ensure!(
         run.hooked_by.file_name() == Some(Path::new("libdeepres.so").as_os_str()),

@@ -1,4 +1,5 @@
-//! One cell of the matrix: its tenants with their work, and the figures of a run.
+//! One cell of the matrix of shares and work: its tenants with their work, and the figures of a
+//! run.
 
 use super::{Shares, Workload};
 
@@ -8,7 +9,7 @@ pub struct Tenant {
     /// Share, percent.
     pub share: u32,
     pub processes: usize,
-    /// Steps of each of its processes, in the words of the client `pace`.
+    /// Steps of each of the tenant's processes, in the words of the client `pace`.
     pub steps: &'static [&'static str],
 }
 
@@ -24,14 +25,14 @@ impl Cell {
         Self { tenants: shares.0.iter().enumerate().map(tenant).collect() }
     }
 
-    /// Returns the cell of one tenant that has the GPU to itself.
+    /// Returns the cell of one tenant that has the GPU alone.
     pub fn alone(workload: Workload) -> Self {
         Self { tenants: vec![Tenant::alone(workload)] }
     }
 }
 
 impl Tenant {
-    /// Returns a tenant that has the GPU to itself.
+    /// Returns a tenant that has the GPU alone.
     pub fn alone(workload: Workload) -> Self {
         tenant(0, 100, workload)
     }
@@ -88,9 +89,9 @@ impl Measured {
         self.tenants.iter().map(error).fold(0.0, f64::max)
     }
 
-    /// Returns the largest distance of a tenant's metered time from its true time, percentage
-    /// points. The distance is the larger of that as a part of all GPU time used and that as a part
-    /// of the elapsed time.
+    /// Returns the largest error of a tenant's meter, percentage points. An error is a difference
+    /// between metered and true time. It counts as a part of all used GPU time or of the elapsed
+    /// time, whichever is larger.
     pub fn meter_error_points(&self) -> f64 {
         let (true_sum, metered_sum) = (self.sum(|had| had.true_ns), self.sum(|had| had.metered_ns));
         let error = |had: &Had| {
@@ -124,7 +125,8 @@ mod tests {
         assert!((exact.used_fraction() - 0.9).abs() < 1e-9);
         let off = Measured { tenants: vec![had(70, 650, 650), had(30, 250, 250)], ..exact };
         assert!((off.error_points() - 200.0 / 90.0).abs() < 1e-9);
-        // Both tenants are charged a tenth too much. No share is wrong, but the meter is.
+        // The meter shows a tenth too much for both tenants. All shares are right, but the meter is
+        // wrong.
         let dear = Measured { tenants: vec![had(70, 630, 693), had(30, 270, 297)], ..off };
         assert!((dear.meter_error_points() - 6.3).abs() < 1e-9, "{}", dear.meter_error_points());
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench share`: measures shares of GPU time and the cost of sharing, by the simulated
-//! GPU's record.
+//! `cargo xtask bench share`: measures shares of GPU time and the cost of sharing. The simulated
+//! GPU's record gives the true figures.
 
 mod cell;
 mod tenants;
@@ -66,7 +66,7 @@ enum Workload {
 impl Workload {
     const PURE: [Self; 3] = [Self::SmallKernels, Self::LongKernels, Self::GraphReplays];
 
-    /// Returns the work of the tenant at this place.
+    /// Returns the work of the tenant at this place of the cell.
     fn of_tenant(self, place: usize) -> Self {
         match self {
             Self::Mixed => Self::PURE[place % Self::PURE.len()],
@@ -108,11 +108,11 @@ struct Report {
     worst_throughput_ratio: f64,
 }
 
-/// Figures of one tenant without others.
+/// Figures of one tenant without other tenants.
 #[derive(Serialize)]
 struct AloneReport {
     workload: Workload,
-    /// The tenant's GPU time, relative to that without deepres.
+    /// The tenant's GPU time, divided by its GPU time without deepres.
     alone_ratio: f64,
 }
 
@@ -122,10 +122,12 @@ struct CellReport {
     workload: Workload,
     /// Largest distance of a tenant's true share from its entitlement, percentage points.
     error_points: f64,
-    /// Largest distance of a tenant's metered time from its true time, percentage points. It is the
-    /// larger of two figures: as a part of all GPU time used, and as a part of the elapsed time.
+    /// Largest error of a tenant's meter, percentage points. An error is a difference between
+    /// metered and true time. It counts as a part of all used GPU time or of the elapsed time,
+    /// whichever is larger.
     meter_error_points: f64,
-    /// Kernel time of all tenants, relative to that of one tenant alone with the same work.
+    /// Kernel time of all tenants, divided by the kernel time of one tenant alone with the same
+    /// work.
     throughput_ratio: f64,
     /// Least part of the time in which every tenant had work running or waiting.
     gpu_bound_fraction: f64,
@@ -196,8 +198,8 @@ fn load() -> String {
 
 fn measure(bench: &Bench, shares: Shares, workload: Workload) -> Result<CellReport> {
     let mut alone = BTreeMap::new();
-    // Each cell measures the tenants alone too, so that a machine that grows busy affects both. The
-    // use alone by each tenant's work is weighted by the tenant's share.
+    // Each cell also measures the tenants alone. So if the machine gets busy, both figures change.
+    // The sum weights each tenant's use alone by its share.
     let mut used_alone = 0.0;
     for (place, percent) in shares.0.iter().enumerate() {
         let part = workload.of_tenant(place);

@@ -14,7 +14,7 @@ use crate::build::{self, Artefacts};
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
 
-/// Configuration of the simulated GPU with the times of the client's kernels.
+/// Configuration of the simulated GPU, with the times of the client's kernels.
 const SIMGPU_TOML: &str = "kernel = [
     { name = \"busy_200us\", ns = 200000 },
     { name = \"busy_1000us\", ns = 1000000 },
@@ -23,8 +23,8 @@ const SIMGPU_TOML: &str = "kernel = [
 ";
 /// Further configuration for a GPU that is hard to meter.
 const HARD_TOML: &str = "event_step_ns = 500\nrecord_cost_ns = 2000\nclock_drift_ppb = 50000\n";
-/// Number of rounds in which a tenant alone and the bare driver take turns, and the time of each.
-/// The turns make a machine that grows busy affect both.
+/// Number of rounds in which a tenant alone and the bare driver take turns, and the time of each
+/// turn. If the machine gets busy, both figures change.
 const ALONE_ROUNDS: u32 = 3;
 const ALONE_LASTS: Duration = Duration::from_secs(2);
 
@@ -61,8 +61,8 @@ impl Bench {
         Ok(Measured { tenants, elapsed_ns, bound_fraction })
     }
 
-    /// Returns the GPU time of a tenant alone, relative to that without deepres. The two run in
-    /// turn.
+    /// Returns the GPU time of a tenant alone, divided by its GPU time without deepres. Both runs
+    /// take turns.
     pub fn alone_ratio(&self, tenant: &Tenant) -> Result<f64> {
         let mut used = [0.0; 2];
         for _ in 0..ALONE_ROUNDS {
@@ -73,7 +73,7 @@ impl Bench {
         Ok(used[0] / used[1])
     }
 
-    /// Returns the part of the time in which kernels of a tenant alone run.
+    /// Returns the part of the time in which a tenant alone has kernels running.
     fn used_fraction(&self, tenant: &Tenant, how: As<'_>) -> Result<f64> {
         let host = self.host()?;
         let mut client = pieces::start(&host, how, &self.client, tenant.steps)?;
@@ -121,8 +121,8 @@ impl Look {
     }
 }
 
-/// Returns the least part of the time in which all tenants wanted the GPU. It assumes that the
-/// moments without demand never coincide.
+/// Returns the least part of the time in which all tenants wanted the GPU. The function assumes
+/// that the moments without a wish never coincide.
 fn bound_fraction(cell: &Cell, first: &Look, last: &Look) -> Result<f64> {
     let observed_ns = last.ps.now_ns.saturating_sub(first.ps.now_ns).max(1);
     let mut missing_ns = 0;

@@ -1,4 +1,4 @@
-//! The driver's functions that are counted, and their kinds.
+//! The driver's functions that metering from outside counts, and their kinds.
 
 use deepres_abi::driver::{ApiId, by_symbol};
 use deepres_abi::probe::cookie;
@@ -20,8 +20,8 @@ pub enum Kind {
 const BEGINNING: &str = "cuInit";
 /// The first version of CUDA with 64-bit sizes.
 const WIDE_SIZES: u32 = 3020;
-/// The counted functions: name of all variants, kind, and whether the second argument is an amount
-/// of bytes.
+/// The counted functions: the name without version and variant, the kind, and whether the second
+/// argument is an amount of bytes.
 const COUNTED: [(&str, Kind, bool); 22] = [
     ("cuArray3DCreate", Kind::Allocation, false),
     ("cuArrayCreate", Kind::Allocation, false),
@@ -53,7 +53,7 @@ fn rule(function: ApiId) -> Option<(Kind, bool)> {
     Some((kind, is_sized && function.since() >= WIDE_SIZES))
 }
 
-/// Returns the cookie of the probe at this symbol. `None`: the function is not probed.
+/// Returns the cookie of the probe at this symbol; `None` if metering does not probe the function.
 pub fn cookie_of(symbol: &[u8]) -> Option<u64> {
     let function = by_symbol(symbol)?;
     if function.symbol() == BEGINNING {
@@ -62,7 +62,8 @@ pub fn cookie_of(symbol: &[u8]) -> Option<u64> {
     rule(function).map(|(_, is_sized)| cookie::counted(function as u16, is_sized))
 }
 
-/// Returns name and kind of the function with this number.
+/// Returns the name and the kind of the function with this number; `None` if metering does not
+/// count it.
 pub fn of(entry: u32) -> Option<(&'static str, Kind)> {
     let function = ApiId::from_index(entry as usize)?;
     Some((function.symbol(), rule(function)?.0))

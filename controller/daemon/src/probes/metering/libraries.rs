@@ -1,6 +1,6 @@
-//! Finds the mapped files of a process that may contain the driver's functions. The files are
-//! opened by mapping and not by name, because the process can be in a container and its files can
-//! be deleted.
+//! Finds the mapped files of a process that may contain the driver's functions. The daemon opens a
+//! file by its mapping and not by its name. The process may be in a container, and the file may be
+//! deleted.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
 use std::collections::BTreeSet;
@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 /// Name of the driver's library before its version.
 const LIBRARY: &str = "libcuda.so";
-/// Most files of that name that are examined. One is usual.
+/// The most files with that name that the daemon examines. One file is usual.
 const MAX_NAMED: usize = 16;
-/// Most other files that are examined. A program can contain the driver's functions.
+/// The most other files that the daemon examines. A program may itself contain the driver's
+/// functions.
 const MAX_OTHERS: usize = 64;
 
 /// A file that a process has mapped.
@@ -21,7 +22,7 @@ pub struct Mapped {
     pub file: File,
     /// Device and inode of the file.
     pub id: (u64, u64),
-    /// Path of the file as the process sees it.
+    /// Path of the file from the view of the process.
     pub path: String,
 }
 
@@ -34,8 +35,8 @@ struct Line<'a> {
     path: &'a str,
 }
 
-/// Returns the files that may contain the driver's functions, those with the library's name first.
-/// Files in `dismissed` are not opened.
+/// Returns the files that may contain the driver's functions. The files with the library's name
+/// come first. Does not open the files in `dismissed`.
 pub fn of(pid: u32, dismissed: &BTreeSet<(u64, u64)>) -> Vec<Mapped> {
     let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let maps = String::from_utf8_lossy(&maps);
@@ -61,7 +62,8 @@ fn is_library(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| name.starts_with(LIBRARY))
 }
 
-/// `RANGE MODE OFFSET DEVICE INODE  PATH`
+/// Returns the parts of a line `RANGE MODE OFFSET DEVICE INODE  PATH`; `None` if the line names no
+/// file.
 fn parse(line: &str) -> Option<Line<'_>> {
     let mut rest = line;
     let mut field = || {
@@ -73,15 +75,15 @@ fn parse(line: &str) -> Option<Line<'_>> {
     Some(Line { range, device, inode, path: rest.trim_start() })
 }
 
-/// Returns the devices of file systems that a program serves. A read from them waits for that
-/// program.
+/// Returns the devices of file systems that a program serves. A read from such a file system waits
+/// for the program.
 fn remote_devices(pid: u32) -> BTreeSet<String> {
     let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let of_line = |line: &str| {
         let (mount, system) = line.split_once(" - ")?;
         let (major, minor) = mount.split_ascii_whitespace().nth(2)?.split_once(':')?;
         let (major, minor) = (major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?);
-        // The device number in the form of /proc/PID/maps.
+        // The format is the format of device numbers in /proc/PID/maps.
         system.starts_with("fuse").then(|| format!("{major:02x}:{minor:02x}"))
     };
     mounts.lines().filter_map(of_line).collect()
@@ -89,8 +91,8 @@ fn remote_devices(pid: u32) -> BTreeSet<String> {
 
 fn opened(pid: u32, line: &Line<'_>, dismissed: &BTreeSet<(u64, u64)>) -> Option<Mapped> {
     let mapping = PathBuf::from(format!("/proc/{pid}/map_files/{}", line.range));
-    // Without the right to follow the mapping, the file is opened by name. The inode check below
-    // rejects another file.
+    // Without the right to follow the mapping, the function opens the file by its name. The check
+    // of the inode below rejects another file.
     let named = PathBuf::from(format!("/proc/{pid}/root{}", line.path));
     let open = |path: &Path| open_regular(path, dismissed);
     let (file, status, id) = open(&mapping).or_else(|| open(&named))?;
@@ -104,7 +106,7 @@ fn open_regular(
     path: &Path,
     dismissed: &BTreeSet<(u64, u64)>,
 ) -> Option<(File, rustix::fs::Statx, (u64, u64))> {
-    // The type is checked before the file is opened, because opening a device has effects.
+    // The function checks the type before it opens the file, because opening a device has effects.
     let wanted = StatxFlags::TYPE | StatxFlags::INO;
     let status = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT, wanted).ok()?;
     if FileType::from_raw_mode(status.stx_mode.into()) != FileType::RegularFile {

@@ -1,17 +1,18 @@
-//! Metering from outside, for programs into which deepres cannot be loaded. Probes at the driver
-//! library's functions count the launches and allocations of such a process. The probes hold up no
+//! Metering from outside, for programs that cannot load the interposer. Probes at the functions of
+//! the driver's library count the launches and allocations of such a process. The probes delay no
 //! call, so they limit nothing.
 //!
-//! The kernel follows a metered process and its children. The daemon probes a library only in the
-//! processes that use it, with one exception: a probe at `cuInit` of each known library acts in all
-//! processes. It reports a metered process's call, so that a child is probed before it can launch.
+//! The kernel programs follow a metered process and its children. The daemon probes a library only
+//! in the processes that use it, with one exception. A probe at `cuInit` of each known library acts
+//! in all processes. When a metered process calls `cuInit`, this probe reports the process, so that
+//! the daemon can probe a child before it launches.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`entry`] | which functions are counted |
-//! | `shares` | how many probes one user may have |
+//! | [`entry`] | the functions that metering counts |
+//! | `shares` | the number of probes that one source may have |
 //! | [`symbols`] | finds the functions in a file |
-//! | `libraries` | which files a process has mapped |
+//! | `libraries` | the files that a process has mapped |
 //! | [`programs`] | the kernel programs |
 //! | `worker` | the thread that attaches, reads and forgets |
 //! | `undertaker` | the thread that detaches |
@@ -32,10 +33,10 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Most time for the answer to a request to meter a process. Usually the answer takes milliseconds;
-/// on a busy machine it takes seconds.
+/// The most time for the answer to a request to meter a process. The answer usually takes
+/// milliseconds, and seconds on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(4);
-/// Time that the requesting side waits for the daemon. It is longer than [`LIMIT`].
+/// Time for which the requesting process waits for the daemon. It is longer than [`LIMIT`].
 pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 
 /// The reason for metering a process.
@@ -43,7 +44,8 @@ pub const PATIENCE: Duration = LIMIT.saturating_add(Duration::from_secs(2));
 pub struct Purpose {
     /// The tenant's name, for display.
     pub tenant: Option<String>,
-    /// Whether the process was started to be metered. If so, it is not reported as unmanaged.
+    /// Whether the process was started to be metered. If so, the daemon does not report it as
+    /// unmanaged.
     pub is_managed: bool,
 }
 
@@ -52,8 +54,8 @@ enum Order {
     Stop,
 }
 
-/// Handle of the metering thread. The thread may wait for a file system or a process, so nobody
-/// waits for the thread.
+/// Handle of the metering thread. The thread may wait for a file system or a process, so no other
+/// thread waits for it.
 pub struct Metering {
     board: Arc<Mutex<MeteringStatus>>,
     orders: mpsc::Sender<Order>,
@@ -61,11 +63,11 @@ pub struct Metering {
 }
 
 impl Metering {
-    /// Starts the thread, which loads the programs only when a process is to be metered. `refusal`
-    /// is the reason if no process can be metered.
+    /// Starts the thread. The thread loads the programs only for the first metered process. If no
+    /// process can be metered, `refusal` is the reason.
     ///
     /// # Errors
-    /// The system's error if it provides no thread or no descriptor.
+    /// The system's error, for lack of threads or descriptors.
     pub fn start(refusal: Option<String>, connected: Arc<Connected>) -> std::io::Result<Self> {
         let board = Arc::new(Mutex::new(MeteringStatus::default()));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -78,10 +80,12 @@ impl Metering {
         Ok(Self { board, orders, wake })
     }
 
-    /// Meters a process and its future children. Metering begins before the answer arrives.
+    /// Meters a process and its future children. The returned channel gets the answer after
+    /// metering has begun.
     pub fn meter(&self, pid: u32, purpose: Purpose) -> oneshot::Receiver<Result<(), String>> {
         let (answer, answered) = oneshot::channel();
-        // If the thread has ended, the order and its answer are dropped, which the caller notices.
+        // If the thread has ended, the order and its answer are dropped. The caller sees the
+        // channel closed.
         let _ = self.orders.send(Order::Meter { pid, purpose, answer });
         self.ring();
         answered
@@ -93,7 +97,7 @@ impl Metering {
     }
 
     fn ring(&self) {
-        // The write fails only if the counter is full.
+        // If the counter is full, the write fails. The thread wakes anyway then.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -1,5 +1,5 @@
-//! The kernel programs of metering: loading, attaching to a file's functions, and reading their
-//! maps. Dropping a [`Programs`] detaches them.
+//! The kernel programs of metering: loads the programs, attaches them to a file's functions, and
+//! reads their maps. When a [`Programs`] is dropped, they are detached.
 
 use super::symbols::Point;
 use crate::probes::devices::Devices;
@@ -15,9 +15,9 @@ use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
 use zerocopy::FromBytes;
 
-/// Most processes that can be metered, including children that use no GPU.
+/// The most processes that the daemon can meter, including children that use no GPU.
 const METERED_ENTRIES: u32 = 16_384;
-/// Maps that only the other programs use, with the smallest possible sizes.
+/// Maps that only the other kernel programs use, with their smallest sizes.
 const UNUSED: [(&str, u32); 7] =
     [("SETS", 1), ("ROWS", 1), ("FREE_ROWS", 1), ("SLOTS", 1), ("INFLIGHT", 1), ("TRACED", 1), ("SEEN", 16)];
 
@@ -31,10 +31,10 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs. From now on the kernel follows the children of metered processes.
+    /// Loads the programs. From now on the programs follow the children of metered processes.
     ///
     /// # Errors
-    /// [`KernelError`], saying what is missing.
+    /// [`KernelError`], which says what is missing.
     pub fn load() -> Result<Self, KernelError> {
         let room = kernel::room()?;
         let sizes = [("METERED", METERED_ENTRIES), ("LAUNCHES", room.launches as u32)];
@@ -46,13 +46,13 @@ impl Programs {
         Ok(Self { ebpf })
     }
 
-    /// Takes the ring of processes that begin to use a library. Works once.
+    /// Returns the ring of processes that begin to use a library; `None` from the second call on.
     pub fn take_begun(&mut self) -> Option<Ring<Begun>> {
         Ring::new(self.ebpf.take_map("BEGUN")?)
     }
 
-    /// Attaches a probe at a place of a file, for one process or for all processes, for the
-    /// lifetime of the result.
+    /// Attaches a probe at a place of a file, for one process or for all. The probe stays until the
+    /// result is dropped.
     ///
     /// # Errors
     /// [`KernelError`] if the kernel refuses.
@@ -63,7 +63,7 @@ impl Programs {
             cookie: Some(point.cookie),
         };
         let program: &mut UProbe = program_of(&mut self.ebpf, "library_call")?;
-        // The path leads to the open file itself, whatever its name and place.
+        // This path leads to the open file itself, whatever the file's name and place.
         let link = program.attach(place, format!("/proc/self/fd/{}", file.as_raw_fd()), scope);
         program.take_link(link.map_err(refused)?).map_err(refused)
     }
@@ -75,7 +75,7 @@ impl Programs {
     /// Counts the calls of a process and of its future children from now on.
     ///
     /// # Errors
-    /// [`KernelError`] if too many processes are metered.
+    /// [`KernelError`] if the daemon meters too many processes.
     pub fn meter(&mut self, who: ProcessKey, job: u64) -> Result<(), KernelError> {
         let value = MeteredValue { start_ticks: who.start_ticks, job };
         self.metered_map()?.insert(who.pid, bytes_of(&value), 0).map_err(refused)
@@ -95,12 +95,12 @@ impl Programs {
 
     /// Stops metering a process.
     pub fn forget(&mut self, pid: u32) {
-        // The removal fails only if the entry is gone already.
+        // The removal fails only if the entry does not exist any more.
         let _ = self.metered_map().map(|mut map| map.remove(&pid));
     }
 
-    /// Returns the counters of all processes, CPUs added up. Counters only grow while a process
-    /// lives.
+    /// Returns the counters of all processes, added up over CPUs. Counters only grow while a
+    /// process lives.
     pub fn counts(&self) -> Vec<(LaunchKey, LaunchValue)> {
         let map = named(self.ebpf.map("LAUNCHES"))
             .and_then(PerCpuHashMap::<_, LaunchKeyBytes, LaunchValueBytes>::try_from);
@@ -111,7 +111,7 @@ impl Programs {
                 let mut sum = LaunchValue::default();
                 for value in values.iter().filter_map(|value| LaunchValue::read_from_bytes(value).ok()) {
                     sum.calls = sum.calls.saturating_add(value.calls);
-                    // The amount comes from a program's argument and can be anything.
+                    // The amount comes from a program's argument and may be any number.
                     sum.bytes = sum.bytes.saturating_add(value.bytes);
                     sum.last_ns = sum.last_ns.max(value.last_ns);
                 }
@@ -127,7 +127,7 @@ impl Programs {
         let _ = map.map(|mut map| map.remove(&bytes_of(key)));
     }
 
-    /// Returns the numbers of calls and of processes that had no room.
+    /// Returns the number of calls, and of processes, for which the maps had no room.
     pub fn uncounted(&self) -> (u64, u64) {
         let Ok(map) = named(self.ebpf.map("UNCOUNTED")).and_then(PerCpuArray::<_, u64>::try_from) else {
             return (0, 0);

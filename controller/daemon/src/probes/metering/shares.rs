@@ -1,10 +1,10 @@
-//! Limits how much of a scarce resource one source may take: half of what the other sources leave.
-//! So a new source always finds room.
+//! Limits the amount of a scarce resource that one source may take: half of the amount that the
+//! other sources leave. So a new source always finds room.
 
 use crate::identity::source::Source;
 use std::collections::BTreeMap;
 
-/// Reason for refusing a source more.
+/// The reason for which a source gets no more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name} has {taken} of {most}, and one may have half of what the others leave")]
 pub struct Full {
@@ -18,10 +18,10 @@ pub struct Full {
 pub struct Shares(BTreeMap<Source, usize>);
 
 impl Shares {
-    /// Gives a source `count` more out of a total of `most`, if its limit allows.
+    /// Gives a source `count` more, if its limit allows. `most` is the total.
     ///
     /// # Errors
-    /// [`Full`].
+    /// [`Full`], with the amount that the source has.
     pub fn take(&mut self, source: &Source, count: usize, most: usize) -> Result<(), Full> {
         let taken = self.0.get(source).copied().unwrap_or(0);
         let left = most.saturating_sub(self.sum() - taken);
@@ -40,7 +40,7 @@ impl Shares {
         }
     }
 
-    /// Returns the sum of all sources.
+    /// Returns the sum over all sources.
     pub fn sum(&self) -> usize {
         self.0.values().sum()
     }

@@ -1,4 +1,4 @@
-//! Finds the driver's functions in a file by its symbol tables. Any user can provide the file, so
+//! Finds the driver's functions in a file by its symbol tables. Any user may have made the file, so
 //! the code trusts nothing in it.
 
 use super::entry;
@@ -7,15 +7,15 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _,
 use object::{Endianness, ReadCache, ReadCacheOps, SectionIndex};
 use std::collections::BTreeMap;
 
-/// Most sections of a file.
+/// The most sections of a file.
 const MAX_SECTIONS: usize = 4096;
-/// Most bytes of a symbol table or of its names; enough for a large static program.
+/// The most bytes of a symbol table or of its names. A large static program has fewer.
 const MAX_TABLE_BYTES: u64 = 128 << 20;
-/// Most segments of a file.
+/// The most segments of a file.
 const MAX_SEGMENTS: usize = 1024;
 
-/// Most places of one file that are probed. Each counted function has a handful of variants, but a
-/// forged file can name thousands.
+/// The most places of one file that the daemon probes. Each counted function has a handful of
+/// variants, but a forged file may name thousands.
 const MAX_POINTS: usize = 256;
 
 /// Place of a probe.
@@ -27,13 +27,13 @@ pub struct Point {
     pub cookie: u64,
 }
 
-/// Reason for not probing a file.
+/// The reason for which the daemon does not probe a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolsError {
     /// The file is no program or library.
     #[error("is no program or library of this machine")]
     NotElf,
-    /// The tables contradict themselves or are larger than any driver's.
+    /// The tables contradict themselves, or are larger than the tables of any driver.
     #[error("has tables that cannot be read")]
     Malformed,
     /// The file is stripped of all symbols.
@@ -44,10 +44,10 @@ pub enum SymbolsError {
     NoFunctions,
 }
 
-/// Finds the places of the probed functions, each once.
+/// Returns the places of the functions to probe, each once.
 ///
 /// # Errors
-/// [`SymbolsError`].
+/// [`SymbolsError`], which says what is wrong with the file.
 pub fn points(file: impl ReadCacheOps) -> Result<Vec<Point>, SymbolsError> {
     let data = &ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(data).map_err(|_| SymbolsError::NotElf)?;
@@ -93,8 +93,8 @@ pub fn points(file: impl ReadCacheOps) -> Result<Vec<Point>, SymbolsError> {
             let Ok(name) = symbol.name(endian, symbols.strings()) else { continue };
             if let (Some(cookie), Some(offset)) = (entry::cookie_of(name), offset_of(symbol.st_value(endian)))
             {
-                // Two names of one place are one function. A probe for each would count each call
-                // twice.
+                // If two names have the same place, they are one function. With a probe for each
+                // name, each call would count twice.
                 found.entry(offset).or_insert(cookie);
                 if found.len() > MAX_POINTS {
                     return Err(SymbolsError::Malformed);

@@ -1,5 +1,5 @@
-//! Detaches probes that are no longer needed, in a thread of its own. The kernel takes a fifth of a
-//! second for each probe, which nobody should wait for.
+//! Detaches probes that are no longer needed, in a thread of its own. For each probe, the kernel
+//! takes a fifth of a second, and no other thread should wait for that.
 
 use super::shares::Shares;
 use crate::identity::source::Source;
@@ -12,11 +12,11 @@ pub struct Undertaker {
 }
 
 impl Undertaker {
-    /// Starts the thread, which ends after its last work. It gives each detached probe back to
-    /// `shares`.
+    /// Starts the thread. After each detachment, the thread gives the probe back to `shares`. The
+    /// thread ends after its last work.
     ///
     /// # Errors
-    /// The system's error if it provides no thread.
+    /// The system's error, for lack of threads.
     pub fn start(shares: Arc<Mutex<Shares>>) -> std::io::Result<Self> {
         let (probes, received) = mpsc::channel::<(Option<Source>, Vec<UProbeLink>)>();
         std::thread::Builder::new().name("deepres-detach".to_owned()).spawn(move || {
@@ -32,9 +32,9 @@ impl Undertaker {
         Ok(Self { probes })
     }
 
-    /// Queues probes for detaching. Until then they count for `source`, if one is given.
+    /// Queues probes for the thread to detach. Until then they count for `source`, if there is one.
     pub fn take(&self, source: Option<Source>, probes: Vec<UProbeLink>) {
-        // If the thread has ended, the probes are dropped, and so detached, here.
+        // If the thread has ended, this function drops the probes, and so detaches them.
         let _ = self.probes.send((source, probes));
     }
 }

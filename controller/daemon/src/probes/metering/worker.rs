@@ -1,5 +1,5 @@
-//! The metering thread. It attaches probes to the metered processes, reads the counters, and
-//! forgets dead processes after a while.
+//! The metering thread. The thread attaches probes to the metered processes, reads the counters,
+//! and forgets dead processes after a while.
 
 use super::programs::Programs;
 use super::shares::Shares;
@@ -28,25 +28,25 @@ use std::time::{Duration, Instant};
 const MS: u64 = 1_000_000;
 /// How often the thread reads the counters and looks for dead processes.
 const ROUND_NS: u64 = 250 * MS;
-/// First and longest pause before another look at a process that uses no known library yet.
+/// If a process uses no known library yet, the thread looks again: the first and the longest pause.
 const LOOK_NS: u64 = 250 * MS;
 const MAX_LOOK_NS: u64 = 4_000 * MS;
-/// How long an ended process stays listed.
+/// How long the status lists a process that has ended.
 const ENDED_NS: u64 = 60_000 * MS;
-/// Most ended processes that are listed.
+/// The most ended processes that the status lists.
 const MAX_ENDED: usize = 256;
-/// Most time to wait for a process's command line and for its mappings; the process can block both
-/// reads.
+/// The most time that the thread waits for a process's command line, and for its mappings. The
+/// process can block both reads.
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 const MAPPINGS_LIMIT: Duration = Duration::from_secs(1);
-/// Most time to read the libraries of a process. Their file systems may be remote, or served by a
-/// program.
+/// The most time for reading the libraries of a process. Their file systems may be remote, or a
+/// program may serve them.
 const SYMBOLS_LIMIT: Duration = Duration::from_secs(2);
-/// Most probes at a time; each takes a descriptor.
+/// The most probes at a time. Each probe takes a descriptor.
 const MAX_PROBES: usize = 8192;
-/// Most files that are remembered to contain none of the functions.
+/// The most files that the thread remembers to contain none of the functions.
 const MAX_DISMISSED: usize = 4096;
-/// Most libraries with a probe at their beginning.
+/// The most libraries that have a probe at `cuInit`.
 const MAX_LIBRARIES: usize = 128;
 
 /// A file that contains the driver's functions.
@@ -56,33 +56,33 @@ struct Library {
     points: Vec<Point>,
     /// Probes that report the processes which begin to use the library.
     beginning: Vec<UProbeLink>,
-    /// Source of the process through which the library became known.
+    /// Source of the process through which the thread got to know the library.
     source: Source,
     /// Jobs whose processes used the library.
     jobs: BTreeSet<u64>,
 }
 
-/// A process that was named, or that uses a library.
+/// A process that a request named, or that uses a library.
 struct Process {
     job: u64,
     since_ns: u64,
     ended_ns: Option<u64>,
     description: Description,
-    /// The source that is charged for the process's probes.
+    /// The source for which the process's probes count.
     source: Source,
     probes: BTreeMap<(u64, u64), Vec<UProbeLink>>,
     counts: BTreeMap<u32, LaunchValue>,
     problem: Option<String>,
 }
 
-/// A process that uses no library yet.
+/// A metered process that uses no library yet.
 struct Waiting {
     next_ns: u64,
     pause_ns: u64,
 }
 
 pub struct Worker {
-    /// Reason for refusing to meter any process, whatever the kernel allows.
+    /// The reason for which the configuration allows no metering at all; `None` if it does.
     refusal: Option<String>,
     connected: Arc<Connected>,
     board: Arc<Mutex<MeteringStatus>>,
@@ -90,22 +90,22 @@ pub struct Worker {
     libraries: BTreeMap<(u64, u64), Library>,
     /// Number of libraries of each source.
     brought: Shares,
-    /// Number of probes of each source, counted until they are detached.
+    /// Number of probes of each source. A probe counts until the undertaker has detached it.
     probed: Arc<Mutex<Shares>>,
     jobs: BTreeMap<u64, Purpose>,
     processes: BTreeMap<ProcessKey, Process>,
     waiting: BTreeMap<ProcessKey, Waiting>,
-    /// Processes that were started to be metered, and their children, probed or not. They are not
-    /// reported as unmanaged.
+    /// Processes that were started to be metered, and their children, with and without probes. The
+    /// daemon does not report them as unmanaged.
     presences: BTreeMap<ProcessKey, Presence>,
     readers: Readers,
     /// Files that contain none of the functions.
     dismissed: BTreeSet<(u64, u64)>,
     next_job: u64,
     undertaker: Undertaker,
-    /// Processes whose mappings are still being read.
+    /// Processes whose mappings a thread is still reading.
     unread: BTreeMap<ProcessKey, Arc<()>>,
-    /// Calls and processes that programs unloaded meanwhile had no room for.
+    /// Calls and processes for which programs that are unloaded now had no room.
     uncounted: (u64, u64),
 }
 
@@ -144,7 +144,7 @@ impl Worker {
             loop {
                 match orders.try_recv() {
                     Ok(Order::Meter { pid, purpose, answer }) => {
-                        // The send fails if the caller is gone.
+                        // If the caller no longer waits, the send fails.
                         let _ = answer.send(self.meter(pid, purpose));
                     }
                     Ok(Order::Stop) | Err(mpsc::TryRecvError::Disconnected) => return,
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Sleeps until an order or a beginning process arrives, or until the counters are due.
+    /// Sleeps until an order comes, a process begins to use a library, or the counters are due.
     fn sleep(&self, wake: &OwnedFd) {
         let pause = Timespec { tv_sec: 0, tv_nsec: ROUND_NS as i64 };
         let mut descriptors = vec![PollFd::new(wake, PollFlags::IN)];
@@ -168,7 +168,7 @@ impl Worker {
         if self.programs.is_some() || !self.processes.is_empty() {
             until = Some(&pause);
         }
-        // The loop looks again whether or not the wait was interrupted.
+        // The loop looks again, also if the wait was interrupted.
         let _ = poll(&mut descriptors, until);
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
@@ -212,7 +212,7 @@ impl Worker {
     fn enter(&mut self, who: ProcessKey, job: u64) {
         self.note_presence(who, job);
         if let Some(process) = self.processes.get_mut(&who) {
-            // If a process is adopted again, the last adoption holds.
+            // If an administrator adopts a process again, the last adoption counts.
             process.job = job;
             return;
         }
@@ -245,8 +245,9 @@ impl Worker {
         description
     }
 
-    /// Returns the process's mapped files that may contain functions. A process that blocks the
-    /// reading occupies one reader, however often this is called.
+    /// Returns the mapped files of a process that may contain the functions; `None` if it does not
+    /// know them in time. If a process blocks the read, it occupies one reader, however often this
+    /// function is called.
     fn mapped_by(&mut self, who: ProcessKey) -> Option<Vec<libraries::Mapped>> {
         self.unread.retain(|_, reading| Arc::strong_count(reading) > 1);
         if self.unread.contains_key(&who) {
@@ -265,7 +266,7 @@ impl Worker {
         found
     }
 
-    /// Probes the libraries that a process uses, in that process.
+    /// Probes the libraries that a process uses, for this process.
     fn attach(&mut self, who: ProcessKey) -> Result<(), Unprobed> {
         let mut problems = Vec::new();
         let mut has_any = false;
@@ -303,7 +304,7 @@ impl Worker {
     }
 
     /// Finds a library's functions, and attaches the probes that report its new users. The library
-    /// is charged to the source of `who`.
+    /// counts for the source of `who`.
     fn learn(
         &mut self,
         who: ProcessKey,
@@ -343,7 +344,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Forgets the libraries of jobs that have no living process.
+    /// Forgets the libraries whose jobs have no living process.
     fn forget_libraries(&mut self, living: &BTreeMap<ProcessKey, u64>) {
         let jobs: BTreeSet<u64> = living.values().copied().collect();
         let unused = self.libraries.extract_if(.., |_, library| library.jobs.is_disjoint(&jobs));
@@ -387,7 +388,7 @@ impl Worker {
         }
     }
 
-    /// Attaches probes to processes that have just called a library for the first time.
+    /// Attaches probes to processes that have just begun to use a library.
     fn attach_beginners(&mut self) {
         let Some((_, ring)) = &mut self.programs else { return };
         let begun: Vec<Begun> = std::iter::from_fn(|| ring.pop()).collect();
@@ -406,7 +407,7 @@ impl Worker {
             Ok(()) => {
                 self.waiting.remove(&who);
             }
-            // The process was only examined and uses no library.
+            // The thread only examined the process, which uses no library.
             Err(Unprobed::NoLibrary) if is_new => drop(self.processes.remove(&who)),
             Err(unprobed) => {
                 if let Some(process) = self.processes.get_mut(&who) {
@@ -416,7 +417,7 @@ impl Worker {
         }
     }
 
-    /// Reads the counters, removes the dead processes, and looks at processes without a library.
+    /// Reads the counters, forgets the dead processes, and looks at processes without a library.
     fn round(&mut self) {
         let now_ns = monotonic_ns();
         let Some((programs, _)) = &mut self.programs else {
@@ -424,8 +425,8 @@ impl Worker {
             return;
         };
         let living: BTreeMap<ProcessKey, u64> = programs.metered().into_iter().collect();
-        // The dead are determined before the counters are read, so a dead process's counters are
-        // complete.
+        // The function finds the dead processes before it reads the counters. So the counters of a
+        // dead process are complete.
         let dead: BTreeSet<ProcessKey> = living.keys().copied().filter(|who| !who.is_alive()).collect();
         let mut begun = Vec::new();
         for (key, value) in programs.counts() {
@@ -461,7 +462,7 @@ impl Worker {
             );
         }
         for who in begun.into_iter().filter(|who| !dead.contains(who)) {
-            // The process may have become another program since it was named.
+            // The process may have run another program (exec) since the request.
             let present = self.describe(who.pid);
             if let Some(process) = self.processes.get_mut(&who)
                 && !present.command.is_empty()
@@ -497,7 +498,7 @@ impl Worker {
         }
     }
 
-    /// Forgets processes that ended long ago. Detaches everything if no process is metered.
+    /// Forgets processes that ended long ago. If no process is metered, detaches all probes.
     fn forget_ended(&mut self, now_ns: u64) {
         self.processes
             .retain(|_, process| process.ended_ns.is_none_or(|ended_ns| now_ns - ended_ns < ENDED_NS));
@@ -547,23 +548,24 @@ impl Worker {
     }
 }
 
-/// Reason for not probing a process.
+/// The reason for which a process has no probes.
 #[derive(Debug, thiserror::Error)]
 enum Unprobed {
     #[error("it has loaded no file with the driver's functions")]
     NoLibrary,
-    /// The process uses the driver, or may use it, and its calls go uncounted.
+    /// The process uses the driver or may use it, and nobody counts its calls.
     #[error("{0}")]
     Problem(String),
 }
 
-/// Reason for not probing a file.
+/// The reason for which the daemon cannot probe a file.
 enum Unusable {
     Symbols(SymbolsError),
     Kernel(String),
 }
 
-/// Raises this process's descriptor limit by the number that the probes need, if allowed.
+/// Raises this process's limit on descriptors by the number that the probes need, if the system
+/// allows this.
 fn make_room() {
     let limit = getrlimit(Resource::Nofile);
     if let Some(current) = limit.current {
@@ -573,7 +575,7 @@ fn make_room() {
     }
 }
 
-/// Returns the limit of probes, given the present number. The probes leave half of the descriptors
+/// Returns the most probes, for `probes` present probes. The probes leave half of the descriptors
 /// to tenants.
 fn room(probes: usize) -> usize {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return MAX_PROBES };
@@ -582,7 +584,7 @@ fn room(probes: usize) -> usize {
     usize::try_from(limit / 2).unwrap_or(usize::MAX).saturating_sub(others).min(MAX_PROBES)
 }
 
-/// Adds up a process's counters.
+/// Returns the sums of a process's counters, as a status.
 fn sums(process: &Process) -> MeteredStatus {
     let mut status = MeteredStatus {
         pid: 0,
