@@ -17,6 +17,10 @@ pub const ASSUMED_HANDOFF_NS: u64 = ns(Duration::from_micros(100));
 /// GPU's own record: 13 to 25 µs (`bench handoff`).
 pub const UNSEEN_NS: u64 = ns(Duration::from_micros(20));
 
+/// How long the hardware runs the work of one process before the work of another, if both have work
+/// (NVIDIA's default time slice).
+pub const HARDWARE_SLICE_NS: u64 = ns(Duration::from_millis(2));
+
 /// A lease lasts this many hand-offs. So the GPU idles between leases for at most one part in fifty
 /// of the time, although hand-offs differ.
 const HANDOFFS_PER_QUANTUM: u64 = 64;

@@ -1,9 +1,10 @@
 //! Leases by the board's order: tenants that have several GPUs at once ([`crate::gang`]).
 
-use super::state::{Hold, MAX_DEBT_NS, Rank, Tenant, VirtualTime, begun_ns, patience};
+use super::clock::VirtualTime;
+use super::state::{Hold, Rank, Tenant, begun_ns};
 use super::{DRAIN_POLL_NS, Grant, Scheduler, Step, ns};
 use crate::TenantId;
-use crate::gang::{Gangs, Member, Order, Position, Post};
+use crate::gang::{Gangs, Member, Order, Post};
 use crate::tuning::Tuning;
 use core::time::Duration;
 
@@ -11,6 +12,13 @@ use core::time::Duration;
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
 /// A rank that was given one launch and shows nothing of it after so long is given another.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
+
+/// A rank of a gang that is behind is waited for if its pauses are at most this part of its work (one
+/// in so many), and shorter than another tenant's turn, because no rank could go on without it …
+const WORK_PER_PAUSE: u64 = 2;
+/// … but no longer than this many of its usual pauses, and than this.
+const PAUSES_OF_PATIENCE: u64 = 2;
+const LONGEST_PATIENCE_NS: u64 = ns(Duration::from_millis(20));
 
 impl Scheduler {
     /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
@@ -28,6 +36,7 @@ impl Scheduler {
         });
         let (drained_ns, free_ns) = self.ends_ns(now_ns, tuning);
         let last = self.last_owner_vtime(now_ns);
+        let clock = self.clocks[Rank::Owner as usize].now();
         let members = owners.map(|(id, tenant)| {
             let hold = self.hold.filter(|hold| hold.tenant == *id);
             let ahead_ns = |hold: Hold| begun_ns(&hold, tenant, now_ns).max(free_ns.saturating_sub(now_ns));
@@ -42,12 +51,8 @@ impl Scheduler {
                 longest_ns: tenant.seen.longest_ns,
                 holds: hold.is_some_and(|hold| hold.drain_give_up_ns.is_none()),
                 is_done: hold.is_some_and(|hold| self.is_done(&hold, now_ns, tuning)),
-                presses: if hold.is_some() {
-                    self.presses(tenant)
-                } else {
-                    self.may_press(tenant, now_ns, tuning)
-                },
-                position: position(tenant.vtime + tenant.weighted(ahead_ns)) - position(last),
+                presses: self.presses(tenant, hold.is_some(), now_ns, tuning),
+                position: tenant.vtime(clock) + tenant.weighted(ahead_ns) - last,
             }
         });
         Post {
@@ -60,13 +65,21 @@ impl Scheduler {
         }
     }
 
-    /// The virtual time of the owner that is furthest behind of those that want the GPU, or did just now. The virtual clock does not go back to one that
-    /// paused for a moment: seen from there all others would seem as far served on this GPU as on one where they had less.
+    /// Returns whether a tenant goes before those without a time objective: it has one, and is owed
+    /// GPU time. A tenant that does not hold the GPU may take it only now and then.
+    fn presses(&self, tenant: &Tenant, holds: bool, now_ns: u64, tuning: &Tuning) -> bool {
+        let is_owed = tenant.vtime <= self.clocks[tenant.rank as usize].now();
+        tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
+    }
+
+    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the GPU
+    /// or wanted it a moment ago.
     fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
+        let clock = self.clocks[Rank::Owner as usize].now();
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
         let counted =
             owners.filter(|tenant| tenant.wanted || tenant.seen.wants() || tenant.is_back_soon(now_ns));
-        counted.map(|tenant| tenant.vtime).min().unwrap_or(self.vclocks[Rank::Owner as usize])
+        counted.map(|tenant| tenant.vtime(clock)).min().unwrap_or(clock)
     }
 
     /// Who has the GPU, or drains, but for guests: they are gone as soon as it is wanted.
@@ -83,7 +96,7 @@ impl Scheduler {
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
-        let drained_ns = now_ns.saturating_add(remaining_ns(holder, now_ns));
+        let drained_ns = now_ns.saturating_add(holder.remaining_ns(now_ns));
         let goes_on = hold.contended.is_some()
             && hold.drain_give_up_ns.is_none()
             && !self.is_done(&hold, now_ns, tuning);
@@ -235,10 +248,15 @@ impl Scheduler {
     fn gang_idle_ends_ns(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         let holder = self.tenants.get(hold.tenant)?;
         let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(next));
-        let vtime = holder.vtime + holder.weighted(begun_ns(hold, holder, now_ns));
-        let patience_ns = next.map_or(tuning.grace_ns, |next| {
-            patience(holder, next, vtime < next.vtime, true, now_ns, tuning).ns
+        let clock = self.clocks[holder.rank as usize].now();
+        let vtime = holder.vtime(clock) + holder.weighted(begun_ns(hold, holder, now_ns));
+        let patience_ns = next.filter(|next| vtime < next.vtime(clock)).map_or(0, |next| {
+            let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(LONGEST_PATIENCE_NS);
+            let worth_ns = turn_ns.min(holder.mean_burst_ns / WORK_PER_PAUSE);
+            let usual_ns = holder.mean_pause_ns;
+            if usual_ns <= worth_ns { worth_ns.min(usual_ns.saturating_mul(PAUSES_OF_PATIENCE)) } else { 0 }
         });
+        let patience_ns = patience_ns.max(tuning.grace_ns);
         hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
     }
 
@@ -301,20 +319,8 @@ impl Scheduler {
     }
 }
 
-/// What a tenant has in flight takes so much longer, by what it says.
-fn remaining_ns(tenant: &Tenant, now_ns: u64) -> u64 {
-    let silent_ns = now_ns.saturating_sub(tenant.last_progress_ns);
-    let pending_ns = if tenant.seen.in_flight { tenant.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
-    pending_ns.saturating_sub(silent_ns)
-}
-
 /// How long before it is to have drained a tenant's gate closes: it may have launched one of its longest kernels just before. One that takes longer than
 /// a quantum may be late.
 fn drain_ns(tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> u64 {
-    remaining_ns(tenant, now_ns).max(tenant.seen.longest_ns.min(tuning.quantum_ns))
-}
-
-/// Virtual time as a place on a line.
-fn position(vtime: VirtualTime) -> Position {
-    Position::try_from(vtime).unwrap_or(Position::MAX)
+    tenant.remaining_ns(now_ns).max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }

@@ -26,8 +26,7 @@ impl Scheduler {
         let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
         let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
-            tenant.vtime += tenant.weighted(idle_ns);
-            tenant.forfeited.redeem(idle_ns, now_ns);
+            tenant.charge(idle_ns);
         }
         // Its meter has not to show anything for it.
         if let Some(hold) = hold {
@@ -64,7 +63,7 @@ impl Scheduler {
             {
                 is_idle(hold)
             }
-            _ => self.waits_at_cost,
+            _ => None,
         }
         .filter(|tenant| self.next(Rank::Owner, Some(*tenant)).is_some())
     }

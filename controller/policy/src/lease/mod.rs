@@ -1,22 +1,34 @@
-//! Who has the GPU now, and until when: weighted fair leases in virtual time.
+//! Leases: which tenant has the GPU now, and until when.
 //!
-//! A tenant's virtual time grows by the GPU time it is charged, divided by its weight, and the tenant that is furthest behind
-//! goes next (start-time fair queueing after Goyal, Vin and Cheng, SIGCOMM 1996, with the charge known only afterwards). What a
-//! holder overruns by is in its virtual time when it is charged, so it waits that much longer: long-run shares are exact
-//! however long the kernels are. Of those equally far behind the one that is owed most goes first.
+//! The scheduler is EEVDF (I. Stoica, H. Abdel-Wahab, ODU TR-95-22, 1995), with GPU time that is
+//! known only after the use. For each tenant it keeps a virtual time and a request:
 //!
-//! One tenant at a time holds the GPU. Nobody else wants it: its gate is open. Somebody does: it has a lease, renewed while it
-//! is behind. At a hand-off its gate is closed first, then its meters are read again, what it has in flight drains (for a bounded time), then the
-//! next one's gate opens. A holder with nothing to do gives up the GPU to who has.
+//! - The distance between a tenant's virtual time and the [`clock`] of its rank is the tenant's
+//!   *lag*: GPU time that the tenant is owed beside the tenants that compete with it.
+//! - A *request* is the GPU time that the tenant is expected to use in one go: its usual burst, a
+//!   quantum at most. The request is due when the fluid limit would have served it. A time objective
+//!   (SLO) makes it due earlier.
 //!
-//! Guests, which are the tenants of the best-effort class, are chosen only when no other (no *owner*) wants the GPU, by the same
-//! rule among themselves, and lose it as soon as one does; [`guard`] bounds what that costs the owners.
+//! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose request
+//! is due first. So short bursts go before long ones, and no tenant gets more than it is owed by
+//! being quick. A tenant that pauses keeps its lag, both what it is owed and what it owes. The
+//! scheduler applies the rule when a lease ends, when the holder pauses, and when a tenant that
+//! waits is due before the holder.
 //!
-//! An owner with a time objective (an SLO) is of the *latency class*: while it is not far ahead of its share it goes before the others, whose gates
-//! close when it comes, and whose windows are short while it is there. What it has is charged as always, so it has no more of the GPU for it.
+//! One tenant at a time may launch. If no other tenant wants the GPU, its gate is open. Otherwise it
+//! has a lease for its request. At a hand-off the scheduler closes the gate, reads the meters again,
+//! waits until the work in flight has drained, and opens the next gate. If the next tenant's usual
+//! burst is shorter than that wait, the scheduler opens its gate at once. The hardware then takes
+//! turns between the rest in flight and the burst.
 //!
-//! The caller feeds [`Scheduler::observe`] with what the meters say and then asks [`Scheduler::decide`].
+//! Guests (the tenants of the best-effort class) get the GPU only while no other tenant (no *owner*)
+//! wants it, by the same rule among themselves. They lose it as soon as an owner wants it. [`guard`]
+//! bounds the cost for owners.
+//!
+//! The caller passes the figures of the meters to [`Scheduler::observe`] and then calls
+//! [`Scheduler::decide`].
 
+pub mod clock;
 mod gangs;
 pub mod guard;
 mod kept;
@@ -28,17 +40,14 @@ pub mod trust;
 use crate::TenantId;
 use crate::class::Class;
 use crate::gang::{Gangs, Order};
-use crate::tuning::Tuning;
+use crate::tuning::{HARDWARE_SLICE_NS, Tuning};
 use alloc::collections::BTreeMap;
 use alloc::vec::{Drain, Vec};
-use core::cmp::Reverse;
+use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{
-    Contended, Forfeited, Hold, Lenience, NewQuota, Noted, Rank, Stuck, Tenant, VirtualTime, begun_ns,
-    credit_ns, mean, patience,
-};
+use state::{Hold, Noted, Rank, Stuck, Tenant, begun_ns, order};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -46,84 +55,81 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// A holder that is alone keeps terms (and with them its window) for so long after another wanted the GPU: whoever comes
-/// back soon finds little in flight.
+/// If another tenant wanted the GPU within this time, a holder that is alone keeps a lease, and with
+/// it a short window. A tenant that comes back soon then finds little work in flight.
 const STAY_LEASED_NS: u64 = ns(Duration::from_millis(100));
 /// GPU time that may be queued behind an open gate.
 const RUN_AHEAD_NS: u64 = ns(Duration::from_millis(100));
-/// For so long after it came, or last did something, an owner may be back at any moment.
+/// If an owner came or made progress within this time, it may be back at any moment.
 const AWAITED_NS: u64 = ns(Duration::from_secs(60));
-/// How long such a lease lasts at a time.
+/// How long the lease of a holder lasts if only guests want the GPU.
 const SOLO_LEASE_NS: u64 = ns(Duration::from_millis(50));
-/// A guest may keep an owner waiting for this part (one in so many) of the time in which it has to answer.
+/// A guest may keep an owner waiting for this part (one in so many) of the owner's time objective.
 const WAITS_PER_SLO: u64 = 20;
-/// A drain lasts at least so long before it is given up: most kernels are shorter.
+/// The scheduler waits at least this long for a drain before it gives up. Most kernels are shorter.
 const MIN_DRAIN_NS: u64 = ns(Duration::from_millis(50));
-/// And at most so long: then the next gate opens and the hardware takes turns.
+/// The scheduler waits at most this long for a drain. Then the next gate opens, and the hardware
+/// takes turns.
 const MAX_DRAIN_NS: u64 = ns(Duration::from_secs(1));
-/// … and only so long for a tenant that did not drain the last time and has not got done since what explains it: its work seems not to end.
+/// The scheduler waits only this long for a tenant whose last drain did not end, while nothing
+/// explains that: the tenant's work seems not to end.
 const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
-/// The drain limit allows for so many of the tenant's longest kernels: the meter counts some as one.
+/// The drain limit allows for this many of the tenant's longest kernels, because the meter counts
+/// some kernels as one.
 const LONGEST_PER_DRAIN: u64 = 4;
-/// A weight that changes by more than this part of itself (one in so many) is a new quota, and not a priority that moves with time.
-const NEW_QUOTA_PART: u32 = 8;
-/// A lease ends for a new quota so often at most.
-const REDISTRIBUTION_NS: u64 = ns(Duration::from_millis(50));
-/// Who is behind when that happens keeps the GPU until it has caught up, and for this part of a quantum (one in so many) at most if it is behind by no more than a quantum then:
-/// who gains waits for that, and for what is in flight. What is left is its due of later turns.
-const CATCH_UP_PART: u64 = 4;
-/// How far an owner with a time objective may be ahead of the one that is furthest behind, and still go before it: as if it had been alone for so
-/// long, times its share …
-const MAX_ADVANCE: VirtualTime = ns(Duration::from_millis(50)) as VirtualTime;
-/// … and only until all of them together have had so many quanta of GPU time more than that one by their weights: so far, at most, it can be behind what is owed to it for their sake.
-const QUANTA_OF_ADVANCE: u64 = 2;
-/// A pause in which a guest waits without leave is looked at so often.
+/// Between two pre-emptions lie at least this many hand-offs. So pre-emption costs a bounded part of
+/// the time.
+const HANDOFFS_PER_PREEMPTION: u64 = 4;
+/// If a pause is shorter than this many hand-offs, waiting costs less than two hand-offs would.
+const HANDOFFS_PER_PAUSE: u64 = 2;
+/// The time between two looks at a pause in which a guest waits for the guard's permission.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
-/// A drain is looked at so often even if no bell rings.
+/// The time between two looks at a drain, if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// Changes and hand-offs that one decision may make without an allocation.
 const MOST_CHANGES: usize = 16;
-/// What a tenant's gate is to say.
+
+/// The grant that a tenant's gate shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
-    /// Wait.
+    /// The tenant waits.
     Closed,
-    /// Go until then.
+    /// The tenant may launch until then.
     Leased {
-        /// ns of the monotonic clock.
+        /// The end of the lease on the monotonic clock, ns.
         expires_ns: u64,
     },
-    /// Each process may launch one thing.
+    /// Each process of the tenant may launch one thing.
     Once,
-    /// Go.
+    /// The tenant may launch.
     Open,
-    /// Wait, and do not call for the GPU: an administrator paused the tenant.
+    /// The tenant waits and does not ring, because an administrator paused it.
     Paused,
 }
 
-/// A change to a tenant's gate.
+/// A change of a tenant's gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Whose.
+    /// The tenant.
     pub tenant: TenantId,
-    /// What its gate is to say.
+    /// The new grant.
     pub grant: Grant,
-    /// The lease goes on: same epoch, new terms.
+    /// Whether the lease goes on: the same epoch with new terms.
     pub renewal: bool,
 }
 
-/// What the meters of a tenant's sessions say, together.
+/// The meters of a tenant's sessions, together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Threads wait at the gate.
+    /// Whether threads wait at the gate.
     pub waiting: bool,
-    /// Something is in flight.
+    /// Whether work is in flight.
     pub in_flight: bool,
-    /// GPU time used since the last time, ns: what is charged.
+    /// GPU time used since the last observation, which the scheduler charges, ns.
     pub used_ns: u64,
     /// Estimated GPU time in flight, ns.
     pub pending_ns: u64,
-    /// The longest kernel or graph, ns.
+    /// The length of the longest kernel or graph, ns.
     pub longest_ns: u64,
 }
 
@@ -133,119 +139,89 @@ impl Seen {
     }
 }
 
-/// Where the GPU is between two tenants.
+/// The state of the GPU between tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Nobody has it.
+    /// No tenant has the GPU.
     Free,
-    /// One tenant has it.
+    /// This tenant has the GPU.
     Held(TenantId),
-    /// One tenant had it; its work in flight is running out.
+    /// This tenant had the GPU, and its work in flight drains.
     Draining(TenantId),
 }
 
-/// What a hand-off cost.
+/// The cost of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handoff {
-    /// Time in one hold that the GPU spent on nobody's work, the ways in and out included, ns. `None` if it cannot be told:
-    /// the holder paused by its own choice, or did not drain.
+    /// Time of one hold in which the GPU idled, both ends included, ns. `None` if it is unknown: the
+    /// holder paused, or its work did not drain.
     pub idle_ns: Option<u64>,
+}
+
+/// The previous holder, whose work is still in flight while the next tenant may launch.
+#[derive(Debug, Clone, Copy)]
+struct Beside {
+    tenant: TenantId,
+    /// Up to this time the next tenant need not show a use of the GPU, ns.
+    until_ns: u64,
 }
 
 /// The leases of one GPU.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     tenants: Tenants,
-    /// Of users of whom there is something to remember.
+    /// The users about whose tenants the scheduler remembers something.
     trusts: BTreeMap<UserId, Trust>,
     hold: Option<Hold>,
-    /// Of owners and of guests, by [`Rank`].
-    vclocks: [VirtualTime; 2],
-    /// The virtual time of the owner that wants the GPU and is furthest behind.
-    owners_behind: VirtualTime,
-    /// GPU time that owners with a time objective may still have before it, ns.
-    advance_left_ns: u64,
+    /// The previous holder, while its work is in flight.
+    beside: Option<Beside>,
+    /// The clocks of owners and of guests, by [`Rank`].
+    clocks: [Clock; 2],
     guard: Guard,
-    /// The owner that had the GPU last: it has it before it asks, if guests are the only others.
+    /// The owner that had the GPU last. If only guests are there besides, it gets the GPU before it
+    /// asks.
     last_owner: Option<TenantId>,
-    /// Who gained last by a new quota.
-    gainer: Option<TenantId>,
-    /// What somebody is owed changed since the GPU was last given.
-    is_redistributed: bool,
-    /// When a lease last ended for that.
-    redistributed_ns: Option<u64>,
-    /// When two tenants last wanted the GPU at once.
+    /// When two tenants last wanted the GPU at once, ns.
     contended_ns: Option<u64>,
-    /// What the owner that has the GPU had got done at the last decision.
+    /// When the scheduler last closed a gate for a tenant that was due earlier, ns.
+    preempted_ns: Option<u64>,
+    /// The progress of the present owner at the last decision.
     noted: Option<Noted>,
-    /// What the host's board says of this GPU, and who has it by the board alone.
+    /// The order of the host's board for this GPU, and the tenants that have the GPU only by such
+    /// orders.
     order: Order,
     gangs: Gangs,
     kept: Option<kept::Kept>,
-    /// Who has the GPU, has nothing to do, and is waited for at its own cost.
-    waits_at_cost: Option<TenantId>,
-    /// No lease goes on after that.
+    decided_ns: u64,
+    /// No lease lasts longer than until then, ns.
     lease_limit_ns: u64,
-    /// When an owner was last given the GPU for its time objective.
-    pressed_ns: u64,
     changes: Vec<Change>,
     handoffs: Vec<Handoff>,
     /// Working memory: the guests that want the GPU.
-    guests: Vec<(VirtualTime, TenantId, u64)>,
+    guests: Vec<(state::Order, TenantId, u64)>,
 }
 
 impl Scheduler {
-    /// Adds a tenant of a class, or brings back one that was away. Its gate is closed.
+    /// Adds a tenant of a class, or brings back a tenant that was away. Its gate is closed.
     pub fn enter(&mut self, tenant: TenantId, class: Class, now_ns: u64) {
-        let rank = Rank::of(class);
-        let vclock = self.vclocks[rank as usize];
-        let new = Tenant {
-            rank,
-            user: None,
-            takes_over: false,
-            left_owing_ns: 0,
-            metered_ns: 0,
-            weight_ppm: 0,
-            slo_ns: None,
-            vtime: vclock,
-            old_weight_ppm: 0,
-            old_vtime: vclock,
-            present: true,
-            came_ns: now_ns,
-            is_paused: false,
-            seen: Seen::default(),
-            wanted: false,
-            has_used: false,
-            stopped_wanting_ns: 0,
-            used_at_ns: 0,
-            last_progress_ns: now_ns,
-            largest_charge_ns: 0,
-            advance_ns: 0,
-            burst_ns: 0,
-            mean_burst_ns: 0,
-            mean_pause_ns: 0,
-            forfeited: Forfeited::default(),
-            lenience: Lenience::default(),
-            stuck: None,
-            new_quota: None,
-            grant: Grant::Closed,
-        };
         self.changes.reserve(MOST_CHANGES);
         self.handoffs.reserve(MOST_CHANGES);
         self.guests.reserve(self.tenants.len() + 1);
+        let new = Tenant { present: false, ..Tenant::new(Rank::of(class), now_ns) };
         let tenant = self.tenants.get_or_insert(tenant, new);
-        if core::mem::replace(&mut tenant.present, true) {
+        if mem::replace(&mut tenant.present, true) {
             return;
         }
         tenant.came_ns = now_ns;
-        // What it owes is its own again.
+        // The tenant itself owes its debt again.
         let owing_ns = mem::take(&mut tenant.left_owing_ns);
         if let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user)) {
             trust.take_over(tenant.rank, owing_ns, now_ns);
         }
     }
 
-    /// Says whose a tenant is that has entered: a new one will take over what tenants of that user owe that are gone.
+    /// Sets the user of a tenant that has entered. A new tenant takes over the debts of the user's
+    /// tenants that are gone.
     pub fn set_user(&mut self, tenant: TenantId, user: UserId, now_ns: u64) {
         let Some(tenant) = self.tenants.get_mut(tenant) else { return };
         tenant.takes_over |= tenant.user.replace(user).is_none();
@@ -253,7 +229,7 @@ impl Scheduler {
         self.divide_lenience(user, now_ns);
     }
 
-    /// What is let pass to a user is one for all of its tenants.
+    /// Divides the lenience of a user among the user's tenants.
     fn divide_lenience(&mut self, user: UserId, now_ns: u64) {
         let of_user = |tenant: &Tenant| tenant.present && tenant.user == Some(user);
         let among = self.tenants.values().filter(|tenant| of_user(tenant)).count() as u64;
@@ -262,24 +238,24 @@ impl Scheduler {
         }
     }
 
-    /// Whether a tenant has wanted nothing for so long that what it asks for is not kept from the others.
+    /// Returns whether a tenant has wanted nothing for so long that its part is lent to others.
     pub fn is_idle(&self, tenant: TenantId, now_ns: u64) -> bool {
         self.tenants.get(tenant).is_some_and(|tenant| tenant.is_idle(now_ns))
     }
 
-    /// A tenant's last session on this GPU is gone: what it held is free at once. What it owes is kept.
+    /// Removes the last session of a tenant on this GPU. The GPU is free at once if the tenant had
+    /// it. The scheduler remembers the tenant's debt.
     pub fn leave(&mut self, id: TenantId, now_ns: u64) {
-        // What it used while nobody else wanted the GPU it owes nobody.
-        self.advance_clocks();
+        self.set_clocks();
         if let Some(tenant) = self.tenants.get_mut(id) {
-            if tenant.wanted {
-                tenant.stopped_wanting_ns = now_ns;
-            }
-            // Whoever ends in the middle of a turn does not shed what it had of it, nor is anything of that let pass: it wakes up no more.
+            // The tenant keeps its debt even if it ends within a lease. The scheduler lets nothing
+            // of that pass, because the tenant's threads will not wake up any more.
             tenant.lenience = tenant.lenience.spent(now_ns);
             let held = self.hold.filter(|hold| hold.tenant == id);
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
-            tenant.left_owing_ns = tenant.owing_ns(self.vclocks[tenant.rank as usize]);
+            let clock = &mut self.clocks[tenant.rank as usize];
+            stop_competing(tenant, clock, now_ns);
+            tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
                 let trust = self.trusts.entry(user).or_default();
                 trust.had_unshown(unshown_ns, now_ns);
@@ -287,7 +263,6 @@ impl Scheduler {
             }
             tenant.present = false;
             tenant.seen = Seen::default();
-            tenant.wanted = false;
             tenant.grant = tenant.closed();
         }
         if let Some(user) = self.tenants.get(id).and_then(|tenant| tenant.user) {
@@ -299,8 +274,8 @@ impl Scheduler {
         self.trusts.retain(|user, trust| !trust.is_as_new(now_ns) || is_here(*user));
     }
 
-    /// Pauses a tenant, or ends its pause. What a paused one has in flight runs out; until it is resumed it wants nothing, and the others
-    /// share the GPU as if it were not there.
+    /// Pauses a tenant, or ends its pause. The work in flight of a paused tenant drains. While it is
+    /// paused it wants nothing, and the others share the GPU as if it were not there.
     pub fn set_paused(&mut self, id: TenantId, is_paused: bool) {
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         tenant.is_paused = is_paused;
@@ -316,45 +291,28 @@ impl Scheduler {
     }
 
     fn free(&mut self, id: TenantId) {
-        if self.hold.is_some_and(|hold| hold.tenant == id) {
-            self.hold = None;
-        }
+        self.hold = self.hold.filter(|hold| hold.tenant != id);
+        self.beside = self.beside.filter(|beside| beside.tenant != id);
     }
 
-    /// Sets what a tenant is owed: its class, and its weight among its like.
+    /// Sets the class of a tenant, and its weight among the tenants of its rank. The tenant owes and
+    /// is owed as much GPU time as before.
     pub fn set_standing(&mut self, id: TenantId, class: Class, weight_ppm: u32) {
-        let phase = self.phase();
         let Some(tenant) = self.tenants.get_quietly(id) else { return };
-        let change_ppm = tenant.weight_ppm.abs_diff(weight_ppm);
-        let gains = weight_ppm > tenant.weight_ppm;
-        // Of nothing that a holder gains it is to give up its lease.
-        let is_for_others = match phase {
-            Phase::Held(holder) => gains != (holder == id),
-            Phase::Free | Phase::Draining(_) => true,
-        };
-        let is_new_quota = change_ppm > tenant.weight_ppm / NEW_QUOTA_PART;
-        self.is_redistributed |= is_for_others && is_new_quota;
-        // Of who had nothing yet it is the first.
-        if is_new_quota && tenant.metered_ns > 0 {
-            tenant.new_quota = Some(if gains { NewQuota::More } else { NewQuota::Less });
-            self.gainer = if gains { Some(id) } else { self.gainer };
+        let clock = self.clocks[tenant.rank as usize].now();
+        if tenant.weight_ppm != weight_ppm {
+            tenant.set_weight(weight_ppm, clock);
         }
-        let vclock = self.vclocks[tenant.rank as usize];
-        tenant.set_weight(weight_ppm, vclock);
         let rank = Rank::of(class);
-        let has_moved = tenant.rank != rank;
-        if has_moved {
-            // What it owed the ones is nothing to the others.
-            tenant.rank = rank;
-            tenant.vtime = self.vclocks[rank as usize];
-            tenant.old_vtime = tenant.vtime;
-        }
-        if has_moved || tenant.vtime > tenant.most_ahead(vclock) {
+        if mem::replace(&mut tenant.rank, rank) != rank {
+            // A debt to the tenants of one rank is no debt to those of the other.
+            tenant.set_lag(0, self.clocks[rank as usize].now());
+            (tenant.due, tenant.ends) = (tenant.vtime, tenant.vtime);
             self.tenants.touch(id);
         }
     }
 
-    /// Sets how soon a tenant's requests are to be answered, ns.
+    /// Sets the time objective of a tenant's requests, ns.
     pub fn set_slo(&mut self, tenant: TenantId, slo_ns: Option<u64>) {
         self.tenants.set_slo(tenant, slo_ns);
     }
@@ -364,12 +322,13 @@ impl Scheduler {
         self.guard = Guard::new(max_harm_ppm);
     }
 
-    /// What guests may cost owners.
+    /// Returns the guard, which bounds the cost of guests for owners.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// GPU time that each session of a tenant, of which the longest kernel took `longest_ns`, may have in flight under a lease, ns.
+    /// Returns the GPU time that each session of a tenant may have in flight under a lease, ns.
+    /// `longest_ns` is the length of the tenant's longest kernel.
     pub fn window_ns(&self, tenant: TenantId, sessions: usize, longest_ns: u64, tuning: &Tuning) -> u64 {
         let longest_ns = self.longest_ns(tenant, longest_ns);
         if self.gives_way(tenant) {
@@ -379,8 +338,9 @@ impl Scheduler {
         }
     }
 
-    /// GPU time that each session of a tenant with an open gate may have in flight, ns, which is what another waits for that comes: much, so that pauses of its
-    /// host leave the GPU busy, unless another owner was there of late and may be back at any moment. A guest gives way to whoever comes.
+    /// Returns the GPU time that each session of a tenant with an open gate may have in flight, ns.
+    /// Much work in flight keeps the GPU busy while the host pauses. If another owner was there of
+    /// late, or if the tenant is a guest, it is less, because an owner that comes waits for it.
     pub fn run_ahead_ns(
         &self,
         id: TenantId,
@@ -401,24 +361,26 @@ impl Scheduler {
         tuning.session_window_ns(sessions, longest_ns).max(quantum_ns).min(RUN_AHEAD_NS)
     }
 
-    /// What counts as a tenant's longest kernel: the ranks of a gang run ahead alike.
+    /// Returns the length of a tenant's longest kernel, ns. The ranks of a gang run ahead alike.
     fn longest_ns(&self, tenant: TenantId, longest_ns: u64) -> u64 {
         self.gangs.get(&tenant).map_or(longest_ns, |all_ns| longest_ns.max(*all_ns))
     }
 
-    /// Whether the tenant may have about one kernel in flight, for others who come at any moment.
+    /// Returns whether the tenant may have about one kernel in flight, because others may come at
+    /// any moment that must not wait.
     fn gives_way(&self, tenant: TenantId) -> bool {
         let has_objective = || self.tenants.get(tenant).is_some_and(Tenant::has_objective);
         (self.is_guest(tenant) && self.owner_is_present())
             || (self.is_beside_objective(tenant) && !has_objective())
     }
 
-    /// Forgets what everybody owes and is owed: what happened while nobody governed, for the `silent_ns` until now, is nobody's debt. Nor had
-    /// the holder the GPU to itself then, or kept it from anybody: its hold begins anew.
+    /// Forgets all debts. The caller calls this after `silent_ns` in which no scheduler ran. In that
+    /// time the holder did not have the GPU to itself, so its hold begins anew.
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
-            tenant.vtime = self.vclocks[tenant.rank as usize];
-            tenant.old_vtime = tenant.vtime;
+            tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
+            (tenant.due, tenant.ends) = (tenant.vtime, tenant.vtime);
+            tenant.uncounted_ns = 0;
             tenant.advance_ns = 0;
             tenant.left_owing_ns = 0;
             tenant.last_progress_ns = now_ns;
@@ -428,17 +390,18 @@ impl Scheduler {
         }
         self.trusts.values_mut().for_each(|trust| *trust = Trust::default());
         self.hold = self.hold.map(|hold| hold.renew(now_ns, silent_ns));
-        // The next decision notes it anew.
+        self.decided_ns = now_ns;
+        // The next decision notes the kept time anew.
         self.kept = None;
         self.guard.skip();
     }
 
-    /// What a tenant's gate is to say.
+    /// Returns the grant that a tenant's gate shows.
     pub fn grant(&self, tenant: TenantId) -> Grant {
         self.tenants.get(tenant).map_or(Grant::Closed, |tenant| tenant.grant)
     }
 
-    /// Who has the GPU.
+    /// Returns which tenant has the GPU.
     pub fn phase(&self) -> Phase {
         match self.hold {
             None => Phase::Free,
@@ -447,15 +410,18 @@ impl Scheduler {
         }
     }
 
-    /// GPU time that a tenant is owed beside the one furthest behind, ns; negative if it had more.
-    pub fn lag_ns(&self, tenant: TenantId) -> i64 {
-        let Some(tenant) = self.tenants.get(tenant) else { return 0 };
-        let gpu_ns = |vtime: VirtualTime| i64::try_from(tenant.gpu_ns(vtime)).unwrap_or(i64::MAX);
-        let vclock = self.vclocks[tenant.rank as usize];
-        if tenant.vtime <= vclock { gpu_ns(vclock - tenant.vtime) } else { -gpu_ns(tenant.vtime - vclock) }
+    /// Returns the previous holder, if its work is still in flight while the next tenant may launch.
+    pub fn beside(&self) -> Option<TenantId> {
+        self.beside.map(|beside| beside.tenant)
     }
 
-    /// Takes in what a tenant's meters say at `now_ns`.
+    /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
+    pub fn lag_ns(&self, tenant: TenantId) -> i64 {
+        let Some(tenant) = self.tenants.get(tenant) else { return 0 };
+        tenant.lag_ns(self.clocks[tenant.rank as usize].now())
+    }
+
+    /// Takes in the figures of a tenant's meters at `now_ns`.
     pub fn observe(&mut self, id: TenantId, now_ns: u64, seen: Seen) {
         let is_holder = self.hold.is_some_and(|hold| hold.tenant == id);
         if !is_holder && self.tenants.get(id).is_some_and(|tenant| tenant.still_rests(&seen)) {
@@ -477,7 +443,6 @@ impl Scheduler {
             }
             tenant.charge(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
-            tenant.has_used = true;
             tenant.used_at_ns = now_ns;
         }
         if seen.used_ns > 0 || (seen.in_flight && !tenant.seen.in_flight) {
@@ -496,7 +461,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes in where a session's work began and ended, if it says so: before [`Self::observe`], of each session of who has the GPU.
+    /// Takes in when a session's work began and ended, if the session reports it. The caller calls
+    /// this before [`Self::observe`], for each session of the tenant that has the GPU.
     pub fn observe_edges(&mut self, id: TenantId, began_ns: Option<u64>, ended_ns: Option<u64>) {
         let Some(hold) = self.hold.as_mut().filter(|hold| hold.tenant == id) else { return };
         let began_ns = began_ns.filter(|began_ns| *began_ns >= hold.since_ns);
@@ -504,13 +470,12 @@ impl Scheduler {
         hold.ended_ns = hold.ended_ns.max(ended_ns);
     }
 
-    /// Decides at `now_ns`. The gates that change are in [`Self::take_changes`] afterwards. Returns when to decide again if
-    /// nothing happens before.
+    /// Decides at `now_ns`. [`Self::take_changes`] then returns the gates to change. Returns when to
+    /// decide again if nothing happens before, ns.
     pub fn decide(&mut self, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         self.lease_limit_ns = u64::MAX;
         self.charge_kept(now_ns, tuning);
         self.account(now_ns, tuning);
-        self.waits_at_cost = None;
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
         wake_ns
@@ -523,7 +488,7 @@ impl Scheduler {
                 Some(hold) => match hold.drain_give_up_ns {
                     None if self.is_paused(hold.tenant) => self.close(hold, now_ns),
                     None => self.ordered_step(hold, now_ns, tuning),
-                    // What passed the gate before it closed is in no meter that was read before.
+                    // The last readings do not show what passed the gate just before it closed.
                     Some(_) if hold.closed_ns.is_some_and(|closed_ns| now_ns <= closed_ns) => {
                         Step::Stay(Some(now_ns.saturating_add(1)))
                     }
@@ -537,8 +502,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of changes that may wait to be taken: those of one decision, and the pause
-    /// or resumption of each tenant.
+    /// Returns the number of changes that may wait for the caller: those of one decision, and the
+    /// pause or resumption of each tenant.
     pub fn most_changes(&self) -> usize {
         self.tenants.len() + MOST_CHANGES
     }
@@ -553,47 +518,58 @@ impl Scheduler {
         self.handoffs.drain(..)
     }
 
-    /// Advances the virtual clock and lets in who begins to want the GPU.
+    /// Sets the clocks by the charges since the last decision, and takes in which tenants begin and
+    /// stop wanting the GPU.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
         self.note_progress(now_ns);
-        self.advance_clocks();
+        self.note_shared(now_ns);
+        self.set_clocks();
+        let clocks = &mut self.clocks;
+        let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;
+        self.tenants.astir_with(|_, tenant| {
+            if tenant.wanted && !wants(tenant) {
+                stop_competing(tenant, &mut clocks[tenant.rank as usize], now_ns);
+            }
+        });
+        clocks.iter_mut().for_each(Clock::set);
         let mut wanting = [0; 2];
-        self.tenants.look(|id, tenant| {
-            let vclock = self.vclocks[tenant.rank as usize];
-            let wants = tenant.seen.wants() && !tenant.is_paused;
-            wanting[tenant.rank as usize] += usize::from(wants);
-            if wants && !tenant.wanted {
+        let trusts = &mut self.trusts;
+        self.tenants.look(|tenant| {
+            let clock = &mut clocks[tenant.rank as usize];
+            if !tenant.wanted && tenant.uncounted_ns > 0 {
+                let owed_ns = clock.owed_for(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
+                tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
+            }
+            if !wants(tenant) {
+                return;
+            }
+            wanting[tenant.rank as usize] += 1;
+            if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
-                // A gang's processes pause by each other, and it waits for several GPUs: that is not by its own choice.
-                let has_kept = tenant.has_kept(id, self.hold.as_ref()) || self.gangs.contains_key(&id);
-                let credit_ns = credit_ns(pause_ns, has_kept, tuning);
-                let least = vclock.saturating_sub(tenant.weighted(credit_ns));
-                if tenant.rank == Rank::Owner && credit_ns > 0 {
-                    tenant.forfeit(least.saturating_sub(tenant.vtime), now_ns);
-                }
-                tenant.vtime = tenant.vtime.max(least);
+                tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
                 if mem::take(&mut tenant.takes_over)
-                    && let Some(trust) = tenant.user.and_then(|user| self.trusts.get_mut(&user))
+                    && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {
                     let taken_ns = trust.take_over(tenant.rank, tenant.max_debt_ns(), now_ns);
-                    tenant.vtime = tenant.vtime.saturating_add(tenant.weighted(taken_ns));
+                    tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
-                tenant.mean_pause_ns = mean(tenant.mean_pause_ns, pause_ns.min(STAY_LEASED_NS));
                 tenant.last_progress_ns = now_ns;
+                tenant.wanted = true;
+                tenant.vtime = clock.place(tenant.lag_ns, tenant.weight_ppm);
+                clock.add(tenant.vtime, tenant.weight_ppm);
+                clock.set();
+                tenant.ask(tenant.vtime, tuning);
             }
-            tenant.vtime = tenant.vtime.min(tenant.most_ahead(vclock));
-            tenant.old_vtime = tenant.old_vtime.min(tenant.vtime);
-            if !wants && tenant.wanted {
-                tenant.stopped_wanting_ns = now_ns;
-                tenant.mean_burst_ns = mean(tenant.mean_burst_ns, tenant.burst_ns);
-                tenant.burst_ns = 0;
-            }
-            tenant.wanted = wants;
-            tenant.has_used = false;
         });
-        // The clock stands where it was when the furthest behind paused for a moment.
-        self.owners_behind = self.behind(Rank::Owner, |tenant| tenant.wanted).unwrap_or(0);
-        self.advance_left_ns = self.advance_left_ns(tuning);
+        let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
+        self.tenants.astir_with(|id, tenant| {
+            let most_ns = signed(tenant.max_debt_ns());
+            let most_ahead = self.clocks[tenant.rank as usize].now() + clock::weighted(most_ns, tenant.weight_ppm);
+            tenant.vtime = tenant.vtime.min(most_ahead);
+            if tenant.wanted && Some(id) != holder && tenant.vtime >= tenant.ends {
+                tenant.ask(tenant.vtime, tuning);
+            }
+        });
         if wanting.iter().any(|wanting| *wanting > 1) {
             self.contended_ns = Some(now_ns);
         }
@@ -605,28 +581,28 @@ impl Scheduler {
         self.guard.observe(now_ns, owners, tuning.grace_ns);
     }
 
-    /// GPU time that owners with a time objective may have before the one furthest behind, less what they have had, ns.
-    fn advance_left_ns(&self, tuning: &Tuning) -> u64 {
-        let owners = self.tenants.with_objective().map(|(_, tenant)| tenant);
-        let present = owners.filter(|tenant| tenant.is_here() && tenant.has_objective());
-        let had_ns = present.map(|tenant| tenant.gpu_ns(tenant.vtime.saturating_sub(self.owners_behind)));
-        let most_ns = tuning.quantum_ns.saturating_mul(QUANTA_OF_ADVANCE);
-        most_ns.saturating_sub(had_ns.fold(0, u64::saturating_add))
-    }
-
-    fn advance_clocks(&mut self) {
-        for rank in [Rank::Owner, Rank::Guest] {
-            // Who pauses at each look had the GPU all the same, and owes nothing for time in which nobody else wanted it.
-            let behind = self.behind(rank, |tenant| tenant.wanted || tenant.has_used).unwrap_or(0);
-            let vclock = &mut self.vclocks[rank as usize];
-            *vclock = (*vclock).max(behind);
+    /// Sets the clock of each rank to the mean of its competing tenants.
+    fn set_clocks(&mut self) {
+        self.clocks.iter_mut().for_each(Clock::clear);
+        for (_, tenant) in self.tenants.astir().filter(|(_, tenant)| tenant.wanted) {
+            self.clocks[tenant.rank as usize].add(tenant.vtime, tenant.weight_ppm);
         }
+        self.clocks.iter_mut().for_each(Clock::set);
     }
 
-    /// The virtual time of the one of a rank that is furthest behind of those that `counts` picks.
-    fn behind(&self, rank: Rank, counts: impl Fn(&Tenant) -> bool) -> Option<VirtualTime> {
-        let counted = self.tenants.astir().filter(|(_, tenant)| tenant.rank == rank && counts(tenant));
-        counted.map(|(_, tenant)| tenant.vtime).min()
+    /// Counts the time since the last decision in which the holder shared the GPU with the rest of
+    /// the previous holder's work.
+    fn note_shared(&mut self, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(mem::replace(&mut self.decided_ns, now_ns));
+        let Some(beside) = self.beside else { return };
+        if let Some(hold) = &mut self.hold {
+            let had_ns = now_ns.saturating_sub(hold.since_ns);
+            hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns).min(had_ns);
+        }
+        let is_over = self.tenants.get(beside.tenant).is_none_or(|tenant| !tenant.seen.in_flight);
+        if is_over || now_ns >= beside.until_ns {
+            self.beside = None;
+        }
     }
 
     /// Tells the guard how the owner that has the GPU gets on.
@@ -636,7 +612,7 @@ impl Scheduler {
             let wants = self.tenants.get(tenant)?.seen.wants();
             Some(Noted { hold_ns: since_ns, at_ns: now_ns, used_ns, wants })
         });
-        let before = core::mem::replace(&mut self.noted, noted);
+        let before = mem::replace(&mut self.noted, noted);
         if let (Some(before), Some(noted)) = (before, noted)
             && before.hold_ns == noted.hold_ns
             && before.wants
@@ -661,62 +637,44 @@ impl Scheduler {
         self.tenants.values().any(|tenant| tenant.is_here() && tenant.rank == Rank::Owner)
     }
 
-    /// How long every owner can be kept waiting at a time, ns.
+    /// Returns for how long every owner can be kept waiting at a time, ns.
     pub fn tolerated_ns(&self) -> u64 {
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
         owners.map(|owner| owner.slo_ns.unwrap_or(0) / WAITS_PER_SLO).min().unwrap_or(0)
     }
 
-    /// Who of a rank wants the GPU and is furthest behind, `but` for one.
+    /// Returns the tenant of a rank that wants the GPU and is first in the order, except `but`.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, |id| Some(id) != but)
+        self.next_of(rank, self.clocks[rank as usize].now(), |id| Some(id) != but)
     }
 
-    /// The same of those that can be given it by itself.
+    /// Returns the same, of the tenants that get the GPU without an order of the board.
     fn next_apart(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, |id| Some(id) != but && !self.is_gang(id))
+        self.next_apart_at(rank, self.clocks[rank as usize].now(), but)
     }
 
-    /// Of those equally far behind (whoever comes back is as far as the clock) the one with the largest weight: for each turn that others have before it, it falls
-    /// behind by its share of that turn.
-    fn next_of(&self, rank: Rank, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
+    /// Returns the same when the clock stands there.
+    fn next_apart_at(&self, rank: Rank, clock: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
+        self.next_of(rank, clock, |id| Some(id) != but && !self.is_gang(id))
+    }
+
+    fn next_of(&self, rank: Rank, clock: VirtualTime, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         self.tenants
             .astir()
             .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
-            .min_by_key(|(_, tenant)| (!self.presses(tenant), tenant.vtime, Reverse(tenant.weight_ppm)))
+            .min_by_key(|(_, tenant)| tenant.order(clock))
             .map(|(id, _)| *id)
     }
 
-    /// Whether a tenant goes before those that have no time objective.
-    fn presses(&self, tenant: &Tenant) -> bool {
-        self.presses_at(tenant, tenant.vtime)
-    }
-
-    /// The same, were this its virtual time: a holder's is later than what it was charged for.
-    fn presses_at(&self, tenant: &Tenant, vtime: VirtualTime) -> bool {
-        let is_near = vtime < self.owners_behind.saturating_add(MAX_ADVANCE);
-        tenant.has_objective() && tenant.wanted && is_near && self.advance_at_ns(tenant, vtime) > 0
-    }
-
-    /// What is left of [`Self::advance_left_ns`] once a tenant that will be at this virtual time is charged.
-    fn advance_at_ns(&self, tenant: &Tenant, vtime: VirtualTime) -> u64 {
-        self.advance_left_ns.saturating_sub(tenant.gpu_ns(vtime.saturating_sub(tenant.vtime)))
-    }
-
-    /// The same, and that the others' leases end for it. So often at most, for all who have one together, haste costs no more hand-offs than having
-    /// work all the time.
-    fn may_press(&self, tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> bool {
-        self.presses(tenant) && now_ns >= self.pressed_ns.saturating_add(tuning.quantum_ns)
-    }
-
-    /// Whether an owner is there, other than this tenant, that is to be answered soon when it comes.
+    /// Returns whether another owner is there that has a time objective.
     fn is_beside_objective(&self, tenant: TenantId) -> bool {
         let mut others = self.tenants.with_objective().filter(|(id, _)| **id != tenant);
         others.any(|(_, other)| other.is_here() && other.is_answering())
     }
 
-    /// The guest that goes next, `but` for one, and until when it may launch; or else when to ask again. It is the one furthest behind of those that
-    /// the guard admits: one whose kernels are too long for the pauses keeps none from them whose kernels are not.
+    /// Returns the guest that is next, except `but`, and until when it may launch, ns. As an error,
+    /// returns when to ask again. A guest whose kernels are too long for the pauses keeps none from
+    /// other guests, because the guard decides about each guest by itself.
     fn next_guest(
         &mut self,
         but: Option<TenantId>,
@@ -724,10 +682,11 @@ impl Scheduler {
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
         let is_asked = |(_, tenant): &(&TenantId, &Tenant)| tenant.rank == Rank::Guest && tenant.wanted;
+        let clock = self.clocks[Rank::Guest as usize].now();
         let mut guests = mem::take(&mut self.guests);
         guests.clear();
         let asked = self.tenants.astir().filter(is_asked);
-        guests.extend(asked.map(|(id, tenant)| (tenant.vtime, *id, guest_window_ns(tenant, tuning))));
+        guests.extend(asked.map(|(id, tenant)| (tenant.order(clock), *id, guest_window_ns(tenant, tuning))));
         guests.sort_unstable();
         self.guard.save_for(guests.iter().map(|(.., window_ns)| *window_ns).max().unwrap_or(0));
         let mut next = Err(None);
@@ -747,7 +706,7 @@ impl Scheduler {
         next
     }
 
-    /// Until when a guest may launch, or else when to ask again.
+    /// Returns until when a guest may launch, ns. As an error, returns when to ask again.
     fn guest_until_ns(&mut self, guest: TenantId, now_ns: u64, tuning: &Tuning) -> Result<u64, Option<u64>> {
         let window_ns = self.tenants.get(guest).map_or(0, |guest| guest_window_ns(guest, tuning));
         let tolerated_ns = self.tolerated_ns();
@@ -756,30 +715,29 @@ impl Scheduler {
             .ok_or_else(|| self.guard.retry_ns(now_ns, window_ns, tolerated_ns))
     }
 
-    /// The tenant, if there is but one: it has the GPU before it asks.
+    /// Returns the tenant if there is only one. It gets the GPU before it asks.
     fn only(&self) -> Option<TenantId> {
         let mut present = self.tenants.iter().filter(|(_, tenant)| tenant.is_here()).map(|(id, _)| *id);
         present.next().filter(|_| present.next().is_none())
     }
 
-    /// The owner that had the GPU last, if it is still there.
+    /// Returns the owner that had the GPU last, if it is still there.
     fn resident(&self) -> Option<TenantId> {
         self.last_owner.filter(|id| {
             self.tenants.get(*id).is_some_and(|owner| owner.is_here() && owner.rank == Rank::Owner)
         })
     }
 
-    /// Nobody has the GPU.
+    /// Decides while no tenant has the GPU.
     fn free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         if let Some(owner) = self.next_apart(Rank::Owner, None) {
-            let gainer = self.gainer.filter(|gainer| self.goes_before(*gainer, owner, now_ns, tuning));
-            return self.give(gainer.unwrap_or(owner), now_ns, tuning);
+            return self.give(owner, now_ns, tuning);
         }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
             Err(wake_ns) => wake_ns,
         };
-        // A gang that waits has no use for a GPU that somebody has who has nothing to do.
+        // A gang that waits needs a GPU without a holder.
         let is_wanted = self.next(Rank::Owner, None).is_some();
         match self.only().or_else(|| self.resident()).filter(|id| !self.is_gang(*id) && !is_wanted) {
             Some(resident) => self.give(resident, now_ns, tuning),
@@ -789,64 +747,53 @@ impl Scheduler {
 
     /// Gives the GPU, which is free, to a tenant.
     fn give(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Step {
-        let given = self.tenants.get_quietly(tenant);
-        let new_quota = given.and_then(|given| given.new_quota.take());
-        // Who lost has no whole lease, should others come who did not.
-        self.is_redistributed &= new_quota == Some(NewQuota::Less);
-        if self.tenants.get(tenant).is_some_and(|tenant| self.presses(tenant)) {
-            self.pressed_ns = now_ns;
-        }
         let rank = if self.is_guest(tenant) { Rank::Guest } else { Rank::Owner };
         if rank == Rank::Owner {
             self.last_owner = Some(tenant);
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
-        let next = self.next(rank, Some(tenant));
-        let contended = next.is_some();
-        let beside = next.and_then(|next| Some((self.tenants.get(tenant)?, self.tenants.get(next)?)));
-        let turn_ns = beside
-            .map_or(tuning.quantum_ns, |(tenant, next)| self.turn_ns(tenant, tenant.vtime, next, tuning));
+        let contended = self.next(rank, Some(tenant)).is_some();
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
-        self.hold = Some(Hold {
-            tenant,
-            since_ns: now_ns,
-            used_ns: 0,
-            ran: false,
-            paused: is_idle,
-            idle_since_ns: is_idle.then_some(now_ns),
-            contended: contended.then_some(Contended { since_ns: now_ns, used_ns: 0, catches_up: false }),
-            closed_ns: None,
-            drain_give_up_ns: None,
-            began_ns: None,
-            ended_ns: None,
-            once_since_ns: None,
-            has_gained: new_quota == Some(NewQuota::More),
-        });
-        // Beside owners a guest's lease is as long as their pause; among themselves guests are as owners are. A gang's is as long as its turn.
+        let hold = Hold::begin(tenant, now_ns, is_idle);
+        self.hold = Some(if contended { hold.contend(now_ns) } else { hold });
+        // Beside owners a guest's lease is as long as their pause. Guests among themselves are like
+        // owners. The lease of a gang is as long as the gang's turn.
         let is_apart = matches!(self.order, Order::Apart | Order::Until { .. });
         if contended && is_apart && (rank == Rank::Owner || !self.owner_is_present()) {
-            self.lease(tenant, now_ns.saturating_add(turn_ns), false);
+            self.lease_request(tenant, now_ns, 0, tuning, false);
         }
         Step::Again
     }
 
-    /// How long a lease lasts for a tenant at this virtual time beside whoever is next: a quantum, or until those with a time objective have all that they may have before the others.
-    fn turn_ns(&self, tenant: &Tenant, vtime: VirtualTime, next: &Tenant, tuning: &Tuning) -> u64 {
-        // What a short lease comes to is let pass to who shows no use of it: it has a whole one, and is charged.
-        let is_ahead = vtime >= next.vtime && tenant.is_answering();
-        if !is_ahead || !self.presses_at(tenant, vtime) || self.presses(next) {
-            return tuning.quantum_ns;
+    /// Gives a holder a lease for the rest of its request. `begun_ns` of GPU time are not charged
+    /// yet. If the holder has had the whole request, its next request begins.
+    fn lease_request(
+        &mut self,
+        id: TenantId,
+        from_ns: u64,
+        begun_ns: u64,
+        tuning: &Tuning,
+        renewal: bool,
+    ) -> u64 {
+        let clock = self.tenants.get(id).map_or(0, |tenant| self.clocks[tenant.rank as usize].now());
+        let Some(tenant) = self.tenants.get_quietly(id) else { return from_ns };
+        let vtime = tenant.vtime(clock) + tenant.weighted(begun_ns);
+        if !tenant.wanted || vtime >= tenant.ends {
+            tenant.ask(vtime, tuning);
         }
-        self.advance_at_ns(tenant, vtime).clamp(tuning.lead_ns, tuning.quantum_ns)
+        let rest_ns = gpu_ns(tenant.ends - vtime, tenant.weight_ppm).max(0).unsigned_abs();
+        let expires_ns = from_ns.saturating_add(rest_ns.clamp(tuning.lead_ns, tuning.quantum_ns));
+        self.lease(id, expires_ns, renewal);
+        expires_ns
     }
 
-    /// A guest has the GPU.
+    /// Decides while a guest has the GPU.
     fn guest_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         if self.next(Rank::Owner, None).is_some() {
             return self.close(hold, now_ns);
         }
         if !self.owner_is_present() {
-            // Guests among themselves are as owners are.
+            // Guests among themselves are like owners.
             return self.hold_step(hold, now_ns, tuning);
         }
         let Some(guest) = self.tenants.get(hold.tenant) else {
@@ -856,7 +803,7 @@ impl Scheduler {
         let grant = guest.grant;
         let idle_ends_ns = hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(tuning.grace_ns));
         if idle_ends_ns.is_some_and(|ends_ns| now_ns >= ends_ns) {
-            // The owners have it back before they ask.
+            // The owners have the GPU back before they ask.
             return self.close(hold, now_ns);
         }
         let expires_ns = match grant {
@@ -880,61 +827,17 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.unwrap_or(expires_ns).min(expires_ns)))
     }
 
-    /// Whether what somebody is owed changed since this was asked last, and a lease may end for it.
-    fn takes_up_redistribution(&mut self, now_ns: u64, tuning: &Tuning) -> bool {
-        mem::take(&mut self.is_redistributed) && self.may_redistribute(now_ns, tuning)
-    }
-
-    /// Whether the order of turns may be another for what somebody is owed now: for jobs that come and go all the time it is not each time. What changes within a quantum is one change.
-    fn may_redistribute(&self, now_ns: u64, tuning: &Tuning) -> bool {
-        self.redistributed_ns.is_none_or(|last_ns| {
-            let same_until_ns = last_ns.saturating_add(tuning.quantum_ns);
-            !(same_until_ns..last_ns.saturating_add(REDISTRIBUTION_NS)).contains(&now_ns)
-        })
-    }
-
-    /// The order of turns is another for what changed.
-    fn redistribute(&mut self, now_ns: u64) {
-        if self.redistributed_ns.is_none_or(|last_ns| now_ns >= last_ns.saturating_add(REDISTRIBUTION_NS)) {
-            self.redistributed_ns = Some(now_ns);
-        }
-    }
-
-    /// Whether a tenant that gained by a new quota, and was not given the GPU since, has it before whose turn it is.
-    fn goes_before(&self, gainer: TenantId, owner: TenantId, now_ns: u64, tuning: &Tuning) -> bool {
-        let Some((tenant, owner)) = self.tenants.get(gainer).zip(self.tenants.get(owner)) else {
-            return false;
-        };
-        let may_go = tenant.is_here() && tenant.wanted && !self.is_gang(gainer);
-        may_go
-            && tenant.new_quota == Some(NewQuota::More)
-            && self.yields_to(owner, tenant, tenant.vtime, now_ns, tuning)
-    }
-
-    /// Whether whose turn it is leaves one more to who gained by a new quota and is at this virtual time: it is behind by no more than a quantum, and nobody is late.
-    fn yields_to(
-        &self,
-        owner: &Tenant,
-        gainer: &Tenant,
-        vtime: VirtualTime,
-        now_ns: u64,
-        tuning: &Tuning,
-    ) -> bool {
-        let behind_ns = owner.behind_ns(owner.vtime, vtime);
-        owner.rank == gainer.rank
-            && behind_ns <= tuning.quantum_ns
-            && !self.presses(owner)
-            && self.may_redistribute(now_ns, tuning)
-    }
-
+    /// Decides while an owner has the GPU, or a guest without owners.
     fn hold_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
             return Step::Again;
         };
-        let grant = holder.grant;
-        let Some(next) = self.next_apart(holder.rank, Some(hold.tenant)) else {
-            if self.next(holder.rank, Some(hold.tenant)).is_some() {
+        let (grant, rank) = (holder.grant, holder.rank);
+        let begun_ns = begun_ns(&hold, holder, now_ns);
+        let clock = self.clocks[rank as usize].after(begun_ns);
+        let Some(next) = self.next_apart_at(rank, clock, Some(hold.tenant)) else {
+            if self.next(rank, Some(hold.tenant)).is_some() {
                 return self.before_gangs_step(hold, grant, now_ns, tuning);
             }
             return match self.next(Rank::Guest, Some(hold.tenant)) {
@@ -942,76 +845,78 @@ impl Scheduler {
                 None => self.alone_step(hold, grant, now_ns, tuning),
             };
         };
-        let is_redistributed = self.takes_up_redistribution(now_ns, tuning);
+        let expires_ns = match grant {
+            Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
+            Grant::Leased { .. } | Grant::Open | Grant::Once | Grant::Closed | Grant::Paused => {
+                // The holder had the GPU to itself until now. Its request begins.
+                self.hold = Some(hold.contend(now_ns));
+                if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
+                    holder.ask(holder.vtime(clock) + holder.weighted(begun_ns), tuning);
+                }
+                self.lease_request(hold.tenant, now_ns, begun_ns, tuning, false)
+            }
+        };
         let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
             return Step::Again;
         };
-        let vtime = holder.vtime + holder.weighted(begun_ns(&hold, holder, now_ns));
-        let presses = [self.presses_at(holder, vtime), self.presses(next)];
-        if presses == [false, true] && self.may_press(next, now_ns, tuning) {
-            return self.close(hold, now_ns);
-        }
-        let is_behind = presses == [true, false] || vtime < next.vtime;
-        let patience = patience(holder, next, is_behind, false, now_ns, tuning);
-        let behind_ns = if presses[0] == presses[1] { holder.behind_ns(vtime, next.vtime) } else { 0 };
-        let turn_ns = self.turn_ns(holder, vtime, next, tuning);
-        let may_go_on = || self.yields_to(next, holder, vtime, now_ns, tuning);
-        let goes_on = holder.new_quota == Some(NewQuota::More) && may_go_on();
-        let began_anew = hold.has_gained && may_go_on();
-        let press_ns = (presses == [false, true]).then(|| self.pressed_ns.saturating_add(tuning.quantum_ns));
-        let stay =
-            |wake_ns: u64| Step::Stay(Some(press_ns.map_or(wake_ns, |press_ns| press_ns.min(wake_ns))));
-
-        let expires_ns = match grant {
-            Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
-            // It had the GPU to itself until now.
-            _ if is_behind || began_anew || hold.idle_since_ns.is_some() => {
-                let expires_ns = now_ns.saturating_add(turn_ns);
-                self.hold = Some(hold.contend(now_ns));
-                self.lease(hold.tenant, expires_ns, false);
-                expires_ns
-            }
-            _ => return self.close(hold, now_ns),
-        };
         if let Some(idle_since_ns) = hold.idle_since_ns {
-            let patience_ends_ns = idle_since_ns.saturating_add(patience.ns);
-            if now_ns >= patience_ends_ns || (now_ns >= expires_ns && !is_behind) {
+            let patience_ns = if holder.pauses_shortly() { short_pause_ns(tuning) } else { 0 };
+            let patience_ends_ns = idle_since_ns.saturating_add(patience_ns);
+            if now_ns >= patience_ends_ns {
                 return self.close(hold, now_ns);
             }
-            self.waits_at_cost = patience.is_charged.then_some(hold.tenant);
-            // It may go on in a moment.
-            self.is_redistributed |= is_redistributed;
-            return stay(patience_ends_ns);
+            return Step::Stay(Some(patience_ends_ns));
         }
-        // Who gains by what changed is not to wait for the end of a lease that was given before, but for what the holder had not got of its own.
-        if is_redistributed && !is_behind {
-            self.redistribute(now_ns);
-            return self.close(hold, now_ns);
-        }
-        if is_redistributed && behind_ns > 0 {
-            self.redistribute(now_ns);
-            self.hold = Some(hold.catch_up(now_ns));
-            let until_ns = now_ns.saturating_add(catch_up_ns(behind_ns, tuning));
-            self.lease(hold.tenant, expires_ns.min(until_ns), true);
-            return Step::Again;
-        }
-        let is_renewed = (is_behind && !hold.catches_up()) || goes_on;
-        if is_renewed && now_ns >= expires_ns.saturating_sub(tuning.lead_ns) {
-            if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
-                holder.new_quota = None;
+        let next_order = next.order(clock);
+        let mut wake_ns = u64::MAX;
+        if next_order < order(clock, holder.due, clock, holder.weight_ppm) {
+            // The request of `next` is due before that of the holder.
+            let preempts_ns = self.preempts_ns(tuning);
+            if now_ns >= preempts_ns {
+                self.preempted_ns = Some(now_ns);
+                return self.close(hold, now_ns);
             }
-            let expires_ns = expires_ns.max(now_ns).saturating_add(turn_ns);
-            self.lease(hold.tenant, expires_ns, true);
-            return stay(expires_ns.saturating_sub(tuning.lead_ns));
+            wake_ns = preempts_ns;
+        }
+        let renewal_ns = expires_ns.saturating_sub(tuning.lead_ns);
+        if now_ns < renewal_ns {
+            return Step::Stay(Some(wake_ns.min(renewal_ns)));
+        }
+        if self.goes_on(holder, next, begun_ns, expires_ns.saturating_sub(now_ns), tuning) {
+            let rest_ns = expires_ns.saturating_sub(now_ns);
+            let begun_ns = begun_ns.saturating_add(rest_ns);
+            let expires_ns =
+                self.lease_request(hold.tenant, expires_ns.max(now_ns), begun_ns, tuning, true);
+            return Step::Stay(Some(wake_ns.min(expires_ns.saturating_sub(tuning.lead_ns))));
         }
         if now_ns >= expires_ns {
             return self.close(hold, now_ns);
         }
-        let renewal_ns = expires_ns.saturating_sub(tuning.lead_ns);
-        stay(if now_ns < renewal_ns { renewal_ns } else { expires_ns })
+        Step::Stay(Some(wake_ns.min(expires_ns)))
     }
 
-    /// An owner has the GPU and only guests want it: it keeps a lease, so that its pauses are noticed, and the guests have those.
+    /// Returns when a tenant that is due earlier may take the GPU from the holder, ns.
+    fn preempts_ns(&self, tuning: &Tuning) -> u64 {
+        let every_ns = tuning.handoff_ns.saturating_mul(HANDOFFS_PER_PREEMPTION);
+        self.preempted_ns.map_or(0, |at_ns| at_ns.saturating_add(every_ns))
+    }
+
+    /// Returns whether the holder is still first in the order at the end of its lease, which is over
+    /// in `rest_ns`. `begun_ns` of its GPU time are not charged yet.
+    fn goes_on(&self, holder: &Tenant, next: &Tenant, begun_ns: u64, rest_ns: u64, tuning: &Tuning) -> bool {
+        let more_ns = begun_ns.saturating_add(rest_ns);
+        let clock = self.clocks[holder.rank as usize].after(more_ns);
+        let vtime = holder.vtime(clock) + holder.weighted(more_ns);
+        let due = if vtime < holder.ends {
+            holder.due
+        } else {
+            vtime + holder.weighted(holder.due_ns(holder.request_ns(tuning)))
+        };
+        order(vtime, due, clock, holder.weight_ppm) <= next.order(clock)
+    }
+
+    /// Decides while an owner has the GPU and only guests want it. The owner keeps a lease, so that
+    /// its pauses are noticed. Guests have the pauses.
     fn beside_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
         self.hold = Some(Hold { contended: None, ..hold });
         let mut wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
@@ -1022,7 +927,8 @@ impl Scheduler {
             } else {
                 match self.next_guest(Some(hold.tenant), now_ns, tuning) {
                     Ok(_) => return self.close(hold, now_ns),
-                    // The end of the pause rings no bell: the owner has its lease. How long it lasted has to be known.
+                    // The owner has its lease, so the end of the pause rings no bell. The guard needs
+                    // the length of the pause.
                     Err(retry_ns) => {
                         let poll_ns = now_ns.saturating_add(PAUSE_POLL_NS);
                         wake_ns = wake_ns.min(poll_ns).min(retry_ns.unwrap_or(u64::MAX));
@@ -1033,7 +939,8 @@ impl Scheduler {
         Step::Stay(Some(wake_ns))
     }
 
-    /// Gives a holder whose GPU nobody of its rank wants a long lease, or renews it. Returns when that is due again.
+    /// Gives a long lease to a holder whose GPU no other tenant of its rank wants, or renews it.
+    /// Returns when the next renewal is due, ns.
     fn keep_leased(&mut self, tenant: TenantId, grant: Grant, now_ns: u64, tuning: &Tuning) -> u64 {
         let renewal_ns = |expires_ns: u64| expires_ns.saturating_sub(tuning.lead_ns);
         let expires_ns = match grant {
@@ -1047,7 +954,8 @@ impl Scheduler {
         renewal_ns(expires_ns)
     }
 
-    /// Nobody else wants the GPU: the holder's gate is open, or will be once nobody else wanted it for a while.
+    /// Decides while no other tenant wants the GPU. The holder's gate is open, or the scheduler
+    /// opens it once no other tenant has wanted the GPU for a while.
     fn alone_step(&mut self, hold: Hold, grant: Grant, now_ns: u64, tuning: &Tuning) -> Step {
         self.hold = Some(Hold { contended: None, ..hold });
         let stay_leased_until_ns = self
@@ -1059,7 +967,7 @@ impl Scheduler {
             return Step::Stay(None);
         }
         if grant == Grant::Open && !self.is_beside_objective(hold.tenant) {
-            // Since before the others came and went.
+            // The gate has been open since before the others came and went.
             return Step::Stay(None);
         }
         let wake_ns = self.keep_leased(hold.tenant, grant, now_ns, tuning);
@@ -1067,11 +975,11 @@ impl Scheduler {
         Step::Stay(Some(wake_ns.min(until_ns)))
     }
 
-    /// Closes the holder's gate; what it has in flight drains.
+    /// Closes the holder's gate. Its work in flight drains.
     fn close(&mut self, hold: Hold, now_ns: u64) -> Step {
         let limit_ns = self.tenants.get(hold.tenant).map_or(0, |holder| match holder.grant {
             _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
-            // How much is queued behind an open gate nobody counts.
+            // No meter shows how much is queued behind an open gate.
             Grant::Open => MAX_DRAIN_NS,
             Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
                 .seen
@@ -1091,7 +999,8 @@ impl Scheduler {
         Step::Again
     }
 
-    /// How long what a tenant has in flight is waited for at most, by what its user's tenants let others wait for in vain.
+    /// Returns for how long the scheduler waits for a tenant's work in flight, ns. It depends on the
+    /// time for which others waited in vain for tenants of the same user.
     fn patience_ns(&mut self, id: TenantId, now_ns: u64) -> u64 {
         let Some(tenant) = self.tenants.get(id) else { return 0 };
         let trust = tenant.user.and_then(|user| self.trusts.get_mut(&user));
@@ -1105,55 +1014,61 @@ impl Scheduler {
             self.is_guest(hold.tenant) && self.guest_until_ns(hold.tenant, now_ns, tuning).is_err();
         let may_go_on = self.may_go_on(hold.tenant) && !is_held_back && !self.is_paused(hold.tenant);
         if in_flight && next.is_none() && may_go_on {
-            // Nobody waits for it any more.
+            // No other tenant waits for the GPU any more.
             self.hold = Some(Hold { closed_ns: None, drain_give_up_ns: None, ..hold });
             return Step::Again;
         }
-        if in_flight && now_ns < give_up_ns {
+        let is_given_up = now_ns >= give_up_ns;
+        let goes_beside = next.filter(|next| in_flight && self.goes_beside(&hold, *next, now_ns));
+        if in_flight && !is_given_up && goes_beside.is_none() {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
         if hold.once_since_ns.is_some() {
-            // It may have launched since its meter was read.
+            // The holder may have launched since its meter was read.
             self.change(hold.tenant, Grant::Closed, false);
             self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
             return Step::Again;
         }
-        self.settle(&hold, in_flight, now_ns, tuning);
+        self.settle(&hold, in_flight, is_given_up, now_ns, tuning);
         self.hold = None;
+        self.beside = in_flight.then_some(Beside { tenant: hold.tenant, until_ns: give_up_ns });
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
-            // A gang that wants the GPU waits for others from now on.
+            // From now on, a gang that wants the GPU waits for other tenants.
             self.guard.owner_served(now_ns, tuning.handoff_ns);
         }
-        let goes_last = |next: TenantId| in_flight || self.has_caught_up(&hold, next, tuning);
-        match next.filter(|next| self.order == Order::Apart && goes_last(*next)) {
-            // Work that does not end goes last, as who was let catch up does.
+        match next.filter(|_| in_flight && self.order == Order::Apart) {
+            // The tenant whose work still runs comes last.
             Some(next) => self.give(next, now_ns, tuning),
             None => Step::Again,
         }
     }
 
-    /// Whether a hold that was to last until its tenant is as far as others, or nearly, did so.
-    fn has_caught_up(&self, hold: &Hold, next: TenantId, tuning: &Tuning) -> bool {
+    /// Returns whether `next` gets the GPU while the holder's work still drains. This is so if the
+    /// drain takes longer than the hardware, which takes turns between both, would take for the usual
+    /// burst of `next`.
+    fn goes_beside(&self, hold: &Hold, next: TenantId, now_ns: u64) -> bool {
         let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
             return false;
         };
-        let behind_ns = holder.behind_ns(holder.vtime, next.vtime);
-        holder.rank == next.rank && hold.catches_up() && behind_ns <= tuning.quantum_ns
+        let burst_ns = next.usual_burst_ns();
+        let turns_ns = burst_ns.saturating_add(HARDWARE_SLICE_NS);
+        self.order == Order::Apart && next.metered_ns > 0 && holder.remaining_ns(now_ns) > turns_ns
     }
 
-    /// Who has the GPU next but for this one.
+    /// Returns the tenant that has the GPU next, except this one.
     fn next_but(&mut self, tenant: TenantId, now_ns: u64, tuning: &Tuning) -> Option<TenantId> {
         self.next_apart(Rank::Owner, Some(tenant))
             .or_else(|| self.next_guest(Some(tenant), now_ns, tuning).ok().map(|(guest, _)| guest))
     }
 
-    /// Ends a hold: charges time held in silence, and notes what the hand-off cost.
-    fn settle(&mut self, hold: &Hold, in_flight: bool, now_ns: u64, tuning: &Tuning) {
-        // How long the GPU waits for the next launch within a hold is no cost of a hand-off. Learned as one, it would make leases longer, in which the GPU waits longer,
-        // and a guest's window longer than any pause. Who has but one kernel in flight makes it wait always, and who does not say where its work began and ended may.
+    /// Ends a hold: charges the time without a shown use, and notes the cost of the hand-off.
+    fn settle(&mut self, hold: &Hold, in_flight: bool, is_given_up: bool, now_ns: u64, tuning: &Tuning) {
+        // The time within a hold in which the GPU waits for the next launch is no cost of a hand-off.
+        // If it counted, leases and windows would grow, and the GPU would wait longer still. A holder
+        // with one kernel in flight makes the GPU wait each time.
         let gives_way = self.gives_way(hold.tenant);
         let Some(holder) = self.tenants.get_mut(hold.tenant) else { return };
-        if in_flight {
+        if in_flight && is_given_up {
             holder.stuck.get_or_insert(Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns });
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
@@ -1166,7 +1081,7 @@ impl Scheduler {
         {
             trust.had_unshown(unshown_ns, now_ns);
         }
-        let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0;
+        let is_whole = !in_flight && hold.used_ns > 0 && unshown_ns == 0 && hold.shared_ns == 0;
         let unused_ns = held_ns.saturating_sub(hold.used_ns);
         let idle_ns = match hold.ended_ns {
             Some(_) => hold.edges_ns(now_ns).map(|edges_ns| edges_ns.min(unused_ns)),
@@ -1190,7 +1105,22 @@ impl Scheduler {
     }
 }
 
-/// How long a guest's work takes to be gone when an owner comes.
+/// Takes a tenant out of the competition. The tenant keeps its lag.
+fn stop_competing(tenant: &mut Tenant, clock: &mut Clock, now_ns: u64) {
+    if mem::take(&mut tenant.wanted) {
+        tenant.stopped_wanting_ns = now_ns;
+        clock.remove(tenant.vtime, tenant.weight_ppm);
+        let lag_ns = gpu_ns(clock.now() - tenant.vtime, tenant.weight_ppm);
+        tenant.set_lag(lag_ns, clock.now());
+    }
+}
+
+/// Returns the length of the longest pause for which waiting costs less than two hand-offs, ns.
+fn short_pause_ns(tuning: &Tuning) -> u64 {
+    tuning.handoff_ns.saturating_mul(HANDOFFS_PER_PAUSE)
+}
+
+/// Returns how long a guest's work takes to drain when an owner comes, ns.
 fn guest_window_ns(guest: &Tenant, tuning: &Tuning) -> u64 {
     tuning.guest_window_ns(guest.seen.longest_ns).saturating_add(tuning.handoff_ns)
 }
@@ -1200,11 +1130,6 @@ enum Step {
     Stay(Option<u64>),
     /// The phase changed.
     Again,
-}
-
-/// How long who is behind by so much keeps the GPU for that when others gain by a new quota, ns.
-fn catch_up_ns(behind_ns: u64, tuning: &Tuning) -> u64 {
-    behind_ns.min(tuning.quantum_ns / CATCH_UP_PART).max(behind_ns.saturating_sub(tuning.quantum_ns))
 }
 
 #[cfg(test)]

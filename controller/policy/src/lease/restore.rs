@@ -1,31 +1,20 @@
-//! What tenants owed and were owed when another daemon governed.
+//! Takes over from another scheduler what tenants owed and were owed.
 
-use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS, VirtualTime};
-use super::{Class, Scheduler};
+use super::state::{MAX_CREDIT_NS, MAX_DEBT_NS};
+use super::{Class, Scheduler, signed};
 use crate::TenantId;
 
-/// Where the virtual clocks begin then: far enough from zero that what is owed to a tenant lies before it.
-const RESTORED_CLOCK: VirtualTime = 1 << 64;
-
 impl Scheduler {
-    /// Takes up a tenant that another daemon knew, with its standing and what it was owed then (ns of GPU time; negative if it had
-    /// more). To be called before any tenant enters.
+    /// Adds a tenant that another scheduler knew, without sessions, and with its class, its weight
+    /// and the GPU time that it was owed, ns (negative if it had more).
     pub fn restore(&mut self, id: TenantId, class: Class, weight_ppm: u32, lag_ns: i64, now_ns: u64) {
-        if self.tenants.is_empty() {
-            self.vclocks = self.vclocks.map(|vclock| vclock.max(RESTORED_CLOCK));
-        }
         self.enter(id, class, now_ns);
         self.set_standing(id, class, weight_ppm);
         let Some(tenant) = self.tenants.get_mut(id) else { return };
-        let vclock = self.vclocks[tenant.rank as usize];
-        let owed_ns = lag_ns.unsigned_abs();
-        tenant.vtime = if lag_ns >= 0 {
-            vclock.saturating_sub(tenant.weighted(owed_ns.min(MAX_CREDIT_NS)))
-        } else {
-            vclock.saturating_add(tenant.weighted(owed_ns.min(MAX_DEBT_NS)))
-        };
+        tenant.lag_ns = lag_ns.clamp(-signed(MAX_DEBT_NS), signed(MAX_CREDIT_NS));
+        tenant.largest_charge_ns = tenant.lag_ns.min(0).unsigned_abs();
         tenant.present = false;
-        // As if it had stopped just now: a daemon's absence is no long pause of its own.
+        // The absence of a daemon is no pause of the tenant.
         tenant.stopped_wanting_ns = now_ns;
     }
 }

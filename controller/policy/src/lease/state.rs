@@ -1,51 +1,47 @@
-//! What the scheduler remembers of a tenant and of a hold, and what follows from either alone.
+//! The state of a tenant and of a hold, and the functions of either alone.
 
+use super::clock::{VirtualTime, gpu_ns, signed, weighted};
 use super::trust::UserId;
 use super::{Grant, Seen, ns};
 use crate::TenantId;
 use crate::class::Class;
 use crate::entitlement::IDLE_NS;
 use crate::tuning::Tuning;
+use core::cmp::Reverse;
 use core::time::Duration;
 use deepres_abi::PPM;
 
-/// A tenant that wants nothing for longer than this is idle, and owed nothing when it is back; for less, it is between two pieces of work (a Python
-/// program's step has gaps of some milliseconds) and keeps what it is owed …
+/// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
+/// Python program has gaps of some milliseconds.
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// … up to so much GPU time, if the GPU waited for it ([`patience`]). If others had the GPU meanwhile it left them what it was owed: it keeps a
-/// quantum, by which it is served soon, and nobody else is behind for more.
+/// The most GPU time that a tenant is owed, ns. Only longer kernels of others make it more.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
-/// GPU time that a tenant owes at most: this …
+/// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
-/// … or what it took twice at once, which is how a long kernel is charged …
+/// … or this many times the most that the scheduler charged at once, because it charges a long
+/// kernel at its end …
 const CHARGES_OWED: u64 = 2;
-/// … but not more than this. Nobody starves for what happened once.
+/// … but not more than this, so that no tenant starves for what happened once.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
-/// A holder whose threads are on their way from the gate is not charged for that long: a wake-up on a busy machine. All that is let pass so is
-/// not more than this at once …
+/// While threads of the holder are on their way from the gate, the scheduler charges nothing for
+/// this time: a wake-up on a busy machine. It is also the most that the scheduler lets pass at once …
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
-/// … and not more of the time than this part, one in so many.
+/// … and over time the scheduler lets pass one part in this many of the time.
 const LENIENCE_PART: u64 = 10;
-/// An idle holder that is owed GPU time is waited for if its pauses are at most this part of its work (one in so many).
-const WORK_PER_PAUSE: u64 = 10;
-/// … or, at its own cost, if they are at most this part of it, and shorter than another's turn …
-const WORK_PER_CHARGED_PAUSE: u64 = 2;
-/// … and no longer than this many of its usual pauses.
-const PAUSES_OF_PATIENCE: u64 = 2;
-/// See [`Forfeited`].
-const FORFEITED_PART: u64 = 20;
-/// At once a tenant lost no more than so many of its usual bursts: what it did not want it did not lose.
-const BURSTS_LOST: u64 = 10;
-/// Weight of the newest pause or burst in the running means: one in so many.
+/// The weight of the newest pause or burst in the running means: one in this many.
 const MEAN_DIVISOR: u64 = 8;
+/// The weight of the newest pause in the part of the pauses that are short: one in this many.
+const PAUSE_DIVISOR: u32 = 4;
+/// A tenant with a time objective wants its request served within this part of the objective (one
+/// in so many). The rest is for the request's own work and for what came before.
+const HASTE_PER_SLO: u64 = 20;
 
-/// GPU time over weight: ns × [`PPM`] / weight.
-pub type VirtualTime = u128;
-
-/// Whether a tenant competes for the GPU, or has it while nobody does.
+/// The two ranks of tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rank {
+    /// The tenant competes for the GPU.
     Owner,
+    /// The tenant has the GPU while no owner wants it (best-effort).
     Guest,
 }
 
@@ -55,196 +51,270 @@ impl Rank {
     }
 }
 
+/// A tenant.
 #[derive(Debug)]
 pub struct Tenant {
     pub rank: Rank,
     pub weight_ppm: u32,
-    /// How soon its requests are to be answered, ns.
+    /// The time objective (SLO) of the tenant's requests, ns.
     pub slo_ns: Option<u64>,
+    /// Whether the tenant wanted the GPU at the last decision. It then competes: the clock of its
+    /// rank counts it.
+    pub wanted: bool,
+    /// The virtual time of a competing tenant.
     pub vtime: VirtualTime,
-    /// What was charged up to `old_vtime` was charged at this weight, on average; the rest at the present one.
-    pub old_weight_ppm: u32,
-    pub old_vtime: VirtualTime,
-    /// Whose it is; nobody else's, if that is not known.
+    /// GPU time that a tenant is owed that does not compete, ns; negative if it had more than that.
+    pub lag_ns: i64,
+    /// GPU time charged since the last decision to a tenant that did not compete, ns.
+    pub uncounted_ns: u64,
+    /// The request of a competing tenant: the virtual times at which it is due, and at which the
+    /// tenant has had it.
+    pub due: VirtualTime,
+    pub ends: VirtualTime,
+    /// The tenant's user; `None` if the user is unknown.
     pub user: Option<UserId>,
-    /// It is new, and takes over what tenants of its user owe that are gone once it wants the GPU.
+    /// Whether the tenant is new. Once it wants the GPU, it takes over the debts of its user's
+    /// tenants that are gone.
     pub takes_over: bool,
-    /// What it owed when it left, ns.
+    /// GPU time that the tenant owed when it left, ns.
     pub left_owing_ns: u64,
-    /// GPU time that it showed a use of, ns.
+    /// GPU time that the meter has shown, ns.
     pub metered_ns: u64,
-    /// It has sessions on this GPU …
+    /// Whether the tenant has sessions on this GPU, and since when, ns.
     pub present: bool,
-    /// … since then.
     pub came_ns: u64,
-    /// An administrator paused it.
+    /// Whether an administrator paused the tenant.
     pub is_paused: bool,
     pub seen: Seen,
-    /// It wanted the GPU at the last decision.
-    pub wanted: bool,
-    /// It used the GPU since.
-    pub has_used: bool,
     pub stopped_wanting_ns: u64,
-    /// When it was last seen to have used the GPU: who always pauses when it is looked at does.
+    /// When the tenant was last seen to have used the GPU, ns. A tenant may pause at each look.
     pub used_at_ns: u64,
     pub last_progress_ns: u64,
-    /// The most that was charged at once, ns.
+    /// The most GPU time that the scheduler charged at once, ns.
     pub largest_charge_ns: u64,
-    /// Charged for time held without any metered use; what is metered later is set off against it.
+    /// GPU time charged without a meter that showed it, ns. Later metered time is set off against it.
     pub advance_ns: u64,
-    /// GPU time used since it last began to want the GPU, and the running means of such bursts and of the pauses between them.
+    /// GPU time used since the last pause that was not short, ns.
     pub burst_ns: u64,
+    /// The running means of such bursts and of all pauses, ns.
     pub mean_burst_ns: u64,
     pub mean_pause_ns: u64,
-    /// What it lost because others had the GPU while it paused for a moment, less what the GPU idled for it since.
-    pub forfeited: Forfeited,
-    /// What of the GPU time that it held and shows no use of is let pass.
+    /// The part of the pauses that are too short for a hand-off, parts per million.
+    pub short_pauses_ppm: u32,
+    /// The rest of the time without a shown use that the scheduler lets pass.
     pub lenience: Lenience,
-    /// It did not drain in time, and has neither drained since nor got done what explains it.
+    /// Set if the tenant's work did not end within a drain, and nothing explains that yet.
     pub stuck: Option<Stuck>,
-    /// What it is owed changed, and it was not given the GPU since.
-    pub new_quota: Option<NewQuota>,
     pub grant: Grant,
 }
 
-fn gpu_ns(vtime: VirtualTime, weight_ppm: u32) -> u64 {
-    let gpu_ns = vtime.saturating_mul(VirtualTime::from(weight_ppm)) / VirtualTime::from(PPM);
-    u64::try_from(gpu_ns).unwrap_or(u64::MAX)
-}
+/// The order in which tenants get the GPU: the least is first.
+pub type Order = (bool, VirtualTime, Reverse<u32>);
 
 impl Tenant {
-    /// It has sessions, and may run.
+    /// Returns a tenant that came at `now_ns`, with sessions, and owes and is owed nothing.
+    pub fn new(rank: Rank, now_ns: u64) -> Self {
+        Self {
+            rank,
+            weight_ppm: 0,
+            slo_ns: None,
+            wanted: false,
+            vtime: 0,
+            lag_ns: 0,
+            uncounted_ns: 0,
+            due: 0,
+            ends: 0,
+            user: None,
+            takes_over: false,
+            left_owing_ns: 0,
+            metered_ns: 0,
+            present: true,
+            came_ns: now_ns,
+            is_paused: false,
+            seen: Seen::default(),
+            stopped_wanting_ns: 0,
+            used_at_ns: 0,
+            last_progress_ns: now_ns,
+            largest_charge_ns: 0,
+            advance_ns: 0,
+            burst_ns: 0,
+            mean_burst_ns: 0,
+            mean_pause_ns: 0,
+            short_pauses_ppm: PPM,
+            lenience: Lenience::default(),
+            stuck: None,
+            grant: Grant::Closed,
+        }
+    }
+
+    /// Returns whether the tenant has sessions and may run.
     pub fn is_here(&self) -> bool {
         self.present && !self.is_paused
     }
 
-    /// It has wanted nothing for [`IDLE_NS`], or is not to run.
+    /// Returns whether the tenant has wanted nothing for [`IDLE_NS`], or is paused.
     pub fn is_idle(&self, now_ns: u64) -> bool {
         let since_ns = self.stopped_wanting_ns.max(self.came_ns).max(self.used_at_ns);
         let wants = self.wanted || self.seen.wants();
         self.is_paused || (!wants && now_ns.saturating_sub(since_ns) >= IDLE_NS)
     }
 
-    /// It wants nothing, and is between two pieces of work.
+    /// Returns whether the tenant is between two pieces of work.
     pub fn is_back_soon(&self, now_ns: u64) -> bool {
         self.metered_ns > 0 && !self.wanted && now_ns.saturating_sub(self.stopped_wanting_ns) <= SHORT_IDLE_NS
     }
 
-    /// It wants nothing, and its meters say what they said before.
+    /// Returns whether the tenant wants nothing and its meters have not changed.
     pub fn still_rests(&self, seen: &Seen) -> bool {
         self.seen == *seen && !seen.wants() && seen.used_ns == 0 && self.stuck.is_none()
     }
 
-    /// It is of those that are to be answered soon, and has asked for something before.
+    /// Returns whether the tenant has a time objective and has asked for something before.
     pub fn is_answering(&self) -> bool {
         self.has_objective() && self.metered_ns > 0
     }
 
-    /// It is of those that are to be answered soon.
+    /// Returns whether the tenant is an owner with a time objective.
     pub fn has_objective(&self) -> bool {
         self.rank == Rank::Owner && self.slo_ns.is_some()
     }
 
-    /// What its gate says while it has to wait.
+    /// Returns the grant of a tenant that has to wait.
     pub fn closed(&self) -> Grant {
         if self.is_paused { Grant::Paused } else { Grant::Closed }
     }
 
-    /// The GPU waited for it since it stopped wanting it.
-    pub fn has_kept(&self, id: TenantId, hold: Option<&Hold>) -> bool {
-        hold.is_some_and(|hold| {
-            hold.tenant == id && hold.since_ns <= self.stopped_wanting_ns && hold.drain_give_up_ns.is_none()
-        })
-    }
-
+    /// Returns the virtual time of this much of the tenant's GPU time.
     pub fn weighted(&self, gpu_ns: u64) -> VirtualTime {
-        VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / VirtualTime::from(self.weight_ppm.max(1))
+        weighted(signed(gpu_ns), self.weight_ppm)
     }
 
-    /// GPU time of so much virtual time, ns.
-    pub fn gpu_ns(&self, vtime: VirtualTime) -> u64 {
-        gpu_ns(vtime, self.weight_ppm)
+    /// Returns the tenant's virtual time. For a tenant that does not compete, it is the virtual
+    /// time that the tenant would begin with, were it alone.
+    pub fn vtime(&self, clock: VirtualTime) -> VirtualTime {
+        if self.wanted { self.vtime } else { clock - weighted(self.lag_ns, self.weight_ppm) }
     }
 
-    /// GPU time by which it is behind another, while they are at these virtual times, ns.
-    pub fn behind_ns(&self, own: VirtualTime, others: VirtualTime) -> u64 {
-        self.gpu_ns(others.saturating_sub(own))
+    /// Returns GPU time that the tenant is owed, ns; negative if it had more than that.
+    pub fn lag_ns(&self, clock: VirtualTime) -> i64 {
+        if self.wanted { gpu_ns(clock - self.vtime, self.weight_ppm) } else { self.lag_ns }
     }
 
-    /// GPU time by which it is ahead of the clock of its rank, at the weights that it was charged at, ns.
-    pub fn owing_ns(&self, vclock: VirtualTime) -> u64 {
-        let old = self.vtime.min(self.old_vtime).saturating_sub(vclock);
-        let new = self.vtime.saturating_sub(vclock.max(self.old_vtime));
-        gpu_ns(old, self.old_weight_ppm).saturating_add(self.gpu_ns(new))
+    /// Sets GPU time that the tenant is owed. The scheduler forgets what exceeds the bounds.
+    pub fn set_lag(&mut self, lag_ns: i64, clock: VirtualTime) {
+        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(self.max_credit_ns()));
+        self.vtime = clock - weighted(self.lag_ns, self.weight_ppm);
     }
 
-    /// Gives it another weight. What it was charged before keeps the weight of that time, but that it does not owe more GPU time for having more weight: what
-    /// it had while it was owed next to nothing would be seconds. Nor does it owe less for having had less weight meanwhile.
-    pub fn set_weight(&mut self, weight_ppm: u32, vclock: VirtualTime) {
-        let ahead = self.vtime.saturating_sub(vclock);
-        if ahead == 0 {
-            (self.weight_ppm, self.old_weight_ppm, self.old_vtime) = (weight_ppm, 0, self.vtime);
-            return;
-        }
-        let owing_ns = self.owing_ns(vclock);
+    /// Sets the weight. The tenant owes and is owed as much GPU time as before.
+    pub fn set_weight(&mut self, weight_ppm: u32, clock: VirtualTime) {
+        let [owed_ns, due_ns, ends_ns] =
+            [clock, self.due, self.ends].map(|vtime| gpu_ns(vtime - self.vtime, self.weight_ppm));
         self.weight_ppm = weight_ppm;
-        let kept = ahead.min(self.weighted(owing_ns));
-        self.vtime -= ahead - kept;
-        self.old_vtime = self.vtime;
-        let average_ppm =
-            (VirtualTime::from(owing_ns) * VirtualTime::from(PPM)).checked_div(kept).unwrap_or(0);
-        self.old_weight_ppm = u32::try_from(average_ppm).unwrap_or(PPM).min(PPM);
+        self.vtime = clock - weighted(owed_ns, weight_ppm);
+        [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// It begins to want the GPU, and has lost so much of what it was owed.
-    pub fn forfeit(&mut self, lost: VirtualTime, now_ns: u64) {
-        let lost_ns = self.gpu_ns(lost).min(self.mean_burst_ns.saturating_mul(BURSTS_LOST));
-        self.forfeited.add(lost_ns, now_ns);
-    }
-
+    /// Charges GPU time.
     pub fn charge(&mut self, gpu_ns: u64) {
         self.largest_charge_ns = self.largest_charge_ns.max(gpu_ns);
-        self.vtime += self.weighted(gpu_ns);
+        if self.wanted {
+            self.vtime += self.weighted(gpu_ns);
+        } else {
+            self.uncounted_ns = self.uncounted_ns.saturating_add(gpu_ns);
+        }
     }
 
-    /// The virtual time that it is at, at most, while the clock of its rank stands there.
-    pub fn most_ahead(&self, vclock: VirtualTime) -> VirtualTime {
-        vclock.saturating_add(self.weighted(self.max_debt_ns()))
-    }
-
+    /// Returns the most GPU time that the tenant may owe, ns.
     pub fn max_debt_ns(&self) -> u64 {
         self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
     }
+
+    /// Returns the most GPU time that the tenant may be owed while it pauses, ns.
+    pub fn max_credit_ns(&self) -> u64 {
+        MAX_CREDIT_NS
+    }
+
+    /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
+    /// the present burst if that is longer already.
+    pub fn usual_burst_ns(&self) -> u64 {
+        self.mean_burst_ns.max(self.burst_ns)
+    }
+
+    /// Returns the GPU time for which the tenant asks at a time, ns: its usual burst, but a quantum
+    /// at most.
+    pub fn request_ns(&self, tuning: &Tuning) -> u64 {
+        self.usual_burst_ns().clamp(tuning.handoff_ns.min(tuning.quantum_ns), tuning.quantum_ns)
+    }
+
+    /// Begins the next request of a tenant that is at this virtual time. If the tenant has a time
+    /// objective, the request is due earlier.
+    pub fn ask(&mut self, vtime: VirtualTime, tuning: &Tuning) {
+        let request_ns = self.request_ns(tuning);
+        self.ends = vtime + self.weighted(request_ns);
+        self.due = vtime + self.weighted(self.due_ns(request_ns));
+    }
+
+    /// Returns the GPU time within which a request is due, ns.
+    pub fn due_ns(&self, request_ns: u64) -> u64 {
+        let slo_ns = if self.has_objective() { self.slo_ns } else { None };
+        slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
+    }
+
+    /// Returns the place of a competing tenant in the order, while its clock stands there. Tenants
+    /// that had more than they are owed come last. Of the others, the first is the tenant whose
+    /// request is due first.
+    pub fn order(&self, clock: VirtualTime) -> Order {
+        order(self.vtime, self.due, clock, self.weight_ppm)
+    }
+
+    /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst.
+    pub fn paused(&mut self, pause_ns: u64, most_ns: u64, short_ns: u64) {
+        self.mean_pause_ns = mean(self.mean_pause_ns, pause_ns.min(most_ns));
+        let part_ppm = self.short_pauses_ppm / PAUSE_DIVISOR;
+        self.short_pauses_ppm -= part_ppm;
+        if pause_ns <= short_ns {
+            self.short_pauses_ppm += PPM / PAUSE_DIVISOR;
+        } else {
+            self.mean_burst_ns = mean(self.mean_burst_ns, self.burst_ns);
+            self.burst_ns = 0;
+        }
+    }
+
+    /// Returns whether the next pause is likely to be short.
+    pub fn pauses_shortly(&self) -> bool {
+        self.short_pauses_ppm >= PPM / 2
+    }
 }
 
-/// How what somebody is owed changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewQuota {
-    More,
-    Less,
+/// Returns the place of a tenant at this virtual time with a request that is due then.
+pub fn order(vtime: VirtualTime, due: VirtualTime, clock: VirtualTime, weight_ppm: u32) -> Order {
+    let had_more = vtime > clock;
+    (had_more, if had_more { vtime } else { due }, Reverse(weight_ppm))
 }
 
-/// What is known of a tenant since the beginning of a hold after which it did not drain in time.
+/// A tenant's progress since the beginning of a hold whose drain did not end in time.
 #[derive(Debug, Clone, Copy)]
 pub struct Stuck {
     pub since_ns: u64,
-    /// GPU time that it got done since.
+    /// GPU time that the meter has shown since, ns.
     pub used_ns: u64,
 }
 
 impl Stuck {
-    /// Whether it got so much done that something long has ended.
+    /// Returns whether the meter shows so much that something long must have ended.
     pub fn is_over(&self, now_ns: u64) -> bool {
         is_explained(self.used_ns, now_ns.saturating_sub(self.since_ns))
     }
 }
 
-/// What is let pass: a thread that wakes up late now and then is not charged for it, one that always does is.
+/// Time without a shown use that the scheduler lets pass. It charges nothing for a thread that now
+/// and then wakes up late, but charges a thread that always does.
 #[derive(Debug, Clone, Copy)]
 pub struct Lenience {
     left_ns: u64,
     at_ns: u64,
-    /// Tenants of its user that are here, itself too: it is let pass to all of them together.
+    /// Number of tenants of the same user that are here. They share what the scheduler lets pass.
     among: u64,
 }
 
@@ -264,77 +334,56 @@ impl Lenience {
         *self = Self { left_ns: self.left_ns(now_ns).saturating_sub(ns), at_ns: now_ns, ..*self };
     }
 
-    /// The same with nothing left of it.
+    /// Returns the same with nothing left.
     pub fn spent(self, now_ns: u64) -> Self {
         Self { left_ns: 0, at_ns: now_ns, ..self }
     }
 
-    /// From now on it is that of so many tenants.
+    /// Divides what is earned from now on by this number of tenants.
     pub fn divide(&mut self, among: u64, now_ns: u64) {
         self.spend(0, now_ns);
         self.among = among.max(1);
     }
 }
 
-/// GPU time that a tenant was owed and lost. A little of its time, one part in so many, is not worth a GPU that idles.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Forfeited {
-    ns: u64,
-    at_ns: u64,
-}
-
-impl Forfeited {
-    pub fn ns(self, now_ns: u64) -> u64 {
-        self.ns.saturating_sub(now_ns.saturating_sub(self.at_ns) / FORFEITED_PART)
-    }
-
-    pub fn add(&mut self, ns: u64, now_ns: u64) {
-        *self = Self { ns: self.ns(now_ns).saturating_add(ns).min(MAX_CREDIT_NS), at_ns: now_ns };
-    }
-
-    pub fn redeem(&mut self, ns: u64, now_ns: u64) {
-        *self = Self { ns: self.ns(now_ns).saturating_sub(ns), at_ns: now_ns };
-    }
-}
-
-/// Since when others wait for a hold to end, and what the holder had used by then.
+/// The time from which on others wait for the end of a hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Contended {
     pub since_ns: u64,
+    /// GPU time that the holder had used, and had shared, by then, ns.
     pub used_ns: u64,
-    /// What they are owed changed meanwhile: its lease lasts only until it is as far as they are.
-    pub catches_up: bool,
+    pub shared_ns: u64,
 }
 
-/// One hold of the GPU, from grant to drain.
+/// A hold of the GPU by one tenant, from the grant to the end of the drain.
 #[derive(Debug, Clone, Copy)]
 pub struct Hold {
     pub tenant: TenantId,
     pub since_ns: u64,
     pub used_ns: u64,
-    /// Something of the holder was in flight.
+    /// Time in which work of the previous holder was still in flight, ns.
+    pub shared_ns: u64,
+    /// Whether the holder was seen with work in flight, and whether it was seen idle.
     pub ran: bool,
-    /// The holder was seen idle.
     pub paused: bool,
     pub idle_since_ns: Option<u64>,
-    /// Others of its rank wait for it to end: its leases are a quantum long.
+    /// Set while others of the holder's rank wait for the end of the hold. Its leases then end.
     pub contended: Option<Contended>,
-    /// While it drains: since when, and when that is given up.
+    /// During the drain: when the gate closed, and when the scheduler gives up the drain, ns.
     pub closed_ns: Option<u64>,
     pub drain_give_up_ns: Option<u64>,
-    /// When the first work that had waited for the hold began, and the last that is done ended, if that is told.
+    /// When the first work began that had waited for the hold, and when the last finished work
+    /// ended, if the sessions report it, ns.
     pub began_ns: Option<u64>,
     pub ended_ns: Option<u64>,
-    /// While it may launch one thing: since when.
+    /// While the holder may launch one thing: since when, ns.
     pub once_since_ns: Option<u64>,
-    /// The holder had gained by a new quota when it was given the GPU.
-    pub has_gained: bool,
 }
 
-/// What an owner had got done at a decision.
+/// The progress of an owner at a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Noted {
-    /// When it was given the GPU: what tells one hold from another.
+    /// The beginning of the hold, which tells holds apart, ns.
     pub hold_ns: u64,
     pub at_ns: u64,
     pub used_ns: u64,
@@ -342,25 +391,34 @@ pub struct Noted {
 }
 
 impl Hold {
-    /// From now on others wait for its end, if they did not before.
+    /// Returns a hold that begins.
+    pub fn begin(tenant: TenantId, now_ns: u64, is_idle: bool) -> Self {
+        Self {
+            tenant,
+            since_ns: now_ns,
+            used_ns: 0,
+            shared_ns: 0,
+            ran: false,
+            paused: is_idle,
+            idle_since_ns: is_idle.then_some(now_ns),
+            contended: None,
+            closed_ns: None,
+            drain_give_up_ns: None,
+            began_ns: None,
+            ended_ns: None,
+            once_since_ns: None,
+        }
+    }
+
+    /// Returns the hold with others that wait for its end, from now on if none waited before.
     pub fn contend(self, now_ns: u64) -> Self {
-        let began = Contended { since_ns: now_ns, used_ns: self.used_ns, catches_up: false };
+        let began = Contended { since_ns: now_ns, used_ns: self.used_ns, shared_ns: self.shared_ns };
         Self { contended: Some(self.contended.unwrap_or(began)), ..self }
     }
 
-    /// Whether it ends once the holder is as far as the others.
-    pub fn catches_up(&self) -> bool {
-        self.contended.is_some_and(|contended| contended.catches_up)
-    }
-
-    /// From now on it does: what everybody is owed changed.
-    pub fn catch_up(self, now_ns: u64) -> Self {
-        let Self { contended, .. } = self.contend(now_ns);
-        Self { contended: contended.map(|contended| Contended { catches_up: true, ..contended }), ..self }
-    }
-
-    /// What its ways in and out cost at `now_ns`, if its sessions tell: the GPU's idling between the gate's opening and the first work, and between the end of what
-    /// was in flight when the gate closed and now. Nothing is told by who did not wait for the gate to open.
+    /// Returns the time at both ends of the hold in which the GPU idled, ns; `None` if the sessions
+    /// do not report it. The times are from the gate's opening to the first work, and from the end
+    /// of the work in flight to now. A session that did not wait for the gate reports nothing.
     pub fn edges_ns(&self, now_ns: u64) -> Option<u64> {
         let way_in_ns = self.began_ns?.saturating_sub(self.since_ns);
         let idle_since_ns = self.closed_ns.map(|closed_ns| self.ended_ns.unwrap_or(0).max(closed_ns));
@@ -368,16 +426,14 @@ impl Hold {
         Some(way_in_ns.saturating_add(way_out_ns))
     }
 
-    /// The hold as if it began now, after `silent_ns` in which nobody governed: so much longer it may drain.
+    /// Returns the hold as if it began now, after `silent_ns` in which no scheduler ran. The drain
+    /// may last as much longer.
     pub fn renew(self, now_ns: u64, silent_ns: u64) -> Self {
+        let (used_ns, shared_ns) = (self.used_ns, self.shared_ns);
         Self {
             since_ns: now_ns,
             idle_since_ns: self.idle_since_ns.map(|_| now_ns),
-            contended: self.contended.map(|contended| Contended {
-                since_ns: now_ns,
-                used_ns: self.used_ns,
-                ..contended
-            }),
+            contended: self.contended.map(|_| Contended { since_ns: now_ns, used_ns, shared_ns }),
             closed_ns: self.closed_ns.map(|_| now_ns),
             drain_give_up_ns: self.drain_give_up_ns.map(|at_ns| at_ns.saturating_add(silent_ns)),
             began_ns: None,
@@ -386,25 +442,28 @@ impl Hold {
         }
     }
 
-    /// Time for which others waited and that the holder had without a meter to show for it: pauses in which the GPU was kept for it too. A meter
-    /// lags behind a little, and a program may launch more slowly than the GPU runs; one that shows less than half is not believed. So nobody
-    /// has more than twice what it is charged for, whatever it says of itself, but for [`Lenience`].
+    /// Returns the time for which others waited and for which no meter shows a use, ns. A meter
+    /// lags behind a little, and a program may launch more slowly than the GPU runs. So the
+    /// scheduler believes a meter that shows at least half. Without [`Lenience`], no tenant has more
+    /// than twice the time that it is charged for.
     fn unshown_ns(&self, now_ns: u64) -> u64 {
-        let Some(Contended { since_ns, used_ns, .. }) = self.contended else { return 0 };
-        let (had_ns, used_ns) = (now_ns.saturating_sub(since_ns), self.used_ns.saturating_sub(used_ns));
+        let Some(Contended { since_ns, used_ns, shared_ns }) = self.contended else { return 0 };
+        let had_ns = now_ns.saturating_sub(since_ns).saturating_sub(self.shared_ns - shared_ns);
+        let used_ns = self.used_ns.saturating_sub(used_ns);
         if is_explained(used_ns, had_ns) { 0 } else { had_ns.saturating_sub(used_ns) }
     }
 }
 
-/// Whether a meter that shows so much for that time of having the GPU is believed.
+/// Returns whether the scheduler believes a meter that shows this use of the time with the GPU.
 fn is_explained(used_ns: u64, had_ns: u64) -> bool {
     used_ns >= had_ns / 2
 }
 
-/// GPU time that a holder has begun and was not charged for: what it says is in flight, or the time since it was last seen to
-/// get on.
+/// Returns GPU time that a holder has begun and that the scheduler has not charged, ns: the
+/// estimated work in flight, or the time since the holder last made progress.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
+    let silent_ns = silent_ns.saturating_sub(hold.shared_ns);
     let begun_ns = match holder.seen {
         Seen { in_flight: true, pending_ns, .. } => pending_ns.max(silent_ns),
         Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
@@ -413,7 +472,8 @@ pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     begun_ns.max(unexplained_ns(hold, holder, now_ns)).min(MAX_DEBT_NS)
 }
 
-/// What of the time that a holder had without showing a use of it is not let pass: all of it, if it ran all the time and shows nothing at all.
+/// Returns the part of the time without a shown use that the scheduler does not let pass, ns. It
+/// lets nothing pass for a holder that always ran and shows nothing at all.
 fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let is_mute = hold.used_ns == 0 && hold.ran && !hold.paused;
     let let_pass_ns = if is_mute { 0 } else { holder.lenience.left_ns(now_ns) };
@@ -421,7 +481,8 @@ fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
 }
 
 impl Tenant {
-    /// Charges what a hold that is over had and did not show. What is metered of it later is set off against that. Returns how much it was, ns.
+    /// Charges the time of a finished hold for which no meter shows a use. Later metered time is set
+    /// off against it. Returns the charge, ns.
     pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> u64 {
         let unexplained_ns = unexplained_ns(hold, self, now_ns);
         self.lenience.spend(hold.unshown_ns(now_ns) - unexplained_ns, now_ns);
@@ -429,7 +490,7 @@ impl Tenant {
         unexplained_ns
     }
 
-    /// Charges what is in no meter. What is metered later is set off against it.
+    /// Charges GPU time that no meter shows. Later metered time is set off against it.
     pub fn charge_in_advance(&mut self, gpu_ns: u64) {
         if gpu_ns > 0 {
             self.charge(gpu_ns);
@@ -437,63 +498,23 @@ impl Tenant {
         }
     }
 
-    /// What runs into the turns of others if work is waited for no more that the tenant says it has, ns: what a window has room for, less what it was
-    /// waited for. Whoever says that it is never done pays for that each time.
+    /// Returns the estimated GPU time in flight that runs into the holds of others, ns: at most what
+    /// a window has room for, less the time for which the scheduler waited. So a tenant whose work
+    /// seems never to end pays for it at each hand-off.
     pub fn overrun_ns(&self, hold: &Hold, window_ns: u64, now_ns: u64) -> u64 {
         let waited_ns = hold.closed_ns.map_or(0, |closed_ns| now_ns.saturating_sub(closed_ns));
         self.seen.pending_ns.min(window_ns).saturating_sub(waited_ns)
     }
-}
 
-/// GPU time that a tenant is owed at most when it wants the GPU again after a pause, over which it kept the GPU or left it to others.
-pub fn credit_ns(pause_ns: u64, has_kept: bool, tuning: &Tuning) -> u64 {
-    match pause_ns {
-        ..=SHORT_IDLE_NS if has_kept => MAX_CREDIT_NS,
-        ..=SHORT_IDLE_NS => tuning.quantum_ns.min(MAX_CREDIT_NS),
-        _ => 0,
+    /// Returns how much longer the tenant's work in flight takes by its own account, ns.
+    pub fn remaining_ns(&self, now_ns: u64) -> u64 {
+        let silent_ns = now_ns.saturating_sub(self.last_progress_ns);
+        let pending_ns = if self.seen.in_flight { self.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
+        pending_ns.saturating_sub(silent_ns)
     }
 }
 
-/// How long an idle holder keeps the GPU while others wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    pub ns: u64,
-    /// What the GPU idles for it, but for what a hand-off takes, it is charged for.
-    pub is_charged: bool,
-}
-
-/// A tenant that is behind and pauses between bursts of work is waited for: else whoever never pauses, `next`, would get the GPU at each pause and keep it for a
-/// turn or a whole kernel, and who was promised half the GPU would have a tenth. Where that is worth more than a little of its work it pays for it, and is waited for only as far as
-/// it lost something by not being waited for; a gang's ranks are in any case, since none of them could go on without the others.
-pub fn patience(
-    holder: &Tenant,
-    next: &Tenant,
-    is_behind: bool,
-    is_gang: bool,
-    now_ns: u64,
-    tuning: &Tuning,
-) -> Patience {
-    let pause_ns = holder.mean_pause_ns;
-    let of = |worth_ns: u64, is_charged| {
-        let ns = tuning.grace_ns.max(pause_ns.saturating_mul(PAUSES_OF_PATIENCE).min(worth_ns));
-        Patience { ns, is_charged }
-    };
-    let free_ns = holder.mean_burst_ns / WORK_PER_PAUSE;
-    // Who is away for longer than that keeps nothing of what it is owed.
-    let turn_ns = tuning.quantum_ns.max(next.seen.longest_ns).min(SHORT_IDLE_NS);
-    let charged_ns = (holder.mean_burst_ns / WORK_PER_CHARGED_PAUSE).min(turn_ns);
-    let forfeited_ns = holder.forfeited.ns(now_ns);
-    match is_behind {
-        true if pause_ns <= free_ns => of(free_ns, false),
-        true if pause_ns <= charged_ns && is_gang => of(charged_ns, true),
-        true if pause_ns <= charged_ns && forfeited_ns > tuning.quantum_ns => {
-            of(charged_ns.min(forfeited_ns), true)
-        }
-        _ => of(0, false),
-    }
-}
-
-/// The running mean with one more value in it; the first value is the mean.
+/// Returns the running mean with one more value. The first value is the mean.
 pub fn mean(before: u64, value: u64) -> u64 {
     if before == 0 { value } else { before - before / MEAN_DIVISOR + value / MEAN_DIVISOR }
 }

@@ -1,18 +1,19 @@
-//! The tenants of a GPU, and which of them a decision has to look at: of a thousand most want nothing, and nothing about those changes by itself.
+//! The tenants of a GPU, and which of them a decision looks at. Of a thousand tenants most want
+//! nothing, and nothing about them changes by itself.
 
 use super::state::Tenant;
 use crate::TenantId;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-use core::ops::Index;
 
-/// See the module.
+/// The tenants, as the module's documentation explains.
 #[derive(Debug, Default)]
 pub struct Tenants {
     all: BTreeMap<TenantId, Tenant>,
-    /// Those that want the GPU, as far as is known, and those that were touched since the last look; in order. There is room for all.
+    /// The tenants that wanted the GPU at the last look, and those that were touched since, in order.
+    /// There is room for all tenants.
     astir: Vec<TenantId>,
-    /// Those that said how soon they are to be answered.
+    /// The tenants with a time objective.
     with_objective: BTreeSet<TenantId>,
 }
 
@@ -21,14 +22,14 @@ impl Tenants {
         self.all.get(&id)
     }
 
-    /// It is looked at next time.
+    /// Makes the next decision look at a tenant.
     pub fn touch(&mut self, id: TenantId) {
         if let Err(place) = self.astir.binary_search(&id) {
             self.astir.insert(place, id);
         }
     }
 
-    /// Whoever changes a tenant has it looked at.
+    /// Returns a tenant for a change. The next decision looks at the tenant.
     pub fn get_mut(&mut self, id: TenantId) -> Option<&mut Tenant> {
         if self.all.contains_key(&id) {
             self.touch(id);
@@ -36,7 +37,7 @@ impl Tenants {
         self.all.get_mut(&id)
     }
 
-    /// For changes that are nothing to the next look.
+    /// Returns a tenant for a change that the next decision need not see.
     pub fn get_quietly(&mut self, id: TenantId) -> Option<&mut Tenant> {
         self.all.get_mut(&id)
     }
@@ -53,10 +54,6 @@ impl Tenants {
         self.with_objective.remove(&id);
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -69,12 +66,12 @@ impl Tenants {
         self.all.values()
     }
 
-    /// For changes that are nothing to the next look.
+    /// Returns all tenants for changes that the next decision need not see.
     pub fn values_quietly(&mut self) -> impl Iterator<Item = &mut Tenant> {
         self.all.values_mut()
     }
 
-    /// Sets how soon a tenant's requests are to be answered, ns.
+    /// Sets the time objective of a tenant's requests, ns.
     pub fn set_slo(&mut self, id: TenantId, slo_ns: Option<u64>) {
         let Some(tenant) = self.get_quietly(id) else { return };
         tenant.slo_ns = slo_ns;
@@ -85,32 +82,34 @@ impl Tenants {
         }
     }
 
-    /// Those that said how soon they are to be answered.
+    /// Returns the tenants with a time objective.
     pub fn with_objective(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> {
         self.with_objective.iter().filter_map(|id| Some((id, self.all.get(id)?)))
     }
 
-    /// All that want the GPU, or did at the last look, or used it since, and others that were touched; in order.
+    /// Returns the tenants at which the next decision looks, in order.
     pub fn astir(&self) -> impl Iterator<Item = (&TenantId, &Tenant)> + Clone {
         self.astir.iter().filter_map(|id| Some((id, self.all.get(id)?)))
     }
 
-    /// Looks at each of those, in order; who wants nothing is then not looked at again until it is touched.
-    pub fn look(&mut self, mut look: impl FnMut(TenantId, &mut Tenant)) {
+    /// Changes each of these tenants, in order.
+    pub fn astir_with(&mut self, mut change: impl FnMut(TenantId, &mut Tenant)) {
+        for id in &self.astir {
+            if let Some(tenant) = self.all.get_mut(id) {
+                change(*id, tenant);
+            }
+        }
+    }
+
+    /// Looks at each of these tenants, in order. A tenant that wants nothing is then not looked at
+    /// again until it is touched.
+    pub fn look(&mut self, mut look: impl FnMut(&mut Tenant)) {
         let all = &mut self.all;
         self.astir.retain(|id| {
             all.get_mut(id).is_some_and(|tenant| {
-                look(*id, tenant);
+                look(tenant);
                 tenant.seen.wants()
             })
         });
-    }
-}
-
-impl Index<&TenantId> for Tenants {
-    type Output = Tenant;
-
-    fn index(&self, id: &TenantId) -> &Tenant {
-        &self.all[id]
     }
 }

@@ -87,12 +87,7 @@ impl Policy {
             }
         };
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
-            // The work in flight of one tenant has drained before the next tenant's gate opens. So
-            // the hardware switches contexts only at a hand-off, and the gate accounts for that.
-            Self::Deepres => (
-                Box::new(TimeSlice::new(tenants, gpu.slice_ns, 0)),
-                Box::new(deepres::Deepres::new(scenario)),
-            ),
+            Self::Deepres => (turns(), Box::new(deepres::Deepres::new(scenario))),
             Self::TimeSlice => (turns(), Box::new(Absent)),
             Self::TgsLike => (hardware(), Box::new(tgs::TgsLike::new(scenario))),
             Self::HamiLike => (hardware(), Box::new(hami::HamiLike::new(scenario))),
