@@ -16,4 +16,5 @@ pub mod policy;
 pub mod report;
 pub mod scenario;
 pub mod standings;
+pub mod sweep;
 pub mod trace;

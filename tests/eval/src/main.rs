@@ -10,7 +10,7 @@ use clap::Parser;
 
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
-use deepres_eval::{metrics, page, plot, report};
+use deepres_eval::{metrics, page, plot, report, sweep};
 
 /// Evaluate sharing policies in virtual time
 ///
@@ -35,6 +35,15 @@ struct Options {
     /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG)
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
+    /// Draw this many mixes of programs at random, and show how deepres does in the worst of them
+    #[arg(long, value_name = "MIXES", conflicts_with_all = ["scenario", "policy", "report", "plots"])]
+    sweep: Option<u64>,
+    /// Where the random numbers of the sweep begin
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "sweep")]
+    seed: u64,
+    /// Write the scenarios of the worst mixes into this folder
+    #[arg(long, value_name = "FOLDER", default_value = "target/eval-sweep", requires = "sweep")]
+    sweep_dir: PathBuf,
 }
 
 fn main() -> ExitCode {
@@ -52,6 +61,10 @@ fn run(options: &Options) -> Result<()> {
         println!("{}", page::write()?.display());
         return Ok(());
     }
+    if let Some(mixes) = options.sweep {
+        let sweep = sweep::run(mixes, options.seed, &options.sweep_dir)?;
+        return if options.json { report::print_sweep_json(&sweep) } else { report::print_sweep(&sweep) };
+    }
     let files = if options.scenario.is_empty() { scenario::all()? } else { options.scenario.clone() };
     let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
     let mut rows = Vec::new();
@@ -63,7 +76,7 @@ fn run(options: &Options) -> Result<()> {
                 eprintln!("warning: {}: the trace of tenant `{}`: {flaw}", file.display(), tenant.name);
             }
         }
-        let runs = metrics::evaluate(&scenario, &policies);
+        let runs = metrics::evaluate_in_full(&scenario, &policies);
         if let Some(folder) = &options.plots {
             plot::draw(&scenario, &runs, folder, &mut drawn)
                 .with_context(|| format!("cannot draw {} into {}", scenario.name, folder.display()))?;

@@ -63,6 +63,13 @@ pub struct Row {
     /// With guests: the GPU time that guests used while no owner had work, as a part of the GPU
     /// time that owners leave in such times.
     pub harvested_fraction: Option<f64>,
+    /// The least progress of an owner, as a part of the owner's progress under the fluid limit.
+    pub worst_progress_vs_gps: Option<f64>,
+    /// The least progress of an owner, as a part of the lesser of the owner's progress under plain
+    /// time-slicing and under the fluid limit.
+    pub worst_vs_nothing: Option<f64>,
+    /// `worst_progress_vs_gps` of the best scheduler that [`crate::bound`] knows.
+    pub bound: Option<f64>,
     /// Figures of each tenant.
     pub tenants: Vec<TenantRow>,
 }
@@ -98,9 +105,49 @@ pub struct Evaluated {
     pub row: Row,
     /// Result of the run.
     pub run: Run,
+    /// Progress of each tenant under the fluid limit.
+    pub fluid: Vec<f64>,
+}
+
+impl Row {
+    /// Returns the progress of each tenant.
+    fn progress_of_each(&self) -> Vec<f64> {
+        self.tenants.iter().map(|tenant| tenant.progress).collect()
+    }
+}
+
+/// Runs a scenario under each policy. Returns the figures of each policy, in the same order, with
+/// the figures that compare a policy with plain time-slicing and with the bound.
+pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    let mut with_turns = policies.to_vec();
+    if !with_turns.contains(&Policy::TimeSlice) {
+        with_turns.push(Policy::TimeSlice);
+    }
+    let mut all = evaluate(scenario, &with_turns);
+    let turns: Vec<f64> = with_turns
+        .iter()
+        .zip(&all)
+        .filter(|(policy, _)| **policy == Policy::TimeSlice)
+        .flat_map(|(_, turns)| turns.row.tenants.iter().map(|tenant| tenant.progress))
+        .collect();
+    all.truncate(policies.len());
+    for Evaluated { row, fluid, .. } in &mut all {
+        let lesser: Vec<f64> = turns.iter().zip(&*fluid).map(|(turns, fluid)| turns.min(*fluid)).collect();
+        row.worst_vs_nothing = worst(scenario, &row.progress_of_each(), &lesser);
+    }
+    all
+}
+
+/// Returns the least ratio of an owner's progress to its reference. Owners whose reference is 0 do
+/// not count.
+pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option<f64> {
+    let each = scenario.tenants.iter().zip(progress).zip(reference);
+    let owners = each.filter(|((tenant, _), reference)| !tenant.is_guest() && **reference > 0.0);
+    owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
 }
 
 /// Runs a scenario under each policy. Returns the figures of each policy, in the same order.
+/// Leaves out the figures that only [`evaluate_in_full`] computes.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
     let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
     // The fluid limit of deepres gives the entitlements over time. The evaluation measures every
@@ -116,6 +163,8 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
         together(scenario, runs)
     };
     let (split, fluid) = both(|| run(Policy::StaticSplit), || run(Policy::Gps));
+    let parts_done = fluid.outcomes.iter().zip(&alone).map(|(outcome, alone)| part_done(outcome, alone));
+    let fluid_progress: Vec<f64> = parts_done.collect();
     let references = BTreeMap::from([(Policy::StaticSplit.name(), split), (Policy::Gps.name(), fluid)]);
     let evaluated = |policy: &Policy| {
         let run = match policy {
@@ -123,8 +172,9 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
             policy => references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy)),
         };
         let undisturbed = has_several_owners_beside_guests(scenario).then(|| undisturbed(scenario, *policy));
-        let row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
-        Evaluated { row, run }
+        let mut row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
+        row.worst_progress_vs_gps = worst(scenario, &row.progress_of_each(), &fluid_progress);
+        Evaluated { row, run, fluid: fluid_progress.clone() }
     };
     policies.iter().map(evaluated).collect()
 }
@@ -224,7 +274,7 @@ fn row(
                 entitled: mean(&outcome.owed_ppm) / 1e6,
                 received: outcome.used_ns as f64 / span_ns,
                 demand: alone.used_ns as f64 / span_ns,
-                progress: outcome.work_ns as f64 / alone.work_ns.max(1) as f64,
+                progress: part_done(outcome, alone),
                 lag_ms: outcome.lag_ns as f64 / NS_PER_MS,
                 p50_ms: percentile_ms(&outcome.latencies_ns, 0.5),
                 p99_ms: percentile_ms(&outcome.latencies_ns, 0.99),
@@ -283,8 +333,16 @@ fn row(
         p99_added_ms: p99_ms.zip(percentile_ms(&answered_before, 0.99)).map(|(with, before)| with - before),
         production_speed: beside.map(|(speed, _)| speed),
         harvested_fraction: beside.map(|(_, harvested)| harvested),
+        worst_progress_vs_gps: None,
+        worst_vs_nothing: None,
+        bound: None,
         tenants,
     }
+}
+
+/// Returns the work of a tenant, as a part of its work alone.
+fn part_done(outcome: &Outcome, alone: &Outcome) -> f64 {
+    outcome.work_ns as f64 / alone.work_ns.max(1) as f64
 }
 
 /// Returns the part of the jobs with a deadline that were done in time.

@@ -238,7 +238,7 @@ pub fn hashes() -> Result<String> {
         scenario.duration_ns = scenario.duration_ns.min(HASHED_NS);
         scenario.warmup_ns = scenario.warmup_ns.min(HASHED_NS / 10);
         let rows: Vec<Row> =
-            metrics::evaluate(&scenario, &Policy::ALL).into_iter().map(|run| run.row).collect();
+            metrics::evaluate_in_full(&scenario, &Policy::ALL).into_iter().map(|run| run.row).collect();
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         writeln!(hashes, "{:016x} {name}", fnv1a(&serde_json::to_vec(&rows)?))?;
     }

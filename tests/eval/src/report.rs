@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::metrics::Row;
+use crate::sweep::{self, Mix, Sweep};
 
 /// Prints `{"rows": […]}`.
 pub fn print_json(rows: &[Row]) -> Result<()> {
@@ -24,7 +25,7 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
             writeln!(out, "\n{scenario}: {}", row.shows)?;
             writeln!(
                 out,
-                "  {:<18}{:>11}{:>9}{:>10}{:>8}{:>9}{:>9}{:>7}{:>8}{:>6}{:>9}{:>9}{:>9}{:>10}{:>10}",
+                "  {:<18}{:>11}{:>9}{:>10}{:>8}{:>9}{:>9}{:>7}{:>8}{:>6}{:>9}{:>9}{:>9}{:>10}{:>10}{:>11}{:>12}{:>8}",
                 "policy",
                 "throughput",
                 "utilis.",
@@ -39,7 +40,10 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
                 "p99 ms",
                 "added",
                 "prod.",
-                "harvested"
+                "harvested",
+                "worst/gps",
+                "worst/noth.",
+                "bound"
             )?;
         }
         let or_dash = |value: Option<f64>, decimals: usize| {
@@ -47,7 +51,7 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
         };
         writeln!(
             out,
-            "  {:<18}{:>11.3}{:>9.3}{:>10.2}{:>8.3}{:>9.1}{:>9.1}{:>7.3}{:>8}{:>6}{:>9}{:>9}{:>9}{:>10}{:>10}",
+            "  {:<18}{:>11.3}{:>9.3}{:>10.2}{:>8.3}{:>9.1}{:>9.1}{:>7.3}{:>8}{:>6}{:>9}{:>9}{:>9}{:>10}{:>10}{:>11}{:>12}{:>8}",
             row.policy,
             row.throughput,
             row.utilisation,
@@ -63,7 +67,40 @@ pub fn print_table(rows: &[Row]) -> Result<()> {
             or_dash(row.p99_added_ms, 2),
             or_dash(row.production_speed, 4),
             or_dash(row.harvested_fraction, 3),
+            or_dash(row.worst_progress_vs_gps, 3),
+            or_dash(row.worst_vs_nothing, 3),
+            or_dash(row.bound, 3),
         )?;
+    }
+    Ok(())
+}
+
+/// Prints a sweep's figures as JSON.
+pub fn print_sweep_json(sweep: &Sweep) -> Result<()> {
+    serde_json::to_writer_pretty(stdout().lock(), sweep)?;
+    writeln!(stdout())?;
+    Ok(())
+}
+
+/// Prints a sweep as tables: how the figures spread, and the worst mixes.
+pub fn print_sweep(sweep: &Sweep) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{} mixes, progress of the worst tenant of each under deepres:", sweep.mixes)?;
+    writeln!(out, "  {:<22}{:>8}{:>8}{:>8}{:>8}{:>8}", "", "worst", "1 %", "5 %", "25 %", "50 %")?;
+    for (name, figure) in Mix::FIGURES {
+        let mut values: Vec<f64> = sweep.each.iter().map(figure).collect();
+        values.sort_by(f64::total_cmp);
+        write!(out, "  {name:<22}")?;
+        for part in [0.0, 0.01, 0.05, 0.25, 0.5] {
+            write!(out, "{:>8.3}", values[(values.len() as f64 * part) as usize])?;
+        }
+        writeln!(out)?;
+    }
+    writeln!(out, "\n  {:<44}{:>8}{:>10}{:>10}", "the worst mixes", "tenants", "of gps", "of nothing")?;
+    for (file, number) in sweep.worst_files.iter().zip(sweep::worst_of(&sweep.each)) {
+        let mix = &sweep.each[number as usize];
+        let file = file.display().to_string();
+        writeln!(out, "  {file:<44}{:>8}{:>10.3}{:>10.3}", mix.tenants, mix.vs_gps, mix.vs_nothing)?;
     }
     Ok(())
 }
