@@ -68,7 +68,7 @@ impl Scheduler {
     /// Returns whether a tenant goes before those without a time objective: it has one, and is owed
     /// GPU time. A tenant that does not hold the GPU may take it only now and then.
     fn presses(&self, tenant: &Tenant, holds: bool, now_ns: u64, tuning: &Tuning) -> bool {
-        let is_owed = tenant.vtime <= self.clocks[tenant.rank as usize].now();
+        let is_owed = tenant.vtime <= self.clocks[tenant.rank as usize].mean_after(0);
         tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
     }
 
@@ -96,13 +96,13 @@ impl Scheduler {
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
-        let drained_ns = now_ns.saturating_add(holder.remaining_ns(now_ns));
+        let drained_ns = now_ns.saturating_add(holder.remaining_ns());
         let goes_on = hold.contended.is_some()
             && hold.drain_give_up_ns.is_none()
             && !self.is_done(&hold, now_ns, tuning);
         match holder.grant {
             Grant::Leased { expires_ns } if goes_on && holder.rank == Rank::Owner => {
-                let free_ns = expires_ns.saturating_add(drain_ns(holder, now_ns, tuning));
+                let free_ns = expires_ns.saturating_add(drain_ns(holder, tuning));
                 (drained_ns, free_ns.max(drained_ns))
             }
             _ => (drained_ns, drained_ns),
@@ -149,7 +149,7 @@ impl Scheduler {
         if let Some(next) = next
             && let Some(tenant) = self.tenants.get(next)
         {
-            self.lease_limit_ns = at_ns.saturating_sub(drain_ns(tenant, now_ns, tuning));
+            self.lease_limit_ns = at_ns.saturating_sub(drain_ns(tenant, tuning));
             if now_ns.saturating_add(tuning.lead_ns) <= self.lease_limit_ns {
                 return self.give(next, now_ns, tuning);
             }
@@ -184,7 +184,7 @@ impl Scheduler {
             self.hold = None;
             return Step::Again;
         };
-        let last_ns = at_ns.saturating_sub(drain_ns(holder, now_ns, tuning));
+        let last_ns = at_ns.saturating_sub(drain_ns(holder, tuning));
         if now_ns >= last_ns {
             return self.close(hold, now_ns);
         }
@@ -321,6 +321,6 @@ impl Scheduler {
 
 /// How long before it is to have drained a tenant's gate closes: it may have launched one of its longest kernels just before. One that takes longer than
 /// a quantum may be late.
-fn drain_ns(tenant: &Tenant, now_ns: u64, tuning: &Tuning) -> u64 {
-    tenant.remaining_ns(now_ns).max(tenant.seen.longest_ns.min(tuning.quantum_ns))
+fn drain_ns(tenant: &Tenant, tuning: &Tuning) -> u64 {
+    tenant.remaining_ns().max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }

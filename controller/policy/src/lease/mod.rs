@@ -253,8 +253,10 @@ impl Scheduler {
             tenant.lenience = tenant.lenience.spent(now_ns);
             let held = self.hold.filter(|hold| hold.tenant == id);
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
-            let clock = &mut self.clocks[tenant.rank as usize];
-            stop_competing(tenant, clock, now_ns);
+            if tenant.wanted {
+                tenant.stopped_wanting_ns = now_ns;
+                tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
+            }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
                 let trust = self.trusts.entry(user).or_default();
@@ -263,6 +265,7 @@ impl Scheduler {
             }
             tenant.present = false;
             tenant.seen = Seen::default();
+            (tenant.accrued_ns, tenant.shown_ns, tenant.flew) = (0, 0, false);
             tenant.grant = tenant.closed();
         }
         if let Some(user) = self.tenants.get(id).and_then(|tenant| tenant.user) {
@@ -307,7 +310,6 @@ impl Scheduler {
         if mem::replace(&mut tenant.rank, rank) != rank {
             // A debt to the tenants of one rank is no debt to those of the other.
             tenant.set_lag(0, self.clocks[rank as usize].now());
-            (tenant.due, tenant.ends) = (tenant.vtime, tenant.vtime);
             self.tenants.touch(id);
         }
     }
@@ -379,9 +381,8 @@ impl Scheduler {
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
             tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
-            (tenant.due, tenant.ends) = (tenant.vtime, tenant.vtime);
             tenant.uncounted_ns = 0;
-            tenant.advance_ns = 0;
+            (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
             tenant.last_progress_ns = now_ns;
             if let Some(stuck) = &mut tenant.stuck {
@@ -442,6 +443,7 @@ impl Scheduler {
                 trust.shown(set_off_ns, now_ns);
             }
             tenant.charge(seen.used_ns - set_off_ns);
+            tenant.shown_ns = tenant.shown_ns.saturating_add(seen.used_ns - set_off_ns);
             tenant.burst_ns = tenant.burst_ns.saturating_add(seen.used_ns);
             tenant.used_at_ns = now_ns;
         }
@@ -521,23 +523,31 @@ impl Scheduler {
     /// Sets the clocks by the charges since the last decision, and takes in which tenants begin and
     /// stop wanting the GPU.
     fn account(&mut self, now_ns: u64, tuning: &Tuning) {
+        let elapsed_ns = now_ns.saturating_sub(mem::replace(&mut self.decided_ns, now_ns));
         self.note_progress(now_ns);
-        self.note_shared(now_ns);
+        self.note_shared(elapsed_ns, now_ns);
+        self.accrue(elapsed_ns);
         self.set_clocks();
         let clocks = &mut self.clocks;
         let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;
+        let is_alone = clocks.map(|clock| clock.has_one());
         self.tenants.astir_with(|_, tenant| {
+            let clock = &mut clocks[tenant.rank as usize];
+            if tenant.wanted && is_alone[tenant.rank as usize] {
+                tenant.forget(elapsed_ns, clock.now());
+            }
             if tenant.wanted && !wants(tenant) {
-                stop_competing(tenant, &mut clocks[tenant.rank as usize], now_ns);
+                tenant.stopped_wanting_ns = now_ns;
+                tenant.compete(false, clock);
             }
         });
-        clocks.iter_mut().for_each(Clock::set);
         let mut wanting = [0; 2];
         let trusts = &mut self.trusts;
-        self.tenants.look(|tenant| {
+        let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
+        self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if !tenant.wanted && tenant.uncounted_ns > 0 {
-                let owed_ns = clock.owed_for(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
+                let owed_ns = clock.run_beside(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
             }
             if !wants(tenant) {
@@ -547,6 +557,7 @@ impl Scheduler {
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                tenant.forget(pause_ns, clock.now());
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {
@@ -554,19 +565,11 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.wanted = true;
-                tenant.vtime = clock.place(tenant.lag_ns, tenant.weight_ppm);
-                clock.add(tenant.vtime, tenant.weight_ppm);
-                clock.set();
+                tenant.compete(true, clock);
                 tenant.ask(tenant.vtime, tuning);
             }
-        });
-        let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
-        self.tenants.astir_with(|id, tenant| {
-            let most_ns = signed(tenant.max_debt_ns());
-            let most_ahead = self.clocks[tenant.rank as usize].now() + clock::weighted(most_ns, tenant.weight_ppm);
-            tenant.vtime = tenant.vtime.min(most_ahead);
-            if tenant.wanted && Some(id) != holder && tenant.vtime >= tenant.ends {
+            tenant.bound_debt(clock.now());
+            if Some(id) != holder && tenant.vtime >= tenant.ends {
                 tenant.ask(tenant.vtime, tuning);
             }
         });
@@ -581,19 +584,31 @@ impl Scheduler {
         self.guard.observe(now_ns, owners, tuning.grace_ns);
     }
 
-    /// Sets the clock of each rank to the mean of its competing tenants.
+    /// Charges all work in flight for the time since the last decision. The hardware takes turns
+    /// between tenants with work in flight, so each of them had an equal part of the time.
+    fn accrue(&mut self, elapsed_ns: u64) {
+        let flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count() as u64;
+        let passed_ns = elapsed_ns / flying.max(1);
+        self.tenants.astir_with(|_, tenant| tenant.accrue(passed_ns));
+    }
+
+    /// Lets the clock of each rank run by the charges of its competing tenants.
     fn set_clocks(&mut self) {
-        self.clocks.iter_mut().for_each(Clock::clear);
-        for (_, tenant) in self.tenants.astir().filter(|(_, tenant)| tenant.wanted) {
-            self.clocks[tenant.rank as usize].add(tenant.vtime, tenant.weight_ppm);
-        }
-        self.clocks.iter_mut().for_each(Clock::set);
+        let mut charged = [0; 2];
+        let clocks = &mut self.clocks;
+        clocks.iter_mut().for_each(Clock::clear);
+        self.tenants.astir_with(|_, tenant| {
+            if tenant.wanted {
+                charged[tenant.rank as usize] += tenant.count();
+                clocks[tenant.rank as usize].add(tenant.vtime, tenant.weight_ppm);
+            }
+        });
+        clocks.iter_mut().zip(charged).for_each(|(clock, charged)| clock.run(charged));
     }
 
     /// Counts the time since the last decision in which the holder shared the GPU with the rest of
     /// the previous holder's work.
-    fn note_shared(&mut self, now_ns: u64) {
-        let elapsed_ns = now_ns.saturating_sub(mem::replace(&mut self.decided_ns, now_ns));
+    fn note_shared(&mut self, elapsed_ns: u64, now_ns: u64) {
         let Some(beside) = self.beside else { return };
         if let Some(hold) = &mut self.hold {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
@@ -645,24 +660,24 @@ impl Scheduler {
 
     /// Returns the tenant of a rank that wants the GPU and is first in the order, except `but`.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, self.clocks[rank as usize].now(), |id| Some(id) != but)
+        self.next_of(rank, self.clocks[rank as usize].mean_after(0), |id| Some(id) != but)
     }
 
     /// Returns the same, of the tenants that get the GPU without an order of the board.
     fn next_apart(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_apart_at(rank, self.clocks[rank as usize].now(), but)
+        self.next_apart_at(rank, self.clocks[rank as usize].mean_after(0), but)
     }
 
-    /// Returns the same when the clock stands there.
-    fn next_apart_at(&self, rank: Rank, clock: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, clock, |id| Some(id) != but && !self.is_gang(id))
+    /// Returns the same for this mean virtual time of the competing tenants.
+    fn next_apart_at(&self, rank: Rank, mean: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
+        self.next_of(rank, mean, |id| Some(id) != but && !self.is_gang(id))
     }
 
-    fn next_of(&self, rank: Rank, clock: VirtualTime, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
+    fn next_of(&self, rank: Rank, mean: VirtualTime, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         self.tenants
             .astir()
             .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
-            .min_by_key(|(_, tenant)| tenant.order(clock))
+            .min_by_key(|(_, tenant)| tenant.order(mean))
             .map(|(id, _)| *id)
     }
 
@@ -682,11 +697,11 @@ impl Scheduler {
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
         let is_asked = |(_, tenant): &(&TenantId, &Tenant)| tenant.rank == Rank::Guest && tenant.wanted;
-        let clock = self.clocks[Rank::Guest as usize].now();
+        let mean = self.clocks[Rank::Guest as usize].mean_after(0);
         let mut guests = mem::take(&mut self.guests);
         guests.clear();
         let asked = self.tenants.astir().filter(is_asked);
-        guests.extend(asked.map(|(id, tenant)| (tenant.order(clock), *id, guest_window_ns(tenant, tuning))));
+        guests.extend(asked.map(|(id, tenant)| (tenant.order(mean), *id, guest_window_ns(tenant, tuning))));
         guests.sort_unstable();
         self.guard.save_for(guests.iter().map(|(.., window_ns)| *window_ns).max().unwrap_or(0));
         let mut next = Err(None);
@@ -835,8 +850,8 @@ impl Scheduler {
         };
         let (grant, rank) = (holder.grant, holder.rank);
         let begun_ns = begun_ns(&hold, holder, now_ns);
-        let clock = self.clocks[rank as usize].after(begun_ns);
-        let Some(next) = self.next_apart_at(rank, clock, Some(hold.tenant)) else {
+        let mean = self.clocks[rank as usize].mean_after(begun_ns);
+        let Some(next) = self.next_apart_at(rank, mean, Some(hold.tenant)) else {
             if self.next(rank, Some(hold.tenant)).is_some() {
                 return self.before_gangs_step(hold, grant, now_ns, tuning);
             }
@@ -850,6 +865,7 @@ impl Scheduler {
             Grant::Leased { .. } | Grant::Open | Grant::Once | Grant::Closed | Grant::Paused => {
                 // The holder had the GPU to itself until now. Its request begins.
                 self.hold = Some(hold.contend(now_ns));
+                let clock = self.clocks[rank as usize].now();
                 if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
                     holder.ask(holder.vtime(clock) + holder.weighted(begun_ns), tuning);
                 }
@@ -867,11 +883,16 @@ impl Scheduler {
             }
             return Step::Stay(Some(patience_ends_ns));
         }
-        let next_order = next.order(clock);
         let mut wake_ns = u64::MAX;
-        if next_order < order(clock, holder.due, clock, holder.weight_ppm) {
-            // The request of `next` is due before that of the holder.
-            let preempts_ns = self.preempts_ns(tuning);
+        // Within its request the holder counts as owed GPU time.
+        let is_first = |mean| next.order(mean) < order(mean, holder.due, mean, holder.weight_ppm);
+        if is_first(mean) {
+            // The request of `next` is due before that of the holder. If `next` does not wait for the
+            // drain, it must be owed GPU time now, and else after the drain.
+            let clock = &self.clocks[rank as usize];
+            let rest_ns = holder.remaining_ns();
+            let owed_ns = if self.goes_beside(rest_ns, next) { clock.until_ns(next.vtime, 0) } else { 0 };
+            let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));
             if now_ns >= preempts_ns {
                 self.preempted_ns = Some(now_ns);
                 return self.close(hold, now_ns);
@@ -905,14 +926,15 @@ impl Scheduler {
     /// in `rest_ns`. `begun_ns` of its GPU time are not charged yet.
     fn goes_on(&self, holder: &Tenant, next: &Tenant, begun_ns: u64, rest_ns: u64, tuning: &Tuning) -> bool {
         let more_ns = begun_ns.saturating_add(rest_ns);
-        let clock = self.clocks[holder.rank as usize].after(more_ns);
-        let vtime = holder.vtime(clock) + holder.weighted(more_ns);
+        let clock = &self.clocks[holder.rank as usize];
+        let mean = clock.mean_after(more_ns);
+        let vtime = holder.vtime(clock.now()) + holder.weighted(more_ns);
         let due = if vtime < holder.ends {
             holder.due
         } else {
             vtime + holder.weighted(holder.due_ns(holder.request_ns(tuning)))
         };
-        order(vtime, due, clock, holder.weight_ppm) <= next.order(clock)
+        order(vtime, due, mean, holder.weight_ppm) <= next.order(mean)
     }
 
     /// Decides while an owner has the GPU and only guests want it. The owner keeps a lease, so that
@@ -1019,8 +1041,10 @@ impl Scheduler {
             return Step::Again;
         }
         let is_given_up = now_ns >= give_up_ns;
-        let goes_beside = next.filter(|next| in_flight && self.goes_beside(&hold, *next, now_ns));
-        if in_flight && !is_given_up && goes_beside.is_none() {
+        let pair = next.and_then(|next| self.tenants.get(hold.tenant).zip(self.tenants.get(next)));
+        let goes_beside =
+            pair.is_some_and(|(holder, next)| self.goes_beside(holder.remaining_ns(), next));
+        if in_flight && !is_given_up && !goes_beside {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
         if hold.once_since_ns.is_some() {
@@ -1029,7 +1053,7 @@ impl Scheduler {
             self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
             return Step::Again;
         }
-        self.settle(&hold, in_flight, is_given_up, now_ns, tuning);
+        self.settle(&hold, in_flight, is_given_up, now_ns);
         self.hold = None;
         self.beside = in_flight.then_some(Beside { tenant: hold.tenant, until_ns: give_up_ns });
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
@@ -1043,16 +1067,14 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether `next` gets the GPU while the holder's work still drains. This is so if the
-    /// drain takes longer than the hardware, which takes turns between both, would take for the usual
-    /// burst of `next`.
-    fn goes_beside(&self, hold: &Hold, next: TenantId, now_ns: u64) -> bool {
-        let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
-            return false;
-        };
-        let burst_ns = next.usual_burst_ns();
-        let turns_ns = burst_ns.saturating_add(HARDWARE_SLICE_NS);
-        self.order == Order::Apart && next.metered_ns > 0 && holder.remaining_ns(now_ns) > turns_ns
+    /// Returns whether `next` gets the GPU while the holder's work still drains for `rest_ns`. This is
+    /// so if the drain takes longer than `next` would lose to the hardware, which takes turns between
+    /// both: half a slice in the mean until its first turn, and a slice after each of its slices.
+    fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
+        let lost_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS)
+            .saturating_mul(HARDWARE_SLICE_NS)
+            .saturating_add(HARDWARE_SLICE_NS / 2);
+        self.order == Order::Apart && next.metered_ns > 0 && rest_ns > lost_ns
     }
 
     /// Returns the tenant that has the GPU next, except this one.
@@ -1062,7 +1084,7 @@ impl Scheduler {
     }
 
     /// Ends a hold: charges the time without a shown use, and notes the cost of the hand-off.
-    fn settle(&mut self, hold: &Hold, in_flight: bool, is_given_up: bool, now_ns: u64, tuning: &Tuning) {
+    fn settle(&mut self, hold: &Hold, in_flight: bool, is_given_up: bool, now_ns: u64) {
         // The time within a hold in which the GPU waits for the next launch is no cost of a hand-off.
         // If it counted, leases and windows would grow, and the GPU would wait longer still. A holder
         // with one kernel in flight makes the GPU wait each time.
@@ -1073,9 +1095,6 @@ impl Scheduler {
         }
         let held_ns = now_ns.saturating_sub(hold.since_ns);
         let unshown_ns = holder.settle(hold, now_ns);
-        if in_flight {
-            holder.charge_in_advance(holder.overrun_ns(hold, tuning.window_ns, now_ns));
-        }
         if let Some(user) = holder.user.filter(|_| unshown_ns > 0)
             && let Some(trust) = self.trusts.get_mut(&user)
         {
@@ -1102,16 +1121,6 @@ impl Scheduler {
             tenant.grant = grant;
             self.changes.push(Change { tenant: id, grant, renewal });
         }
-    }
-}
-
-/// Takes a tenant out of the competition. The tenant keeps its lag.
-fn stop_competing(tenant: &mut Tenant, clock: &mut Clock, now_ns: u64) {
-    if mem::take(&mut tenant.wanted) {
-        tenant.stopped_wanting_ns = now_ns;
-        clock.remove(tenant.vtime, tenant.weight_ppm);
-        let lag_ns = gpu_ns(clock.now() - tenant.vtime, tenant.weight_ppm);
-        tenant.set_lag(lag_ns, clock.now());
     }
 }
 

@@ -1,6 +1,6 @@
 //! The state of a tenant and of a hold, and the functions of either alone.
 
-use super::clock::{VirtualTime, gpu_ns, signed, weighted};
+use super::clock::{Clock, VirtualTime, gpu_ns, signed, weighted};
 use super::trust::UserId;
 use super::{Grant, Seen, ns};
 use crate::TenantId;
@@ -8,13 +8,14 @@ use crate::class::Class;
 use crate::entitlement::IDLE_NS;
 use crate::tuning::Tuning;
 use core::cmp::Reverse;
+use core::mem;
 use core::time::Duration;
 use deepres_abi::PPM;
 
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant is owed, ns. Only longer kernels of others make it more.
+/// The most GPU time that a tenant is owed after a pause, ns.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -23,6 +24,9 @@ const DEBT_NS: u64 = ns(Duration::from_millis(250));
 const CHARGES_OWED: u64 = 2;
 /// … but not more than this, so that no tenant starves for what happened once.
 pub const MAX_DEBT_NS: u64 = ns(Duration::from_secs(1));
+/// What a tenant owes and is owed is forgotten in time while no other tenant competes: one part in
+/// this many of the time that passes.
+const FORGOTTEN_PART: u64 = 50;
 /// While threads of the holder are on their way from the gate, the scheduler charges nothing for
 /// this time: a wake-up on a busy machine. It is also the most that the scheduler lets pass at once …
 const START_LIMIT_NS: u64 = ns(Duration::from_millis(10));
@@ -61,8 +65,9 @@ pub struct Tenant {
     /// Whether the tenant wanted the GPU at the last decision. It then competes: the clock of its
     /// rank counts it.
     pub wanted: bool,
-    /// The virtual time of a competing tenant.
+    /// The virtual time of a competing tenant, and up to where the clock has counted it.
     pub vtime: VirtualTime,
+    pub counted: VirtualTime,
     /// GPU time that a tenant is owed that does not compete, ns; negative if it had more than that.
     pub lag_ns: i64,
     /// GPU time charged since the last decision to a tenant that did not compete, ns.
@@ -94,6 +99,11 @@ pub struct Tenant {
     pub largest_charge_ns: u64,
     /// GPU time charged without a meter that showed it, ns. Later metered time is set off against it.
     pub advance_ns: u64,
+    /// GPU time charged for work in flight as the time passes, ns. The meter shows it at the end.
+    pub accrued_ns: u64,
+    /// Metered GPU time since the last decision, ns, and whether work was in flight then.
+    pub shown_ns: u64,
+    pub flew: bool,
     /// GPU time used since the last pause that was not short, ns.
     pub burst_ns: u64,
     /// The running means of such bursts and of all pauses, ns.
@@ -120,6 +130,7 @@ impl Tenant {
             slo_ns: None,
             wanted: false,
             vtime: 0,
+            counted: 0,
             lag_ns: 0,
             uncounted_ns: 0,
             due: 0,
@@ -137,6 +148,9 @@ impl Tenant {
             last_progress_ns: now_ns,
             largest_charge_ns: 0,
             advance_ns: 0,
+            accrued_ns: 0,
+            shown_ns: 0,
+            flew: false,
             burst_ns: 0,
             mean_burst_ns: 0,
             mean_pause_ns: 0,
@@ -200,19 +214,54 @@ impl Tenant {
         if self.wanted { gpu_ns(clock - self.vtime, self.weight_ppm) } else { self.lag_ns }
     }
 
-    /// Sets GPU time that the tenant is owed. The scheduler forgets what exceeds the bounds.
+    /// Sets GPU time that the tenant is owed, ns. The scheduler forgets what exceeds the bounds.
     pub fn set_lag(&mut self, lag_ns: i64, clock: VirtualTime) {
-        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(self.max_credit_ns()));
-        self.vtime = clock - weighted(self.lag_ns, self.weight_ppm);
+        self.lag_ns = lag_ns.clamp(-signed(self.max_debt_ns()), signed(MAX_CREDIT_NS));
+        self.move_to(clock - weighted(self.lag_ns, self.weight_ppm));
+    }
+
+    /// Moves a tenant to another virtual time without a charge.
+    fn move_to(&mut self, vtime: VirtualTime) {
+        let moved = vtime - self.vtime;
+        for place in [&mut self.vtime, &mut self.counted, &mut self.due, &mut self.ends] {
+            *place += moved;
+        }
+    }
+
+    /// Forgets a part of what the tenant owes and is owed, as it does in time.
+    pub fn forget(&mut self, elapsed_ns: u64, clock: VirtualTime) {
+        let lag_ns = self.lag_ns(clock);
+        let forgotten_ns = signed(elapsed_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
+        self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
     /// Sets the weight. The tenant owes and is owed as much GPU time as before.
     pub fn set_weight(&mut self, weight_ppm: u32, clock: VirtualTime) {
-        let [owed_ns, due_ns, ends_ns] =
-            [clock, self.due, self.ends].map(|vtime| gpu_ns(vtime - self.vtime, self.weight_ppm));
+        let lag_ns = self.lag_ns(clock);
+        let [due_ns, ends_ns] = [self.due, self.ends].map(|vtime| gpu_ns(vtime - self.vtime, self.weight_ppm));
         self.weight_ppm = weight_ppm;
-        self.vtime = clock - weighted(owed_ns, weight_ppm);
+        self.move_to(clock - weighted(lag_ns, weight_ppm));
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
+    }
+
+    /// Begins or ends the competition with the others, with the lag that the tenant has.
+    pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
+        let lag_ns = self.lag_ns(clock.now());
+        if self.wanted {
+            clock.remove(self.vtime, self.weight_ppm);
+        }
+        self.set_lag(lag_ns, clock.now());
+        self.counted = self.vtime;
+        self.wanted = competes;
+        if competes {
+            clock.add(self.vtime, self.weight_ppm);
+        }
+    }
+
+    /// Returns the charges that the clock has not counted yet, times the weight, and counts them.
+    pub fn count(&mut self) -> VirtualTime {
+        let charged = self.vtime - mem::replace(&mut self.counted, self.vtime);
+        charged * VirtualTime::from(self.weight_ppm.max(1))
     }
 
     /// Charges GPU time.
@@ -225,14 +274,38 @@ impl Tenant {
         }
     }
 
+    /// Charges the work in flight for `passed_ns` of the GPU's time since the last decision. The
+    /// charge stands until the meter shows the work, or until the work is no longer in flight.
+    pub fn accrue(&mut self, passed_ns: u64) {
+        let shown_ns = mem::take(&mut self.shown_ns);
+        let flew = mem::replace(&mut self.flew, self.seen.in_flight);
+        let passed_ns = if flew { passed_ns } else { 0 };
+        let accrued_ns = match self.seen.in_flight && self.wanted {
+            true => self.accrued_ns.saturating_add(passed_ns).saturating_sub(shown_ns).min(MAX_DEBT_NS),
+            false => 0,
+        };
+        let more_ns = signed(accrued_ns) - signed(mem::replace(&mut self.accrued_ns, accrued_ns));
+        if self.wanted {
+            self.vtime += weighted(more_ns, self.weight_ppm);
+        }
+    }
+
+    /// Makes the charge for work in flight final. Later metered time is set off against it.
+    pub fn settle_accrued(&mut self) {
+        self.advance_ns = self.advance_ns.saturating_add(mem::take(&mut self.accrued_ns));
+    }
+
     /// Returns the most GPU time that the tenant may owe, ns.
     pub fn max_debt_ns(&self) -> u64 {
         self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
     }
 
-    /// Returns the most GPU time that the tenant may be owed while it pauses, ns.
-    pub fn max_credit_ns(&self) -> u64 {
-        MAX_CREDIT_NS
+    /// Forgets what a competing tenant owes beyond the bound.
+    pub fn bound_debt(&mut self, clock: VirtualTime) {
+        let most_ahead = clock + self.weighted(self.max_debt_ns());
+        if self.vtime > most_ahead {
+            self.move_to(most_ahead);
+        }
     }
 
     /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
@@ -261,11 +334,11 @@ impl Tenant {
         slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
     }
 
-    /// Returns the place of a competing tenant in the order, while its clock stands there. Tenants
-    /// that had more than they are owed come last. Of the others, the first is the tenant whose
-    /// request is due first.
-    pub fn order(&self, clock: VirtualTime) -> Order {
-        order(self.vtime, self.due, clock, self.weight_ppm)
+    /// Returns the place of a competing tenant in the order. Tenants beyond the mean of all competing
+    /// tenants had more than they are owed, and come last. Of the others, the first is the tenant
+    /// whose request is due first.
+    pub fn order(&self, mean: VirtualTime) -> Order {
+        order(self.vtime, self.due, mean, self.weight_ppm)
     }
 
     /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst.
@@ -288,8 +361,8 @@ impl Tenant {
 }
 
 /// Returns the place of a tenant at this virtual time with a request that is due then.
-pub fn order(vtime: VirtualTime, due: VirtualTime, clock: VirtualTime, weight_ppm: u32) -> Order {
-    let had_more = vtime > clock;
+pub fn order(vtime: VirtualTime, due: VirtualTime, mean: VirtualTime, weight_ppm: u32) -> Order {
+    let had_more = vtime > mean;
     (had_more, if had_more { vtime } else { due }, Reverse(weight_ppm))
 }
 
@@ -445,11 +518,12 @@ impl Hold {
     /// Returns the time for which others waited and for which no meter shows a use, ns. A meter
     /// lags behind a little, and a program may launch more slowly than the GPU runs. So the
     /// scheduler believes a meter that shows at least half. Without [`Lenience`], no tenant has more
-    /// than twice the time that it is charged for.
-    fn unshown_ns(&self, now_ns: u64) -> u64 {
+    /// than twice the time that it is charged for. The scheduler has charged `accrued_ns` for work in
+    /// flight.
+    fn unshown_ns(&self, accrued_ns: u64, now_ns: u64) -> u64 {
         let Some(Contended { since_ns, used_ns, shared_ns }) = self.contended else { return 0 };
         let had_ns = now_ns.saturating_sub(since_ns).saturating_sub(self.shared_ns - shared_ns);
-        let used_ns = self.used_ns.saturating_sub(used_ns);
+        let used_ns = self.used_ns.saturating_sub(used_ns).saturating_add(accrued_ns);
         if is_explained(used_ns, had_ns) { 0 } else { had_ns.saturating_sub(used_ns) }
     }
 }
@@ -459,13 +533,13 @@ fn is_explained(used_ns: u64, had_ns: u64) -> bool {
     used_ns >= had_ns / 2
 }
 
-/// Returns GPU time that a holder has begun and that the scheduler has not charged, ns: the
-/// estimated work in flight, or the time since the holder last made progress.
+/// Returns GPU time that a holder will have used when its work in flight is done, beyond what the
+/// scheduler has charged, ns: the rest of the work in flight, or the time without a shown use.
 pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let silent_ns = now_ns.saturating_sub(holder.last_progress_ns.max(hold.since_ns));
     let silent_ns = silent_ns.saturating_sub(hold.shared_ns);
     let begun_ns = match holder.seen {
-        Seen { in_flight: true, pending_ns, .. } => pending_ns.max(silent_ns),
+        Seen { in_flight: true, .. } => holder.remaining_ns(),
         Seen { waiting: true, .. } => silent_ns.saturating_sub(START_LIMIT_NS),
         _ => 0,
     };
@@ -477,7 +551,7 @@ pub fn begun_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
 fn unexplained_ns(hold: &Hold, holder: &Tenant, now_ns: u64) -> u64 {
     let is_mute = hold.used_ns == 0 && hold.ran && !hold.paused;
     let let_pass_ns = if is_mute { 0 } else { holder.lenience.left_ns(now_ns) };
-    hold.unshown_ns(now_ns).saturating_sub(let_pass_ns)
+    hold.unshown_ns(holder.accrued_ns, now_ns).saturating_sub(let_pass_ns)
 }
 
 impl Tenant {
@@ -485,32 +559,20 @@ impl Tenant {
     /// off against it. Returns the charge, ns.
     pub fn settle(&mut self, hold: &Hold, now_ns: u64) -> u64 {
         let unexplained_ns = unexplained_ns(hold, self, now_ns);
-        self.lenience.spend(hold.unshown_ns(now_ns) - unexplained_ns, now_ns);
-        self.charge_in_advance(unexplained_ns);
+        let passed_ns = hold.unshown_ns(self.accrued_ns, now_ns) - unexplained_ns;
+        self.lenience.spend(passed_ns, now_ns);
+        self.settle_accrued();
+        if unexplained_ns > 0 {
+            self.charge(unexplained_ns);
+            self.advance_ns = self.advance_ns.saturating_add(unexplained_ns);
+        }
         unexplained_ns
     }
 
-    /// Charges GPU time that no meter shows. Later metered time is set off against it.
-    pub fn charge_in_advance(&mut self, gpu_ns: u64) {
-        if gpu_ns > 0 {
-            self.charge(gpu_ns);
-            self.advance_ns = self.advance_ns.saturating_add(gpu_ns);
-        }
-    }
-
-    /// Returns the estimated GPU time in flight that runs into the holds of others, ns: at most what
-    /// a window has room for, less the time for which the scheduler waited. So a tenant whose work
-    /// seems never to end pays for it at each hand-off.
-    pub fn overrun_ns(&self, hold: &Hold, window_ns: u64, now_ns: u64) -> u64 {
-        let waited_ns = hold.closed_ns.map_or(0, |closed_ns| now_ns.saturating_sub(closed_ns));
-        self.seen.pending_ns.min(window_ns).saturating_sub(waited_ns)
-    }
-
     /// Returns how much longer the tenant's work in flight takes by its own account, ns.
-    pub fn remaining_ns(&self, now_ns: u64) -> u64 {
-        let silent_ns = now_ns.saturating_sub(self.last_progress_ns);
+    pub fn remaining_ns(&self) -> u64 {
         let pending_ns = if self.seen.in_flight { self.seen.pending_ns.min(MAX_DEBT_NS) } else { 0 };
-        pending_ns.saturating_sub(silent_ns)
+        pending_ns.saturating_sub(self.accrued_ns.max(self.advance_ns))
     }
 }
 

@@ -103,11 +103,11 @@ impl Tenants {
 
     /// Looks at each of these tenants, in order. A tenant that wants nothing is then not looked at
     /// again until it is touched.
-    pub fn look(&mut self, mut look: impl FnMut(&mut Tenant)) {
+    pub fn look(&mut self, mut look: impl FnMut(TenantId, &mut Tenant)) {
         let all = &mut self.all;
         self.astir.retain(|id| {
             all.get_mut(id).is_some_and(|tenant| {
-                look(tenant);
+                look(*id, tenant);
                 tenant.seen.wants()
             })
         });
