@@ -160,9 +160,7 @@ impl Deepres {
             self.review(now_ns);
         }
         let again_ns = self.scheduler.decide(now_ns, &self.tuning);
-        let lags: Vec<i64> = (0..self.tenants.len()).map(|t| self.scheduler.lag_ns(id(t)) / 1000).collect();
         for change in self.scheduler.take_changes() {
-            if std::env::var("TRACE").is_ok() { eprintln!("{:.3} t{} {:?} lag {:?}", now_ns as f64 / 1e6, change.tenant, change.grant, lags); }
             let tenant = change.tenant as Tenant;
             if self.seats[tenant].waiting {
                 self.retries.push(Reverse((now_ns + self.wake_ns, tenant)));
