@@ -2,6 +2,7 @@
 //! end-to-end tests compare the results with the same scenarios in real time.
 
 pub mod beside;
+pub mod bound;
 #[cfg(test)]
 mod claims;
 pub mod device;

@@ -5,6 +5,7 @@ use std::{panic, thread};
 
 use serde::Serialize;
 
+use crate::bound::bound;
 use crate::device::{Tenant, TimeSlice};
 use crate::engine::{self, Outcome, Run};
 use crate::fluid::Fluid;
@@ -105,50 +106,20 @@ pub struct Evaluated {
     pub row: Row,
     /// Result of the run.
     pub run: Run,
-    /// Progress of each tenant under the fluid limit.
-    pub fluid: Vec<f64>,
 }
 
-impl Row {
-    /// Returns the progress of each tenant.
-    fn progress_of_each(&self) -> Vec<f64> {
-        self.tenants.iter().map(|tenant| tenant.progress).collect()
-    }
-}
-
-/// Runs a scenario under each policy. Returns the figures of each policy, in the same order, with
-/// the figures that compare a policy with plain time-slicing and with the bound.
-pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
-    let mut with_turns = policies.to_vec();
-    if !with_turns.contains(&Policy::TimeSlice) {
-        with_turns.push(Policy::TimeSlice);
-    }
-    let mut all = evaluate(scenario, &with_turns);
-    let turns: Vec<f64> = with_turns
-        .iter()
-        .zip(&all)
-        .filter(|(policy, _)| **policy == Policy::TimeSlice)
-        .flat_map(|(_, turns)| turns.row.tenants.iter().map(|tenant| tenant.progress))
-        .collect();
-    all.truncate(policies.len());
-    for Evaluated { row, fluid, .. } in &mut all {
-        let lesser: Vec<f64> = turns.iter().zip(&*fluid).map(|(turns, fluid)| turns.min(*fluid)).collect();
-        row.worst_vs_nothing = worst(scenario, &row.progress_of_each(), &lesser);
-    }
-    all
-}
-
-/// Returns the least ratio of an owner's progress to its reference. Owners whose reference is 0 do
-/// not count.
-pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option<f64> {
-    let each = scenario.tenants.iter().zip(progress).zip(reference);
-    let owners = each.filter(|((tenant, _), reference)| !tenant.is_guest() && **reference > 0.0);
-    owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
-}
-
-/// Runs a scenario under each policy. Returns the figures of each policy, in the same order.
-/// Leaves out the figures that only [`evaluate_in_full`] computes.
+/// Runs a scenario under each policy. Returns the figures of each policy, in the same order. Leaves
+/// out the figures that need more runs, which [`evaluate_in_full`] has.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    compare(scenario, policies, false)
+}
+
+/// Runs a scenario under each policy. Returns all figures of each policy, in the same order.
+pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    compare(scenario, policies, true)
+}
+
+fn compare(scenario: &Scenario, policies: &[Policy], in_full: bool) -> Vec<Evaluated> {
     let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
     // The fluid limit of deepres gives the entitlements over time. The evaluation measures every
     // policy against these entitlements.
@@ -163,20 +134,58 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
         together(scenario, runs)
     };
     let (split, fluid) = both(|| run(Policy::StaticSplit), || run(Policy::Gps));
-    let parts_done = fluid.outcomes.iter().zip(&alone).map(|(outcome, alone)| part_done(outcome, alone));
-    let fluid_progress: Vec<f64> = parts_done.collect();
-    let references = BTreeMap::from([(Policy::StaticSplit.name(), split), (Policy::Gps.name(), fluid)]);
+    let of_fluid = progress(&fluid, &alone);
+    let mut references = BTreeMap::from([(Policy::StaticSplit.name(), split), (Policy::Gps.name(), fluid)]);
+    let mut bound = None;
+    let mut of_lesser = None;
+    if in_full {
+        let on_gpus =
+            standings.iter().filter_map(|(ours, part)| bound_on(part, &ours.standings, &alone, &of_fluid));
+        let turns;
+        (turns, bound) = both(|| run(Policy::TimeSlice), || on_gpus.min_by(f64::total_cmp));
+        let lesser = progress(&turns, &alone).into_iter().zip(&of_fluid).map(|(one, other)| one.min(*other));
+        of_lesser = Some(lesser.collect::<Vec<f64>>());
+        references.insert(Policy::TimeSlice.name(), turns);
+    }
     let evaluated = |policy: &Policy| {
         let run = match policy {
             Policy::Deepres => ours.clone(),
             policy => references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy)),
         };
         let undisturbed = has_several_owners_beside_guests(scenario).then(|| undisturbed(scenario, *policy));
-        let mut row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
-        row.worst_progress_vs_gps = worst(scenario, &row.progress_of_each(), &fluid_progress);
-        Evaluated { row, run, fluid: fluid_progress.clone() }
+        let row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
+        let progress = progress(&run, &alone);
+        let row = Row {
+            worst_progress_vs_gps: worst(scenario, &progress, &of_fluid),
+            worst_vs_nothing: of_lesser.as_ref().and_then(|lesser| worst(scenario, &progress, lesser)),
+            bound,
+            ..row
+        };
+        Evaluated { row, run }
     };
     policies.iter().map(evaluated).collect()
+}
+
+/// Returns the bound on one GPU. All tenants of the scenario have an outcome alone, and progress
+/// under the fluid limit.
+fn bound_on(part: &Scenario, standings: &Standings, alone: &[Outcome], of_fluid: &[f64]) -> Option<f64> {
+    let places = || part.tenants.iter().map(|tenant| tenant.number as usize);
+    let alone: Vec<Outcome> = places().map(|place| alone[place].clone()).collect();
+    let of_fluid: Vec<f64> = places().map(|place| of_fluid[place]).collect();
+    bound(part, standings, &of_fluid, |run| progress(run, &alone))
+}
+
+/// Returns each tenant's work, as a part of its work alone.
+fn progress(run: &Run, alone: &[Outcome]) -> Vec<f64> {
+    run.outcomes.iter().zip(alone).map(|(outcome, alone)| part_done(outcome, alone)).collect()
+}
+
+/// Returns the least ratio of an owner's progress to its reference. Owners whose reference is 0 do
+/// not count.
+pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option<f64> {
+    let each = scenario.tenants.iter().zip(progress).zip(reference);
+    let owners = each.filter(|((tenant, _), reference)| !tenant.is_guest() && **reference > 0.0);
+    owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
 }
 
 /// Runs both functions in parallel, and returns both results. An hour of a thousand tenants takes a

@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
+use crate::bound::bound;
 use crate::device::Tenant;
 use crate::engine::{Run, Witness};
 use crate::metrics::worst;
@@ -51,6 +52,8 @@ const CYCLES: f64 = 40.0;
 const KERNELS: f64 = 50.0;
 /// Shortest and longest measured time of a mix, s.
 const LENGTH_S: (f64, f64) = (10.0, 120.0);
+/// Most kernels of a mix if each tenant were alone. A scenario may have no more than twice as many.
+const MOST_KERNELS: f64 = 1e7;
 /// The time before, as a part of the measured time.
 const WARMUP: f64 = 0.15;
 
@@ -68,6 +71,8 @@ pub struct Mix {
     pub vs_gps: f64,
     /// The same, as a part of the lesser of plain time-slicing's and the fluid limit's.
     pub vs_nothing: f64,
+    /// `vs_gps` of the best scheduler that [`crate::bound`] knows.
+    pub bound: f64,
 }
 
 /// A figure of a mix.
@@ -75,8 +80,16 @@ type Figure = fn(&Mix) -> f64;
 
 impl Mix {
     /// The figures by which mixes are compared, with their names in reports.
-    pub const FIGURES: [(&str, Figure); 2] =
-        [("of the fluid limit", |mix| mix.vs_gps), ("of nothing", |mix| mix.vs_nothing)];
+    pub const FIGURES: [(&str, Figure); 3] = [
+        ("of the fluid limit", |mix| mix.vs_gps),
+        ("of the bound", |mix| mix.vs_bound()),
+        ("of nothing", |mix| mix.vs_nothing),
+    ];
+
+    /// Returns `vs_gps` as a part of the bound, or of the fluid limit if that is less.
+    pub fn vs_bound(&self) -> f64 {
+        self.vs_gps / self.bound.min(1.0)
+    }
 }
 
 /// The figures of a sweep.
@@ -87,6 +100,8 @@ pub struct Sweep {
     /// The least progress of any tenant of any mix, as a part of its progress under the fluid
     /// limit.
     pub worst_progress_vs_gps: f64,
+    /// The least such part of a mix as a part of the mix's bound, where that is less than 1.
+    pub worst_vs_bound: f64,
     /// The median over mixes of the least such part in a mix.
     pub median_progress_vs_gps: f64,
     /// The least progress of any tenant of any mix, as a part of the lesser of plain time-slicing's
@@ -118,6 +133,7 @@ pub fn run(mixes: u64, seed: u64, folder: &Path) -> Result<Sweep> {
     Ok(Sweep {
         mixes,
         worst_progress_vs_gps: least(|mix| mix.vs_gps),
+        worst_vs_bound: least(Mix::vs_bound),
         median_progress_vs_gps: median(each.iter().map(|mix| mix.vs_gps).collect()),
         worst_vs_nothing: least(|mix| mix.vs_nothing),
         worst_files,
@@ -176,16 +192,16 @@ fn evaluate(scenario: &Scenario, number: u64) -> Result<Mix> {
     let ours = Policy::Deepres.run(scenario, &at_first, &mut Unwatched);
     let under = |policy: Policy| progress(&policy.run(scenario, &ours.standings, &mut Unwatched));
     let (fluid, turns) = (under(Policy::Gps), under(Policy::TimeSlice));
+    let bound = bound(scenario, &ours.standings, &fluid, progress);
     let lesser: Vec<f64> = fluid.iter().zip(&turns).map(|(fluid, turns)| fluid.min(*turns)).collect();
     let ours = progress(&ours);
-    let worst_of = |reference: &[f64]| {
-        worst(scenario, &ours, reference).with_context(|| format!("no tenant of mix {number} ever ran"))
-    };
+    let ran = |figure: Option<f64>| figure.with_context(|| format!("no tenant of mix {number} ever ran"));
     Ok(Mix {
         number,
         tenants: scenario.tenants.len(),
-        vs_gps: worst_of(&fluid)?,
-        vs_nothing: worst_of(&lesser)?,
+        vs_gps: ran(worst(scenario, &ours, &fluid))?,
+        vs_nothing: ran(worst(scenario, &ours, &lesser))?,
+        bound: ran(bound)?,
     })
 }
 
@@ -308,7 +324,9 @@ fn length_s(tenants: &[Drawn], weights: u64) -> (u64, u64) {
         let cycle_us = tenant.pause_us + tenant.burst_us() / share;
         (CYCLES * cycle_us).max(KERNELS * longest_us / share)
     });
-    let length_s = (wished_us.fold(0.0, f64::max) / 1e6).clamp(LENGTH_S.0, LENGTH_S.1).ceil();
+    let length_s = (wished_us.fold(0.0, f64::max) / 1e6).clamp(LENGTH_S.0, LENGTH_S.1);
+    let kernels_per_s: f64 = tenants.iter().map(|tenant| 1e6 / tenant.kernel_us).sum();
+    let length_s = length_s.min(MOST_KERNELS / kernels_per_s).ceil();
     (length_s as u64, (length_s * WARMUP).ceil() as u64)
 }
 

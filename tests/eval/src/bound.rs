@@ -1,0 +1,322 @@
+//! The best that could be had: what the owners of a scenario would get from schedulers that know
+//! the work beforehand. The figure shows how much of a distance to the fluid limit is the
+//! hardware's, and not the policy's.
+//!
+//! The hardware is that of the scenario. Nothing but the device cuts a kernel. The device lets
+//! contexts take turns of a slice, so a tenant that comes waits for the rest of another's slice. A
+//! turn costs a switch, and a change of the gates costs a hand-off.
+//!
+//! The schedulers are a family, and the bound is the best result of one of them:
+//!
+//! - **Turns**: all owners' gates are always open, which is plain time-slicing without guests.
+//! - **Fair**: one owner's gate is open at a time. Among the owners that are not ahead of the fluid
+//!   limit, the one whose request ends first there goes first. A request is the rest of the burst,
+//!   or the family's limit if that is less. The scheduler knows each burst when it begins, and
+//!   reads each tenant's GPU time without delay. A tenant that comes takes its place at once: the
+//!   gate of the holder closes, and the device takes turns until the holder's kernel is done.
+//!
+//! So the bound is what some scheduler does have on this model, and not a proof: another scheduler
+//! may do better. None of the family idles on purpose, for example. Guests do not run at all, since
+//! the bound is about owners. The family shares no code with the scheduler of deepres.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use deepres_policy::entitlement::Entitlement;
+
+use crate::device::{Tenant, TimeSlice};
+use crate::engine::{self, Run, Witness};
+use crate::gate::{Gate, Launch};
+use crate::metrics::worst;
+use crate::scenario::{self, Scenario};
+use crate::standings::Standings;
+
+/// Longest requests of the fair schedulers, slices. The last one is no limit.
+const REQUESTS: [f64; 3] = [1.0, 5.0, f64::INFINITY];
+/// Work in flight that keeps the device busy until the next launch, hand-offs.
+const WINDOW: u64 = 2;
+/// Work that counts as none, because it is below the rounding of the times, ns.
+const NOTHING_NS: f64 = 0.5;
+
+/// Returns the greatest part of the fluid limit's progress that one of the schedulers gives to its
+/// worst owner. `progress` reads each tenant's progress from a run, and `fluid` is that of the
+/// fluid limit, whose entitlements over time are `standings`. Once a scheduler gives every owner
+/// what the fluid limit does, no other is tried. Returns `None` without owners.
+pub fn bound(
+    scenario: &Scenario,
+    standings: &Standings,
+    fluid: &[f64],
+    progress: impl Fn(&Run) -> Vec<f64>,
+) -> Option<f64> {
+    let mut best: Option<f64> = None;
+    let runs = std::iter::once_with(|| turns(scenario))
+        .chain(REQUESTS.into_iter().map(|slices| fair(scenario, standings, slices)));
+    for run in runs {
+        let worst = worst(scenario, &progress(&run), fluid)?;
+        best = Some(best.map_or(worst, |best| best.max(worst)));
+        if worst >= 1.0 {
+            break;
+        }
+    }
+    best
+}
+
+fn device(scenario: &Scenario) -> TimeSlice {
+    TimeSlice::new(scenario.tenants.len(), scenario.gpu.slice_ns, scenario.gpu.switch_ns)
+}
+
+/// Runs a scenario with the gates of all owners open.
+fn turns(scenario: &Scenario) -> Run {
+    let guests = scenario.tenants.iter().map(scenario::Tenant::is_guest).collect();
+    engine::run(scenario, &mut device(scenario), &mut AllOpen { guests }, None)
+}
+
+/// Runs a scenario with the gate of one owner open at a time, for requests of this many slices at
+/// most.
+fn fair(scenario: &Scenario, standings: &Standings, slices: f64) -> Run {
+    let state = Rc::new(RefCell::new(Fair::new(scenario, standings, slices)));
+    let mut gate = FairGate(Rc::clone(&state));
+    engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
+}
+
+/// Open gates for all owners, and closed ones for all guests.
+struct AllOpen {
+    guests: Vec<bool>,
+}
+
+impl Gate for AllOpen {
+    fn admit(&mut self, _: u64, launch: &Launch) -> bool {
+        !self.guests[launch.tenant]
+    }
+    fn done(&mut self, _: u64, _: Tenant, _: u64, _: bool) {}
+    fn rests(&mut self, _: u64, _: Tenant) {}
+    fn wake_ns(&self) -> Option<u64> {
+        None
+    }
+    fn wake(&mut self, _: u64, _: &mut Vec<Tenant>) {}
+}
+
+#[derive(Debug, Clone, Default)]
+struct Seat {
+    is_guest: bool,
+    /// The burst's work that is not done, and that of it which was launched, ns.
+    left_ns: f64,
+    in_flight_ns: u64,
+    used_ns: u64,
+    /// GPU time of the fluid limit less that of the tenant, ns.
+    lag_ns: f64,
+}
+
+impl Seat {
+    fn has_more(&self) -> bool {
+        self.left_ns - self.in_flight_ns as f64 > NOTHING_NS
+    }
+}
+
+/// A fair scheduler.
+#[derive(Debug)]
+struct Fair<'a> {
+    standings: &'a Standings,
+    /// Time from a decision until the gate is open. The device's own switch is a part of the
+    /// hand-off, and comes after it.
+    lead_ns: u64,
+    handoff_ns: u64,
+    slice_ns: u64,
+    longest_request_ns: f64,
+    seats: Vec<Seat>,
+    /// Owners with a burst that is not done.
+    active: Vec<Tenant>,
+    holder: Option<Tenant>,
+    /// The rest of the holder's request, ns.
+    request_left_ns: f64,
+    /// When the holder's gate opens, if it is still closed.
+    opens_ns: Option<u64>,
+}
+
+impl<'a> Fair<'a> {
+    fn new(scenario: &Scenario, standings: &'a Standings, slices: f64) -> Self {
+        let seat = |tenant: &scenario::Tenant| Seat { is_guest: tenant.is_guest(), ..Seat::default() };
+        let gpu = &scenario.gpu;
+        Self {
+            standings,
+            lead_ns: gpu.handoff_ns.saturating_sub(gpu.switch_ns),
+            handoff_ns: gpu.handoff_ns,
+            slice_ns: gpu.slice_ns,
+            longest_request_ns: slices * gpu.slice_ns as f64,
+            seats: scenario.tenants.iter().map(seat).collect(),
+            active: Vec::new(),
+            holder: None,
+            request_left_ns: 0.0,
+            opens_ns: None,
+        }
+    }
+
+    fn weight(&self, now_ns: u64, tenant: Tenant) -> f64 {
+        self.standings.at(now_ns).get(tenant).map_or(1.0, |owed| f64::from(owed.weight_ppm.max(1)))
+    }
+
+    /// Charges the GPU time since the last call, and gives it to the active owners by weight.
+    fn charge(&mut self, now_ns: u64, used_ns: &[u64]) {
+        let mut spent_ns = 0;
+        for tenant in &self.active {
+            let seat = &mut self.seats[*tenant];
+            let had_ns = used_ns[*tenant] - seat.used_ns;
+            seat.used_ns = used_ns[*tenant];
+            seat.lag_ns -= had_ns as f64;
+            spent_ns += had_ns;
+        }
+        if spent_ns > 0 {
+            let sum: f64 = self.active.iter().map(|tenant| self.weight(now_ns, *tenant)).sum();
+            for place in 0..self.active.len() {
+                let tenant = self.active[place];
+                self.seats[tenant].lag_ns += spent_ns as f64 * self.weight(now_ns, tenant) / sum;
+            }
+        }
+    }
+
+    /// Returns the virtual time at which the fluid limit would have served the tenant's debt and
+    /// this request.
+    fn deadline(&self, now_ns: u64, tenant: Tenant, request_ns: f64) -> f64 {
+        (request_ns - self.seats[tenant].lag_ns) / self.weight(now_ns, tenant)
+    }
+
+    /// Returns the GPU time that the tenant would use in one go.
+    fn request_ns(&self, tenant: Tenant) -> f64 {
+        self.seats[tenant].left_ns.min(self.longest_request_ns)
+    }
+
+    /// Begins a burst.
+    fn begin(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
+        self.seats[tenant].left_ns = work_ns as f64;
+        if !self.active.contains(&tenant) {
+            self.active.push(tenant);
+        }
+        match self.holder {
+            None => self.choose(now_ns),
+            Some(holder) if holder == tenant && self.request_left_ns <= 0.0 => self.choose(now_ns),
+            Some(holder) if holder != tenant && self.seats[tenant].lag_ns >= -NOTHING_NS => {
+                let request_ns = self.request_ns(tenant) + self.handoff_ns as f64;
+                let is_first = self.deadline(now_ns, tenant, request_ns)
+                    < self.deadline(now_ns, holder, self.request_left_ns);
+                if is_first {
+                    self.give(now_ns, tenant);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Gives the GPU to the owner that goes first.
+    fn choose(&mut self, now_ns: u64) {
+        let waiting = self.active.iter().copied().filter(|tenant| self.seats[*tenant].has_more());
+        let place = |tenant: Tenant| {
+            let is_ahead = self.seats[tenant].lag_ns < -NOTHING_NS;
+            let request_ns = if is_ahead { 0.0 } else { self.request_ns(tenant) };
+            (is_ahead, self.deadline(now_ns, tenant, request_ns))
+        };
+        let first = waiting
+            .map(|tenant| (place(tenant), tenant))
+            .min_by(|((ahead, at), _), ((other, other_at), _)| ahead.cmp(other).then(at.total_cmp(other_at)));
+        match first {
+            Some((_, tenant)) => self.give(now_ns, tenant),
+            None => self.holder = None,
+        }
+    }
+
+    /// Opens the gate of this tenant. A hand-off passes first, unless nobody else wants the GPU.
+    fn give(&mut self, now_ns: u64, tenant: Tenant) {
+        self.request_left_ns = self.request_ns(tenant);
+        if self.holder != Some(tenant) {
+            let lead_ns = if self.active.len() > 1 { self.lead_ns } else { 0 };
+            (self.holder, self.opens_ns) = (Some(tenant), Some(now_ns + lead_ns));
+        }
+    }
+
+    fn admit(&mut self, launch: &Launch) -> bool {
+        if self.holder != Some(launch.tenant) || self.opens_ns.is_some() {
+            return false;
+        }
+        // The device would leave the holder between two kernels for another's that was cut.
+        let are_others_in_flight =
+            self.active.iter().any(|other| *other != launch.tenant && self.seats[*other].in_flight_ns > 0);
+        let window_ns = if are_others_in_flight { self.slice_ns } else { WINDOW * self.handoff_ns };
+        let seat = &mut self.seats[launch.tenant];
+        let may_go = seat.in_flight_ns == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
+        if may_go {
+            seat.in_flight_ns += launch.length_ns;
+        }
+        may_go
+    }
+
+    fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64) {
+        let seat = &mut self.seats[tenant];
+        seat.in_flight_ns -= length_ns;
+        seat.left_ns -= length_ns as f64;
+        if self.holder == Some(tenant) {
+            self.request_left_ns -= length_ns as f64;
+            // At the end of a burst, the next burst may follow at once.
+            if self.request_left_ns <= 0.0 && self.seats[tenant].left_ns > NOTHING_NS {
+                self.choose(now_ns);
+            }
+        }
+    }
+
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        self.active.retain(|other| *other != tenant);
+        if self.holder == Some(tenant) {
+            self.choose(now_ns);
+        }
+    }
+}
+
+/// The gate of a fair scheduler.
+struct FairGate<'a>(Rc<RefCell<Fair<'a>>>);
+
+impl Gate for FairGate<'_> {
+    fn admit(&mut self, _: u64, launch: &Launch) -> bool {
+        self.0.borrow_mut().admit(launch)
+    }
+    fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, _: bool) {
+        self.0.borrow_mut().done(now_ns, tenant, length_ns);
+    }
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        self.0.borrow_mut().rests(now_ns, tenant);
+    }
+    fn wake_ns(&self) -> Option<u64> {
+        self.0.borrow().opens_ns
+    }
+    fn wake(&mut self, _: u64, retry: &mut Vec<Tenant>) {
+        let mut fair = self.0.borrow_mut();
+        fair.opens_ns = None;
+        retry.extend(fair.holder);
+    }
+}
+
+/// What a fair scheduler knows: the work of each burst, and each tenant's GPU time.
+struct Knowledge<'a>(Rc<RefCell<Fair<'a>>>);
+
+impl Witness for Knowledge<'_> {
+    fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
+        let mut fair = self.0.borrow_mut();
+        if !fair.seats[tenant].is_guest {
+            fair.begin(now_ns, tenant, work_ns);
+        }
+    }
+    fn look(&mut self, now_ns: u64, used_ns: &[u64]) {
+        self.0.borrow_mut().charge(now_ns, used_ns);
+    }
+    fn owe(&mut self, _: u64, _: &[Entitlement]) {}
+    fn rests(&mut self, _: u64, _: Tenant) {}
+    fn lag_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn wanted_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn claim_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn owed_ppm(&self, _: Tenant) -> u32 {
+        0
+    }
+}
