@@ -15,9 +15,12 @@
 //!   reads each tenant's GPU time without delay. A tenant that comes takes its place at once: the
 //!   gate of the holder closes, and the device takes turns until the holder's kernel is done.
 //!
+//! - **Patient**: a fair scheduler that waits for a holder whose pauses take less than two
+//!   hand-offs, as long as the holder's request lasts. The request of such an owner is the limit.
+//!
 //! So the bound is what some scheduler does have on this model, and not a proof: another scheduler
-//! may do better. None of the family idles on purpose, for example. Guests do not run at all, since
-//! the bound is about owners. The family shares no code with the scheduler of deepres.
+//! may do better. None of the family idles for a longer pause, for example. Guests do not run at
+//! all, since the bound is about owners. The family shares no code with the scheduler of deepres.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,8 +34,10 @@ use crate::metrics::worst;
 use crate::scenario::{self, Scenario};
 use crate::standings::Standings;
 
-/// Longest requests of the fair schedulers, slices. The last one is no limit.
-const REQUESTS: [f64; 3] = [1.0, 5.0, f64::INFINITY];
+/// The fair schedulers: the longest request in slices, and whether the scheduler is patient.
+const FAIR: [(f64, bool); 5] = [(1.0, false), (5.0, false), (f64::INFINITY, false), (1.0, true), (5.0, true)];
+/// A patient scheduler waits for pauses below this, hand-offs.
+const PATIENCE: u64 = 2;
 /// Work in flight that keeps the device busy until the next launch, hand-offs.
 const WINDOW: u64 = 2;
 /// Work that counts as none, because it is below the rounding of the times, ns.
@@ -49,8 +54,13 @@ pub fn bound(
     progress: impl Fn(&Run) -> Vec<f64>,
 ) -> Option<f64> {
     let mut best: Option<f64> = None;
-    let runs = std::iter::once_with(|| turns(scenario))
-        .chain(REQUESTS.into_iter().map(|slices| fair(scenario, standings, slices)));
+    let runs = std::iter::once_with(|| turns(scenario)).chain(FAIR.into_iter().filter_map(
+        |(slices, is_patient)| {
+            let fair = Fair::new(scenario, standings, slices, is_patient);
+            let differs = !is_patient || fair.seats.iter().any(|seat| seat.is_quick);
+            differs.then(|| fair.run(scenario))
+        },
+    ));
     for run in runs {
         let worst = worst(scenario, &progress(&run), fluid)?;
         best = Some(best.map_or(worst, |best| best.max(worst)));
@@ -69,14 +79,6 @@ fn device(scenario: &Scenario) -> TimeSlice {
 fn turns(scenario: &Scenario) -> Run {
     let guests = scenario.tenants.iter().map(scenario::Tenant::is_guest).collect();
     engine::run(scenario, &mut device(scenario), &mut AllOpen { guests }, None)
-}
-
-/// Runs a scenario with the gate of one owner open at a time, for requests of this many slices at
-/// most.
-fn fair(scenario: &Scenario, standings: &Standings, slices: f64) -> Run {
-    let state = Rc::new(RefCell::new(Fair::new(scenario, standings, slices)));
-    let mut gate = FairGate(Rc::clone(&state));
-    engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
 }
 
 /// Open gates for all owners, and closed ones for all guests.
@@ -99,6 +101,8 @@ impl Gate for AllOpen {
 #[derive(Debug, Clone, Default)]
 struct Seat {
     is_guest: bool,
+    /// Whether a patient scheduler waits for the owner in its pauses.
+    is_quick: bool,
     /// The burst's work that is not done, and that of it which was launched, ns.
     left_ns: f64,
     in_flight_ns: u64,
@@ -131,12 +135,21 @@ struct Fair<'a> {
     request_left_ns: f64,
     /// When the holder's gate opens, if it is still closed.
     opens_ns: Option<u64>,
+    /// Until when the scheduler waits for a holder that pauses.
+    waits_ns: Option<u64>,
 }
 
 impl<'a> Fair<'a> {
-    fn new(scenario: &Scenario, standings: &'a Standings, slices: f64) -> Self {
-        let seat = |tenant: &scenario::Tenant| Seat { is_guest: tenant.is_guest(), ..Seat::default() };
+    fn new(scenario: &Scenario, standings: &'a Standings, slices: f64, is_patient: bool) -> Self {
         let gpu = &scenario.gpu;
+        let pauses_quickly = |tenant: &scenario::Tenant| {
+            tenant.steps.as_ref().is_some_and(|steps| steps.pause_ns < PATIENCE * gpu.handoff_ns)
+        };
+        let seat = |tenant: &scenario::Tenant| Seat {
+            is_guest: tenant.is_guest(),
+            is_quick: is_patient && !tenant.is_guest() && pauses_quickly(tenant),
+            ..Seat::default()
+        };
         Self {
             standings,
             lead_ns: gpu.handoff_ns.saturating_sub(gpu.switch_ns),
@@ -148,7 +161,14 @@ impl<'a> Fair<'a> {
             holder: None,
             request_left_ns: 0.0,
             opens_ns: None,
+            waits_ns: None,
         }
+    }
+
+    fn run(self, scenario: &Scenario) -> Run {
+        let state = Rc::new(RefCell::new(self));
+        let mut gate = FairGate(Rc::clone(&state));
+        engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
     }
 
     fn weight(&self, now_ns: u64, tenant: Tenant) -> f64 {
@@ -182,7 +202,8 @@ impl<'a> Fair<'a> {
 
     /// Returns the GPU time that the tenant would use in one go.
     fn request_ns(&self, tenant: Tenant) -> f64 {
-        self.seats[tenant].left_ns.min(self.longest_request_ns)
+        let seat = &self.seats[tenant];
+        if seat.is_quick { self.longest_request_ns } else { seat.left_ns.min(self.longest_request_ns) }
     }
 
     /// Begins a burst.
@@ -190,6 +211,9 @@ impl<'a> Fair<'a> {
         self.seats[tenant].left_ns = work_ns as f64;
         if !self.active.contains(&tenant) {
             self.active.push(tenant);
+        }
+        if self.holder == Some(tenant) {
+            self.waits_ns = None;
         }
         match self.holder {
             None => self.choose(now_ns),
@@ -219,15 +243,15 @@ impl<'a> Fair<'a> {
             .min_by(|((ahead, at), _), ((other, other_at), _)| ahead.cmp(other).then(at.total_cmp(other_at)));
         match first {
             Some((_, tenant)) => self.give(now_ns, tenant),
-            None => self.holder = None,
+            None => (self.holder, self.waits_ns) = (None, None),
         }
     }
 
-    /// Opens the gate of this tenant. A hand-off passes first, unless nobody else wants the GPU.
+    /// Opens the gate of this tenant. A hand-off passes first, unless nobody held the GPU.
     fn give(&mut self, now_ns: u64, tenant: Tenant) {
-        self.request_left_ns = self.request_ns(tenant);
+        (self.request_left_ns, self.waits_ns) = (self.request_ns(tenant), None);
         if self.holder != Some(tenant) {
-            let lead_ns = if self.active.len() > 1 { self.lead_ns } else { 0 };
+            let lead_ns = if self.holder.is_some() { self.lead_ns } else { 0 };
             (self.holder, self.opens_ns) = (Some(tenant), Some(now_ns + lead_ns));
         }
     }
@@ -264,7 +288,11 @@ impl<'a> Fair<'a> {
     fn rests(&mut self, now_ns: u64, tenant: Tenant) {
         self.active.retain(|other| *other != tenant);
         if self.holder == Some(tenant) {
-            self.choose(now_ns);
+            if self.seats[tenant].is_quick && self.request_left_ns > 0.0 {
+                self.waits_ns = Some(now_ns + PATIENCE * self.handoff_ns);
+            } else {
+                self.choose(now_ns);
+            }
         }
     }
 }
@@ -283,12 +311,18 @@ impl Gate for FairGate<'_> {
         self.0.borrow_mut().rests(now_ns, tenant);
     }
     fn wake_ns(&self) -> Option<u64> {
-        self.0.borrow().opens_ns
+        let fair = self.0.borrow();
+        [fair.opens_ns, fair.waits_ns].into_iter().flatten().min()
     }
-    fn wake(&mut self, _: u64, retry: &mut Vec<Tenant>) {
+    fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
         let mut fair = self.0.borrow_mut();
-        fair.opens_ns = None;
-        retry.extend(fair.holder);
+        if fair.waits_ns.is_some_and(|until_ns| until_ns <= now_ns) {
+            fair.choose(now_ns);
+        }
+        if fair.opens_ns.is_some_and(|opens_ns| opens_ns <= now_ns) {
+            fair.opens_ns = None;
+            retry.extend(fair.holder);
+        }
     }
 }
 
