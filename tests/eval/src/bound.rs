@@ -354,3 +354,103 @@ impl Witness for Knowledge<'_> {
         0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100 us.
+    fn scenario(tenants: &str) -> Scenario {
+        let text = format!("name = \"bound\"\nshows = \"bounds\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
+        Scenario::parse(&text).unwrap()
+    }
+
+    fn tenant(name: &str, keys: &str, kernels: u64, kernel_us: u64, pause_ms: f64) -> String {
+        let steps = format!("{{ kernels = {kernels}, kernel_us = {kernel_us}, pause_ms = {pause_ms} }}");
+        format!("[[tenant]]\nname = \"{name}\"\n{keys}\nsteps = {steps}\n")
+    }
+
+    fn work(run: &Run) -> Vec<f64> {
+        run.outcomes.iter().map(|outcome| outcome.work_ns as f64).collect()
+    }
+
+    /// Returns the bound, and the same figure for plain time-slicing.
+    fn bound_and_turns(scenario: &Scenario) -> (Option<f64>, Option<f64>) {
+        let standings = Standings::at_first(scenario);
+        let fluid = work(&Policy::Gps.run_alone(scenario));
+        let turns = worst(scenario, &work(&Policy::TimeSlice.run_alone(scenario)), &fluid);
+        (bound(scenario, &standings, &fluid, work), turns)
+    }
+
+    fn fair_work(scenario: &Scenario, slices: f64, is_patient: bool) -> Vec<f64> {
+        work(&Fair::new(scenario, &Standings::at_first(scenario), slices, is_patient).run(scenario))
+    }
+
+    #[test]
+    fn the_bound_is_never_below_plain_time_slicing() {
+        let pauses = [0.0, 0.3, 2.0];
+        for (one_us, other_us) in [(40, 12_000), (250, 250), (30_000, 30_000)] {
+            for (one_ms, other_ms) in pauses.into_iter().zip(pauses.into_iter().rev()) {
+                let tenants = tenant("a", "", 10, one_us, one_ms) + &tenant("b", "", 10, other_us, other_ms);
+                let (bound, turns) = bound_and_turns(&scenario(&tenants));
+                assert!(bound >= turns, "{one_us}, {other_us}: {bound:?}, {turns:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bursts_shorter_than_a_slice_wait_for_the_rest_of_the_slices_of_long_kernels() {
+        let tenants = tenant("eager", "", 25, 40, 0.5) + &tenant("long", "", 20, 12_000, 2.0);
+        let (bound, _) = bound_and_turns(&scenario(&tenants));
+        // A cycle is a burst, a pause, the rest of a slice and two switches: 1.5 ms of work and
+        // pause in 3.1 ms. In the fluid limit a cycle takes 2.5 ms.
+        assert!((bound.unwrap() - 2.5 / 3.1).abs() < 0.01, "{bound:?}");
+    }
+
+    #[test]
+    fn tenants_of_unequal_shares_that_always_have_work_lose_little_more_than_hand_offs() {
+        let tenants =
+            tenant("a", "share = \"80%\"", 10, 1_000, 0.0) + &tenant("b", "share = \"20%\"", 10, 700, 0.0);
+        let (bound, turns) = bound_and_turns(&scenario(&tenants));
+        assert!(bound.unwrap() >= 0.98 && turns.unwrap() <= 0.65, "{bound:?}, {turns:?}");
+    }
+
+    #[test]
+    fn each_change_of_the_holder_costs_a_hand_off() {
+        let tenants = tenant("a", "", 10, 1_000, 0.0) + &tenant("b", "", 10, 1_000, 0.0);
+        let work = fair_work(&scenario(&tenants), 1.0, false);
+        // Each request is a slice of 2 ms, and a hand-off of 0.1 ms comes before it.
+        let busy = work.iter().sum::<f64>() / 18e9;
+        assert!((busy - 2.0 / 2.1).abs() < 0.002, "{busy}");
+    }
+
+    #[test]
+    fn a_newcomer_does_not_wait_for_the_end_of_a_long_kernel() {
+        let tenants = tenant("rare", "", 1, 1_000, 50.0) + &tenant("long", "", 1, 200_000, 0.0);
+        let work = fair_work(&scenario(&tenants), f64::INFINITY, false);
+        // At worst a slice and two turns of the device pass before a burst of 1 ms is done.
+        let steps = work[0] / 1e6;
+        assert!(steps >= 18e3 / (50.0 + 1.0 + 2.0 + 0.2), "{steps}");
+    }
+
+    #[test]
+    fn waiting_in_pauses_shorter_than_two_hand_offs_helps_short_bursts_among_many() {
+        let tenants = tenant("short", "", 5, 60, 0.15)
+            + &tenant("b", "", 1, 10_000, 0.0)
+            + &tenant("c", "", 1, 10_000, 0.0);
+        let scenario = scenario(&tenants);
+        let [patient, other] = [true, false].map(|is_patient| fair_work(&scenario, 5.0, is_patient)[0]);
+        assert!(patient > 1.5 * other, "{patient}, {other}");
+    }
+
+    #[test]
+    fn guests_take_nothing_from_the_bound() {
+        let owners = tenant("a", "", 10, 500, 1.0) + &tenant("b", "", 10, 500, 1.0);
+        let guest = tenant("guest", "class = \"best-effort\"", 10, 20_000, 0.0);
+        let of_owners = bound_and_turns(&scenario(&owners)).0.unwrap();
+        let with_guest = bound_and_turns(&scenario(&(owners + &guest))).0.unwrap();
+        assert!((of_owners - with_guest).abs() < 0.001, "{of_owners}, {with_guest}");
+        assert_eq!(bound_and_turns(&scenario(&guest)).0, None);
+    }
+}

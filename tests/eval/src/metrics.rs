@@ -406,6 +406,91 @@ mod tests {
         assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
     }
 
+    fn in_full(tenants: &str, policies: &[Policy]) -> Vec<Row> {
+        let text = format!("name = \"a\"\nshows = \"b\"\nduration_s = 10\nwarmup_s = 1\n{tenants}");
+        let scenario = Scenario::parse(&text).unwrap();
+        evaluate_in_full(&scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
+    }
+
+    #[test]
+    fn the_worst_owner_is_measured_against_its_own_progress_under_the_fluid_limit() {
+        let rows = in_full(
+            r#"
+            [[tenant]]
+            name = "much"
+            share = "90%"
+            steps = { kernels = 10, kernel_us = 5000 }
+            [[tenant]]
+            name = "little"
+            share = "10%"
+            steps = { kernels = 10, kernel_us = 5000 }
+            "#,
+            &[Policy::TimeSlice, Policy::Gps, Policy::StaticSplit],
+        );
+        let figures: Vec<_> =
+            rows.iter().map(|row| row.worst_progress_vs_gps.zip(row.worst_vs_nothing).unwrap()).collect();
+        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9. The
+        // fluid limit gives the second tenant 0.1, which is the lesser for it.
+        let is_near = |place: usize, vs_gps: f64, vs_nothing: f64| {
+            (figures[place].0 - vs_gps).abs() < 0.02 && (figures[place].1 - vs_nothing).abs() < 0.02
+        };
+        assert!(is_near(0, 0.488 / 0.9, 1.0), "{figures:?}");
+        assert!(is_near(1, 1.0, 1.0), "{figures:?}");
+        assert!(is_near(2, 0.5 / 0.9, 0.5 / 0.488), "{figures:?}");
+        assert!(rows.iter().all(|row| row.bound == rows[0].bound && row.bound > Some(0.95)));
+    }
+
+    #[test]
+    fn guests_and_owners_that_do_nothing_are_never_the_worst() {
+        let rows = in_full(
+            r#"
+            [[tenant]]
+            name = "owner"
+            steps = { kernels = 10, kernel_us = 500 }
+            [[tenant]]
+            name = "rare"
+            steps = { kernels = 1, kernel_us = 9_500_000 }
+            active_s = [[9, 10]]
+            [[tenant]]
+            name = "guest"
+            class = "best-effort"
+            steps = { kernels = 10, kernel_us = 500 }
+            "#,
+            &[Policy::Gps],
+        );
+        assert_eq!(rows[0].worst_progress_vs_gps, Some(1.0));
+        // Time-slicing gives the guest a half, less a switch in each slice.
+        let vs_nothing = rows[0].worst_vs_nothing.unwrap();
+        assert!((vs_nothing - 1.0 / 0.488).abs() < 0.05, "{vs_nothing}");
+    }
+
+    #[test]
+    fn without_owners_there_is_no_worst_owner_and_no_bound() {
+        let guest =
+            "[[tenant]]\nname = \"g\"\nclass = \"best-effort\"\nsteps = { kernels = 10, kernel_us = 500 }\n";
+        let row = in_full(guest, &[Policy::Deepres]).remove(0);
+        assert_eq!((row.worst_progress_vs_gps, row.worst_vs_nothing, row.bound), (None, None, None));
+    }
+
+    #[test]
+    fn the_bound_of_two_gpus_is_that_of_the_gpu_with_the_lesser() {
+        let pair = |names: [&str; 2], gpu: u32, [one_us, other_us]: [u32; 2]| {
+            let tenant = |name: &str, us: u32, pause_ms: f64| {
+                format!(
+                    "[[tenant]]\nname = \"{name}\"\ngpu = {gpu}\nsteps = {{ kernels = 25, kernel_us = {us}, pause_ms = {pause_ms} }}\n"
+                )
+            };
+            tenant(names[0], one_us, 0.5) + &tenant(names[1], other_us, 2.0)
+        };
+        let bound = |tenants: &str, gpus: u32| {
+            in_full(&format!("gpus = {gpus}\n{tenants}"), &[Policy::Gps])[0].bound.unwrap()
+        };
+        let bounded = bound(&pair(["a", "b"], 0, [40, 12_000]), 1);
+        let free = pair(["c", "d"], 1, [400, 400]);
+        let both = bound(&(free + &pair(["a", "b"], 0, [40, 12_000])), 2);
+        assert!(bounded < 0.9 && (bounded - both).abs() < 0.02, "{bounded}, {both}");
+    }
+
     #[test]
     fn percentiles_are_by_nearest_rank() {
         let values: Vec<u64> = (1..=100).map(|ms| ms * 1_000_000).collect();

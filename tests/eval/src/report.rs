@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::metrics::Row;
-use crate::sweep::{self, Mix, Sweep};
+use crate::sweep::{Mix, Sweep};
 
 /// Prints `{"rows": […]}`.
 pub fn print_json(rows: &[Row]) -> Result<()> {
@@ -101,8 +101,7 @@ pub fn print_sweep(sweep: &Sweep) -> Result<()> {
         "\n  {:<44}{:>8}{:>9}{:>9}{:>12}",
         "the worst mixes", "tenants", "of gps", "bound", "of nothing"
     )?;
-    for (file, number) in sweep.worst_files.iter().zip(sweep::worst_of(&sweep.each)) {
-        let mix = &sweep.each[number as usize];
+    for (mix, file) in sweep.worst() {
         let file = file.display().to_string();
         writeln!(
             out,
