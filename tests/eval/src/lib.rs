@@ -1,7 +1,9 @@
 //! Evaluates policies that share a GPU, in virtual time. `cargo xtask eval` prints the results. The
 //! end-to-end tests compare the results with the same scenarios in real time.
 
+pub mod bars;
 pub mod beside;
+pub mod bound;
 #[cfg(test)]
 mod claims;
 pub mod device;

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 
+use deepres_eval::bars::Bars;
 use deepres_eval::policy::Policy;
 use deepres_eval::scenario::{self, Scenario};
 use deepres_eval::{metrics, page, plot, report, sweep};
@@ -35,6 +36,9 @@ struct Options {
     /// Draw each scenario into this folder: shares over time, latencies, utilisation (SVG)
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
+    /// Fail if a figure of deepres is below its bar (without FILE: tests/scenarios/bars.toml)
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["policy", "report"])]
+    bars: Option<Option<PathBuf>>,
     /// Draw this many mixes of programs at random, and show how deepres does in the worst of them
     #[arg(long, value_name = "MIXES", conflicts_with_all = ["scenario", "policy", "report", "plots"])]
     sweep: Option<u64>,
@@ -61,12 +65,23 @@ fn run(options: &Options) -> Result<()> {
         println!("{}", page::write()?.display());
         return Ok(());
     }
+    let bars_file = options.bars.as_ref().map(|file| file.clone().unwrap_or_else(Bars::ours));
+    let bars = bars_file.as_deref().map(Bars::read).transpose()?;
+    let missed = |of: &dyn Fn(&Bars) -> Vec<String>| match bars.as_ref().map(of).unwrap_or_default() {
+        missed if missed.is_empty() => Ok(()),
+        missed => bail!("deepres is below {} of its bars:\n  {}", missed.len(), missed.join("\n  ")),
+    };
     if let Some(mixes) = options.sweep {
         let sweep = sweep::run(mixes, options.seed, &options.sweep_dir)?;
-        return if options.json { report::print_sweep_json(&sweep) } else { report::print_sweep(&sweep) };
+        if options.json { report::print_sweep_json(&sweep) } else { report::print_sweep(&sweep) }?;
+        return missed(&|bars| bars.missed_by_sweep(&sweep));
     }
     let files = if options.scenario.is_empty() { scenario::all()? } else { options.scenario.clone() };
-    let policies = if options.policy.is_empty() { Policy::ALL.to_vec() } else { options.policy.clone() };
+    let policies = match (&options.bars, options.policy.is_empty()) {
+        (Some(_), _) => vec![Policy::Deepres, Policy::TimeSlice],
+        (None, true) => Policy::ALL.to_vec(),
+        (None, false) => options.policy.clone(),
+    };
     let mut rows = Vec::new();
     let mut drawn = BTreeSet::new();
     for file in files {
@@ -83,5 +98,6 @@ fn run(options: &Options) -> Result<()> {
         }
         rows.extend(runs.into_iter().map(|run| run.row));
     }
-    if options.json { report::print_json(&rows) } else { report::print_table(&rows) }
+    if options.json { report::print_json(&rows) } else { report::print_table(&rows) }?;
+    missed(&|bars| bars.missed_by_rows(&rows))
 }

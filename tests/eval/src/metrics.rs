@@ -5,6 +5,7 @@ use std::{panic, thread};
 
 use serde::Serialize;
 
+use crate::bound::bound;
 use crate::device::{Tenant, TimeSlice};
 use crate::engine::{self, Outcome, Run};
 use crate::fluid::Fluid;
@@ -105,50 +106,20 @@ pub struct Evaluated {
     pub row: Row,
     /// Result of the run.
     pub run: Run,
-    /// Progress of each tenant under the fluid limit.
-    pub fluid: Vec<f64>,
 }
 
-impl Row {
-    /// Returns the progress of each tenant.
-    fn progress_of_each(&self) -> Vec<f64> {
-        self.tenants.iter().map(|tenant| tenant.progress).collect()
-    }
-}
-
-/// Runs a scenario under each policy. Returns the figures of each policy, in the same order, with
-/// the figures that compare a policy with plain time-slicing and with the bound.
-pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
-    let mut with_turns = policies.to_vec();
-    if !with_turns.contains(&Policy::TimeSlice) {
-        with_turns.push(Policy::TimeSlice);
-    }
-    let mut all = evaluate(scenario, &with_turns);
-    let turns: Vec<f64> = with_turns
-        .iter()
-        .zip(&all)
-        .filter(|(policy, _)| **policy == Policy::TimeSlice)
-        .flat_map(|(_, turns)| turns.row.tenants.iter().map(|tenant| tenant.progress))
-        .collect();
-    all.truncate(policies.len());
-    for Evaluated { row, fluid, .. } in &mut all {
-        let lesser: Vec<f64> = turns.iter().zip(&*fluid).map(|(turns, fluid)| turns.min(*fluid)).collect();
-        row.worst_vs_nothing = worst(scenario, &row.progress_of_each(), &lesser);
-    }
-    all
-}
-
-/// Returns the least ratio of an owner's progress to its reference. Owners whose reference is 0 do
-/// not count.
-pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option<f64> {
-    let each = scenario.tenants.iter().zip(progress).zip(reference);
-    let owners = each.filter(|((tenant, _), reference)| !tenant.is_guest() && **reference > 0.0);
-    owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
-}
-
-/// Runs a scenario under each policy. Returns the figures of each policy, in the same order.
-/// Leaves out the figures that only [`evaluate_in_full`] computes.
+/// Runs a scenario under each policy. Returns the figures of each policy, in the same order. Leaves
+/// out the figures that need more runs, which [`evaluate_in_full`] has.
 pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    compare(scenario, policies, false)
+}
+
+/// Runs a scenario under each policy. Returns all figures of each policy, in the same order.
+pub fn evaluate_in_full(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
+    compare(scenario, policies, true)
+}
+
+fn compare(scenario: &Scenario, policies: &[Policy], in_full: bool) -> Vec<Evaluated> {
     let parts: Vec<Scenario> = (0..scenario.gpus).map(|gpu| scenario.on_gpu(gpu)).collect();
     // The fluid limit of deepres gives the entitlements over time. The evaluation measures every
     // policy against these entitlements.
@@ -163,20 +134,58 @@ pub fn evaluate(scenario: &Scenario, policies: &[Policy]) -> Vec<Evaluated> {
         together(scenario, runs)
     };
     let (split, fluid) = both(|| run(Policy::StaticSplit), || run(Policy::Gps));
-    let parts_done = fluid.outcomes.iter().zip(&alone).map(|(outcome, alone)| part_done(outcome, alone));
-    let fluid_progress: Vec<f64> = parts_done.collect();
-    let references = BTreeMap::from([(Policy::StaticSplit.name(), split), (Policy::Gps.name(), fluid)]);
+    let of_fluid = progress(&fluid, &alone);
+    let mut references = BTreeMap::from([(Policy::StaticSplit.name(), split), (Policy::Gps.name(), fluid)]);
+    let mut bound = None;
+    let mut of_lesser = None;
+    if in_full {
+        let on_gpus =
+            standings.iter().filter_map(|(ours, part)| bound_on(part, &ours.standings, &alone, &of_fluid));
+        let turns;
+        (turns, bound) = both(|| run(Policy::TimeSlice), || on_gpus.min_by(f64::total_cmp));
+        let lesser = progress(&turns, &alone).into_iter().zip(&of_fluid).map(|(one, other)| one.min(*other));
+        of_lesser = Some(lesser.collect::<Vec<f64>>());
+        references.insert(Policy::TimeSlice.name(), turns);
+    }
     let evaluated = |policy: &Policy| {
         let run = match policy {
             Policy::Deepres => ours.clone(),
             policy => references.get(policy.name()).cloned().unwrap_or_else(|| run(*policy)),
         };
         let undisturbed = has_several_owners_beside_guests(scenario).then(|| undisturbed(scenario, *policy));
-        let mut row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
-        row.worst_progress_vs_gps = worst(scenario, &row.progress_of_each(), &fluid_progress);
-        Evaluated { row, run, fluid: fluid_progress.clone() }
+        let row = row(scenario, *policy, &run, &alone, undisturbed.as_deref(), &references);
+        let progress = progress(&run, &alone);
+        let row = Row {
+            worst_progress_vs_gps: worst(scenario, &progress, &of_fluid),
+            worst_vs_nothing: of_lesser.as_ref().and_then(|lesser| worst(scenario, &progress, lesser)),
+            bound,
+            ..row
+        };
+        Evaluated { row, run }
     };
     policies.iter().map(evaluated).collect()
+}
+
+/// Returns the bound on one GPU. All tenants of the scenario have an outcome alone, and progress
+/// under the fluid limit.
+fn bound_on(part: &Scenario, standings: &Standings, alone: &[Outcome], of_fluid: &[f64]) -> Option<f64> {
+    let places = || part.tenants.iter().map(|tenant| tenant.number as usize);
+    let alone: Vec<Outcome> = places().map(|place| alone[place].clone()).collect();
+    let of_fluid: Vec<f64> = places().map(|place| of_fluid[place]).collect();
+    bound(part, standings, &of_fluid, |run| progress(run, &alone))
+}
+
+/// Returns each tenant's work, as a part of its work alone.
+fn progress(run: &Run, alone: &[Outcome]) -> Vec<f64> {
+    run.outcomes.iter().zip(alone).map(|(outcome, alone)| part_done(outcome, alone)).collect()
+}
+
+/// Returns the least ratio of an owner's progress to its reference. Owners whose reference is 0 do
+/// not count.
+pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option<f64> {
+    let each = scenario.tenants.iter().zip(progress).zip(reference);
+    let owners = each.filter(|((tenant, _), reference)| !tenant.is_guest() && **reference > 0.0);
+    owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
 }
 
 /// Runs both functions in parallel, and returns both results. An hour of a thousand tenants takes a
@@ -395,6 +404,91 @@ mod tests {
     fn jains_index_is_one_for_equals_and_one_in_n_for_a_winner() {
         assert_eq!(jain([0.5, 0.5].into_iter()), 1.0);
         assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
+    }
+
+    fn in_full(tenants: &str, policies: &[Policy]) -> Vec<Row> {
+        let text = format!("name = \"a\"\nshows = \"b\"\nduration_s = 10\nwarmup_s = 1\n{tenants}");
+        let scenario = Scenario::parse(&text).unwrap();
+        evaluate_in_full(&scenario, policies).into_iter().map(|evaluated| evaluated.row).collect()
+    }
+
+    #[test]
+    fn the_worst_owner_is_measured_against_its_own_progress_under_the_fluid_limit() {
+        let rows = in_full(
+            r#"
+            [[tenant]]
+            name = "much"
+            share = "90%"
+            steps = { kernels = 10, kernel_us = 5000 }
+            [[tenant]]
+            name = "little"
+            share = "10%"
+            steps = { kernels = 10, kernel_us = 5000 }
+            "#,
+            &[Policy::TimeSlice, Policy::Gps, Policy::StaticSplit],
+        );
+        let figures: Vec<_> =
+            rows.iter().map(|row| row.worst_progress_vs_gps.zip(row.worst_vs_nothing).unwrap()).collect();
+        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9. The
+        // fluid limit gives the second tenant 0.1, which is the lesser for it.
+        let is_near = |place: usize, vs_gps: f64, vs_nothing: f64| {
+            (figures[place].0 - vs_gps).abs() < 0.02 && (figures[place].1 - vs_nothing).abs() < 0.02
+        };
+        assert!(is_near(0, 0.488 / 0.9, 1.0), "{figures:?}");
+        assert!(is_near(1, 1.0, 1.0), "{figures:?}");
+        assert!(is_near(2, 0.5 / 0.9, 0.5 / 0.488), "{figures:?}");
+        assert!(rows.iter().all(|row| row.bound == rows[0].bound && row.bound > Some(0.95)));
+    }
+
+    #[test]
+    fn guests_and_owners_that_do_nothing_are_never_the_worst() {
+        let rows = in_full(
+            r#"
+            [[tenant]]
+            name = "owner"
+            steps = { kernels = 10, kernel_us = 500 }
+            [[tenant]]
+            name = "rare"
+            steps = { kernels = 1, kernel_us = 9_500_000 }
+            active_s = [[9, 10]]
+            [[tenant]]
+            name = "guest"
+            class = "best-effort"
+            steps = { kernels = 10, kernel_us = 500 }
+            "#,
+            &[Policy::Gps],
+        );
+        assert_eq!(rows[0].worst_progress_vs_gps, Some(1.0));
+        // Time-slicing gives the guest a half, less a switch in each slice.
+        let vs_nothing = rows[0].worst_vs_nothing.unwrap();
+        assert!((vs_nothing - 1.0 / 0.488).abs() < 0.05, "{vs_nothing}");
+    }
+
+    #[test]
+    fn without_owners_there_is_no_worst_owner_and_no_bound() {
+        let guest =
+            "[[tenant]]\nname = \"g\"\nclass = \"best-effort\"\nsteps = { kernels = 10, kernel_us = 500 }\n";
+        let row = in_full(guest, &[Policy::Deepres]).remove(0);
+        assert_eq!((row.worst_progress_vs_gps, row.worst_vs_nothing, row.bound), (None, None, None));
+    }
+
+    #[test]
+    fn the_bound_of_two_gpus_is_that_of_the_gpu_with_the_lesser() {
+        let pair = |names: [&str; 2], gpu: u32, [one_us, other_us]: [u32; 2]| {
+            let tenant = |name: &str, us: u32, pause_ms: f64| {
+                format!(
+                    "[[tenant]]\nname = \"{name}\"\ngpu = {gpu}\nsteps = {{ kernels = 25, kernel_us = {us}, pause_ms = {pause_ms} }}\n"
+                )
+            };
+            tenant(names[0], one_us, 0.5) + &tenant(names[1], other_us, 2.0)
+        };
+        let bound = |tenants: &str, gpus: u32| {
+            in_full(&format!("gpus = {gpus}\n{tenants}"), &[Policy::Gps])[0].bound.unwrap()
+        };
+        let bounded = bound(&pair(["a", "b"], 0, [40, 12_000]), 1);
+        let free = pair(["c", "d"], 1, [400, 400]);
+        let both = bound(&(free + &pair(["a", "b"], 0, [40, 12_000])), 2);
+        assert!(bounded < 0.9 && (bounded - both).abs() < 0.02, "{bounded}, {both}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::metrics::Row;
-use crate::sweep::{self, Mix, Sweep};
+use crate::sweep::{Mix, Sweep};
 
 /// Prints `{"rows": […]}`.
 pub fn print_json(rows: &[Row]) -> Result<()> {
@@ -96,11 +96,18 @@ pub fn print_sweep(sweep: &Sweep) -> Result<()> {
         }
         writeln!(out)?;
     }
-    writeln!(out, "\n  {:<44}{:>8}{:>10}{:>10}", "the worst mixes", "tenants", "of gps", "of nothing")?;
-    for (file, number) in sweep.worst_files.iter().zip(sweep::worst_of(&sweep.each)) {
-        let mix = &sweep.each[number as usize];
+    writeln!(
+        out,
+        "\n  {:<44}{:>8}{:>9}{:>9}{:>12}",
+        "the worst mixes", "tenants", "of gps", "bound", "of nothing"
+    )?;
+    for (mix, file) in sweep.worst() {
         let file = file.display().to_string();
-        writeln!(out, "  {file:<44}{:>8}{:>10.3}{:>10.3}", mix.tenants, mix.vs_gps, mix.vs_nothing)?;
+        writeln!(
+            out,
+            "  {file:<44}{:>8}{:>9.3}{:>9.3}{:>12.3}",
+            mix.tenants, mix.vs_gps, mix.bound, mix.vs_nothing
+        )?;
     }
     Ok(())
 }

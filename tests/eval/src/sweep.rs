@@ -20,6 +20,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
+use crate::bound::bound;
 use crate::device::Tenant;
 use crate::engine::{Run, Witness};
 use crate::metrics::worst;
@@ -51,6 +52,8 @@ const CYCLES: f64 = 40.0;
 const KERNELS: f64 = 50.0;
 /// Shortest and longest measured time of a mix, s.
 const LENGTH_S: (f64, f64) = (10.0, 120.0);
+/// Most kernels of a mix if each tenant were alone. A scenario may have no more than twice as many.
+const MOST_KERNELS: f64 = 1e7;
 /// The time before, as a part of the measured time.
 const WARMUP: f64 = 0.15;
 
@@ -68,15 +71,25 @@ pub struct Mix {
     pub vs_gps: f64,
     /// The same, as a part of the lesser of plain time-slicing's and the fluid limit's.
     pub vs_nothing: f64,
+    /// `vs_gps` of the best scheduler that [`crate::bound`] knows.
+    pub bound: f64,
 }
 
 /// A figure of a mix.
-type Figure = fn(&Mix) -> f64;
+pub type Figure = fn(&Mix) -> f64;
 
 impl Mix {
     /// The figures by which mixes are compared, with their names in reports.
-    pub const FIGURES: [(&str, Figure); 2] =
-        [("of the fluid limit", |mix| mix.vs_gps), ("of nothing", |mix| mix.vs_nothing)];
+    pub const FIGURES: [(&str, Figure); 3] = [
+        ("of the fluid limit", |mix| mix.vs_gps),
+        ("of the bound", |mix| mix.vs_bound()),
+        ("of nothing", |mix| mix.vs_nothing),
+    ];
+
+    /// Returns `vs_gps` as a part of the bound, or of the fluid limit if that is less.
+    pub fn vs_bound(&self) -> f64 {
+        self.vs_gps / self.bound.min(1.0)
+    }
 }
 
 /// The figures of a sweep.
@@ -87,6 +100,8 @@ pub struct Sweep {
     /// The least progress of any tenant of any mix, as a part of its progress under the fluid
     /// limit.
     pub worst_progress_vs_gps: f64,
+    /// The least such part of a mix as a part of the mix's bound, where that is less than 1.
+    pub worst_vs_bound: f64,
     /// The median over mixes of the least such part in a mix.
     pub median_progress_vs_gps: f64,
     /// The least progress of any tenant of any mix, as a part of the lesser of plain time-slicing's
@@ -106,28 +121,58 @@ pub struct Sweep {
 pub fn run(mixes: u64, seed: u64, folder: &Path) -> Result<Sweep> {
     ensure!(mixes > 0, "a sweep needs a mix: give --sweep 1 or more");
     let each = on_all_processors(mixes, |number| evaluate(&scenario(seed, number)?, number))?;
-    let mut worst_files = Vec::new();
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    for number in worst_of(&each) {
-        let file = folder.join(format!("seed-{seed}-mix-{number}.toml"));
-        std::fs::write(&file, draw(seed, number))
-            .with_context(|| format!("cannot write {}", file.display()))?;
-        worst_files.push(file);
+    let sweep = Sweep::new(each, |number| file(folder, seed, number));
+    write_worst(&sweep, seed)?;
+    Ok(sweep)
+}
+
+/// Returns the file of a mix.
+fn file(folder: &Path, seed: u64, number: u64) -> PathBuf {
+    folder.join(format!("seed-{seed}-mix-{number}.toml"))
+}
+
+/// Writes the scenarios of the worst mixes.
+fn write_worst(sweep: &Sweep, seed: u64) -> Result<()> {
+    for (mix, file) in sweep.worst() {
+        let text = draw(seed, mix.number);
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let least = |figure: fn(&Mix) -> f64| each.iter().map(figure).fold(f64::INFINITY, f64::min);
-    Ok(Sweep {
-        mixes,
-        worst_progress_vs_gps: least(|mix| mix.vs_gps),
-        median_progress_vs_gps: median(each.iter().map(|mix| mix.vs_gps).collect()),
-        worst_vs_nothing: least(|mix| mix.vs_nothing),
-        worst_files,
-        each,
-    })
+    Ok(())
+}
+
+impl Sweep {
+    /// Returns the figures of these mixes. `file` names the file of a mix that is one of the worst.
+    pub fn new(each: Vec<Mix>, file: impl Fn(u64) -> PathBuf) -> Self {
+        let least = |figure: fn(&Mix) -> f64| each.iter().map(figure).fold(f64::INFINITY, f64::min);
+        Self {
+            mixes: each.len() as u64,
+            worst_progress_vs_gps: least(|mix| mix.vs_gps),
+            worst_vs_bound: least(Mix::vs_bound),
+            median_progress_vs_gps: median(each.iter().map(|mix| mix.vs_gps).collect()),
+            worst_vs_nothing: least(|mix| mix.vs_nothing),
+            worst_files: worst_of(&each).into_iter().map(file).collect(),
+            each,
+        }
+    }
+
+    /// Returns the mixes that are the worst by any of the figures, with their scenarios.
+    pub fn worst(&self) -> impl Iterator<Item = (&Mix, &Path)> {
+        let mixes = worst_of(&self.each)
+            .into_iter()
+            .filter_map(|number| self.each.iter().find(|mix| mix.number == number));
+        mixes.zip(self.worst_files.iter().map(PathBuf::as_path))
+    }
+
+    /// Returns the scenario of one of the worst mixes.
+    pub fn file_of(&self, number: u64) -> Option<&Path> {
+        self.worst().find(|(mix, _)| mix.number == number).map(|(_, file)| file)
+    }
 }
 
 /// Returns the numbers of the mixes that are the worst by any figure, those of the first figure
 /// first.
-pub fn worst_of(each: &[Mix]) -> Vec<u64> {
+fn worst_of(each: &[Mix]) -> Vec<u64> {
     let mut worst: Vec<u64> = Vec::new();
     for (_, figure) in Mix::FIGURES {
         let mut order: Vec<&Mix> = each.iter().collect();
@@ -176,16 +221,16 @@ fn evaluate(scenario: &Scenario, number: u64) -> Result<Mix> {
     let ours = Policy::Deepres.run(scenario, &at_first, &mut Unwatched);
     let under = |policy: Policy| progress(&policy.run(scenario, &ours.standings, &mut Unwatched));
     let (fluid, turns) = (under(Policy::Gps), under(Policy::TimeSlice));
+    let bound = bound(scenario, &ours.standings, &fluid, progress);
     let lesser: Vec<f64> = fluid.iter().zip(&turns).map(|(fluid, turns)| fluid.min(*turns)).collect();
     let ours = progress(&ours);
-    let worst_of = |reference: &[f64]| {
-        worst(scenario, &ours, reference).with_context(|| format!("no tenant of mix {number} ever ran"))
-    };
+    let ran = |figure: Option<f64>| figure.with_context(|| format!("no tenant of mix {number} ever ran"));
     Ok(Mix {
         number,
         tenants: scenario.tenants.len(),
-        vs_gps: worst_of(&fluid)?,
-        vs_nothing: worst_of(&lesser)?,
+        vs_gps: ran(worst(scenario, &ours, &fluid))?,
+        vs_nothing: ran(worst(scenario, &ours, &lesser))?,
+        bound: ran(bound)?,
     })
 }
 
@@ -308,7 +353,9 @@ fn length_s(tenants: &[Drawn], weights: u64) -> (u64, u64) {
         let cycle_us = tenant.pause_us + tenant.burst_us() / share;
         (CYCLES * cycle_us).max(KERNELS * longest_us / share)
     });
-    let length_s = (wished_us.fold(0.0, f64::max) / 1e6).clamp(LENGTH_S.0, LENGTH_S.1).ceil();
+    let length_s = (wished_us.fold(0.0, f64::max) / 1e6).clamp(LENGTH_S.0, LENGTH_S.1);
+    let kernels_per_s: f64 = tenants.iter().map(|tenant| 1e6 / tenant.kernel_us).sum();
+    let length_s = length_s.min(MOST_KERNELS / kernels_per_s).ceil();
     (length_s as u64, (length_s * WARMUP).ceil() as u64)
 }
 
@@ -346,5 +393,121 @@ impl Random {
 
     fn log_uniform(&mut self, (least, most): (f64, f64)) -> f64 {
         least * (most / least).powf(self.uniform())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Outcome;
+    use crate::scenario::Pauses;
+
+    #[test]
+    fn each_mix_is_a_scenario_of_owners_within_the_bounds_of_the_draw() {
+        let within = |(least, most): (f64, f64), us: f64| us >= 0.99 * least && us <= 1.01 * most;
+        for number in 0..300 {
+            let scenario = scenario(7, number).unwrap();
+            assert!((2..=12).contains(&scenario.tenants.len()));
+            for tenant in &scenario.tenants {
+                let profile = tenant.steps.as_ref().map(|steps| &steps.profile);
+                let part = profile.unwrap_or_else(|| &tenant.requests.as_ref().unwrap().profile)[0];
+                let kernel_us = part.kernel_ns as f64 / 1e3;
+                assert!(!tenant.is_guest() && within(KERNEL_US, kernel_us), "{number}: {part:?}");
+                let burst_us = kernel_us * part.kernels as f64;
+                assert!(burst_us >= 0.6 * BURST_US.0 && burst_us <= 1.1 * BURST_US.1, "{number}: {part:?}");
+                let pause_us = tenant.steps.as_ref().map_or(0.0, |steps| steps.pause_ns as f64 / 1e3);
+                assert!(pause_us == 0.0 || within(PAUSE_US, pause_us), "{number}: {pause_us}");
+            }
+            let shares: u32 = scenario.tenants.iter().filter_map(|tenant| tenant.share_ppm).sum();
+            assert!((999_980..=1_000_000).contains(&shares), "{number}: {shares}");
+        }
+    }
+
+    #[test]
+    fn the_draw_has_every_kind_of_program() {
+        let tenants: Vec<_> = (0..100).flat_map(|number| scenario(1, number).unwrap().tenants).collect();
+        let part = |is: &dyn Fn(&crate::scenario::Tenant) -> bool| {
+            tenants.iter().filter(|tenant| is(tenant)).count() as f64 / tenants.len() as f64
+        };
+        let steps = |is: fn(&crate::scenario::Steps) -> bool| {
+            part(&|tenant: &crate::scenario::Tenant| tenant.steps.as_ref().is_some_and(is))
+        };
+        let parts = [
+            part(&|tenant| tenant.requests.is_some()),
+            steps(|steps| steps.pause_ns == 0),
+            steps(|steps| steps.pauses == Pauses::Exponential),
+            steps(|steps| steps.pause_ns > 0 && steps.pauses == Pauses::Regular),
+            part(&|tenant| tenant.longest_kernel_ns() < 200_000),
+            part(&|tenant| tenant.longest_kernel_ns() > 5_000_000),
+        ];
+        assert!(parts.iter().all(|part| (0.1..0.5).contains(part)), "{parts:?}");
+    }
+
+    #[test]
+    fn a_mix_depends_on_its_seed_and_number_and_on_nothing_else() {
+        assert_eq!(draw(3, 5), draw(3, 5));
+        assert!(draw(3, 5) != draw(3, 6) && draw(3, 5) != draw(4, 5));
+    }
+
+    #[test]
+    fn a_sweep_is_the_same_each_time_and_its_files_run() {
+        let folder = tempfile::tempdir().unwrap();
+        // The mixes are drawn, and short, so that the test is.
+        let short = |number| {
+            let mut scenario = scenario(2, number)?;
+            (scenario.duration_ns, scenario.warmup_ns) = (3_000_000_000, 300_000_000);
+            evaluate(&scenario, number)
+        };
+        let each = on_all_processors(4, short).unwrap();
+        assert_eq!(each, on_all_processors(4, short).unwrap());
+        assert_eq!(each.iter().map(|mix| mix.number).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let sweep = Sweep::new(each, |number| file(folder.path(), 2, number));
+        write_worst(&sweep, 2).unwrap();
+        for (mix, file) in sweep.worst() {
+            assert_eq!(Scenario::read(file).unwrap().name, format!("mix {} of seed 2", mix.number));
+        }
+    }
+
+    #[test]
+    fn the_worst_mixes_by_each_figure_are_named_once_each() {
+        let mix = |number, vs_gps, bound, vs_nothing| Mix { number, tenants: 2, vs_gps, bound, vs_nothing };
+        let mut each: Vec<Mix> = (0..20).map(|number| mix(number, 1.0, 1.0, 1.0)).collect();
+        each[7] = mix(7, 0.5, 0.5, 0.9);
+        each[11] = mix(11, 0.8, 1.1, 0.2);
+        let sweep = Sweep::new(each, |number| PathBuf::from(number.to_string()));
+        let numbers: Vec<u64> = sweep.worst().map(|(mix, _)| mix.number).collect();
+        assert!(numbers.starts_with(&[7, 11]), "{numbers:?}");
+        assert_eq!(numbers.iter().filter(|number| [7, 11].contains(*number)).count(), 2, "{numbers:?}");
+        let figures = (sweep.worst_progress_vs_gps, sweep.worst_vs_bound, sweep.worst_vs_nothing);
+        assert_eq!((figures, sweep.median_progress_vs_gps), ((0.5, 0.8, 0.2), 1.0));
+    }
+
+    #[test]
+    fn one_step_more_or_less_at_the_end_hardly_counts_as_progress() {
+        // A step of 10 every 10 samples, and the same half a step later.
+        let run = |shift: u64| {
+            let curve_ns = (0..400).map(|sample| (sample + shift) / 10 * 10).collect();
+            let outcome = Outcome { curve_ns, ..Outcome::default() };
+            Run {
+                outcomes: vec![outcome],
+                busy_ns: 0,
+                harvested_ns: 0,
+                standings: Standings::at_first(&scenario(1, 0).unwrap()),
+            }
+        };
+        assert_eq!(progress(&run(0)), [300.0]);
+        assert_eq!(progress(&run(5)), [300.0]);
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_three_digits() {
+        assert_eq!([20.0467, 0.123456, 123456.0, 9.996].map(rounded), [20.0, 0.123, 123_000.0, 10.0]);
+    }
+
+    #[test]
+    fn a_failed_task_fails_the_sweep() {
+        let task = |number| if number == 3 { anyhow::bail!("number 3") } else { Ok(number) };
+        assert_eq!(on_all_processors(3, task).unwrap(), [0, 1, 2]);
+        assert_eq!(on_all_processors(9, task).unwrap_err().to_string(), "number 3");
     }
 }

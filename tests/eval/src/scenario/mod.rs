@@ -418,6 +418,9 @@ fn read_text(file: &Path) -> Result<String> {
     })
 }
 
+/// Name of the file of the bars, which is in the folder of the scenarios and is none.
+pub const BARS: &str = "bars.toml";
+
 /// Returns the folder of the scenarios that come with deepres.
 pub fn ours() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios")
@@ -433,7 +436,8 @@ pub fn all() -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
+        let is_scenario = path.extension().is_some_and(|extension| extension == "toml");
+        if is_scenario && !path.ends_with(BARS) {
             files.push(path);
         }
     }

@@ -1,0 +1,456 @@
+//! The best that could be had: what the owners of a scenario would get from schedulers that know
+//! the work beforehand. The figure shows how much of a distance to the fluid limit is the
+//! hardware's, and not the policy's.
+//!
+//! The hardware is that of the scenario. Nothing but the device cuts a kernel. The device lets
+//! contexts take turns of a slice, so a tenant that comes waits for the rest of another's slice. A
+//! turn costs a switch, and a change of the gates costs a hand-off.
+//!
+//! The schedulers are a family, and the bound is the best result of one of them:
+//!
+//! - **Turns**: all owners' gates are always open, which is plain time-slicing without guests.
+//! - **Fair**: one owner's gate is open at a time. Among the owners that are not ahead of the fluid
+//!   limit, the one whose request ends first there goes first. A request is the rest of the burst,
+//!   or the family's limit if that is less. The scheduler knows each burst when it begins, and
+//!   reads each tenant's GPU time without delay. A tenant that comes takes its place at once: the
+//!   gate of the holder closes, and the device takes turns until the holder's kernel is done.
+//!
+//! - **Patient**: a fair scheduler that waits for a holder whose pauses take less than two
+//!   hand-offs, as long as the holder's request lasts. The request of such an owner is the limit.
+//!
+//! So the bound is what some scheduler does have on this model, and not a proof: another scheduler
+//! may do better. None of the family idles for a longer pause, for example. Guests do not run at
+//! all, since the bound is about owners. The family shares no code with the scheduler of deepres.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use deepres_policy::entitlement::Entitlement;
+
+use crate::device::{Tenant, TimeSlice};
+use crate::engine::{self, Run, Witness};
+use crate::gate::{Gate, Launch};
+use crate::metrics::worst;
+use crate::scenario::{self, Scenario};
+use crate::standings::Standings;
+
+/// The fair schedulers: the longest request in slices, and whether the scheduler is patient.
+const FAIR: [(f64, bool); 5] = [(1.0, false), (5.0, false), (f64::INFINITY, false), (1.0, true), (5.0, true)];
+/// A patient scheduler waits for pauses below this, hand-offs.
+const PATIENCE: u64 = 2;
+/// Work in flight that keeps the device busy until the next launch, hand-offs.
+const WINDOW: u64 = 2;
+/// Work that counts as none, because it is below the rounding of the times, ns.
+const NOTHING_NS: f64 = 0.5;
+
+/// Returns the greatest part of the fluid limit's progress that one of the schedulers gives to its
+/// worst owner. `progress` reads each tenant's progress from a run, and `fluid` is that of the
+/// fluid limit, whose entitlements over time are `standings`. Once a scheduler gives every owner
+/// what the fluid limit does, no other is tried. Returns `None` without owners.
+pub fn bound(
+    scenario: &Scenario,
+    standings: &Standings,
+    fluid: &[f64],
+    progress: impl Fn(&Run) -> Vec<f64>,
+) -> Option<f64> {
+    let mut best: Option<f64> = None;
+    let runs = std::iter::once_with(|| turns(scenario)).chain(FAIR.into_iter().filter_map(
+        |(slices, is_patient)| {
+            let fair = Fair::new(scenario, standings, slices, is_patient);
+            let differs = !is_patient || fair.seats.iter().any(|seat| seat.is_quick);
+            differs.then(|| fair.run(scenario))
+        },
+    ));
+    for run in runs {
+        let worst = worst(scenario, &progress(&run), fluid)?;
+        best = Some(best.map_or(worst, |best| best.max(worst)));
+        if worst >= 1.0 {
+            break;
+        }
+    }
+    best
+}
+
+fn device(scenario: &Scenario) -> TimeSlice {
+    TimeSlice::new(scenario.tenants.len(), scenario.gpu.slice_ns, scenario.gpu.switch_ns)
+}
+
+/// Runs a scenario with the gates of all owners open.
+fn turns(scenario: &Scenario) -> Run {
+    let guests = scenario.tenants.iter().map(scenario::Tenant::is_guest).collect();
+    engine::run(scenario, &mut device(scenario), &mut AllOpen { guests }, None)
+}
+
+/// Open gates for all owners, and closed ones for all guests.
+struct AllOpen {
+    guests: Vec<bool>,
+}
+
+impl Gate for AllOpen {
+    fn admit(&mut self, _: u64, launch: &Launch) -> bool {
+        !self.guests[launch.tenant]
+    }
+    fn done(&mut self, _: u64, _: Tenant, _: u64, _: bool) {}
+    fn rests(&mut self, _: u64, _: Tenant) {}
+    fn wake_ns(&self) -> Option<u64> {
+        None
+    }
+    fn wake(&mut self, _: u64, _: &mut Vec<Tenant>) {}
+}
+
+#[derive(Debug, Clone, Default)]
+struct Seat {
+    is_guest: bool,
+    /// Whether a patient scheduler waits for the owner in its pauses.
+    is_quick: bool,
+    /// The burst's work that is not done, and that of it which was launched, ns.
+    left_ns: f64,
+    in_flight_ns: u64,
+    used_ns: u64,
+    /// GPU time of the fluid limit less that of the tenant, ns.
+    lag_ns: f64,
+}
+
+impl Seat {
+    fn has_more(&self) -> bool {
+        self.left_ns - self.in_flight_ns as f64 > NOTHING_NS
+    }
+}
+
+/// A fair scheduler.
+#[derive(Debug)]
+struct Fair<'a> {
+    standings: &'a Standings,
+    /// Time from a decision until the gate is open. The device's own switch is a part of the
+    /// hand-off, and comes after it.
+    lead_ns: u64,
+    handoff_ns: u64,
+    slice_ns: u64,
+    longest_request_ns: f64,
+    seats: Vec<Seat>,
+    /// Owners with a burst that is not done.
+    active: Vec<Tenant>,
+    holder: Option<Tenant>,
+    /// The rest of the holder's request, ns.
+    request_left_ns: f64,
+    /// When the holder's gate opens, if it is still closed.
+    opens_ns: Option<u64>,
+    /// Until when the scheduler waits for a holder that pauses.
+    waits_ns: Option<u64>,
+}
+
+impl<'a> Fair<'a> {
+    fn new(scenario: &Scenario, standings: &'a Standings, slices: f64, is_patient: bool) -> Self {
+        let gpu = &scenario.gpu;
+        let pauses_quickly = |tenant: &scenario::Tenant| {
+            tenant.steps.as_ref().is_some_and(|steps| steps.pause_ns < PATIENCE * gpu.handoff_ns)
+        };
+        let seat = |tenant: &scenario::Tenant| Seat {
+            is_guest: tenant.is_guest(),
+            is_quick: is_patient && !tenant.is_guest() && pauses_quickly(tenant),
+            ..Seat::default()
+        };
+        Self {
+            standings,
+            lead_ns: gpu.handoff_ns.saturating_sub(gpu.switch_ns),
+            handoff_ns: gpu.handoff_ns,
+            slice_ns: gpu.slice_ns,
+            longest_request_ns: slices * gpu.slice_ns as f64,
+            seats: scenario.tenants.iter().map(seat).collect(),
+            active: Vec::new(),
+            holder: None,
+            request_left_ns: 0.0,
+            opens_ns: None,
+            waits_ns: None,
+        }
+    }
+
+    fn run(self, scenario: &Scenario) -> Run {
+        let state = Rc::new(RefCell::new(self));
+        let mut gate = FairGate(Rc::clone(&state));
+        engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
+    }
+
+    fn weight(&self, now_ns: u64, tenant: Tenant) -> f64 {
+        self.standings.at(now_ns).get(tenant).map_or(1.0, |owed| f64::from(owed.weight_ppm.max(1)))
+    }
+
+    /// Charges the GPU time since the last call, and gives it to the active owners by weight.
+    fn charge(&mut self, now_ns: u64, used_ns: &[u64]) {
+        let mut spent_ns = 0;
+        for tenant in &self.active {
+            let seat = &mut self.seats[*tenant];
+            let had_ns = used_ns[*tenant] - seat.used_ns;
+            seat.used_ns = used_ns[*tenant];
+            seat.lag_ns -= had_ns as f64;
+            spent_ns += had_ns;
+        }
+        if spent_ns > 0 {
+            let sum: f64 = self.active.iter().map(|tenant| self.weight(now_ns, *tenant)).sum();
+            for place in 0..self.active.len() {
+                let tenant = self.active[place];
+                self.seats[tenant].lag_ns += spent_ns as f64 * self.weight(now_ns, tenant) / sum;
+            }
+        }
+    }
+
+    /// Returns the virtual time at which the fluid limit would have served the tenant's debt and
+    /// this request.
+    fn deadline(&self, now_ns: u64, tenant: Tenant, request_ns: f64) -> f64 {
+        (request_ns - self.seats[tenant].lag_ns) / self.weight(now_ns, tenant)
+    }
+
+    /// Returns the GPU time that the tenant would use in one go.
+    fn request_ns(&self, tenant: Tenant) -> f64 {
+        let seat = &self.seats[tenant];
+        if seat.is_quick { self.longest_request_ns } else { seat.left_ns.min(self.longest_request_ns) }
+    }
+
+    /// Begins a burst.
+    fn begin(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
+        self.seats[tenant].left_ns = work_ns as f64;
+        if !self.active.contains(&tenant) {
+            self.active.push(tenant);
+        }
+        if self.holder == Some(tenant) {
+            self.waits_ns = None;
+        }
+        match self.holder {
+            None => self.choose(now_ns),
+            Some(holder) if holder == tenant && self.request_left_ns <= 0.0 => self.choose(now_ns),
+            Some(holder) if holder != tenant && self.seats[tenant].lag_ns >= -NOTHING_NS => {
+                let request_ns = self.request_ns(tenant) + self.handoff_ns as f64;
+                let is_first = self.deadline(now_ns, tenant, request_ns)
+                    < self.deadline(now_ns, holder, self.request_left_ns);
+                if is_first {
+                    self.give(now_ns, tenant);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Gives the GPU to the owner that goes first.
+    fn choose(&mut self, now_ns: u64) {
+        let waiting = self.active.iter().copied().filter(|tenant| self.seats[*tenant].has_more());
+        let place = |tenant: Tenant| {
+            let is_ahead = self.seats[tenant].lag_ns < -NOTHING_NS;
+            let request_ns = if is_ahead { 0.0 } else { self.request_ns(tenant) };
+            (is_ahead, self.deadline(now_ns, tenant, request_ns))
+        };
+        let first = waiting
+            .map(|tenant| (place(tenant), tenant))
+            .min_by(|((ahead, at), _), ((other, other_at), _)| ahead.cmp(other).then(at.total_cmp(other_at)));
+        match first {
+            Some((_, tenant)) => self.give(now_ns, tenant),
+            None => (self.holder, self.waits_ns) = (None, None),
+        }
+    }
+
+    /// Opens the gate of this tenant. A hand-off passes first, unless nobody held the GPU.
+    fn give(&mut self, now_ns: u64, tenant: Tenant) {
+        (self.request_left_ns, self.waits_ns) = (self.request_ns(tenant), None);
+        if self.holder != Some(tenant) {
+            let lead_ns = if self.holder.is_some() { self.lead_ns } else { 0 };
+            (self.holder, self.opens_ns) = (Some(tenant), Some(now_ns + lead_ns));
+        }
+    }
+
+    fn admit(&mut self, launch: &Launch) -> bool {
+        if self.holder != Some(launch.tenant) || self.opens_ns.is_some() {
+            return false;
+        }
+        // The device would leave the holder between two kernels for another's that was cut.
+        let are_others_in_flight =
+            self.active.iter().any(|other| *other != launch.tenant && self.seats[*other].in_flight_ns > 0);
+        let window_ns = if are_others_in_flight { self.slice_ns } else { WINDOW * self.handoff_ns };
+        let seat = &mut self.seats[launch.tenant];
+        let may_go = seat.in_flight_ns == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
+        if may_go {
+            seat.in_flight_ns += launch.length_ns;
+        }
+        may_go
+    }
+
+    fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64) {
+        let seat = &mut self.seats[tenant];
+        seat.in_flight_ns -= length_ns;
+        seat.left_ns -= length_ns as f64;
+        if self.holder == Some(tenant) {
+            self.request_left_ns -= length_ns as f64;
+            // At the end of a burst, the next burst may follow at once.
+            if self.request_left_ns <= 0.0 && self.seats[tenant].left_ns > NOTHING_NS {
+                self.choose(now_ns);
+            }
+        }
+    }
+
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        self.active.retain(|other| *other != tenant);
+        if self.holder == Some(tenant) {
+            if self.seats[tenant].is_quick && self.request_left_ns > 0.0 {
+                self.waits_ns = Some(now_ns + PATIENCE * self.handoff_ns);
+            } else {
+                self.choose(now_ns);
+            }
+        }
+    }
+}
+
+/// The gate of a fair scheduler.
+struct FairGate<'a>(Rc<RefCell<Fair<'a>>>);
+
+impl Gate for FairGate<'_> {
+    fn admit(&mut self, _: u64, launch: &Launch) -> bool {
+        self.0.borrow_mut().admit(launch)
+    }
+    fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, _: bool) {
+        self.0.borrow_mut().done(now_ns, tenant, length_ns);
+    }
+    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
+        self.0.borrow_mut().rests(now_ns, tenant);
+    }
+    fn wake_ns(&self) -> Option<u64> {
+        let fair = self.0.borrow();
+        [fair.opens_ns, fair.waits_ns].into_iter().flatten().min()
+    }
+    fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
+        let mut fair = self.0.borrow_mut();
+        if fair.waits_ns.is_some_and(|until_ns| until_ns <= now_ns) {
+            fair.choose(now_ns);
+        }
+        if fair.opens_ns.is_some_and(|opens_ns| opens_ns <= now_ns) {
+            fair.opens_ns = None;
+            retry.extend(fair.holder);
+        }
+    }
+}
+
+/// What a fair scheduler knows: the work of each burst, and each tenant's GPU time.
+struct Knowledge<'a>(Rc<RefCell<Fair<'a>>>);
+
+impl Witness for Knowledge<'_> {
+    fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64) {
+        let mut fair = self.0.borrow_mut();
+        if !fair.seats[tenant].is_guest {
+            fair.begin(now_ns, tenant, work_ns);
+        }
+    }
+    fn look(&mut self, now_ns: u64, used_ns: &[u64]) {
+        self.0.borrow_mut().charge(now_ns, used_ns);
+    }
+    fn owe(&mut self, _: u64, _: &[Entitlement]) {}
+    fn rests(&mut self, _: u64, _: Tenant) {}
+    fn lag_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn wanted_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn claim_ns(&self, _: Tenant) -> u64 {
+        0
+    }
+    fn owed_ppm(&self, _: Tenant) -> u32 {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100 us.
+    fn scenario(tenants: &str) -> Scenario {
+        let text = format!("name = \"bound\"\nshows = \"bounds\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
+        Scenario::parse(&text).unwrap()
+    }
+
+    fn tenant(name: &str, keys: &str, kernels: u64, kernel_us: u64, pause_ms: f64) -> String {
+        let steps = format!("{{ kernels = {kernels}, kernel_us = {kernel_us}, pause_ms = {pause_ms} }}");
+        format!("[[tenant]]\nname = \"{name}\"\n{keys}\nsteps = {steps}\n")
+    }
+
+    fn work(run: &Run) -> Vec<f64> {
+        run.outcomes.iter().map(|outcome| outcome.work_ns as f64).collect()
+    }
+
+    /// Returns the bound, and the same figure for plain time-slicing.
+    fn bound_and_turns(scenario: &Scenario) -> (Option<f64>, Option<f64>) {
+        let standings = Standings::at_first(scenario);
+        let fluid = work(&Policy::Gps.run_alone(scenario));
+        let turns = worst(scenario, &work(&Policy::TimeSlice.run_alone(scenario)), &fluid);
+        (bound(scenario, &standings, &fluid, work), turns)
+    }
+
+    fn fair_work(scenario: &Scenario, slices: f64, is_patient: bool) -> Vec<f64> {
+        work(&Fair::new(scenario, &Standings::at_first(scenario), slices, is_patient).run(scenario))
+    }
+
+    #[test]
+    fn the_bound_is_never_below_plain_time_slicing() {
+        let pauses = [0.0, 0.3, 2.0];
+        for (one_us, other_us) in [(40, 12_000), (250, 250), (30_000, 30_000)] {
+            for (one_ms, other_ms) in pauses.into_iter().zip(pauses.into_iter().rev()) {
+                let tenants = tenant("a", "", 10, one_us, one_ms) + &tenant("b", "", 10, other_us, other_ms);
+                let (bound, turns) = bound_and_turns(&scenario(&tenants));
+                assert!(bound >= turns, "{one_us}, {other_us}: {bound:?}, {turns:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bursts_shorter_than_a_slice_wait_for_the_rest_of_the_slices_of_long_kernels() {
+        let tenants = tenant("eager", "", 25, 40, 0.5) + &tenant("long", "", 20, 12_000, 2.0);
+        let (bound, _) = bound_and_turns(&scenario(&tenants));
+        // A cycle is a burst, a pause, the rest of a slice and two switches: 1.5 ms of work and
+        // pause in 3.1 ms. In the fluid limit a cycle takes 2.5 ms.
+        assert!((bound.unwrap() - 2.5 / 3.1).abs() < 0.01, "{bound:?}");
+    }
+
+    #[test]
+    fn tenants_of_unequal_shares_that_always_have_work_lose_little_more_than_hand_offs() {
+        let tenants =
+            tenant("a", "share = \"80%\"", 10, 1_000, 0.0) + &tenant("b", "share = \"20%\"", 10, 700, 0.0);
+        let (bound, turns) = bound_and_turns(&scenario(&tenants));
+        assert!(bound.unwrap() >= 0.98 && turns.unwrap() <= 0.65, "{bound:?}, {turns:?}");
+    }
+
+    #[test]
+    fn each_change_of_the_holder_costs_a_hand_off() {
+        let tenants = tenant("a", "", 10, 1_000, 0.0) + &tenant("b", "", 10, 1_000, 0.0);
+        let work = fair_work(&scenario(&tenants), 1.0, false);
+        // Each request is a slice of 2 ms, and a hand-off of 0.1 ms comes before it.
+        let busy = work.iter().sum::<f64>() / 18e9;
+        assert!((busy - 2.0 / 2.1).abs() < 0.002, "{busy}");
+    }
+
+    #[test]
+    fn a_newcomer_does_not_wait_for_the_end_of_a_long_kernel() {
+        let tenants = tenant("rare", "", 1, 1_000, 50.0) + &tenant("long", "", 1, 200_000, 0.0);
+        let work = fair_work(&scenario(&tenants), f64::INFINITY, false);
+        // At worst a slice and two turns of the device pass before a burst of 1 ms is done.
+        let steps = work[0] / 1e6;
+        assert!(steps >= 18e3 / (50.0 + 1.0 + 2.0 + 0.2), "{steps}");
+    }
+
+    #[test]
+    fn waiting_in_pauses_shorter_than_two_hand_offs_helps_short_bursts_among_many() {
+        let tenants = tenant("short", "", 5, 60, 0.15)
+            + &tenant("b", "", 1, 10_000, 0.0)
+            + &tenant("c", "", 1, 10_000, 0.0);
+        let scenario = scenario(&tenants);
+        let [patient, other] = [true, false].map(|is_patient| fair_work(&scenario, 5.0, is_patient)[0]);
+        assert!(patient > 1.5 * other, "{patient}, {other}");
+    }
+
+    #[test]
+    fn guests_take_nothing_from_the_bound() {
+        let owners = tenant("a", "", 10, 500, 1.0) + &tenant("b", "", 10, 500, 1.0);
+        let guest = tenant("guest", "class = \"best-effort\"", 10, 20_000, 0.0);
+        let of_owners = bound_and_turns(&scenario(&owners)).0.unwrap();
+        let with_guest = bound_and_turns(&scenario(&(owners + &guest))).0.unwrap();
+        assert!((of_owners - with_guest).abs() < 0.001, "{of_owners}, {with_guest}");
+        assert_eq!(bound_and_turns(&scenario(&guest)).0, None);
+    }
+}
