@@ -149,7 +149,7 @@ fn a_tenant_that_is_alone_has_an_open_gate_and_two_have_leases_in_turn() {
     bench.enter(B, session(B));
     bench.waits(B);
     let mut holders = Vec::new();
-    for _ in 0..400 {
+    for _ in 0..4_000 {
         for id in [A, B] {
             match bench.gate(id) {
                 Grant::Closed => {
@@ -165,7 +165,9 @@ fn a_tenant_that_is_alone_has_an_open_gate_and_two_have_leases_in_turn() {
     holders.dedup();
     assert!(holders.len() >= 10, "{holders:?}");
     let (a, b) = (bench.gpu_ns(A) as f64, bench.gpu_ns(B) as f64);
-    assert!((a / b - 1.0).abs() < 0.2, "{a} and {b}");
+    let owed = |id| f64::from(bench.core.tenant(id).unwrap().entitled_ppm());
+    let owed = owed(A) / owed(B);
+    assert!((a / b / owed - 1.0).abs() < 0.1, "{a} and {b}, owed {owed} of it");
 }
 
 #[test]

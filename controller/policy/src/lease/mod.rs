@@ -77,9 +77,9 @@ const STUCK_DRAIN_NS: u64 = ns(Duration::from_millis(2));
 /// The drain limit allows for this many of the tenant's longest kernels, because the meter counts
 /// some kernels as one.
 const LONGEST_PER_DRAIN: u64 = 4;
-/// Between two pre-emptions lie at least this many hand-offs. So pre-emption costs a bounded part of
-/// the time.
-const HANDOFFS_PER_PREEMPTION: u64 = 4;
+/// Between two pre-emptions lie at least this many hand-offs. Each costs two hand-offs at most, so
+/// pre-emption costs at most an eighth of the time.
+const HANDOFFS_PER_PREEMPTION: u64 = 16;
 /// If a pause is shorter than this many hand-offs, waiting costs less than two hand-offs would.
 const HANDOFFS_PER_PAUSE: u64 = 2;
 /// The time between two looks at a pause in which a guest waits for the guard's permission.
@@ -381,6 +381,7 @@ impl Scheduler {
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
             tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
+            tenant.count();
             tenant.uncounted_ns = 0;
             (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
@@ -568,7 +569,7 @@ impl Scheduler {
                 tenant.compete(true, clock);
                 tenant.ask(tenant.vtime, tuning);
             }
-            tenant.bound_debt(clock.now());
+            tenant.bound(clock.now());
             if Some(id) != holder && tenant.vtime >= tenant.ends {
                 tenant.ask(tenant.vtime, tuning);
             }

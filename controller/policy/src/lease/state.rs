@@ -300,12 +300,11 @@ impl Tenant {
         self.largest_charge_ns.saturating_mul(CHARGES_OWED).clamp(DEBT_NS, MAX_DEBT_NS)
     }
 
-    /// Forgets what a competing tenant owes beyond the bound.
-    pub fn bound_debt(&mut self, clock: VirtualTime) {
-        let most_ahead = clock + self.weighted(self.max_debt_ns());
-        if self.vtime > most_ahead {
-            self.move_to(most_ahead);
-        }
+    /// Forgets what a competing tenant owes and is owed beyond the bounds.
+    pub fn bound(&mut self, clock: VirtualTime) {
+        let last = clock + self.weighted(self.max_debt_ns());
+        let first = clock - self.weighted(MAX_DEBT_NS);
+        self.move_to(self.vtime.clamp(first, last));
     }
 
     /// Returns the GPU time that the tenant is expected to use in one go, ns: its usual burst, or
@@ -315,9 +314,10 @@ impl Tenant {
     }
 
     /// Returns the GPU time for which the tenant asks at a time, ns: its usual burst, but a quantum
-    /// at most.
+    /// at most. A tenant without a shown use asks for a quantum.
     pub fn request_ns(&self, tuning: &Tuning) -> u64 {
-        self.usual_burst_ns().clamp(tuning.handoff_ns.min(tuning.quantum_ns), tuning.quantum_ns)
+        let burst_ns = if self.metered_ns > 0 { self.usual_burst_ns() } else { tuning.quantum_ns };
+        burst_ns.clamp(tuning.handoff_ns.min(tuning.quantum_ns), tuning.quantum_ns)
     }
 
     /// Begins the next request of a tenant that is at this virtual time. If the tenant has a time
@@ -522,7 +522,7 @@ impl Hold {
     /// flight.
     fn unshown_ns(&self, accrued_ns: u64, now_ns: u64) -> u64 {
         let Some(Contended { since_ns, used_ns, shared_ns }) = self.contended else { return 0 };
-        let had_ns = now_ns.saturating_sub(since_ns).saturating_sub(self.shared_ns - shared_ns);
+        let had_ns = now_ns.saturating_sub(since_ns).saturating_sub(self.shared_ns.saturating_sub(shared_ns));
         let used_ns = self.used_ns.saturating_sub(used_ns).saturating_add(accrued_ns);
         if is_explained(used_ns, had_ns) { 0 } else { had_ns.saturating_sub(used_ns) }
     }
