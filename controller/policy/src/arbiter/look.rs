@@ -38,17 +38,17 @@ impl Core {
         let was_unwanted = wanting == 0 && self.has_sessions();
         let mut all_used_ns = 0u64;
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
+        let is_beside = self.scheduler.beside().is_some();
         let mut told = Told::new(readings);
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
             // The gate is closed, and the drain has ended or the arbiter gave it up. So the
             // scheduler no longer waits for the work in flight.
-            let is_given_up = !may_launch && self.scheduler.phase() != Phase::Draining(*id);
-            let has_several = tenant.launching() > 1;
-            if !has_several {
-                tenant.said.forget();
-            }
+            let is_given_up = !may_launch
+                && self.scheduler.phase() != Phase::Draining(*id)
+                && self.scheduler.beside() != Some(*id);
+            let may_overlap = tenant.launching() > 1 || (tenant.account.wants && is_beside);
             tenant.seen.clear();
             self.pairs.clear();
             for (number, session) in &mut tenant.sessions {
@@ -90,9 +90,9 @@ impl Core {
                     session.last
                 };
                 let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
-                let others_ns = if has_several {
+                let others_ns = if may_overlap {
                     let intervals = readings.intervals.get(told.intervals.clone()).unwrap_or_default();
-                    let others_ns = session.overlap.look(&tenant.said, intervals, counted_ns);
+                    let others_ns = session.overlap.look(&self.said, intervals, counted_ns);
                     actions.lacks_room |= others_ns.is_none();
                     others_ns.unwrap_or(0)
                 } else {

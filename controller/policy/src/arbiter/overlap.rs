@@ -1,9 +1,12 @@
-//! Corrects GPU time that several processes of a tenant count at once. While two processes have
-//! work on the GPU, the hardware takes turns between them. The kernels of each process then take as
-//! long as both together, but the tenant used that time only once.
+//! Corrects GPU time that several processes count at once. While two processes have work on the GPU,
+//! the hardware takes turns between them. The kernels of each process then take as long as both
+//! together. This happens if several processes of a tenant launch, and if a tenant gets the GPU beside
+//! the rest of another tenant's work.
 //!
 //! Each process writes into its meter page when it was on the GPU. If another process reported a
-//! moment earlier, the core takes that moment off the time that the later process counts.
+//! moment earlier, the core takes that moment off the time that the later process counts. A process
+//! with short work reports before a process whose long kernel still runs. So the core charges each
+//! turn of the hardware to the process that had it, if the short work fits into one turn.
 
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
@@ -15,7 +18,7 @@ const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
 /// The moments that one or several processes reported.
 type Moments = Box<Allowance>;
 
-/// The moments that all processes of a tenant reported.
+/// The moments that all processes reported.
 #[derive(Debug, Default)]
 pub struct Said(Option<Moments>);
 
@@ -23,11 +26,6 @@ impl Said {
     /// Allocates the memory for moments, if there is none.
     pub fn make_room(&mut self) {
         self.0.get_or_insert_default();
-    }
-
-    /// Forgets all moments. The caller does this if only one process launches.
-    pub fn forget(&mut self) {
-        self.0 = None;
     }
 }
 
@@ -48,9 +46,10 @@ impl Overlap {
         self.own.get_or_insert_default();
     }
 
-    /// Forgets all moments. The caller does this if only one process launches.
+    /// Forgets all moments, but keeps the memory. The caller does this while no other process can be on
+    /// the GPU.
     pub fn forget(&mut self) {
-        *self = Self::default();
+        (self.has_looked, self.ahead_ns) = (false, 0);
     }
 
     /// Takes in the intervals that the process reported since the last call: the beginning and the
@@ -60,7 +59,7 @@ impl Overlap {
     pub fn look(&mut self, all: &Said, intervals: &[(u64, u64)], counted_ns: u64) -> Option<u64> {
         let (all, own) = all.0.as_ref().zip(self.own.as_ref())?;
         if !core::mem::replace(&mut self.has_looked, true) {
-            // These intervals are of the time before a second process launched.
+            // These intervals are of the time in which no other process could be on the GPU.
             return Some(0);
         }
         let mut left_ns = LOOKED_AT_NS;

@@ -2,7 +2,7 @@
 
 use super::account::Account;
 use super::overdue::Overdue;
-use super::overlap::{Overlap, Said};
+use super::overlap::Overlap;
 use super::saved::{Awaited, Baseline};
 use super::stopped::Stopped;
 use super::{SessionId, SessionSeat, TenantSeat};
@@ -105,9 +105,6 @@ pub struct Tenant {
     pub(super) turns: Turns,
     /// The latest observation of each session, in the order of the sessions' numbers.
     pub(super) seen: Vec<turns::Seen>,
-    /// The moments at which any session had work on the GPU. The core records them if several
-    /// sessions launch.
-    pub(super) said: Said,
 }
 
 impl Tenant {
@@ -127,7 +124,6 @@ impl Tenant {
             run_ahead_ns: 0,
             turns: Turns::default(),
             seen: Vec::new(),
-            said: Said::default(),
         }
     }
 

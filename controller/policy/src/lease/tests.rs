@@ -656,7 +656,8 @@ fn what_is_reported_late_is_set_off_against_what_was_charged_for_silence() {
     let before_ns = bench.scheduler.lag_ns(A);
     bench.step(MS, Seen { used_ns: 50 * MS, ..RUNNING }, RUNNING);
     let after_ns = bench.scheduler.lag_ns(A);
-    assert!(after_ns >= before_ns, "{before_ns} and {after_ns}");
+    // Each has half of the millisecond in which both have work in flight.
+    assert!(after_ns >= before_ns - MS as i64, "{before_ns} and {after_ns}");
 }
 
 #[test]
