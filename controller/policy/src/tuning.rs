@@ -108,7 +108,7 @@ impl Tuning {
             handoff_ns,
             quantum_ns,
             lead_ns: handoff_ns.saturating_mul(HANDOFFS_PER_LEAD).max(MIN_LEAD_NS).min(quantum_ns / 4),
-            window_ns: (quantum_ns / 2).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS),
+            window_ns: (quantum_ns / 4).clamp(MIN_WINDOW_NS, MAX_WINDOW_NS),
             spin_ns: if spins { (handoff_ns / SPIN_DIVISOR).min(MAX_SPIN_NS) } else { 0 },
             grace_ns: handoff_ns.clamp(MIN_GRACE_NS, MAX_GRACE_NS),
         }

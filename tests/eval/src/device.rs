@@ -46,9 +46,17 @@ pub struct TimeSlice {
     backlogged: usize,
     slice_left_ns: u64,
     switch_left_ns: u64,
+    /// Whether the switch to a context costs nothing if no other context had work.
+    is_free_from_idle: bool,
 }
 
 impl TimeSlice {
+    /// Returns the GPU, with switches that cost nothing if no other context has work. A policy whose
+    /// hand-off contains the switch uses this GPU.
+    pub fn with_free_switches_from_idle(self) -> Self {
+        Self { is_free_from_idle: true, ..self }
+    }
+
     /// Returns a GPU for this many tenants.
     pub fn new(tenants: usize, slice_ns: u64, switch_ns: u64) -> Self {
         Self {
@@ -62,6 +70,7 @@ impl TimeSlice {
             backlogged: 0,
             slice_left_ns: 0,
             switch_left_ns: 0,
+            is_free_from_idle: false,
         }
     }
 
@@ -93,6 +102,9 @@ impl Device for TimeSlice {
         self.queues[tenant].push_back((kernel, kernel.length_ns));
         if self.runs().is_none() {
             self.pick();
+            if self.is_free_from_idle {
+                self.switch_left_ns = 0;
+            }
         }
     }
 

@@ -888,11 +888,11 @@ impl Scheduler {
         // Within its request the holder counts as owed GPU time.
         let is_first = |mean| next.order(mean) < order(mean, holder.due, mean, holder.weight_ppm);
         if is_first(mean) {
-            // The request of `next` is due before that of the holder. If `next` does not wait for the
-            // drain, it must be owed GPU time now, and else after the drain.
+            // The request of `next` is due before that of the holder. It must be owed GPU time when it
+            // gets the GPU: after the drain, or after half a slice in the mean.
             let clock = &self.clocks[rank as usize];
-            let rest_ns = holder.remaining_ns();
-            let owed_ns = if self.goes_beside(rest_ns, next) { clock.until_ns(next.vtime, 0) } else { 0 };
+            let goes_beside = self.goes_beside(holder.remaining_ns(), next);
+            let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
             let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));
             if now_ns >= preempts_ns {
                 self.preempted_ns = Some(now_ns);

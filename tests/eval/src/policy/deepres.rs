@@ -79,8 +79,7 @@ impl Deepres {
             scheduler: Scheduler::default(),
             tuning: tuning(scenario),
             weights: scenario.policy.weights(),
-            // A hand-off is two wake-ups and the hardware's switch.
-            wake_ns: handoff_ns.saturating_sub(scenario.gpu.switch_ns) / 2,
+            wake_ns: handoff_ns / 2,
             tenants: scenario.tenants.clone(),
             seats: scenario
                 .tenants

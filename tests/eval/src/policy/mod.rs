@@ -79,16 +79,18 @@ impl Policy {
     pub fn run(self, scenario: &Scenario, standings: &Standings, witness: &mut dyn Witness) -> Run {
         let tenants = scenario.tenants.len();
         let gpu = &scenario.gpu;
-        let turns = || Box::new(TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns));
+        let turns = || TimeSlice::new(tenants, gpu.slice_ns, gpu.switch_ns);
         let hardware = || -> Box<dyn Device> {
             match gpu.device {
-                Hardware::TimeSlice => turns(),
+                Hardware::TimeSlice => Box::new(turns()),
                 Hardware::Mps => together(tenants, side_by_side),
             }
         };
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
-            Self::Deepres => (turns(), Box::new(deepres::Deepres::new(scenario))),
-            Self::TimeSlice => (turns(), Box::new(Absent)),
+            Self::Deepres => {
+                (Box::new(turns().with_free_switches_from_idle()), Box::new(deepres::Deepres::new(scenario)))
+            }
+            Self::TimeSlice => (Box::new(turns()), Box::new(Absent)),
             Self::TgsLike => (hardware(), Box::new(tgs::TgsLike::new(scenario))),
             Self::HamiLike => (hardware(), Box::new(hami::HamiLike::new(scenario))),
             Self::EarliestDeadline => (hardware(), Box::new(deadline::EarliestDeadline::new(scenario))),
