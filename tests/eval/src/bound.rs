@@ -18,11 +18,15 @@
 //! - **Patient**: a fair scheduler that waits for a holder whose pauses take less than two
 //!   hand-offs, as long as the holder's request lasts. The request of such an owner is the limit.
 //!
+//! - **Careful**: a fair or patient scheduler that has kernels of one owner at most on the device
+//!   which are longer than a slice. Where two had such kernels, a third would wait for both slices.
+//!
 //! So the bound is what some scheduler does have on this model, and not a proof: another scheduler
 //! may do better. None of the family idles for a longer pause, for example. Guests do not run at
 //! all, since the bound is about owners. The family shares no code with the scheduler of deepres.
 
 use std::cell::RefCell;
+use std::iter;
 use std::rc::Rc;
 
 use deepres_policy::entitlement::Entitlement;
@@ -34,8 +38,18 @@ use crate::metrics::worst;
 use crate::scenario::{self, Scenario};
 use crate::standings::Standings;
 
-/// The fair schedulers: the longest request in slices, and whether the scheduler is patient.
-const FAIR: [(f64, bool); 5] = [(1.0, false), (5.0, false), (f64::INFINITY, false), (1.0, true), (5.0, true)];
+/// The fair schedulers, by how long a request may be and by their options.
+const FAIR: [Rule; 9] = [
+    Rule { slices: 1.0, is_patient: false, is_careful: false },
+    Rule { slices: 5.0, is_patient: false, is_careful: false },
+    Rule { slices: f64::INFINITY, is_patient: false, is_careful: false },
+    Rule { slices: 1.0, is_patient: false, is_careful: true },
+    Rule { slices: 5.0, is_patient: false, is_careful: true },
+    Rule { slices: 1.0, is_patient: true, is_careful: false },
+    Rule { slices: 5.0, is_patient: true, is_careful: false },
+    Rule { slices: 1.0, is_patient: true, is_careful: true },
+    Rule { slices: 5.0, is_patient: true, is_careful: true },
+];
 /// A patient scheduler waits for pauses below this, hand-offs.
 const PATIENCE: u64 = 2;
 /// Work in flight that keeps the device busy until the next launch, hand-offs.
@@ -54,13 +68,8 @@ pub fn bound(
     progress: impl Fn(&Run) -> Vec<f64>,
 ) -> Option<f64> {
     let mut best: Option<f64> = None;
-    let runs = std::iter::once_with(|| turns(scenario)).chain(FAIR.into_iter().filter_map(
-        |(slices, is_patient)| {
-            let fair = Fair::new(scenario, standings, slices, is_patient);
-            let differs = !is_patient || fair.seats.iter().any(|seat| seat.is_quick);
-            differs.then(|| fair.run(scenario))
-        },
-    ));
+    let rules = FAIR.iter().filter(|rule| rule.matters(scenario));
+    let runs = iter::once_with(|| turns(scenario)).chain(rules.map(|rule| fair(scenario, standings, rule)));
     for run in runs {
         let worst = worst(scenario, &progress(&run), fluid)?;
         best = Some(best.map_or(worst, |best| best.max(worst)));
@@ -71,6 +80,35 @@ pub fn bound(
     best
 }
 
+/// Rule of a fair scheduler.
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    /// Longest request, slices.
+    slices: f64,
+    is_patient: bool,
+    is_careful: bool,
+}
+
+impl Rule {
+    /// Returns whether the rule's options change anything in a scenario.
+    fn matters(&self, scenario: &Scenario) -> bool {
+        let owners = || scenario.tenants.iter().filter(|tenant| !tenant.is_guest());
+        (!self.is_patient || owners().any(|owner| pauses_quickly(scenario, owner)))
+            && (!self.is_careful || owners().filter(|owner| has_long_kernels(scenario, owner)).count() > 1)
+    }
+}
+
+/// Returns whether a patient scheduler waits for the tenant in its pauses.
+fn pauses_quickly(scenario: &Scenario, tenant: &scenario::Tenant) -> bool {
+    let limit_ns = PATIENCE * scenario.gpu.handoff_ns;
+    tenant.steps.as_ref().is_some_and(|steps| steps.pause_ns < limit_ns)
+}
+
+/// Returns whether the device may cut kernels of the tenant.
+fn has_long_kernels(scenario: &Scenario, tenant: &scenario::Tenant) -> bool {
+    tenant.longest_kernel_ns() > scenario.gpu.slice_ns
+}
+
 fn device(scenario: &Scenario) -> TimeSlice {
     TimeSlice::new(scenario.tenants.len(), scenario.gpu.slice_ns, scenario.gpu.switch_ns)
 }
@@ -79,6 +117,13 @@ fn device(scenario: &Scenario) -> TimeSlice {
 fn turns(scenario: &Scenario) -> Run {
     let guests = scenario.tenants.iter().map(scenario::Tenant::is_guest).collect();
     engine::run(scenario, &mut device(scenario), &mut AllOpen { guests }, None)
+}
+
+/// Runs a scenario under a fair scheduler.
+fn fair(scenario: &Scenario, standings: &Standings, rule: &Rule) -> Run {
+    let state = Rc::new(RefCell::new(Fair::new(scenario, standings, rule)));
+    let mut gate = FairGate(Rc::clone(&state));
+    engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
 }
 
 /// Open gates for all owners, and closed ones for all guests.
@@ -103,6 +148,8 @@ struct Seat {
     is_guest: bool,
     /// Whether a patient scheduler waits for the owner in its pauses.
     is_quick: bool,
+    /// Whether a careful scheduler runs the owner's kernels beside no other's.
+    is_long: bool,
     /// The burst's work that is not done, and that of it which was launched, ns.
     left_ns: f64,
     in_flight_ns: u64,
@@ -140,14 +187,12 @@ struct Fair<'a> {
 }
 
 impl<'a> Fair<'a> {
-    fn new(scenario: &Scenario, standings: &'a Standings, slices: f64, is_patient: bool) -> Self {
+    fn new(scenario: &Scenario, standings: &'a Standings, rule: &Rule) -> Self {
         let gpu = &scenario.gpu;
-        let pauses_quickly = |tenant: &scenario::Tenant| {
-            tenant.steps.as_ref().is_some_and(|steps| steps.pause_ns < PATIENCE * gpu.handoff_ns)
-        };
         let seat = |tenant: &scenario::Tenant| Seat {
             is_guest: tenant.is_guest(),
-            is_quick: is_patient && !tenant.is_guest() && pauses_quickly(tenant),
+            is_quick: rule.is_patient && pauses_quickly(scenario, tenant),
+            is_long: rule.is_careful && has_long_kernels(scenario, tenant),
             ..Seat::default()
         };
         Self {
@@ -155,7 +200,7 @@ impl<'a> Fair<'a> {
             lead_ns: gpu.handoff_ns.saturating_sub(gpu.switch_ns),
             handoff_ns: gpu.handoff_ns,
             slice_ns: gpu.slice_ns,
-            longest_request_ns: slices * gpu.slice_ns as f64,
+            longest_request_ns: rule.slices * gpu.slice_ns as f64,
             seats: scenario.tenants.iter().map(seat).collect(),
             active: Vec::new(),
             holder: None,
@@ -163,12 +208,6 @@ impl<'a> Fair<'a> {
             opens_ns: None,
             waits_ns: None,
         }
-    }
-
-    fn run(self, scenario: &Scenario) -> Run {
-        let state = Rc::new(RefCell::new(self));
-        let mut gate = FairGate(Rc::clone(&state));
-        engine::run(scenario, &mut device(scenario), &mut gate, Some(&mut Knowledge(state)))
     }
 
     fn weight(&self, now_ns: u64, tenant: Tenant) -> f64 {
@@ -222,8 +261,10 @@ impl<'a> Fair<'a> {
                 let request_ns = self.request_ns(tenant) + self.handoff_ns as f64;
                 let is_first = self.deadline(now_ns, tenant, request_ns)
                     < self.deadline(now_ns, holder, self.request_left_ns);
-                if is_first {
+                if is_first && self.has_room(tenant) {
                     self.give(now_ns, tenant);
+                } else if is_first {
+                    self.request_left_ns = 0.0;
                 }
             }
             Some(_) => {}
@@ -232,7 +273,8 @@ impl<'a> Fair<'a> {
 
     /// Gives the GPU to the owner that goes first.
     fn choose(&mut self, now_ns: u64) {
-        let waiting = self.active.iter().copied().filter(|tenant| self.seats[*tenant].has_more());
+        let may_go = |tenant: &Tenant| self.seats[*tenant].has_more() && self.has_room(*tenant);
+        let waiting = self.active.iter().copied().filter(may_go);
         let place = |tenant: Tenant| {
             let is_ahead = self.seats[tenant].lag_ns < -NOTHING_NS;
             let request_ns = if is_ahead { 0.0 } else { self.request_ns(tenant) };
@@ -247,11 +289,22 @@ impl<'a> Fair<'a> {
         }
     }
 
-    /// Opens the gate of this tenant. A hand-off passes first, unless nobody held the GPU.
+    /// Returns whether another owner has work in flight.
+    fn is_beside_others(&self, tenant: Tenant) -> bool {
+        self.active.iter().any(|other| *other != tenant && self.seats[*other].in_flight_ns > 0)
+    }
+
+    /// Returns whether the scheduler lets the owner's kernels be in flight now.
+    fn has_room(&self, tenant: Tenant) -> bool {
+        !self.seats[tenant].is_long || !self.is_beside_others(tenant)
+    }
+
+    /// Opens the gate of this tenant. A hand-off passes first, unless the GPU idles.
     fn give(&mut self, now_ns: u64, tenant: Tenant) {
         (self.request_left_ns, self.waits_ns) = (self.request_ns(tenant), None);
         if self.holder != Some(tenant) {
-            let lead_ns = if self.holder.is_some() { self.lead_ns } else { 0 };
+            let is_idle = self.holder.is_none() && !self.is_beside_others(tenant);
+            let lead_ns = if is_idle { 0 } else { self.lead_ns };
             (self.holder, self.opens_ns) = (Some(tenant), Some(now_ns + lead_ns));
         }
     }
@@ -261,9 +314,8 @@ impl<'a> Fair<'a> {
             return false;
         }
         // The device would leave the holder between two kernels for another's that was cut.
-        let are_others_in_flight =
-            self.active.iter().any(|other| *other != launch.tenant && self.seats[*other].in_flight_ns > 0);
-        let window_ns = if are_others_in_flight { self.slice_ns } else { WINDOW * self.handoff_ns };
+        let is_beside_others = self.is_beside_others(launch.tenant);
+        let window_ns = if is_beside_others { self.slice_ns } else { WINDOW * self.handoff_ns };
         let seat = &mut self.seats[launch.tenant];
         let may_go = seat.in_flight_ns == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
         if may_go {
@@ -282,6 +334,8 @@ impl<'a> Fair<'a> {
             if self.request_left_ns <= 0.0 && self.seats[tenant].left_ns > NOTHING_NS {
                 self.choose(now_ns);
             }
+        } else if self.holder.is_none() {
+            self.choose(now_ns);
         }
     }
 
@@ -383,9 +437,11 @@ mod tests {
         (bound(scenario, &standings, &fluid, work), turns)
     }
 
-    fn fair_work(scenario: &Scenario, slices: f64, is_patient: bool) -> Vec<f64> {
-        work(&Fair::new(scenario, &Standings::at_first(scenario), slices, is_patient).run(scenario))
+    fn fair_work(scenario: &Scenario, rule: Rule) -> Vec<f64> {
+        work(&fair(scenario, &Standings::at_first(scenario), &rule))
     }
+
+    const PLAIN: Rule = Rule { slices: 1.0, is_patient: false, is_careful: false };
 
     #[test]
     fn the_bound_is_never_below_plain_time_slicing() {
@@ -419,7 +475,7 @@ mod tests {
     #[test]
     fn each_change_of_the_holder_costs_a_hand_off() {
         let tenants = tenant("a", "", 10, 1_000, 0.0) + &tenant("b", "", 10, 1_000, 0.0);
-        let work = fair_work(&scenario(&tenants), 1.0, false);
+        let work = fair_work(&scenario(&tenants), PLAIN);
         // Each request is a slice of 2 ms, and a hand-off of 0.1 ms comes before it.
         let busy = work.iter().sum::<f64>() / 18e9;
         assert!((busy - 2.0 / 2.1).abs() < 0.002, "{busy}");
@@ -428,7 +484,7 @@ mod tests {
     #[test]
     fn a_newcomer_does_not_wait_for_the_end_of_a_long_kernel() {
         let tenants = tenant("rare", "", 1, 1_000, 50.0) + &tenant("long", "", 1, 200_000, 0.0);
-        let work = fair_work(&scenario(&tenants), f64::INFINITY, false);
+        let work = fair_work(&scenario(&tenants), Rule { slices: f64::INFINITY, ..PLAIN });
         // At worst a slice and two turns of the device pass before a burst of 1 ms is done.
         let steps = work[0] / 1e6;
         assert!(steps >= 18e3 / (50.0 + 1.0 + 2.0 + 0.2), "{steps}");
@@ -440,8 +496,20 @@ mod tests {
             + &tenant("b", "", 1, 10_000, 0.0)
             + &tenant("c", "", 1, 10_000, 0.0);
         let scenario = scenario(&tenants);
-        let [patient, other] = [true, false].map(|is_patient| fair_work(&scenario, 5.0, is_patient)[0]);
+        let [patient, other] = [true, false]
+            .map(|is_patient| fair_work(&scenario, Rule { slices: 5.0, is_patient, ..PLAIN })[0]);
         assert!(patient > 1.5 * other, "{patient}, {other}");
+    }
+
+    #[test]
+    fn a_short_burst_waits_for_fewer_slices_if_only_one_owner_has_long_kernels_on_the_device() {
+        let tenants = tenant("short", "", 1, 200, 0.5)
+            + &tenant("b", "", 1, 25_000, 1.0)
+            + &tenant("c", "", 1, 25_000, 1.0);
+        let scenario = scenario(&tenants);
+        let [careful, other] =
+            [true, false].map(|is_careful| fair_work(&scenario, Rule { is_careful, ..PLAIN })[0]);
+        assert!(careful > 1.2 * other, "{careful}, {other}");
     }
 
     #[test]
