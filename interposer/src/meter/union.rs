@@ -1,9 +1,9 @@
-//! Adds up intervals so that time in several of them counts once.
+//! Adds up intervals, and counts time that lies in several of them once.
 
 use std::collections::VecDeque;
 
-/// Most intervals that are remembered. Older ones are forgotten, and an interval that overlaps a
-/// forgotten one counts in full.
+/// The most intervals that a union remembers. A union forgets older intervals first. An interval
+/// that overlaps a forgotten interval counts in full.
 const REMEMBERED: usize = 256;
 
 /// The intervals so far, sorted and without overlap.
@@ -13,7 +13,7 @@ pub struct Union {
 }
 
 impl Union {
-    /// Adds `start..end`. Returns how much of it was not covered before.
+    /// Adds `start..end`. Returns the part of the interval that was not covered before.
     pub fn add(&mut self, start: i64, end: i64) -> u64 {
         if end <= start {
             return 0;
