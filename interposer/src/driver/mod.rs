@@ -93,7 +93,7 @@ fn adopt(found: usize) {
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
     // This thread keeps the library even if another thread was first. A failed look-up leaves an
-    // error in `dlerror`, and the successful look-up in `keep` clears the error.
+    // error in `dlerror`, and the successful `dlmopen` in `keep` clears the error.
     resolve::keep(bound);
 }
 

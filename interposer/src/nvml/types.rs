@@ -1,8 +1,8 @@
 //! The structures of NVML that hooks read and change. The layouts follow NVIDIA's published header.
 
-/// An opaque device.
+/// A device, whose content only NVML knows.
 pub type Device = *mut core::ffi::c_void;
-/// Return code of every call.
+/// The return code of every call.
 pub type Return = u32;
 
 /// `NVML_SUCCESS`
@@ -77,9 +77,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Changes the value, if its type is one that utilisation has.
+    /// Replaces the value by `scaled` of the value, if `kind` is a type of utilisation samples.
     pub fn scale(&mut self, kind: u32, scaled: impl Fn(u64) -> u64) {
-        /// Bits of the union that an unsigned int does not use.
+        /// The bits of the union that an unsigned int does not use.
         const UNUSED: u64 = !(u32::MAX as u64);
         match kind {
             UNSIGNED_INT => {
@@ -111,7 +111,7 @@ pub struct Detail {
     pub protected: u64,
 }
 
-/// `nvmlProcessDetailList_v1`: the version by which a caller names the list's layout.
+/// The version by which a caller names the layout of [`DetailList`].
 pub const DETAIL_LIST_V1: u32 = 1 << 24 | size_of::<DetailList>() as u32;
 
 /// `nvmlProcessDetailList_v1_t`
@@ -146,7 +146,7 @@ pub struct UtilizationList {
 /// The version by which a caller names the layout of [`UtilizationList`].
 pub const UTILIZATION_LIST_V1: u32 = 1 << 24 | size_of::<UtilizationList>() as u32;
 
-/// An element about one process.
+/// An element of a list about processes.
 pub trait OfProcess: Copy {
     /// Returns the process's pid.
     fn pid(&self) -> u32;
@@ -163,7 +163,7 @@ macro_rules! of_process {
     )+};
 }
 
-/// Accounting lists contain only pids.
+/// An accounting list contains only pids.
 impl OfProcess for u32 {
     fn pid(&self) -> u32 {
         *self
