@@ -1,10 +1,10 @@
-//! The GPU time that this process is charged on one GPU: the times of all its streams, with
-//! overlapping times counted once.
+//! The GPU time that this process is charged on one GPU. The account adds up the times of all
+//! streams, and counts overlapping times once.
 //!
 //! Measured times have a place on the time line, and the account computes their exact union.
-//! Estimated times have no place. In short spells, the meter measures every launch
-//! ([`Account::spell`]). The spells show which part of the estimated times overlaps with work of
-//! other streams.
+//! Estimated times have no place. In a *spell*, a short time that comes every few milliseconds, the
+//! meter measures every launch ([`Account::spell`]). The spells show which part of the estimated
+//! times overlaps with work of other streams.
 
 use std::time::Duration;
 
@@ -17,32 +17,32 @@ const fn ns(duration: Duration) -> u64 {
 
 /// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// If launches took less than this part of the time between their beginning and end, percent, they
-/// get no place on the time line.
+/// If launches took less than this percentage of the time from their beginning to their end, the
+/// account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
-/// If a single launch takes at least this long, it gets a place on the time line outside spells
-/// too. A spell would hardly see the whole launch. Other launches that wait for the launch's SMs
-/// seem, by their events, to run beside it.
+/// A single launch that takes at least this long gets a place on the time line outside spells too.
+/// A spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
+/// events make them seem to run beside it.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
 /// milliseconds, so many short spells show more than few long spells.
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
 /// A spell lasts for one part in this many of [`SPELL_EVERY_NS`].
 const SPELL_PART: u64 = 5;
-/// A spell ignores work in its first part of this length. Launches of segments that were open
-/// before the spell may have run beside such work, and those launches have no place.
+/// A spell ignores work in its first part of this length. Launches of older segments may have run
+/// beside such work, and these launches have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
 /// A spell ignores work in its last part of this length too. The meter thread may not yet have seen
-/// work beside it complete.
+/// other work beside such work complete.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
 /// The weight that the results of earlier spells keep after each new spell. So about 16 spells
 /// count.
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
 /// Two streams run beside each other if the meter measured launches of both within this time.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// If the launches of all streams together are at least this far apart, the meter measures all of
-/// them all the time. Measuring each launch then costs no more than measuring segments, and the
-/// meter has to estimate no time.
+/// If the launches of all streams together are at least this far apart, the meter measures every
+/// launch all the time. Measuring each launch then costs no more than measuring segments, and the
+/// meter need not estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
 /// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
@@ -58,14 +58,14 @@ pub struct Account {
     covered_ns: u64,
     /// The fraction of estimated times that the account charges.
     counts: f64,
-    /// The result of the spells, with recent spells weighted most. The first field is the time of
-    /// single launches; the second field is the part that no other work covered.
+    /// The result of the spells, with recent spells weighted most. `singles_ns` is the time of
+    /// single launches, and `added_ns` the part of this time that no other work covered.
     singles_ns: f64,
     added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
-    /// The stream that was measured last, and when the measurements last changed from one stream to
+    /// The stream that the meter measured last, and when it last changed from one stream to
     /// another.
     stream: usize,
     other_stream_ns: Option<u64>,
@@ -79,7 +79,7 @@ pub struct Account {
     pub has_computed: bool,
     /// When `has_computed` was last true.
     pub computed_ns: u64,
-    /// Since when kernels have been in flight without a break, by the looks of the meter thread.
+    /// Since when kernels have been in flight at every look of the meter thread.
     pub computing_since_ns: Option<u64>,
 }
 
@@ -119,7 +119,7 @@ pub struct Charged {
 
 #[derive(Debug, Default)]
 struct Spell {
-    /// Beginning and end of the time in which the spell counts work.
+    /// Beginning and end of the time in which the spell counts work, ns on the time line.
     judged: (i64, i64),
     ends_ns: u64,
     /// The number of launches that the meter measured in the spell.
@@ -128,7 +128,7 @@ struct Spell {
     all: Union,
     /// The union of all work except single launches.
     dense: Union,
-    /// As in [`Account`].
+    /// The time of single launches, and the part of this time that no other work covered.
     singles_ns: u64,
     added_ns: u64,
 }
@@ -143,7 +143,7 @@ impl Spell {
             self.singles_ns += end_ns.abs_diff(start_ns);
             self.added_ns += self.all.add(start_ns, end_ns);
         } else {
-            // Time that only a single launch had covered so far now belongs to this segment.
+            // This time counted for a single launch so far. From now on it belongs to the segment.
             let covered_ns = self.dense.add(start_ns, end_ns);
             self.added_ns = (self.added_ns + self.all.add(start_ns, end_ns)).saturating_sub(covered_ns);
         }
@@ -159,9 +159,9 @@ impl Account {
         std::mem::take(&mut self.is_occupied)
     }
 
-    /// Returns how far `now_ns` is from the expected end of the work in flight, before or after it,
-    /// ns. The work takes `queued_ns` by its estimate, and runs since the end of the work before
-    /// it.
+    /// Returns how far `now_ns` is from the expected end of the work in flight, before or after the
+    /// end, ns. By its estimate, the work takes `queued_ns`. The work runs since the end of the
+    /// work before it.
     pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
         let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
         queued_ns.abs_diff(now_ns.saturating_sub(began_ns))
@@ -208,13 +208,13 @@ impl Account {
         Charged { ns: fresh_ns, place: Some(place) }
     }
 
-    /// Returns whether the account charges only a part of each time without a place, because
-    /// streams overlap.
+    /// Returns whether the account charges only a part of an estimated time, because streams
+    /// overlap.
     fn is_corrected(&self) -> bool {
         self.counts < 1.0
     }
 
-    /// Charges a time that has no place. Returns the time to add, ns.
+    /// Charges an estimated time, which has no place on the time line. Returns the time to add, ns.
     pub fn charge_unplaced(&mut self, took_ns: u64) -> u64 {
         self.had_sparse = true;
         (took_ns as f64 * self.counts) as u64
@@ -225,8 +225,9 @@ impl Account {
         self.copies.add(end_ns - measured.took_ns, end_ns)
     }
 
-    /// Returns the sum of the streams' times over the GPU time that they cover, in thousandths.
-    /// Returns `None` while the measurements since the last result cover too little time.
+    /// Returns the sum of the streams' times over the GPU time that the streams cover, in
+    /// thousandths. Returns `None` while the measurements since the last result cover too little
+    /// time.
     pub fn overlap_permille(&mut self) -> Option<u64> {
         if self.covered_ns <= OVERLAP_OVER_NS {
             return None;

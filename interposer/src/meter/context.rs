@@ -15,12 +15,12 @@ use crate::os;
 /// If an event lies this far from the base event, the context gets a new base event. The driver
 /// gives the distance as a float of milliseconds, which after 10 s is precise to about 1 µs.
 const REBASE_NS: i64 = 5_000_000_000;
-/// If the driver does not make a context current for this long, the meter thread gives its work up.
-/// A hand-off waits no longer than this for work in flight.
+/// If the driver does not make a context current for this long, the meter thread no longer waits
+/// for the context's work. So a hand-off waits no longer than this for such work.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// The state of a context of the driver. The state lives as long as the process, because threads
-/// keep references to its lanes. Once the context is destroyed, the state serves another context,
+/// keep references to its lanes. After the end of the context, the state serves another context,
 /// with all its lanes. So a job may make any number of contexts.
 #[derive(Debug)]
 pub struct ContextState {
@@ -85,13 +85,13 @@ impl ContextState {
     /// Returns whether this state belongs to `handle`, and the context is alive.
     #[inline(always)]
     pub fn is_alive_as(&self, handle: Context) -> bool {
-        // The order of the reads matters: a thread that sees the context alive also sees its
-        // present handle.
+        // The order of the two reads matters. If a thread sees the context alive, it also sees the
+        // context's present handle.
         !self.is_dead() && self.handle() == handle
     }
 
     /// Makes this the state of another context on the same GPU. The caller makes sure that no other
-    /// thread does so at the same time.
+    /// thread does the same at this time.
     pub fn revive(&self, handle: Context) {
         self.handle.store(handle.0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);
@@ -152,7 +152,8 @@ impl ContextState {
                 let Some(contents) = lane.oldest(inner).map(Segment::contents) else { break };
                 let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
-                    // The measured time may include pauses. There may be no estimate.
+                    // The measured time may include pauses, so the lower of the two times counts.
+                    // There may be no estimate.
                     let took_ns =
                         place.filter(|_| !contents.is_end_only).map(|(start, end)| end.abs_diff(start));
                     let known_ns = (contents.expected_ns != 0).then_some(contents.expected_ns);
@@ -165,9 +166,9 @@ impl ContextState {
         }
     }
 
-    /// Marks the context as destroyed. From now on, the caller may touch nothing of the context.
-    /// Charges work that the meter thread has not seen complete by its estimates, or by the time
-    /// that passed if this is less.
+    /// Marks the context as destroyed. From now on, no thread may touch anything of the context.
+    /// Charges the work that the meter thread has not seen complete: by its estimates, or by the
+    /// time that passed if this time is less.
     pub fn kill(&self, inner: &mut Inner) {
         inner.lanes.iter().for_each(|lane| lane.retire(inner));
         self.charge_unseen(inner);
@@ -177,10 +178,10 @@ impl ContextState {
         self.is_dead.store(true, Ordering::Release);
     }
 
-    /// Counts the time for which the driver has not made the context current for the meter thread,
-    /// at `now_ns`. Meanwhile the thread cannot see whether the context's work is complete, but the
-    /// driver's refusal may be temporary. After one second, charges the work as at the context's
-    /// end, and returns true: the work no longer counts as in flight. Otherwise returns false.
+    /// Called when the driver does not make the context current for the meter thread, at `now_ns`.
+    /// The work of the context then counts as in flight for one second, because the refusal may be
+    /// temporary. After that, the method charges the work by its estimates and returns true.
+    /// Before, it returns false.
     pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
@@ -192,8 +193,8 @@ impl ContextState {
         true
     }
 
-    /// Removes all closed segments of the context, and charges them. The caller has closed all
-    /// segments.
+    /// Removes all closed segments of the context, and charges them. No segment of the context is
+    /// open.
     fn charge_unseen(&self, inner: &Inner) {
         let now_ns = os::now_ns();
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
@@ -204,7 +205,8 @@ impl ContextState {
                 if !contents.is_copy {
                     let unknown_ns = if contents.expected_ns == 0 { u64::MAX } else { contents.expected_ns };
                     expected_ns = expected_ns.saturating_add(unknown_ns);
-                    // The stream's work that the meter thread saw complete ran before this segment.
+                    // Work of the stream that the meter thread has seen complete ran before this
+                    // segment.
                     let previous_ns =
                         lane.previous_end_ns(inner).map_or(0, |end_ns| end_ns.max(0).unsigned_abs());
                     most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns.max(previous_ns)));
@@ -296,7 +298,7 @@ impl Inner {
 
     /// Returns the beginning and end of `lane`'s oldest segment, in ns on the process's time line.
     /// Returns `None` if the driver does not tell them. The meter thread saw the event `newest`
-    /// complete at `seen_ns`; the segment ended with this event or before. Now and then, the
+    /// complete at `seen_ns`. The segment ended with this event or before. Now and then, the
     /// segment's end event becomes the new base event, and the segment gets the old base event in
     /// its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane, newest: Event, seen_ns: i64) -> Option<(i64, i64)> {

@@ -1,6 +1,6 @@
 //! The table of estimates: the mean time of each known launch, learned from segments with one
-//! launch. The estimates bound the work in flight, and serve to charge launches that were counted
-//! but not timed.
+//! launch. The interposer bounds the work in flight by the estimates. The meter thread charges
+//! launches by them that no event timed.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -11,22 +11,23 @@ use super::thread::MeterThread;
 /// learns them again.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// The weight of a new measurement: one part in this many.
+/// The weight of a new measurement in the mean: one part in this many.
 const WEIGHT: u64 = 4;
 /// The table counts a measurement as at most this many times the mean. So one measurement that a
 /// busy machine made long does not change the estimate for all launches after it. If a kernel
 /// really takes longer from now on, the mean follows within a few measurements.
 const MOST_TIMES_KNOWN: u64 = 3;
-/// The steps by which each long measurement raises that limit, four times the limit. If a kernel
+/// The steps by which each long measurement raises that limit, to four times its value. If a kernel
 /// takes long again and again, the machine is not the cause. If the table cut these long times off,
 /// no tenant would be charged for them.
 const MORE_PER_LONG: u8 = 64;
-/// The steps that double the limit. Each measurement within the limit takes one step back.
+/// The number of steps that double the limit. Each measurement within the limit takes one step
+/// back.
 const MORE_PER_DOUBLING: u8 = 32;
-/// The most steps: 128 times the limit.
+/// The most steps. They raise the limit to 128 times its lowest value.
 const MOST_MORE: u8 = 224;
-/// If a kernel's times scatter, its shortest time is taken to be at least its mean divided by this.
-/// So a bound above that value does not contradict the mean.
+/// If a kernel's times scatter, the table assumes that the shortest time is at least the mean
+/// divided by this. So a bound above that value does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
 /// The table of mean times by key.
@@ -37,15 +38,15 @@ pub struct Estimates {
     histories: Box<[[History; WAYS]]>,
 }
 
-/// The history of a place's measurements. Only the meter thread writes it.
+/// The history of a place's measurements. Only the meter thread writes the history.
 #[derive(Debug, Default)]
 struct History {
     /// The steps by which the limit is above [`MOST_TIMES_KNOWN`]. [`MORE_PER_DOUBLING`] steps
     /// double the limit.
     more: AtomicU8,
-    /// The number of measurements and bounds, at most the greatest `u8`.
+    /// The number of measurements and bounds of the place's key, at most the greatest `u8`.
     measured: AtomicU8,
-    /// Whether at least one of them was a measurement and not only a bound.
+    /// Whether the table has a measurement of the key, and not only bounds.
     is_measured: AtomicBool,
 }
 
@@ -94,9 +95,9 @@ impl Estimates {
         of_key.map(|(_, history)| history)
     }
 
-    /// Records that a launch took no more than `most_ns`, if the meter could not measure its time
-    /// exactly. Once the table has a measurement of the key, it uses a bound only far below the
-    /// mean. Otherwise the mean of scattered times would follow the shortest times.
+    /// Records that a launch took no more than `most_ns`, if the meter could not measure its exact
+    /// time. Once the table has a measurement of the key, the table uses a bound only if it is far
+    /// below the mean. Otherwise the mean of scattered times would follow the shortest times.
     pub fn bound(&self, _meter: MeterThread, key: u64, most_ns: u64) {
         let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
         let part = if scatters { TIMES_SCATTERED } else { 1 };

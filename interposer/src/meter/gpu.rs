@@ -63,8 +63,8 @@ pub struct Gpu {
     stuck_at: AtomicU32,
     /// Epoch of the lease under which a thread last passed the gate.
     entered: AtomicU32,
-    /// When the first thread passed the gate under that lease, if the thread had waited and no work
-    /// has run since; else 0.
+    /// When the first thread passed the gate under that lease. 0 if the thread had not waited, or
+    /// if work has run since.
     entered_ns: AtomicU64,
     /// The state of leases of one launch.
     pub only_launch: OnlyLaunch,
@@ -162,7 +162,7 @@ impl Gpu {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
 
-    /// Returns whether the gate is open. True if the daemon does not manage the GPU.
+    /// Returns whether the gate is open. If the daemon does not manage the GPU, returns true.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
@@ -175,11 +175,11 @@ impl Gpu {
         self.grant().is_some_and(|grant| grant.gate().state == GateState::Paused)
     }
 
-    /// Rings the bell, to tell the arbiter about a change that it waits for. Without a bell, wakes
-    /// the meter thread.
+    /// Rings the bell, to tell the arbiter about a change for which the arbiter waits. Without a
+    /// bell, wakes the meter thread.
     pub fn ring(&self) {
-        // Without a daemon, there is no bell: the meter thread decides, and a thread can wake it
-        // directly. With a daemon, the arbiter also looks by itself now and then.
+        // Without a daemon, the process has no bell: the meter thread decides, and any thread can
+        // wake the meter thread. With a daemon, the arbiter also looks by itself now and then.
         if self.index().is_some()
             && !self.bell.get().is_some_and(OwnDescriptor::ring)
             && let Some(process) = process::current()
@@ -242,8 +242,8 @@ impl Gpu {
         self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
-    /// Records that a thread passes the gate under a lease, if the thread is the first under this
-    /// lease. `waited_until_ns`: when the thread's wait ended, if the thread had waited.
+    /// Records that a thread passes the gate under a lease, if no thread passed the gate under this
+    /// lease before. `waited_until_ns`: when the thread's wait ended, if the thread had waited.
     pub fn enter(&self, waited_until_ns: Option<u64>) {
         let epoch = self.grant().map_or(0, |grant| grant.gate().epoch);
         if self.entered.load(Ordering::Relaxed) != epoch {
@@ -252,9 +252,9 @@ impl Gpu {
         }
     }
 
-    /// Records that work ran on the GPU from `start_ns` on. If this is the first work under the
-    /// present lease, and its thread had waited for the lease, returns `start_ns`. Otherwise
-    /// returns `None`.
+    /// Records that work ran on the GPU from `start_ns` on. Returns `start_ns` if this is the first
+    /// work under the present lease, and its thread had waited for the lease. Otherwise returns
+    /// `None`.
     pub fn begins(&self, _meter: MeterThread, start_ns: u64) -> Option<u64> {
         let entered_ns = self.entered_ns.load(Ordering::Relaxed);
         let is_first = entered_ns != 0 && start_ns >= entered_ns;

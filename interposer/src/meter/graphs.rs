@@ -2,8 +2,8 @@
 //! whether launches of the same graph may differ.
 //!
 //! The key of a graph's launch includes the count of changes. So an estimate from before a change
-//! never counts for the graph after the change, even if the table learns it after the change. The
-//! same holds for an earlier graph with the same handle.
+//! never counts for the graph after the change, even if the meter thread learns the estimate later.
+//! The same holds for the estimate of an earlier graph with the same handle.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -17,9 +17,9 @@ const PLACES: usize = 4096;
 const SAME_BITS: u32 = 5;
 
 static CHANGES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
-/// Whether the process makes graphs with conditional nodes, which decide at run time. The
-/// interposer does not examine which graphs have such nodes. From the first such node on, the meter
-/// times all graphs.
+/// Whether the process makes graphs with conditional nodes. Such nodes decide at run time, so
+/// launches of a graph may differ. The interposer does not examine which graphs have such nodes.
+/// From the first such node on, the meter times all graphs.
 static VARIES: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]

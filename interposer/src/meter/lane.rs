@@ -48,9 +48,9 @@ use super::gpu::Gpu;
 use super::segment::Launches;
 use crate::driver::calls::Stream;
 
-/// The time that a segment should last, ns, both of GPU time and of host time. The record of its
-/// two events, of 1 µs each, then takes less than 1 % of that time. A tenant's charge is then less
-/// than a quantum behind.
+/// The time that a segment should last, ns, both of GPU time and of host time. The two events of a
+/// segment cost 1 µs each, which is less than 1 % of this time. A tenant's charge is then less than
+/// a quantum behind its use.
 const SEGMENT_NS: u64 = 500_000;
 
 /// A lane, as the module's documentation explains. The launch path reads the first two fields,

@@ -5,16 +5,17 @@
 //! the stream was idle, the first event completes before the thread has submitted the first launch.
 //! If a program launches more slowly than the GPU runs, the stream has gaps between the launches.
 //!
-//! There is also a lower bound, because the stream has no gaps after the submission of the last
-//! launch.
+//! The lower bound is the time from the submission of the last launch to the last event. In this
+//! time, the stream has no gaps.
 //!
-//! If the two bounds meet, the time is exact. The bounds meet in two cases. The segment may be a
-//! single kernel or graph, if its thread was not interrupted. Or the segment may have waited behind
-//! other work until all of it was submitted. If the bounds do not meet, the result is the sum of
-//! the launches' estimates, limited by the bounds.
+//! If the two bounds meet, the time is exact. The bounds meet in two cases. First, the segment is a
+//! single kernel or graph, and its thread was not interrupted. Second, the segment waited behind
+//! other work until the thread had submitted all its launches. If the bounds do not meet, the
+//! result is the sum of the launches' estimates, limited by the bounds. Without estimates, the
+//! result is the upper bound.
 
-/// If a stream's last segment ended longer before a segment than this, the stream counts as idle
-/// between the two. The value is above the rounding of the real driver's events (half a
+/// If a segment begins more than this after the end of the stream's previous segment, the stream
+/// was idle in between. The value is above the rounding of the real driver's events (half a
 /// microsecond).
 const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
@@ -23,9 +24,9 @@ const EDGE_NS: i64 = 2_000;
 /// clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
-/// If a segment begins this much later after its submission than a segment on an idle stream does,
-/// the segment has waited behind other work. The value is above any interruption that the module
-/// does not notice.
+/// On an idle stream, a segment begins some time after its submission. If a segment begins this
+/// much later still, the segment has waited behind other work. The value is above any interruption
+/// that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
 /// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look
@@ -62,8 +63,8 @@ pub struct Observed {
     pub usual_ns: Option<i64>,
     /// Estimated time of the launches. 0 means that there is no estimate.
     pub expected_ns: i64,
-    /// Whether the stream may have waited for something else between the launches. Also true if the
-    /// launch's call returned only when the launch was complete.
+    /// Whether the stream may have waited for something else between the launches. The value is
+    /// also true if the launch's call returned only when the launch was complete.
     pub may_wait: bool,
     /// Whether the segment found its stream quiet: the meter thread had seen all earlier work of
     /// the stream complete, and nothing made the stream wait.
@@ -131,8 +132,8 @@ impl Observed {
             0
         } else {
             let (closed_ns, ended_ns) = (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns));
-            // If the end event completed as soon as it was submitted, it did not wait for the last
-            // launch. The event then does not show when the last launch ended.
+            // If the end event completed as soon as the thread submitted it, the event did not wait
+            // for the last launch. The event then does not show when the last launch ended.
             let late_ns = if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
             (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };
@@ -164,7 +165,7 @@ pub struct Middle {
 impl Middle {
     const REMEMBERED: usize = 7;
 
-    /// Adds a value, which replaces the oldest value.
+    /// Adds a value. If the store is full, the value replaces the oldest value.
     pub fn learn(&mut self, value: i64) {
         if let Some(place) = self.latest.get_mut(self.seen % Self::REMEMBERED) {
             *place = value;
@@ -172,7 +173,7 @@ impl Middle {
         self.seen += 1;
     }
 
-    /// Moves all remembered values by `moved_ns`, because the time line itself was moved.
+    /// Moves all remembered values by `moved_ns`, because the time line itself moved.
     pub fn move_by(&mut self, moved_ns: i64) {
         for value in &mut self.latest {
             *value += moved_ns;
@@ -261,8 +262,8 @@ mod tests {
             let measured = Observed { expected_ns: 1, offset_ns, ..behind }.measure();
             assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, true, None));
         }
-        // If a segment found its stream quiet, it shows the offset, whatever offset was known
-        // before.
+        // If a segment found its stream quiet, the segment shows the offset, whatever offset was
+        // known before.
         let quiet = Observed { is_quiet: true, ..behind }.measure();
         assert_eq!(quiet.offset_ns, Some(LATENCY_NS - ORIGIN_NS + BACKLOG_NS));
     }

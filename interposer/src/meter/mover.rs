@@ -33,7 +33,7 @@ const SPARE_BYTES: u64 = 32 << 20;
 /// wakes the meter thread.
 pub const LOOK_NS: u64 = 5_000_000;
 
-/// The amount of work that the mover found on a GPU.
+/// The amount of work for the mover on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moves {
     /// The process has no oversubscribed memory on the GPU, or nothing to do until the gate
@@ -45,19 +45,19 @@ pub enum Moves {
     More,
 }
 
-/// If no process has taken room after this time, no process wants the room. With leases of some
-/// milliseconds, the other processes have brought some memory by then.
+/// If no process has taken the freed room after this time, no process needs it. With leases of some
+/// milliseconds, the other processes have brought some memory to the GPU by then.
 const TRIED_NS: u64 = 500_000_000;
 /// The time for which the mover then makes no room: at first, and at most. If a process needs room
-/// meanwhile, the driver itself moves memory out.
+/// meanwhile, the driver itself moves memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
 const LAST_KEEP_NS: u64 = 8_000_000_000;
-/// Bytes that may be under way while the mover reads the free memory.
+/// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 
-/// Decides whether other processes take the room that the mover makes. The sum of the GPU's free
-/// memory and this process's oversubscribed memory there shrinks only if another process takes
-/// some.
+/// Decides whether other processes take the room that the mover makes. The decision rests on the
+/// sum of the GPU's free memory and this process's oversubscribed memory there. The sum shrinks
+/// only if another process takes memory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Room {
     /// The greatest sum, bytes, since another process last took some memory.
@@ -132,8 +132,8 @@ impl Mover {
             *self = Self { may_launch, is_back: may_launch, room: self.room, ..Self::default() };
         }
         if !may_launch && brought_bytes == 0 {
-            // A launch that passes the gate wakes the thread, and until then there is nothing to
-            // bring. No memory is on the GPU that the mover could move to the host.
+            // There is nothing to bring until a launch passes the gate, and such a launch wakes the
+            // thread. There is also no memory on the GPU that the mover could move to the host.
             return Moves::None;
         }
         if capture::is_active() || now_ns < self.rests_until_ns {
@@ -202,8 +202,8 @@ impl Mover {
         })
     }
 
-    /// Makes a context current in which `part` can be moved on the GPU, and runs `work`. Returns
-    /// its result, or [`Moves::Rest`] if there is no such context. Meanwhile no other thread
+    /// Makes a context current in which the driver can move `part`, and runs `work`. Returns the
+    /// result of `work`, or [`Moves::Rest`] if there is no such context. Meanwhile no other thread
     /// destroys the context.
     fn with(
         process: &'static Process,
@@ -253,7 +253,7 @@ impl Mover {
         if managed::prefetch(part.address, part.bytes, location, stream) {
             beyond.moved(part, location != Location::Host);
         } else {
-            // If the driver refuses to move a part, its allocation belongs on no GPU.
+            // If the driver refuses to move a part, the part's allocation gets no preferred GPU.
             prefer(false);
             beyond.stays(part);
         }

@@ -17,8 +17,8 @@ const FIRST_PAUSE_NS: u64 = 1_000_000_000;
 const REFUSED_PAUSE_NS: u64 = 30_000_000_000;
 /// The pause after a refusal for lack of room, ns.
 const FULL_PAUSE_NS: u64 = 2_000_000_000;
-/// The longest wait for the daemon's answer, ns. If a daemon reads a hello much later, it refuses
-/// the hello because of its clock value.
+/// The longest wait for the daemon's answer, ns. If a daemon reads a hello much later, the daemon
+/// refuses the hello because of the time in it.
 const ANSWER_NS: u64 = 3_000_000_000;
 
 /// The state of the attempts to find a daemon.

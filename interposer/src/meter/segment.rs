@@ -12,7 +12,7 @@ pub enum Kind {
     Kernel,
     /// A graph.
     Graph,
-    /// A graph with conditional nodes. Each launch of such a graph may do something else.
+    /// A graph with conditional nodes. Different launches of such a graph may do different work.
     VaryingGraph,
     /// A copy or a memory set whose call returns before the work is complete.
     Copy,
@@ -32,8 +32,8 @@ impl Kind {
         matches!(self, Self::Graph | Self::VaryingGraph)
     }
 
-    /// Returns one launch of this kind as a summand for [`Launches`]: all launches in the low 32
-    /// bits, graphs in the high 32 bits.
+    /// Returns one launch of this kind as a summand for [`Launches`]. The low 32 bits count all
+    /// launches, and the high 32 bits count graphs.
     #[inline(always)]
     pub fn one(self) -> u64 {
         if self.is_graph() { 1 | 1 << u32::BITS } else { 1 }
@@ -74,7 +74,7 @@ pub struct Contents {
     pub launches: u32,
     /// The key of the launch if the segment has only one launch, else 0.
     pub key: u64,
-    /// GPU time that the segment adds to the GPU's estimated work in flight, ns.
+    /// GPU time that the segment adds to the GPU's estimated time in flight, ns.
     pub queued_ns: u64,
     /// Estimated time of the segment's launches, ns. 0 means that there is no estimate.
     pub expected_ns: u64,
@@ -90,9 +90,10 @@ pub struct Contents {
     pub closed_ns: u64,
     /// Host time after the last event was recorded, ns.
     pub ended_ns: u64,
-    /// As [`Observed::may_wait`].
+    /// Whether the stream may have waited for something else between the launches.
     pub may_wait: bool,
-    /// As [`Observed::is_quiet`].
+    /// Whether the stream had no unfinished work when the segment began, and nothing made the
+    /// stream wait.
     pub is_quiet: bool,
     /// Whether the segment holds copies instead of kernels.
     pub is_copy: bool,
@@ -105,9 +106,9 @@ pub struct Contents {
 
 macro_rules! segment {
     ($($field:ident: $atomic:ident,)+) => {
-        /// A place in a lane's ring. Once the meter thread has processed a segment, its two events
-        /// move to the next segment that is opened. So a lane that has run for a while creates no
-        /// events on the launch path.
+        /// A place in a lane's ring. Once the meter thread has processed the place's segment, the
+        /// two events of the segment move to the next segment that the lane opens. So a lane that
+        /// has run for a while creates no events on the launch path.
         #[derive(Debug, Default)]
         pub struct Segment {
             start: AtomicUsize,
@@ -171,15 +172,15 @@ impl Segment {
         (take(&self.start), take(&self.end))
     }
 
-    /// Replaces the end event by `spare`, and returns it.
+    /// Replaces the end event by `spare`. Returns the former end event.
     pub fn swap_end(&self, spare: Event) -> Event {
         Event(self.end.swap(spare.0, Ordering::Relaxed))
     }
 }
 
 impl Contents {
-    /// Returns the segment's own observations, for its events' times. The values that depend on
-    /// neighbouring segments stay at their defaults.
+    /// Returns the segment's own observations. The arguments are the times of its events, ns. The
+    /// values that depend on neighbouring segments stay at their defaults.
     pub fn observed(&self, (start_ns, end_ns): (i64, i64)) -> Observed {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         Observed {

@@ -1,5 +1,6 @@
-//! The meter thread: reads the times of segments, writes the meter page, and watches the connection
-//! to the daemon.
+//! The meter thread. In each *look*, the thread reads the lanes of all contexts, charges the
+//! complete segments, and writes the meter page. Between two looks, the thread watches the
+//! connection to the daemon.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
@@ -27,22 +28,23 @@ use crate::record;
 use crate::session::Session;
 
 /// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
-/// hand-off may lose twice this time.
+/// hand-off may take up to twice this time longer.
 const TICK_CONTENDED_NS: u64 = 50_000;
-/// Pause once the gate has closed and little work is left in flight. Between the end of the work
-/// and the next look, the GPU idles.
+/// Pause between two looks once the gate has closed and little work is left in flight. Between the
+/// end of the work and the next look, the GPU idles.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// Work in flight counts as little if its estimate, or the rest of its estimate, is at most this
-/// time. If longer work is overdue by more than this time, it does not count as little, because it
-/// may never end.
+/// If the estimate of the work in flight, or the rest of the estimate, is at most this time, the
+/// work counts as little. If longer work is overdue by more than this time, the work does not count
+/// as little, because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
-/// Pause while work is in flight and all gates are open.
+/// Pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
-/// Pause soon after the last work in flight ended, while all gates are open. A launch does not end
-/// this pause. While a gate is leased or closed, the thread pauses for [`TICK_CONTENDED_NS`]
-/// instead. The next launch then mostly comes at once, and the next tenant waits for it.
+/// Pause between two looks while nothing is in flight and all gates are open, before the thread
+/// sleeps. A launch does not end this pause. If a gate is leased or closed, the pause is
+/// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
+/// waits for its end.
 const TICK_LINGER_NS: u64 = 2_000_000;
-/// Looks without work in flight after which the thread sleeps for up to [`SLEEP_NS`].
+/// After this many looks without work in flight, the thread sleeps for up to [`SLEEP_NS`].
 const LINGER_TICKS: u32 = 10;
 /// Longest sleep while nothing is in flight. A launch, or the end of the connection, ends the sleep
 /// early.
@@ -90,8 +92,8 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     started.map(drop)
 }
 
-/// Returns the slot of the meter page with the times at which a session's work on a GPU began and
-/// ended. Returns `None` if the process has no session or the daemon does not manage the GPU.
+/// Returns the slot of the meter page with the times at which this session's work on a GPU began
+/// and ended. Returns `None` if the process has no session or the daemon does not manage the GPU.
 fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
     process.session()?.meter().edges(gpu.index()?)
 }
@@ -113,7 +115,7 @@ struct Meter {
     movers: Vec<Mover>,
     /// The greatest amount of work that any mover had at its last step.
     moves: Moves,
-    /// Without a daemon: when the meter thread must act as the arbiter again.
+    /// Without a daemon: when the meter thread must next act as the arbiter.
     turn_at_ns: Option<u64>,
     late: LateLooks,
 }
@@ -155,7 +157,7 @@ impl Meter {
     }
 
     /// Once every [`COMPANY_NS`], checks whether the job's own threads have all ended. Returns true
-    /// if the check shows this.
+    /// if the check shows that they have.
     fn is_left(&mut self) -> bool {
         if self.ticked_ns.saturating_sub(self.company_ns) < COMPANY_NS {
             return false;
@@ -164,9 +166,9 @@ impl Meter {
         alone::is_left()
     }
 
-    /// Stops the interposer and unblocks the signals, because the process exits when the meter
-    /// thread, its last thread, returns. The exit handlers run in this thread, as they would in any
-    /// other last thread.
+    /// Stops the interposer and unblocks the signals. The meter thread is the process's last
+    /// thread, so the process exits when the thread returns. The exit handlers run in this thread,
+    /// as in any last thread.
     fn end(&self) {
         self.process.set_stopped(self.here);
         process::stop();
@@ -178,7 +180,7 @@ impl Meter {
         }
     }
 
-    /// Looks once at all contexts, and writes the meter page. Returns whether anything is in
+    /// Looks once at all contexts, and writes the meter page. Returns whether any work is in
     /// flight.
     fn tick(&mut self) -> bool {
         let now_ns = os::now_ns();
@@ -256,8 +258,9 @@ impl Meter {
     fn settle(&self, ordinal: usize) {
         let Some(gpu) = self.process.gpus.get(ordinal) else { return };
         let Some(meter) = gpu.meter() else { return };
-        // A launch marks its lane open before it sets `in_flight`. So if the check below misses a
-        // launch, the launch changes `in_flight` after this reading, and `meter.settle` fails.
+        // A launch marks its lane open before it sets `in_flight`. If the check below misses a
+        // launch, the launch therefore changes `in_flight` after this reading, and `meter.settle`
+        // fails.
         let Some(seen) = meter.in_flight() else { return };
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
@@ -333,7 +336,8 @@ impl Meter {
     }
 
     /// Handles a context that the driver does not make current. For a while, the work of the
-    /// context counts as in flight. After that, the meter thread gives the work up.
+    /// context counts as in flight. After that, the meter thread no longer waits for the work, and
+    /// charges it.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(self.here, inner, now_ns) {
             return;
@@ -369,7 +373,7 @@ impl Meter {
         }
     }
 
-    /// Charges a segment that lay at `times` on the process's time line: beginning and end, ns.
+    /// Charges a segment that began and ended at `times`, ns on the process's time line.
     fn charge(
         &mut self,
         context: &ContextState,
@@ -435,7 +439,7 @@ impl Meter {
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
-    /// Charges a segment of which only the end was recorded, by its estimate.
+    /// Charges a segment that has only an end event, by its estimate.
     fn charge_known(
         &mut self,
         context: &ContextState,
@@ -446,14 +450,15 @@ impl Meter {
     ) {
         lane.set_previous_end(inner, Some(end_ns));
         if contents.launches > 1 {
-            // The segment grew because the ring had no room for more segments, so it may have gaps.
+            // The segment may have gaps, because it grew while the ring had no room for more
+            // segments.
             return self.charge_lost(context, contents);
         }
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
-    /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`, and records their
-    /// beginning and end. `single`: as in [`Account::charge`].
+    /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`, and records when they
+    /// began and ended. `single`: there is one launch, on a stream that has gaps.
     fn charge_kernels(
         &mut self,
         context: &ContextState,
@@ -472,8 +477,9 @@ impl Meter {
         self.charge_time(context, lane, single, (start_ns, end_ns), took_ns);
     }
 
-    /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`. The time belongs to
-    /// kernels, or to copies if the grant charges copies. `single`: as in [`Account::charge`].
+    /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`. The stream ran
+    /// kernels, or copies for which the tenant is charged. `single`: there is one launch, on a
+    /// stream that has gaps.
     fn charge_time(
         &mut self,
         context: &ContextState,
@@ -528,8 +534,8 @@ impl Meter {
         })
     }
 
-    /// Counts copies whose time is known, but not their place on the time line. Charges the time if
-    /// the grant charges copies.
+    /// Counts copies whose time is known, but not their place on the time line. If the tenant is
+    /// charged for copies, charges the time.
     fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
         let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
         meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -548,7 +554,7 @@ impl Meter {
     }
 
     /// Sleeps until the next look is due, a launch wakes the thread, or the connection ends. Before
-    /// the sleep, takes the next step of a search for the daemon.
+    /// the sleep, the method takes the next step of a search for the daemon.
     fn pause(&mut self, is_busy: bool) {
         let now_ns = os::now_ns();
         if self.process.session().is_some_and(Session::seeks_daemon) {

@@ -1,4 +1,5 @@
-//! The end of a segment, which any thread may record. [`Tally`] lets one thread at a time do so.
+//! The end of a segment, which any thread may record. [`Tally`] makes sure that only one thread
+//! does so at a time.
 //!
 //! [`Tally`]: deepres_abi::tally::Tally
 

@@ -45,7 +45,7 @@ impl Lane {
 
     /// Drops the open segment, and charges its launches by their estimates. If another thread is
     /// recording on the stream, waits for that thread. The caller is about to destroy the stream,
-    /// or the driver answers no question about its context.
+    /// or the driver does not make the stream's context current.
     pub fn discard(&self, _locked: &Inner) {
         loop {
             match self.tally.seize() {

@@ -26,15 +26,15 @@ pub(super) struct OpenSegment {
 pub(super) struct Beginning {
     /// The launch that opens the segment.
     pub(super) launch: Launch,
-    /// As in [`Contents`].
+    /// Host time before the first event was recorded, ns.
     pub(super) asked_ns: u64,
-    /// As in [`Contents`].
+    /// Host time after the first event was recorded, ns.
     pub(super) began_ns: u64,
-    /// As in [`Contents`].
+    /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
-    /// As in [`Contents`].
+    /// Whether the stream may wait for something else between the launches.
     pub(super) may_wait: bool,
-    /// As in [`Contents`].
+    /// Whether the stream had no unfinished work, and nothing made the stream wait.
     pub(super) is_quiet: bool,
 }
 

@@ -25,33 +25,33 @@ const CLAIM_SPINS: u32 = 64;
 /// The most launches in a segment. The limit bounds the delay of the charge for kernels that are
 /// too short to measure.
 pub(super) const LAUNCHES_MAX: u32 = 1024;
-/// The greatest length to which a segment may double, in launches. While the ring has no room, a
-/// segment grows; but counts modulo 2³² must stay comparable.
+/// The greatest length to which a segment may double, in launches. A segment grows while the ring
+/// has no room. The limit keeps counts modulo 2³² comparable.
 const LONGEST: u32 = 1 << 29;
-/// The most launches in a segment while nothing was measured on the lane.
+/// The most launches in a segment while the meter has measured no launch of the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
 /// While the GPU is contended, one segment in this many holds a single launch. So the meter learns
-/// the time of each kernel.
+/// the time of each kernel. In a spell, one segment in this many gets a start event.
 const SAMPLE_EVERY: u32 = 8;
 /// While the GPU is not contended and the stream has gaps, one segment in this many holds a single
-/// launch. Single launches matter more then.
+/// launch. Single launches matter more then, because segments with gaps show no exact times.
 const SPARSE_SAMPLE_EVERY: u32 = 4;
 /// A launch without an estimate ends the open segment only if the segment has at least this many
 /// launches. So if no kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
-/// Of the copies with an estimate between kernels, the meter times one in this many.
+/// Of the copies between kernels that have an estimate, the meter times one copy in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// While the GPU is not contended, a graph of at most this length, ns, is counted like a kernel.
-/// Graphs with conditional nodes are the exception. A longer graph fills more than a quarter of a
-/// segment, and the meter times it every time. The timing costs next to nothing beside the time of
-/// such a graph.
+/// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
+/// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
+/// quarter of a segment, and the meter times each launch of it. The timing costs next to nothing
+/// beside such a graph.
 pub(super) const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
 
 /// A lane in the hands of its owner thread.
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOwner {
     lane: &'static Lane,
-    /// The value stays in its thread.
+    /// Keeps the value in its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -64,8 +64,8 @@ impl Deref for LaneOwner {
     }
 }
 
-/// The length of the next segments. Only the owner thread uses this value, and a thread that gives
-/// the lane to another owner.
+/// The length of the next segments. Only the owner thread uses these figures, and a thread that
+/// gives the lane to another owner.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The number of launches when the last segment was opened (modulo 2³²).
@@ -110,7 +110,7 @@ pub struct Begun {
     pub ends: bool,
 }
 
-/// The reason why no segment was opened for a launch or copy, and no segment counts it.
+/// The reason why no segment counts a launch or copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmarked {
     /// The open segment of kernels took in the copy, by its estimate.
@@ -140,9 +140,9 @@ impl LaneOwner {
         self.lane
     }
 
-    /// Counts one more launch in the open segment. Returns false, and counts nothing, if the launch
-    /// begins or ends a segment or has no estimate. While the gate is open, this method is the
-    /// whole launch path.
+    /// Counts one more launch in the open segment, and returns true. If the launch begins or ends a
+    /// segment or has no estimate, counts nothing and returns false. While the gate is open, this
+    /// method is the whole launch path.
     #[inline(always)]
     pub fn count(self, launch: Launch) -> bool {
         let Some((launched, ns)) = self.fits(launch) else { return false };
@@ -151,7 +151,7 @@ impl LaneOwner {
     }
 
     /// Returns the number of launches including `launch`, and the estimate of `launch`, ns. Returns
-    /// `None` if the open segment may not simply count the launch.
+    /// `None` if the launch begins or ends a segment or has no estimate.
     #[inline(always)]
     pub(super) fn fits(self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.tally.next(launch.kind.one())?;
@@ -216,9 +216,9 @@ impl LaneOwner {
         Ok(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
-    /// If a copy may join the open segment of kernels without a marker, takes the copy in and
-    /// returns true. Otherwise returns false. The copy must have an estimate. While the GPU is
-    /// contended, or for a sample, the meter times the copy.
+    /// If a copy needs no timing, takes the copy into the open segment of kernels and returns true.
+    /// Otherwise returns false. A copy needs timing if it has no estimate, if the GPU is contended,
+    /// or as a sample.
     fn takes_in(self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.pace.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.pace.copies.store(copies, Ordering::Relaxed);
@@ -237,7 +237,7 @@ impl LaneOwner {
     fn make_compute(self) {
         self.open.take_in(self.tally.account(self.tally.launched()).ns);
         self.open.make_compute();
-        // A segment of copies does not set `in_flight`, so this method does.
+        // A segment of copies does not set `in_flight`, so this method sets it.
         self.gpu.set_in_flight();
     }
 
@@ -249,7 +249,7 @@ impl LaneOwner {
         let mut asked_ns = os::now_ns();
         let is_fine = !contended && self.gpu.is_fine();
         // In a spell, the meter measures every launch, to see which streams overlap. Each further
-        // driver call would then move launches apart, so most segments get no start event.
+        // driver call would move launches apart, so most segments get no start event.
         let opened = self.pace.opened.load(Ordering::Relaxed).wrapping_add(1);
         let is_sparse = self.learned.is_sparse();
         let is_sparse_kernel = is_sparse && launch.kind == Kind::Kernel;
@@ -272,8 +272,8 @@ impl LaneOwner {
         self.tally.set_target(launched.wrapping_add(target));
         if target == 1 && !is_end_only && is_sparse_kernel {
             // The driver's first call after a pause takes longer than the launch that follows it.
-            // So the thread records the start event a second time. The second call takes as long as
-            // the launch's own call.
+            // So the thread records the start event twice. The second call takes as long as the
+            // launch's own call.
             asked_ns = os::now_ns();
             calls.record(segment.start(), stream);
         }
@@ -287,12 +287,13 @@ impl LaneOwner {
             may_wait: launch.kind == Kind::SyncCopy,
             is_quiet: self.ring.waiting() == 0 && !has_to_wait,
         });
-        // From here on, the meter thread sees the segment. `in_flight` may be set only after this.
+        // From here on, the meter thread sees the segment. The caller may set `in_flight` only
+        // after this.
         self.tally.open();
         Ok(())
     }
 
-    /// Returns the most launches that a segment should have, by their mean time.
+    /// Returns the most launches that the next segment should have, by their mean time.
     fn longest(self) -> u32 {
         match self.mean_ns() {
             0 => LAUNCHES_UNMEASURED_MAX,
@@ -312,8 +313,8 @@ impl LaneOwner {
         wanted
     }
 
-    /// Returns the length of the next segment while the GPU is not contended, in launches. So many
-    /// launches take about [`SEGMENT_NS`] on the GPU or on the host.
+    /// Returns the length of the next segment while the GPU is not contended: the number of
+    /// launches that take about [`SEGMENT_NS`] on the GPU or on the host.
     fn grow_by_pace(self, now_ns: u64) -> u32 {
         let launched = self.tally.launched() as u32;
         let launches = u64::from(launched.wrapping_sub(self.pace.opened_at.load(Ordering::Relaxed)).max(1));

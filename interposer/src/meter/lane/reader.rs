@@ -14,10 +14,10 @@ use crate::meter::context::Inner;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
-/// If the open segment had no launch for this long, the meter thread closes it. Sparse launches
-/// have segments of their own, so this limit only ends bursts.
+/// If the open segment had no launch for this long, the meter thread closes the segment. Launches
+/// with gaps between them have segments of their own, so this limit only ends bursts.
 const STALE_NS: u64 = 200_000;
-/// Time between two checks whether the owner thread was ended inside the driver.
+/// Time between two checks whether the owner thread ended inside the driver.
 const DEAD_NS: u64 = 1_000_000_000;
 /// The value of `previous_end_ns` while no end is known.
 const NO_END: i64 = i64::MIN;
@@ -28,8 +28,8 @@ const NO_END: i64 = i64::MIN;
 pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
     is_sparse: AtomicBool,
-    /// GPU time, ns, by which the bounds of earlier segments made their charges lower than
-    /// expected. The meter thread adds this time to later charges. Without the correction, kernels
+    /// GPU time, ns, by which earlier segments were charged less than expected, because of their
+    /// bounds. The meter thread adds this time to later charges. Without the correction, kernels
     /// whose times scatter around the mean would be charged too little, because the bounds only
     /// ever cut off the long side.
     carried_ns: AtomicI64,
@@ -95,8 +95,8 @@ impl Lane {
         self.tally.end_soon();
     }
 
-    /// Looks at the open segment at `now_ns`. If the segment had no launch for a while, closes it.
-    /// If the owner thread was ended inside the driver, makes the segment closable.
+    /// Looks at the open segment at `now_ns`. If the segment had no launch for a while, closes the
+    /// segment. If the owner thread ended inside the driver, makes the segment closable.
     pub fn look(&self, meter: MeterThread, locked: &Inner, calls: &Calls, now_ns: u64) {
         let (seen, since_ns) = (&self.learned.seen_launched, &self.learned.seen_since_ns);
         let passed_ns = || now_ns.saturating_sub(since_ns.load(Ordering::Relaxed));
@@ -159,7 +159,7 @@ impl Lane {
         self.close_if(calls, |launched| launched == launches, end);
     }
 
-    /// Makes the open segment closable if its owner thread was ended inside the driver.
+    /// Makes the open segment closable if its owner thread ended inside the driver.
     pub(super) fn release_dead(&self, _meter: MeterThread, _locked: &Inner) {
         if self.tally.is_launching() && !os::is_thread_alive(self.owner()) {
             self.tally.release();

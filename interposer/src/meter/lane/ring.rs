@@ -2,14 +2,14 @@
 //!
 //! A thread that closes a segment puts the segment into the ring at the head. A thread that holds
 //! the context's lock takes the segment out at the tail. The events of a processed segment move to
-//! a segment that is opened later. So a lane never has more events than it needed at one time.
+//! a segment that the lane opens later. So a lane never has more events than it needed at one time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::calls::{Calls, Event, Progress};
 use crate::meter::segment::Segment;
 
-/// The places of a ring. Each segment has two events, and a driver queues about a thousand
+/// The number of places in a ring. A segment has two events, and a driver queues about a thousand
 /// launches.
 pub(super) const RING: u32 = 128;
 /// If this many segments wait in the ring, the lane's open segment grows instead of ending.

@@ -15,7 +15,7 @@ use crate::meter::segment::{Kind, Launch, Segment};
 const WAITING_OF_ALL: u32 = 4096;
 /// The number of waiting segments that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// While a stream may wait for the host, its segments end only with at least this many launches.
+/// If the stream may wait for the host, its segments end only after at least this many launches.
 pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
 /// nodes. The first launch may be by far the shortest.
@@ -28,8 +28,8 @@ const GETS_ON: u64 = u64::MAX;
 pub(super) struct Waits {
     /// Whether the stream was made to wait for something else since the last segment was opened.
     has_to_wait: AtomicBool,
-    /// The number of the segment that must complete before the stream counts as running again, or
-    /// [`GETS_ON`].
+    /// The number of the segment that must complete before the stream counts as running again.
+    /// [`GETS_ON`] if the stream counts as running.
     stuck_at: AtomicU64,
     /// Whether the job made the stream wait for the host, as far as the interposer can tell.
     awaits_host: AtomicBool,
@@ -59,8 +59,8 @@ impl Waits {
 
 impl Lane {
     /// Records that the stream is about to wait for something else, such as a host function or
-    /// another stream. While the GPU is contended (`contended`), ends the open segment here.
-    /// Otherwise the meter thread charges its launches by their estimates.
+    /// another stream. If the GPU is contended (`contended`), ends the open segment here. Otherwise
+    /// the meter thread charges the segment's launches by their estimates.
     pub fn interrupt(&self, calls: &Calls, contended: bool) {
         if self.is_open() {
             if contended && self.has_room(calls) {
@@ -80,15 +80,15 @@ impl Lane {
     }
 
     /// Records that the stream waits for something that the host may do only after more launches.
-    /// The stream is then stuck, until a segment completes that ends after this call. Launches on a
-    /// stuck stream do not wait for queued work. Its segments grow, because a driver queues about a
-    /// thousand entries, and markers are among them.
+    /// The stream is then *stuck*, until a segment completes that ends after this call. Launches on
+    /// a stuck stream do not wait for queued work. The segments of a stuck stream grow, because a
+    /// driver queues about a thousand entries, and each marker takes an entry.
     pub fn await_host(&self) {
         self.waits.awaits_host.store(true, Ordering::Relaxed);
         self.waits.stuck_at.store(u64::from(self.ring.closed()), Ordering::Relaxed);
     }
 
-    /// Records that no segment of the lane has completed for a long time.
+    /// Records that the stream is stuck: no segment of the lane has completed for a long time.
     pub fn give_up(&self) {
         // From now on, no thread queries whether the open segment has begun, because the driver may
         // hang in such a query.
@@ -103,7 +103,7 @@ impl Lane {
         // If the difference is negative, the segment has completed.
         let is_stuck = segment.wrapping_sub(self.completed()) as i32 >= 0;
         if !is_stuck {
-            // The mark must go, because segment numbers wrap around.
+            // The mark must go now, because segment numbers wrap around.
             let order = Ordering::Relaxed;
             let _ = self.waits.stuck_at.compare_exchange(stuck_at, GETS_ON, order, order);
         }
@@ -133,9 +133,10 @@ impl Lane {
             && (!self.is_stuck() || (self.unaccounted().all() >= LAUNCHES_STUCK && !self.is_held(calls)))
     }
 
-    /// Returns whether more than `at_most_ns` of GPU time is queued. The method counts closed
-    /// segments instead, and returns whether there are more than `segments`, in two cases. Nothing
-    /// was measured on the lane yet, or `launch` may take any time in spite of its estimate.
+    /// Returns whether more than `at_most_ns` of GPU time is queued. In two cases, the method
+    /// instead returns whether more than `segments` closed segments are queued. First, the meter
+    /// has measured no launch of the lane yet. Second, `launch` may take any time in spite of its
+    /// estimate.
     pub fn is_far_ahead(&self, launch: Option<Launch>, at_most_ns: u64, segments: u32) -> bool {
         let is_unknown = |launch: Launch| {
             launch.kind == Kind::VaryingGraph && self.gpu.estimates.measured(launch.key) < VARYING_SEEN
