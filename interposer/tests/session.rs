@@ -73,7 +73,7 @@ fn client_process() {
                 assert_eq!(unsafe { alloc_managed(&mut at, bytes, 0) }, CUDA_SUCCESS);
                 at
             };
-            // Managed memory is counted by its kind, and linear memory as the rest.
+            // The meter page counts managed memory by its kind, and leaves linear memory out.
             let (kept, freed) = (hold_managed(2 << 20), hold(6 << 20));
             say("held");
             await_go();

@@ -18,8 +18,8 @@ const NS_PER_MS: f64 = 1e6;
 /// Attempts to swap a thread's capture mode. If deepres did not restore a mode, the mode would stay
 /// in force for the job.
 const EXCHANGES: u32 = 3;
-/// Attempts at a call that must not fail, such as the question for the GPUs. Without that answer,
-/// the process has no session.
+/// Attempts at a call that must not fail. For example, without the list of GPUs, the process has no
+/// session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.

@@ -47,7 +47,7 @@ unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
         && let Some(process) = process::current()
-        // SAFETY: the caller guarantees this.
+        // SAFETY: the caller guarantees that `exec` is null, or that the driver wrote there.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
         process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
@@ -180,7 +180,7 @@ fn allocation_added(params: &CUDA_MEM_ALLOC_NODE_PARAMS) {
 /// # Safety
 /// `params` is null, or the driver took the parameters.
 unsafe fn added(params: *const CUgraphNodeParams) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `params` is null, or that the driver took the parameters.
     let Some(params) = (unsafe { params.as_ref() }) else { return };
     if params.r#type == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
         // SAFETY: the node's type says that this member of the union was written.

@@ -139,7 +139,7 @@ macro_rules! kernel {
         unsafe extern "C" fn $slow($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let kernel = kernel!(@call $symbol $stream ($($argument),*));
-            // SAFETY: as above.
+            // SAFETY: the caller owes this function the contract of the driver's function.
             kernel.make_later(&mut || unsafe { real($($argument),*) })
         }
     };

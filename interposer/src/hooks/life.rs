@@ -53,7 +53,7 @@ fn make_context(
 /// # Safety
 /// `context` is null, or the driver wrote there if `result` is a success.
 unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `context` is null, or that the driver wrote there.
     let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };
     (result, handle.map(|handle| Context(*handle as usize)))
 }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let make = || unsafe { made(call(), context) };
     let request = (ApiId::cuDevicePrimaryCtxRetain, ordinal);
     let result = process.memory.make_context(process, request, is_there, make, end);
-    // SAFETY: the driver wrote there if it reports success.
+    // SAFETY: the driver wrote to `context` if it reports success.
     if let (Some(primary), (_, Some(context))) = (primary.as_deref_mut(), unsafe { made(result, context) }) {
         *primary = Some(context);
     }

@@ -68,7 +68,7 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
 /// # Safety
 /// The driver reported success, wrote a value that `free` takes, and all zeroes is a value of `T`.
 pub unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that the driver reported success and wrote to `place`.
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
         // SAFETY: the driver wrote the value just now, and no other code has it.
         unsafe {
@@ -79,8 +79,8 @@ pub unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" f
 }
 
 /// Makes an allocation by `call`, and charges `bytes` to the GPU of the current context. `call`
-/// writes the allocation's name to `place`. It returns the driver's result, the name, and the bytes
-/// that the allocation counts for in the end. Returns the final result.
+/// writes the allocation's name to `place`. `call` returns the driver's result, the name, and the
+/// bytes that the allocation counts for in the end. The function returns the final result.
 fn on_current_gpu<T: Copy>(
     (api, kind, bytes): (ApiId, MemoryKind, u64),
     place: *mut T,
@@ -107,7 +107,8 @@ fn on_current_gpu<T: Copy>(
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
 unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) -> CUresult {
     if result == CUDA_ERROR_OUT_OF_MEMORY && was_given {
-        // SAFETY: the caller guarantees this.
+        // SAFETY: the caller guarantees that the driver wrote to `place`, and that zeroes are valid
+        // there.
         unsafe { clear(place) };
     }
     result
@@ -118,7 +119,7 @@ unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) ->
 /// # Safety
 /// If `result` is a success, the driver wrote to `place`, or `place` is null.
 unsafe fn answer<T: Copy>(result: CUresult, place: *const T, named: impl FnOnce(T) -> (Name, u64)) -> Answer {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `place` is null, or that the driver wrote there.
     let given = if result == CUDA_SUCCESS { unsafe { written(place) } } else { None };
     (result, given.map(named))
 }
@@ -169,7 +170,7 @@ fn from_pool(
 /// # Safety
 /// The driver wrote there, or `pointer` is null.
 unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `pointer` is null, or that the driver wrote there.
     unsafe { pointer.as_ref() }.copied()
 }
 
@@ -187,7 +188,8 @@ unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
     // Programs of CUDA 3.1 and before have such types.
     match address.and_then(|address| Some((address, T::try_from(address).ok()?))) {
         Some((address, narrow)) => {
-            // SAFETY: the caller guarantees this.
+            // SAFETY: the caller guarantees that `pointer` is null or may be written through, and
+            // it is not null.
             unsafe { pointer.write(narrow) };
             (result, Some((Name::Address(address), bytes)))
         }
@@ -391,8 +393,8 @@ macro_rules! pitch {
                     }
                     return answer;
                 }
-                // SAFETY: the arguments are the caller's, unchanged. The driver wrote both if it
-                // reports success.
+                // SAFETY: the arguments are the caller's, unchanged. If the driver reports success,
+                // it wrote the address and the pitch.
                 unsafe {
                     answer(real(pointer, pitch, width, height, element), pointer, |at| {
                         let bytes = written(pitch).map(|pitch| (pitch as u64).saturating_mul(height as u64));
@@ -743,7 +745,7 @@ macro_rules! info {
             let Some(context) = process.current_context() else { return result };
             let Some((limit_bytes, held_bytes)) = limit(process, context.ordinal) else { return result };
             let narrow = |bytes: u64| <$size>::try_from(bytes).unwrap_or(<$size>::MAX);
-            // SAFETY: the driver wrote both if it reports success.
+            // SAFETY: if the driver reports success, it wrote to both pointers.
             if let (Some(free), Some(total)) = unsafe { (free.as_mut(), total.as_mut()) } {
                 *free = (*free).min(narrow(charge::left(limit_bytes, held_bytes)));
                 *total = (*total).min(narrow(limit_bytes));

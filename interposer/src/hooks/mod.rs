@@ -1,9 +1,9 @@
 //! The hooks: the functions that the job calls in place of the driver's functions. This module
 //! lists the hook of each hooked symbol.
 //!
-//! A hook reads its C arguments, asks a logic module, and calls the real function with the same
-//! arguments. The hook returns the driver's result code unchanged, even an unknown code. A hook
-//! decides nothing.
+//! A hook reads its C arguments and asks a logic module. If the module lets the call through, the
+//! hook calls the real function with the same arguments. The hook then returns the driver's result
+//! code unchanged, even an unknown code.
 
 mod capture;
 mod code;
@@ -34,7 +34,7 @@ const MISSING: u32 = deepres_abi::driver::result::CUDA_ERROR_SHARED_OBJECT_SYMBO
 /// The driver wrote to `place`, and all zeroes is a value of `T`.
 #[cold]
 unsafe fn clear<T: Copy>(place: *mut T) {
-    // SAFETY: the caller guarantees both.
+    // SAFETY: the caller guarantees that `place` may be written and that zeroes are valid there.
     unsafe { place.write(std::mem::zeroed()) };
 }
 
@@ -54,7 +54,7 @@ pub fn address(id: ApiId) -> Option<usize> {
 /// A function of the driver that has a hook.
 #[derive(Clone, Copy)]
 struct Hooked {
-    /// The function.
+    /// The function's id in the driver's table.
     api: ApiId,
     is_per_thread: bool,
 }

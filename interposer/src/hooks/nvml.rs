@@ -17,7 +17,7 @@ pub struct Hook {
     hook: *const (),
 }
 
-// SAFETY: the pointer is the address of a function, and nothing is written through it.
+// SAFETY: the pointer is the address of a function, and no code writes through the pointer.
 unsafe impl Sync for Hook {}
 
 impl Hook {
@@ -124,7 +124,7 @@ unsafe fn answer_list<T: OfProcess>(
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `count` is null or as the protocol requires.
     let Some(count) = (unsafe { count.as_mut() }) else { return ask(count, list) };
     let found = match own.list(|count, list| ask(count, list)) {
         Ok(found) => found,
@@ -156,7 +156,7 @@ unsafe fn answer_samples<T: OfProcess>(
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `count` and `list` are null or as the protocol requires.
     match unsafe { (answer_list(own, count, list, ask), count.as_ref()) } {
         (SUCCESS, Some(0)) => NOT_FOUND,
         (result, _) => result,
@@ -179,7 +179,7 @@ fn whole_percent(device: Device) -> Option<u32> {
 
 hooks! {
     memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `memory` is null, or NVML wrote the struct there.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
@@ -188,7 +188,7 @@ hooks! {
     }
 
     memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `memory` is null, or NVML wrote the struct there.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
@@ -200,7 +200,7 @@ hooks! {
     }
 
     utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `rates` is null, or NVML wrote the struct there.
         if let Some(rates) = unsafe { rates.as_mut() } {
             let own = part.busy_of(rates.gpu);
             // NVML does not tell which tenant used the memory's time, so the hook divides it as the

@@ -17,8 +17,8 @@ const fn ns(duration: Duration) -> u64 {
 
 /// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// If launches took less than this percentage of the time from their beginning to their end, the
-/// account gives them no place on the time line.
+/// If launches took less than this percentage of the time from their beginning to their end, they
+/// get no place on the time line.
 const DENSE_PERCENT: u64 = 90;
 /// A single launch that takes at least this long gets a place on the time line outside spells too.
 /// A spell would hardly see the whole launch. If other launches wait for the launch's SMs, their

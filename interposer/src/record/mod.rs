@@ -259,7 +259,8 @@ fn name(api: ApiId, function: CUfunction) {
     });
     let mut of_kernel = || {
         real!(cuKernelGetName).is_some_and(|real| {
-            // SAFETY: as above. A launch takes a kernel's handle as well as a function's.
+            // SAFETY: the result has room. A launch takes a kernel's handle as well as a
+            // function's.
             unsafe { real(&mut found, function as CUkernel) == CUDA_SUCCESS }
         })
     };

@@ -49,7 +49,7 @@ pub fn is_behind_another() -> bool {
 }
 
 /// Passes over the copies behind this copy. `found` is the address at which a look-up found `name`,
-/// or 0. From there on, returns the first definition that is in no other copy.
+/// or 0. Returns the first definition of `name`, from `found` on, that is in no other copy.
 pub fn skip(mut found: usize, name: &CStr) -> Option<usize> {
     while found != 0 && standing() == FIRST && Object::containing(found).as_ref().is_some_and(is_other) {
         found = elf::next_after(found, name)?;

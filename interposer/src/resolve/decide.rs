@@ -24,7 +24,7 @@ enum Hooked {
 
 impl Hooked {
     /// Returns the function exported under `symbol`, if it has a hook. If a driver function has no
-    /// hook, counts the look-up.
+    /// hook, records the look-up for the coverage.
     fn by_symbol(symbol: &CStr) -> Option<Self> {
         if symbol.to_bytes().starts_with(MANAGEMENT) {
             return nvml::by_symbol(symbol).map(Self::Management);
@@ -372,7 +372,7 @@ unsafe fn decide(
         }
         hooked.note(true);
         // If `target` is another library's `dlsym`, it would answer relative to itself. So this
-        // code looks the next definition after the caller up.
+        // code itself looks up the next definition after the caller.
         let is_lost = handle == libc::RTLD_NEXT && !is_c_library(target);
         if is_lost && elf::next_after(caller, symbol).is_some_and(is_own) {
             return Answer::value(hooked.address());

@@ -1,8 +1,7 @@
 //! Looks symbols up in loaded objects without `dlsym`, in the objects' own tables.
 //!
-//! The interposer needs this because it replaces `dlsym`. It finds the real `dlsym` by these
-//! look-ups. It also finds a driver's addresses by them, even if other preloaded libraries change
-//! `dlsym`.
+//! The interposer replaces `dlsym`, so it needs these look-ups to find the real `dlsym`. They also
+//! find a driver's addresses when another preloaded library changes `dlsym`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::{mem, ptr};

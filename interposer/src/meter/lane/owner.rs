@@ -216,9 +216,10 @@ impl LaneOwner {
         Ok(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
-    /// If a copy needs no timing, takes the copy into the open segment of kernels and returns true.
-    /// Otherwise returns false. A copy needs timing if it has no estimate, if the GPU is contended,
-    /// or as a sample.
+    /// If a copy needs no event of its own, takes the copy into the open segment of kernels and
+    /// returns true. Otherwise returns false. The meter times a copy that has no estimate, that
+    /// comes while the GPU is contended, or that is a sample. If the ring has no room, a copy with
+    /// an estimate joins too.
     fn takes_in(self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.pace.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.pace.copies.store(copies, Ordering::Relaxed);
@@ -313,8 +314,8 @@ impl LaneOwner {
         wanted
     }
 
-    /// Returns the length of the next segment while the GPU is not contended: the number of
-    /// launches that take about [`SEGMENT_NS`] on the GPU or on the host.
+    /// Returns the length of the next segment while the GPU is not contended, in launches. A
+    /// segment of this length takes about [`SEGMENT_NS`] on the GPU or on the host.
     fn grow_by_pace(self, now_ns: u64) -> u32 {
         let launched = self.tally.launched() as u32;
         let launches = u64::from(launched.wrapping_sub(self.pace.opened_at.load(Ordering::Relaxed)).max(1));

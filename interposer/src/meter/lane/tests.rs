@@ -381,7 +381,7 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
 fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
-    // Many launches were counted earlier.
+    // The lane has counted many launches before.
     lane.tally.put(500, 500 * KERNEL_NS);
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
@@ -444,7 +444,7 @@ fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_mos
         lane.carry(METER, EXPECTED_NS, took_ns);
         took_ns
     };
-    // Kernels take 5 µs and 15 µs in turn, and the long ones have gaps.
+    // Kernels take 5 µs and 15 µs in turn, and the long kernels have gaps.
     let charged_ns: i64 = (0..50).map(|_| charge(5_000) + charge(40_000)).sum();
     assert_eq!(charged_ns, 100 * EXPECTED_NS);
     // If the expectation was too high all the time, the difference does not add up to a debt.
