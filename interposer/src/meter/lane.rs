@@ -2,9 +2,9 @@
 //! segment.
 //!
 //! Only the launching thread, the lane's owner thread, opens segments and counts launches in them.
-//! So the launch path needs no atomic read-modify-write. Either the owner thread or the meter
-//! thread closes a segment. [`Tally`] decides which thread may act, and accounts for each launch
-//! exactly once. Closed segments go through a ring to the meter thread.
+//! So the launch path needs no atomic read-modify-write. The owner thread or another thread, mostly
+//! the meter thread, closes a segment. [`Tally`] decides which thread may act, and accounts for
+//! each launch exactly once. Closed segments go through a ring to the meter thread.
 //!
 //! While the gate is open, a segment lasts about half a millisecond, and each launch adds its
 //! estimate. So the meter need not time gaps between launches ([`super::measure`]). Three kinds of
@@ -113,7 +113,7 @@ impl Lane {
     }
 
     /// If no segment is open, counts and charges the launches that came after a thread closed the
-    /// last segment. Only the owner thread and the meter thread call this.
+    /// last segment. Any thread may call this.
     pub fn settle(&self) {
         if let Some(late) = self.tally.settle().filter(|late| late.launched as i64 > 0) {
             self.gpu.add_late(late.ns);

@@ -346,8 +346,8 @@ impl LaneOwner {
             match self.tally.claim() {
                 Attempt::Done => return true,
                 Attempt::Idle => return false,
-                // The meter thread is closing the segment, which it does only after a pause in the
-                // launches.
+                // Another thread is closing the segment. Mostly this is the meter thread, after a
+                // pause in the launches.
                 Attempt::Busy if looks < CLAIM_SPINS => {
                     looks += 1;
                     hint::spin_loop();

@@ -22,8 +22,8 @@ const DEAD_NS: u64 = 1_000_000_000;
 /// The value of `previous_end_ns` while no end is known.
 const NO_END: i64 = i64::MIN;
 
-/// The figures that segments have shown so far. The meter thread writes them, and the owner thread
-/// reads them.
+/// The figures that segments have shown so far. A thread with the context's lock writes them,
+/// mostly the meter thread. The owner thread reads them.
 #[derive(Debug)]
 pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
