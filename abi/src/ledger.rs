@@ -229,8 +229,9 @@ impl LedgerPage {
         self.gpus.get(gpu)
     }
 
-    /// Returns the ledger of the host's memory. It counts memory that the daemon promised and the
-    /// host has not given yet. On a page of an older daemon, no session has a slot in this ledger.
+    /// Returns the ledger of the host's memory. It counts the host memory that sessions reserved
+    /// because the driver may move their oversubscribed memory there. On a page of an older daemon,
+    /// no session has a slot in this ledger.
     pub fn host(&self) -> &LedgerGpu {
         &self.host
     }
