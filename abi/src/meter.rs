@@ -272,8 +272,8 @@ impl Intervals {
     }
 }
 
-/// [`BUSY`] is the bit of [`MeterSlot::in_flight`] that says that work is in flight. [`MARK`] is
-/// the step from one mark to the next.
+/// `BUSY` is the bit of [`MeterSlot::in_flight`] that says that work is in flight. `MARK` is the
+/// step from one mark to the next.
 const BUSY: u32 = 1;
 const MARK: u32 = 2;
 
