@@ -10,7 +10,7 @@
 //! | `count` | keeps counters for each process and command |
 //! | `trace` | reports single ioctls, and follows processes |
 //! | `rows` | finds the row of counters of a process and command |
-//! | `launch` | counts calls into the driver's library, of processes that are metered from outside |
+//! | `launch` | counts calls into the driver's library, if the process is metered from outside |
 //! | `empty` | programs that do nothing, as the baseline of measurements |
 
 #![feature(asm_experimental_arch)]
