@@ -31,7 +31,7 @@ pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 pub enum Reason {
     /// Another tenant has the GPU.
     Closed,
-    /// An administrator paused the tenant.
+    /// An administrator paused the tenant, or the daemon suspended the tenant.
     Paused,
     /// The lease is over.
     Expired,

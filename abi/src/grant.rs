@@ -29,7 +29,8 @@ pub enum GateState {
     Leased = 1,
     /// The launch may go, because no other tenant wants the GPU.
     Open = 2,
-    /// An administrator paused this tenant. The thread waits and does not ring the bell.
+    /// An administrator paused the tenant, or the daemon suspended the tenant. The thread waits and
+    /// does not ring the bell.
     Paused = 3,
 }
 

@@ -1,10 +1,10 @@
-//! The turn: the permission for one process of a tenant to use a GPU, without a daemon. At most one
-//! process has the turn at a time, so that the GPU does not switch between processes all the time.
+//! The turn: the time in which one process of a tenant alone uses a GPU, without a daemon. At most
+//! one process has the turn, so that the GPU does not switch between processes all the time.
 //! Nothing else depends on the turn: if two processes run at once, the account still charges them
 //! correctly.
 //!
-//! If its process does not renew it, a turn ends by itself. So a killed or stopped process keeps
-//! the turn only for a moment.
+//! If a process does not renew its turn, the turn ends by itself. So a killed or stopped process
+//! keeps the turn only for a moment.
 
 use crate::sync::{AtomicU64, Ordering};
 
