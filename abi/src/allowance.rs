@@ -14,7 +14,6 @@
 //!
 //! [`Allowance::charge`] is the generic cell rate algorithm of ITU-T I.371, in its virtual
 //! scheduling form. GPU time takes the place of cells.
-//! scheduling form, with GPU time for cells.
 
 use crate::PPM;
 use crate::sync::{AtomicU64, Ordering};

@@ -425,6 +425,7 @@ impl<'a> Account<'a> {
     /// If only unfinished requests and frees of others are in the way, the function tries again.
     /// Between tries it calls `goes_on`, which may sleep. If `goes_on` returns false, the function
     /// stops.
+    ///
     /// # Errors
     /// [`Refused`] if staying bytes leave no room, or if `goes_on` returned false.
     #[inline(always)]
