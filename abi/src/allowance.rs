@@ -29,8 +29,8 @@ const BLOCKS: usize = 4096;
 /// Few, because the model checker cannot follow many blocks.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
-/// The number of ticks that the ring surely covers: one block less than the ring has, because an
-/// interval may begin and end inside a block.
+/// The number of ticks that the ring surely covers. This is one block less than the ring has,
+/// because an interval may begin and end inside a block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
 /// The longest unused time that a tenant may use later, ns. After a pause, a burst takes at most

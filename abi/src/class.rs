@@ -8,7 +8,7 @@ use core::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(u32)]
 pub enum Class {
-    /// The tenant gets the share for which it asked, whatever other tenants come. If the guarantee
+    /// The tenant gets the share for which it asked, regardless of other tenants. If the guarantee
     /// does not fit beside the guarantees of others, the daemon refuses the guarantee.
     Guaranteed = 1,
     /// The tenant gets a part by its weight. If the shares of all tenants do not fit together, they

@@ -55,8 +55,8 @@ pub enum Verdict {
     Wait(Reason),
 }
 
-/// Decides about a launch that will take `estimate_ns` of GPU time, while `queued_ns` of GPU time
-/// are in flight. `terms` are the terms that the caller read; `None` if it could not read them
+/// Returns the decision about a launch that will take `estimate_ns` of GPU time. `queued_ns` is the
+/// GPU time in flight. `terms` are the terms that the caller read; `None` if it could not read them
 /// whole.
 pub fn judge(
     gate: Gate,
@@ -159,8 +159,8 @@ pub trait Process {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControllerGone;
 
-/// Reads the gate once, and decides about a launch. A thread that acts on the decision must count
-/// as launching before this call.
+/// Reads the gate once, and returns the decision about a launch. A thread that acts on the decision
+/// must count as launching before this call.
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
@@ -169,9 +169,9 @@ fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     }
 }
 
-/// Decides about a launch at once. If the launch may go, the result counts the launch as in flight
-/// until the caller drops the result. The caller drops the result after it has counted the work in
-/// another way ([`MeterSlot::set_in_flight`]).
+/// Decides about a launch without a wait. If the launch may go, returns the decision and a value
+/// that counts the launch as in flight until its drop. The caller drops the value after it has
+/// counted the work in another way ([`MeterSlot::set_in_flight`]).
 ///
 /// # Errors
 /// The verdict, if the launch must wait.
@@ -210,7 +210,7 @@ fn pass_beside<'m>(
     }
 }
 
-/// Waits until a launch may go.
+/// Waits until a launch may go. Returns the same as [`pass`].
 ///
 /// # Errors
 /// [`ControllerGone`] if the daemon is gone. The caller then follows the session's fail mode.

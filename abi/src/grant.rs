@@ -45,12 +45,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Packs the gate into its word.
+    /// Returns the gate's word.
     pub const fn word(self) -> u32 {
         (self.epoch << STATE_BITS) | self.state as u32
     }
 
-    /// Unpacks a gate word. Each word stands for a gate.
+    /// Returns the gate of a gate word. Each word stands for a gate.
     pub const fn from_word(word: u32) -> Self {
         let state = match word & STATE_MASK {
             0 => GateState::Closed,

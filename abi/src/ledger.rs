@@ -459,7 +459,7 @@ impl<'a> Account<'a> {
         None
     }
 
-    /// Continues [`Account::reserve`] after a first try without success.
+    /// Continues [`Account::reserve`] after a first try without success. Returns the same.
     #[cold]
     fn reserve_among_others(
         self,
@@ -493,9 +493,9 @@ impl<'a> Account<'a> {
         self.slot.take(bytes);
     }
 
-    /// Marks `bytes` that were committed or charged as leaving, before the caller tells the driver
-    /// to free them. The tenant holds them until the driver has freed them. But no request is
-    /// refused because of leaving bytes.
+    /// Marks `bytes` that were committed or charged as leaving, and returns them. The caller calls
+    /// this before it tells the driver to free the bytes. The tenant holds them until the driver
+    /// has freed them. But no request is refused because of leaving bytes.
     #[inline(always)]
     pub fn leave(self, bytes: u64) -> Leaving<'a> {
         Leaving { account: self, bytes: self.slot.leave(bytes) }

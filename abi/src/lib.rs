@@ -1,6 +1,6 @@
-//! The data that all parts of deepres share: the pages in shared memory, the frames of the
-//! handshake, and the table of the CUDA driver API. The crate also finds the places of files
-//! ([`directory`]) and reads shares and sizes as people write them ([`quantity`]).
+//! The data that the parts of deepres share: pages in shared memory, frames of the handshake, and
+//! the table of the CUDA driver API. The crate also finds the places of files ([`directory`]) and
+//! reads shares and sizes as people write them ([`quantity`]).
 //!
 //! Two processes of different builds may share a page. So each page carries magic, version and size
 //! ([`page`]), and consists only of atomics. No reader uses a value of a page as an index without a

@@ -2,8 +2,8 @@
 //! daemon reads it.
 //!
 //! A tenant can write wrong numbers here, but only about itself. The daemon takes a [`Reading`],
-//! which holds plain numbers, and bounds each number by what is possible ([`Reading::since`]). The
-//! daemon uses no number as an index or a length.
+//! which holds plain numbers. It bounds each number by the time that passed ([`Reading::since`]).
+//! The daemon uses no number as an index or a length.
 
 use crate::MAX_GPUS;
 use crate::coverage::{Bypasses, Coverage};
@@ -36,8 +36,8 @@ impl MemoryKind {
     /// Number of kinds.
     pub const COUNT: usize = 8;
 
-    /// Returns whether a session counts this kind separately. Linear memory is not counted
-    /// separately: it is what the other kinds leave of a session's account. Most allocations are
+    /// Returns whether a session counts this kind separately. A session does not count linear
+    /// memory, because it is the part of the account that no other kind has. Most allocations are
     /// linear, so most allocations update one counter only.
     pub const fn is_counted(self) -> bool {
         self.place().is_some()
@@ -210,9 +210,9 @@ pub const INTERVALS: usize = 2;
 /// The recent times at which a session's kernels and graphs were on one GPU. If sessions of one
 /// tenant overlap, the arbiter charges the tenant once. An older library leaves the ring empty.
 ///
-/// One thread alone writes the ring: the thread that adds to [`MeterSlot::compute_ns`]. It writes
-/// an interval before it adds the interval's time there. A reader that is late, or reads during a
-/// write, misses some intervals.
+/// Only the thread that adds to [`MeterSlot::compute_ns`] writes the ring. It writes an interval
+/// before it adds the interval's time there. A reader that is late, or reads during a write, misses
+/// some intervals.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Intervals {
@@ -452,8 +452,8 @@ impl MeterSlot {
         }
     }
 
-    /// Counts a thread that is about to read the gate, and to launch if the gate permits. Until the
-    /// drop of the result, the thread counts as work in flight.
+    /// Counts a thread that is about to read the gate, and to launch if the gate permits. Returns a
+    /// value; until its drop, the thread counts as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();

@@ -1,5 +1,6 @@
 //! The interface between the kernel programs (`ebpf/`) and the daemon: the keys, values and records
-//! of their maps, and the globals that the daemon sets before it loads the programs.
+//! of their maps, and the programs' globals. The daemon sets the globals before it loads the
+//! programs.
 //!
 //! All types are plain data without padding. The daemon reads map values and ring records as bytes,
 //! and relies only on their types. A record describes an argument of a user's program, so it may
@@ -234,7 +235,7 @@ pub mod facts {
     pub const NONE: u64 = KNOWN;
 
     /// Returns the facts of a command. The driver's status is at `status_at` of the argument, and
-    /// the amount of memory at `amount_at`. `kind` says what the command does with the memory.
+    /// the amount of memory at `amount_at`. `kind` is the command's use of the memory.
     pub const fn new(status_at: Option<u16>, kind: u64, amount_at: u16) -> u64 {
         let status = match status_at {
             Some(at) => at as u64 + 1,
@@ -252,7 +253,7 @@ pub mod facts {
         }
     }
 
-    /// Returns the kind: what the command does with memory.
+    /// Returns the kind: the command's use of memory.
     #[inline(always)]
     pub const fn kind(facts: u64) -> u64 {
         facts >> KIND_SHIFT & KIND_MASK
@@ -266,7 +267,7 @@ pub mod facts {
 }
 
 /// The argument of NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`). A function number in the
-/// argument decides what the command does. Positions are in words of 8 bytes.
+/// argument selects the command's task. Positions are in words of 8 bytes.
 pub mod heap {
     /// The number of words that the program reads.
     pub const WORDS: usize = 12;

@@ -1,7 +1,7 @@
 //! Shares, sizes and times as people write them. The command line, the configuration and a job's
 //! environment use this one grammar.
 //!
-//! The functions return `None` for a wrong text. The caller then says what is wrong, in words that
+//! The functions return `None` for a wrong text. The caller then reports the error, in words that
 //! fit the place.
 
 use core::fmt;

@@ -183,7 +183,7 @@ impl Tally {
     }
 
     /// Takes the open segment for a launch, so that no other thread closes the segment meanwhile.
-    /// Only the owner calls this.
+    /// Returns whether the owner has the segment. Only the owner calls this.
     pub fn claim(&self) -> Attempt {
         match self.state.compare_exchange(OPEN, LAUNCHING, Ordering::SeqCst, Ordering::Acquire) {
             Ok(_) | Err(LAUNCHING) => Attempt::Done,
@@ -206,7 +206,8 @@ impl Tally {
         self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the open segment to close it, even while the owner launches into it.
+    /// Takes the open segment to close it, even while the owner launches into it. Returns whether
+    /// the caller has the segment.
     pub fn seize(&self) -> Attempt {
         let state = self.state.load(Ordering::Acquire);
         match state {

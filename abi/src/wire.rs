@@ -400,7 +400,7 @@ fn head(packet: &[u8]) -> Result<FrameHead, FrameError> {
     Ok(head)
 }
 
-/// Reads one whole packet as the frame `F`. The sender may have any minor version.
+/// Returns the frame `F` that one whole packet contains. The sender may have any minor version.
 ///
 /// # Errors
 /// [`FrameError`] if the packet is no such frame.

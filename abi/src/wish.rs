@@ -98,7 +98,7 @@ wishes! {
     /// The share of each GPU's time, parts per million.
     Share = 1: share_ppm, "share", "share", "DEEPRES_SHARE", Share(u32);
     /// The memory on each GPU, bytes. If an administrator sets [`NO_LIMIT`], the tenant has no
-    /// limit, whatever its wishes and caps are.
+    /// limit, in spite of its wishes and caps.
     Memory = 2: memory_bytes, "memory", "memory", "DEEPRES_MEMORY", Bytes(u64);
     /// The class of the tenant.
     Class = 3: class, "class", "class", "DEEPRES_CLASS", Class(Class);
@@ -300,7 +300,7 @@ impl Wish {
         Key::ALL.into_iter().filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Reads the wishes `keys` from an environment. Calls `refuse` with each text that is no value,
+    /// Returns the wishes `keys` of an environment. Calls `refuse` with each text that is no value,
     /// and leaves that wish out.
     pub fn read<T: AsRef<str>>(
         keys: impl IntoIterator<Item = Key>,
@@ -318,7 +318,7 @@ impl Wish {
         wish
     }
 
-    /// Writes the wishes into the form of a frame's field.
+    /// Returns the wishes in the form of a frame's field.
     pub fn encode(&self) -> [u8; WISHES_BYTES] {
         let mut to = [END; WISHES_BYTES];
         let mut at = 0;
@@ -331,7 +331,7 @@ impl Wish {
         to
     }
 
-    /// Reads the wishes from a frame's field. Skips wishes of a newer sender.
+    /// Returns the wishes in a frame's field. Skips wishes that only a newer sender knows.
     ///
     /// # Errors
     /// [`Unreadable`] if a known wish has a value of another kind.

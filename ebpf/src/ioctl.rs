@@ -162,9 +162,9 @@ fn keep(tid: u32, ioctl: Inflight) {
 #[inline(always)]
 fn take(tid: u32) -> Option<Inflight> {
     let place = SLOTS.get_ptr_mut(slot(tid))?;
-    // SAFETY: as in `keep`. This thread reads the ioctl before it frees the slot. x86-64 keeps the
-    // order of a load and a later store, and the compiler keeps the order of volatile accesses. So
-    // the next owner writes the slot only after the read.
+    // SAFETY: as in `keep`. This thread reads the ioctl before it frees the slot. The processor
+    // keeps the order of a load and a later store (x86-64). The compiler keeps the order of
+    // volatile accesses. So the next owner writes the slot only after the read.
     unsafe {
         if (&raw const (*place).owner).read_volatile() == u64::from(tid) {
             let ioctl = (&raw const (*place).ioctl).read_volatile();

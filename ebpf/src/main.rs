@@ -22,7 +22,7 @@ mod count;
 mod empty;
 mod ioctl;
 mod launch;
-// Of the files of `abi`, this crate compiles only this file. The BPF target lacks most of what the
+// Of the files of `abi`, this crate compiles only this file. The BPF target lacks features that the
 // other files need.
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]

@@ -180,9 +180,9 @@ pub fn end(stream: Stream, context: Option<Context>) {
     });
 }
 
-/// Prepares the destruction of a stream. Until the caller knows the result of the call, the
-/// stream's capture counts but belongs to no stream. So the next stream with the same handle does
-/// not get this capture.
+/// Prepares the destruction of a stream, and returns the stream's capture. Until the caller knows
+/// the result of the call, the stream's capture counts but belongs to no stream. So the next stream
+/// with the same handle does not get this capture.
 #[must_use]
 pub fn leave(stream: Stream) -> Leaving {
     let mut captures = CAPTURES.lock();

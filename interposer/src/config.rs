@@ -71,7 +71,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the environment.
+    /// Returns the wishes and paths of the environment.
     pub fn read() -> Self {
         let places = places();
         // Invalid UTF-8 makes no sense for the variables below, and the code there reports it. The

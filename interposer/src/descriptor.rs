@@ -32,12 +32,13 @@ pub struct OwnDescriptor {
 }
 
 impl OwnDescriptor {
-    /// Keeps `descriptor`. From now on, only [`Self::close`] closes it.
+    /// Returns `descriptor` with its file's identity. From now on, only [`Self::close`] closes it.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self::of(apart(descriptor).into_raw_fd())
     }
 
-    /// Does the same as [`Self::new`], for a number that belongs to the interposer at this moment.
+    /// Returns a number with its file's identity. The number must belong to the interposer at this
+    /// moment.
     pub fn of(number: RawFd) -> Self {
         if let Ok(status) = status(number)
             && is_anonymous(&status)
@@ -84,8 +85,8 @@ impl OwnDescriptor {
     /// all its descriptors itself.
     pub fn is_to_spare(self) -> bool {
         let Some(number) = self.number() else { return false };
-        // `number` was the lowest free number. In two cases, the kernel gives no number so far
-        // above it: the process's limit is lower, or the process uses all numbers up to the limit.
+        // `number` was the lowest free number. If the kernel gives no number so far above it, the
+        // process's limit is lower, or the process uses all numbers.
         // SAFETY: the call takes no pointers.
         let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE) };
         // SAFETY: the call above made the descriptor, and nothing else owns it.

@@ -397,7 +397,7 @@ fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     }
 }
 
-/// Connects to the first of `sockets` on which a daemon listens.
+/// Connects to the first of `sockets` on which a daemon listens, and returns the connection.
 fn connect_first(
     sockets: &[PathBuf],
     connect: impl Fn(&Path) -> io::Result<Unshared>,

@@ -138,7 +138,7 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     })
 }
 
-/// Does the same as [`enter`].
+/// Does the same as [`enter`], but returns the reason for a bypass as an error.
 ///
 /// # Errors
 /// The reason for which the launch is a bypass.

@@ -13,7 +13,7 @@ use crate::os;
 pub enum Level {
     /// deepres does not do something for which the job asked.
     Error = 1,
-    /// The situation differs from what the user may think.
+    /// The situation may differ from the user's expectation.
     Warn = 2,
     /// Normal events, once per process.
     Info = 3,

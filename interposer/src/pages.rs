@@ -1,6 +1,6 @@
 //! Shared pages at addresses that never change. The interposer maps a new daemon's page over the
-//! old daemon's page. So no thread needs a new address, and nobody must find out which threads
-//! still read the old page. The kernel takes care of both.
+//! old daemon's page. So no thread needs a new address. The interposer need not know which threads
+//! still read the old page. The kernel changes the mapping for all threads.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, OwnedFd};

@@ -58,7 +58,7 @@ pub struct Process {
     before: Shared<Session>,
     /// All contexts. The process keeps the states of destroyed contexts, and uses them again.
     contexts: Mutex<{ Rank::Contexts as u8 }, Vec<&'static ContextState>>,
-    /// One of the contexts. Most processes have only one. Then no thread needs to remember a
+    /// Any of the contexts. Most processes have only one. Then no thread needs to remember a
     /// context itself.
     first_context: Shared<ContextState>,
     /// The primary context of each GPU. A thread holds the lock while it makes or ends the context.
@@ -90,7 +90,7 @@ pub fn current() -> Option<&'static Process> {
 }
 
 /// Counts a call before the session as a bypass. If the process has tried to begin a session and
-/// has none, counts nothing, because nobody could read the count.
+/// has none, counts nothing, because no session could show the count.
 #[cold]
 #[inline(never)]
 pub fn count_early() {
@@ -514,8 +514,8 @@ impl Process {
     /// Returns the calling thread's lane on `stream`.
     ///
     /// # Errors
-    /// The reason for which the thread has no lane: the daemon does not manage the stream's GPU,
-    /// the driver does not name the stream's context, or the context has just ended.
+    /// The reason for which the thread has no lane. Either the daemon does not manage the stream's
+    /// GPU, or the driver does not name the stream's context, or the context has just ended.
     pub fn lane(&'static self, stream: Stream) -> Result<LaneOwner, Bypass> {
         if let Some(lane) = thread::lane(&self.calls, stream) {
             return Ok(lane);

@@ -142,8 +142,9 @@ impl Session {
         self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
     }
 
-    /// Waits until the daemon has given the memory back. The daemon does so when it sees the end of
-    /// a connection, which may come later than the process's end.
+    /// Waits until the daemon has given the memory back. Returns whether any dead process held
+    /// memory. The daemon gives memory back when it sees the end of a connection, which may come
+    /// later than the process's end.
     fn await_burial(&self, index: usize) -> bool {
         let Some(gpu) = self.ledger.gpu(index) else { return false };
         let own = self.ledger().slot;

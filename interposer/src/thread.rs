@@ -116,7 +116,7 @@ pub fn context(handle: Context) -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
 }
 
-/// Spreads similar numbers. Two different numbers have different results.
+/// Returns a number that spreads similar numbers. Two different numbers have different results.
 const fn mixed(number: u64) -> u64 {
     /// 2⁶⁴ divided by the golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -24,8 +24,8 @@ const MOST: usize = 64;
 
 /// The notes of the existing sockets.
 static NOTED: [Place; MOST] = [const { Place::none() }; MOST];
-/// The number of threads between the making of a socket and its note, or between the end of the
-/// note and the end of the socket.
+/// The number of threads that are making a socket and its note, or are removing a note and closing
+/// its socket.
 static MAKING: AtomicU32 = AtomicU32::new(0);
 /// The number of threads in a fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
@@ -80,8 +80,8 @@ impl Unshared {
         ManuallyDrop::new(self).0
     }
 
-    /// Takes a descriptor back that [`Self::into_descriptor`] returned. No other code may have the
-    /// descriptor now.
+    /// Returns the socket of a descriptor that [`Self::into_descriptor`] returned. No other code
+    /// may have the descriptor now.
     pub fn from_descriptor(descriptor: OwnDescriptor) -> Self {
         Self(descriptor)
     }

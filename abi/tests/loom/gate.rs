@@ -63,10 +63,10 @@ struct Tenant {
 struct World {
     tenants: [Tenant; TENANTS],
     bell: Sleepers,
-    /// The state of the model: the number of tenants with work on the GPU, the number of finished
-    /// tenants, the time, and the daemon's last heartbeat. All accesses are relaxed, so that they
-    /// order nothing else. The words are loom's atomics, so that loom tries every order of the
-    /// steps that depend on them.
+    /// The state of the model: the number of tenants with work on the GPU and of finished tenants,
+    /// the time, and the last heartbeat. All accesses are relaxed, so that they order nothing else.
+    /// The words are loom's atomics, so that loom tries every order of the steps that depend on
+    /// them.
     running: AtomicUsize,
     done: AtomicUsize,
     now_ns: AtomicU64,

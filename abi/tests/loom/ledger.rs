@@ -16,7 +16,7 @@ fn ledger(sessions: usize) -> Arc<LedgerGpu> {
     gpu
 }
 
-/// Takes `bytes` for the session in `slot`, and keeps them.
+/// Reserves and commits `bytes` for the session in `slot`. Returns an error if the ledger refuses.
 fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<(), Refused> {
     let account = gpu.account(slot).unwrap();
     let mut tries = TRIES;

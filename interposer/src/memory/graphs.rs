@@ -127,8 +127,8 @@ impl Graphs {
         }
     }
 
-    /// Removes `exec` before the job destroys it. If the driver does not destroy it, the caller
-    /// passes the result to [`Self::put_back`].
+    /// Removes `exec` before the job destroys it, and returns its needs. If the driver does not
+    /// destroy it, the caller passes the result to [`Self::put_back`].
     pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
         lock(&self.needs).remove(&exec)
     }
@@ -221,9 +221,9 @@ impl Graphs {
         Some(Stock { reserved_bytes: stock.reserved_bytes.min(of(&mut held, ordinal).bytes), ..stock })
     }
 
-    /// Estimates the memory of a device's graphs, if the driver does not report it. The estimate is
-    /// the charge. While any memory of a launch is still allocated, all of the charge counts as
-    /// used.
+    /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
+    /// it. The estimate is the charge. While any memory of a launch is still allocated, all of the
+    /// charge counts as used.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }

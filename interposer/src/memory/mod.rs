@@ -4,9 +4,10 @@
 //! The account remembers each allocation with its charge. So a free gives back exactly that charge.
 //! A free of an unknown allocation gives back nothing.
 //!
-//! If several allocations share memory, the interposer charges the memory as a whole: blocks of
-//! small allocations ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]). The
-//! interposer charges memory that the driver takes by itself after the fact ([`overhead`]).
+//! If several allocations share memory, the interposer charges the memory as a whole. Examples are
+//! blocks of small allocations ([`slabs`]), pools ([`pools`]) and the memory of graphs
+//! ([`graphs`]). The interposer charges memory that the driver takes by itself after the fact
+//! ([`overhead`]).
 
 pub mod charge;
 pub mod graphs;
@@ -278,8 +279,8 @@ impl Accounts {
         }
     }
 
-    /// Reserves `bytes`. If there is no room, first frees unused memory of pools and graphs, and
-    /// tries once more.
+    /// Reserves `bytes`, and returns the reservation. If there is no room, first frees unused
+    /// memory of pools and graphs, and tries once more.
     fn promise(
         &self,
         process: &Process,

@@ -219,8 +219,7 @@ impl Pools {
         self.get_or_add(handle, ordinal).0
     }
 
-    /// Does the same as [`Self::get`]. The second value of the result is true if the pool was
-    /// known.
+    /// Returns the same pool as [`Self::get`], and whether the pool was known.
     fn get_or_add(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> (Arc<Pool>, bool) {
         let mut pools = lock(&self.pools);
         match find(&pools, handle) {

@@ -60,7 +60,7 @@ impl<'p> Site<'p> {
         self.ledger.generation == self.session.ledger_generation()
     }
 
-    /// Reserves `bytes` for the request.
+    /// Reserves `bytes` for the request, and returns the reservation.
     ///
     /// # Errors
     /// [`Refused`] if the held memory leaves no room.
@@ -85,8 +85,8 @@ impl<'p> Site<'p> {
         Err(Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
-    /// Tries again if the limit has changed meanwhile, or if the slots of dead sessions have been
-    /// cleared.
+    /// Tries to reserve again if the limit has changed meanwhile, or if the slots of dead sessions
+    /// have been cleared. Returns the reservation.
     #[cold]
     fn reserve_anew(
         &self,
@@ -139,7 +139,7 @@ impl<'p> Site<'p> {
     }
 
     /// Waits until other tenants have made room for `bytes`, because the driver has no memory left.
-    /// Returns false if nobody can make room.
+    /// Returns false if the daemon can make no room.
     #[cold]
     pub fn await_room(&self, bytes: u64) -> bool {
         room::wait(self.session, self.gpu, (&self.ledger, self.account), bytes)

@@ -109,7 +109,8 @@ impl Slabs {
         lock(&self.blocks)
     }
 
-    /// Reserves the amount of `request`. While another request runs alone, a small request waits.
+    /// Reserves the amount of `request`, and returns the reservation. While another request runs
+    /// alone, a small request waits.
     ///
     /// # Errors
     /// [`Refused`] if the held memory leaves no room.

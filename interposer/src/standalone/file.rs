@@ -243,7 +243,8 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Opens `name` in the folder. `O_NONBLOCK` prevents a wait, because the name may belong to a pipe.
+/// Opens `name` in the folder, and returns the descriptor. `O_NONBLOCK` prevents a wait, because
+/// the name may belong to a pipe.
 fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: the name ends with a null byte.
