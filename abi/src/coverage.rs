@@ -13,7 +13,8 @@ pub const PLACES: usize = 896;
 const WORDS: usize = PLACES / u32::BITS as usize;
 const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS as usize));
 
-/// An effect on the GPU for which deepres counts a function's calls, but does not account.
+/// The effect of a function on the GPU, if deepres only counts the function's calls and does not
+/// account for the effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unaccounted {
     /// The function puts work on a stream without a gate or a segment of its own, for example a

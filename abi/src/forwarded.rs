@@ -18,7 +18,7 @@ pub enum Reason {
     Object,
     /// The function builds, changes or ends a graph. The interposer hooks launches of graphs.
     Graph,
-    /// The function orders work and runs none.
+    /// The function orders work on streams, for example by an event, and runs no work.
     Order,
     /// The function maps or opens memory. The interposer charged that memory when a process made
     /// it.

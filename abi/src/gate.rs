@@ -33,7 +33,7 @@ pub enum Reason {
     Closed,
     /// An administrator paused the tenant, or the daemon suspended the tenant.
     Paused,
-    /// The lease is over.
+    /// The lease has expired.
     Expired,
     /// The window is full.
     Window,

@@ -372,8 +372,8 @@ impl LedgerGpu {
         self.used().len()
     }
 
-    /// Returns the bytes that the tenant holds. The value of each slot is right. While sessions
-    /// allocate and free, the tenant may at no moment have held exactly the sum.
+    /// Returns the bytes that the tenant holds. The value of each slot is right. But while sessions
+    /// allocate and free, the sum may be an amount that the tenant never held.
     pub fn held_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
     }

@@ -589,9 +589,9 @@ impl MeterSlot {
 /// The GPU time that a session used between two readings, within the daemon's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Used {
-    /// Kernels and graphs, ns.
+    /// GPU time of kernels and graphs, ns.
     pub compute_ns: u64,
-    /// Copies, ns.
+    /// GPU time of copies, ns.
     pub copy_ns: u64,
     /// Time in which any work was in flight or waiting, ns.
     pub occupied_ns: u64,

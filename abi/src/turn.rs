@@ -23,8 +23,8 @@ pub struct Turn {
     held: AtomicU64,
     /// The process that has asked for the turn longest, and the end of its wish.
     wanted: AtomicU64,
-    /// When that process first asked, ns of `CLOCK_MONOTONIC`. Another store than the store of
-    /// `wanted` writes this word. If the two words do not match, they match again after the process
+    /// When that process first asked, ns of `CLOCK_MONOTONIC`. The process writes `wanted` and this
+    /// word in two stores. If the two words do not match, they match again after the process
     /// repeats its wish.
     since_ns: AtomicU64,
 }

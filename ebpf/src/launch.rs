@@ -1,5 +1,5 @@
 //! Counts calls into the driver's library, of processes that are metered from outside. The probe's
-//! cookie says which function the process called.
+//! cookie names the function that the process called.
 //!
 //! Another task on the same CPU can interrupt a probe inside a process, and change the same
 //! counter. So each change is atomic.

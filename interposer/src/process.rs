@@ -61,7 +61,8 @@ pub struct Process {
     /// Any of the contexts. Most processes have only one. Then no thread needs to remember a
     /// context itself.
     first_context: Shared<ContextState>,
-    /// The primary context of each GPU. A thread holds the lock while it makes or ends the context.
+    /// The primary context of each GPU. A thread holds a GPU's lock while it makes or ends the
+    /// GPU's primary context.
     primaries: [Mutex<{ Rank::Primary as u8 }, Option<Context>>; MAX_GPUS],
     /// 1 while the meter thread sleeps. A ring of [`Self::wake`] ends the sleep. If that descriptor
     /// is gone, the thread sleeps on this word.
@@ -89,8 +90,8 @@ pub fn current() -> Option<&'static Process> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Counts a call before the session as a bypass. If the process has tried to begin a session and
-/// has none, counts nothing, because no session could show the count.
+/// Counts a call before the session as a bypass. If the process has tried to begin a session in
+/// vain, counts nothing, because no session would show the count.
 #[cold]
 #[inline(never)]
 pub fn count_early() {

@@ -170,8 +170,8 @@ pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
 /// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`), returns the newest
 /// per-thread variant. If there is none, returns the newest legacy variant.
 ///
-/// Returns `None` if no family has this name, or if all variants are newer. [`is_family`] tells
-/// which.
+/// Returns `None` if no family has this name, or if all variants are newer. [`is_family`]
+/// distinguishes the two cases.
 #[must_use]
 pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     let variants = variants(family);

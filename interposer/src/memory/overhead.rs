@@ -53,7 +53,7 @@ struct OnGpu {
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
     /// The growth by the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
-    /// Whether the last look had no result.
+    /// Whether the last look got no answer of NVML, so that the meter thread must look again.
     is_due: AtomicBool,
 }
 
