@@ -1,8 +1,8 @@
 //! The interposer of deepres: a preloaded library between an unmodified process and the CUDA
 //! driver.
 //!
-//! [`resolve`] answers the process's look-ups of driver functions with hooks, for each of the three
-//! ways to look a function up. [`hooks`] translate the driver's ABI and decide nothing. The other
+//! `resolve` answers the process's look-ups of driver functions with hooks, for each of the three
+//! ways to look a function up. `hooks` translate the driver's ABI and decide nothing. The other
 //! modules decide, and handle no pointers of the driver. When the loader loads the library, no code
 //! of the library runs. So a process that never looks up a hooked function pays only for the
 //! mapping.
