@@ -10,7 +10,7 @@ use deepres_abi::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN,
     CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool,
+    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult,
 };
 
 use super::calls::{Calls, Context};
@@ -138,13 +138,19 @@ fn ask(mut is_told: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS).any(|_| is_told())
 }
 
+/// Frees an object of the driver by `free`, in several attempts. Returns whether an attempt
+/// succeeded.
+pub fn insist(mut free: impl FnMut() -> CUresult) -> bool {
+    (0..ATTEMPTS).any(|_| free() == CUDA_SUCCESS)
+}
+
 /// Frees an allocation that the driver made in a context, and that the job may not have. The free
 /// waits for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
     let Some(_relaxed) = calls.beside_captures() else { return };
     // SAFETY: the address is an allocation whose address no caller knows.
-    let freed = || (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS);
+    let freed = || insist(|| unsafe { free(address) }).then_some(());
     if calls.in_context(context, freed).is_none() {
         // The driver did not make the context current. The driver can free most addresses without
         // it.

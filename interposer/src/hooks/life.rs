@@ -8,6 +8,7 @@ use super::{MISSING, clear};
 use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
+use crate::driver::memory::insist;
 use crate::driver::real;
 use crate::meter::context::Inner;
 use crate::{os, process};
@@ -38,7 +39,7 @@ fn make_context(
     let end = |made: Context| {
         if let Some(destroy) = real!(cuCtxDestroy_v2) {
             // SAFETY: the context is new, and no caller has its handle yet.
-            unsafe { destroy(made.0 as CUcontext) };
+            insist(|| unsafe { destroy(made.0 as CUcontext) });
         }
         // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };
@@ -81,7 +82,7 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
             // SAFETY: `make` took the reference just now.
-            unsafe { release(device) };
+            insist(|| unsafe { release(device) });
         }
         // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };

@@ -20,7 +20,7 @@ use crate::capture;
 use crate::coverage;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
-use crate::driver::memory::{PoolHandle, ordinal_at};
+use crate::driver::memory::{PoolHandle, insist, ordinal_at};
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
 use crate::memory::oversubscription::Way;
@@ -72,7 +72,7 @@ pub unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" f
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
         // SAFETY: the driver wrote the value just now, and no other code has it.
         unsafe {
-            free(given);
+            insist(|| free(given));
             clear(place);
         }
     }
