@@ -1,48 +1,50 @@
-//! The GPU time that a tenant may use without a daemon. All processes of the tenant share one
-//! account on each GPU.
+//! The account of the GPU time that a tenant uses without a daemon. All processes of the tenant
+//! share one account for each GPU.
 //!
-//! The account keeps two facts. The first is *when* the tenant's work was on the GPU, so that time
-//! in which two of its processes had work there counts once. The second is the time *until which*
-//! the GPU time used so far is made up for.
+//! The account keeps two facts. The first fact is *when* the tenant's work was on the GPU. By it,
+//! time in which two processes had work on the GPU counts once. The second fact is the moment
+//! *until which* the tenant must pause for the GPU time that it used.
 //!
-//! Each fact consists of words that change independently. So a process that is killed at any
-//! instruction leaves a correct account, except for work that it had not reported yet.
+//! Each fact consists of words that change independently. So if a process is killed at any
+//! instruction, the account stays correct, except for work that this process had not reported yet.
 //!
-//! Time is divided into ticks. Each block of ticks has a word in a ring, which holds the covered
-//! ticks and the block's round of the ring. The process that first marks a tick is charged for it.
+//! The account divides time into ticks. A ring has a word for each block of ticks. The word holds
+//! the covered ticks, and the number of the ring's round. If several processes cover a tick, the
+//! account charges the first.
 //!
 //! [`Allowance::charge`] is the generic cell rate algorithm of ITU-T I.371, in its virtual
-//! scheduling form, with GPU time for cells.
+//! scheduling form. GPU time takes the place of cells.
 
 use crate::PPM;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Length of a tick, ns. An interval counts for the ticks that begin in it. For any length this is
-/// right on average.
+/// The length of a tick, ns. An interval counts for each tick that begins in it. On average over
+/// all intervals, this is right.
 pub const TICK_NS: u64 = 8192;
 const TICKS_PER_BLOCK: u64 = u32::BITS as u64;
-/// The ring remembers about a second. That is longer than any one launch should be, and longer than
-/// a meter is late.
+/// The number of blocks in the ring. The ring covers about a second. Launches are shorter, and
+/// meters report sooner.
 #[cfg(not(loom))]
 const BLOCKS: usize = 4096;
-/// The model checker can only follow a few.
+/// Few, because the model checker cannot follow many blocks.
 #[cfg(loom)]
 const BLOCKS: usize = 2;
-/// One block less than the ring has, because an interval may begin and end in the middle of a
-/// block.
+/// The number of ticks that the ring surely covers. This is one block less than the ring has,
+/// because an interval may begin and end inside a block.
 const TICKS_REMEMBERED: u64 = (BLOCKS as u64 - 1) * TICKS_PER_BLOCK;
 
-/// The longest unused time that is made up for later, ns. A burst after a pause uses at most the
-/// share of this time. It covers the delay with which a thread on a busy machine uses its time.
+/// The longest unused time that a tenant may use later, ns. After a pause, a burst takes at most
+/// the tenant's share of this time. The value covers the delay with which a thread on a busy
+/// machine wakes up.
 pub const BURST_NS: u64 = 200_000_000;
 
-/// One tenant's GPU time on one GPU.
+/// The GPU time of one tenant on one GPU.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Allowance {
-    /// When the used time will be made up for, ns of `CLOCK_MONOTONIC`.
+    /// When the pause for the used time ends, ns of `CLOCK_MONOTONIC`.
     due_ns: AtomicU64,
-    /// All GPU time ever charged, ns.
+    /// All GPU time that the account ever charged, ns.
     charged_ns: AtomicU64,
     covered: [AtomicU64; BLOCKS],
 }
@@ -59,10 +61,10 @@ impl Default for Allowance {
 
 impl Allowance {
     /// Records that the tenant had work on the GPU from `start_ns` to `end_ns` (`CLOCK_MONOTONIC`).
-    /// Returns the part of that time that no process has reported yet, in whole ticks, ns.
+    /// Returns the part of this time that no process had reported, in whole ticks, ns.
     pub fn cover(&self, start_ns: u64, end_ns: u64) -> u64 {
         let (mut tick, end) = (start_ns.div_ceil(TICK_NS), end_ns.div_ceil(TICK_NS));
-        // Time older than the ring counts as unreported, because the ring no longer knows.
+        // The ring no longer knows older time, so older time counts as unreported.
         let remembered = end.saturating_sub(TICKS_REMEMBERED);
         let mut fresh = remembered.saturating_sub(tick);
         tick = tick.max(remembered);
@@ -76,7 +78,7 @@ impl Allowance {
         fresh.saturating_mul(TICK_NS)
     }
 
-    /// Marks ticks of a block. Returns how many were not marked before.
+    /// Marks ticks of a block. Returns the number of ticks that were not marked before.
     fn mark(&self, block: u64, ticks: u32) -> u32 {
         let Some(word) = self.covered.get((block % BLOCKS as u64) as usize) else { return 0 };
         let round = (block / BLOCKS as u64) as u32;
@@ -86,7 +88,7 @@ impl Allowance {
             let marked = match round.wrapping_sub(seen_round).cast_signed() {
                 0 => seen_ticks,
                 1.. => 0,
-                // The ring has moved past this block, so its marks are gone.
+                // The ring has moved past this block and lost its marks.
                 _ => return ticks.count_ones(),
             };
             let next = u64::from(round) << u32::BITS | u64::from(marked | ticks);
@@ -98,7 +100,7 @@ impl Allowance {
     }
 
     /// Charges `used_ns` of GPU time, used from `start_ns` on, to a tenant with a share of
-    /// `share_ppm`.
+    /// `share_ppm`. The charge makes the pause longer by the used time divided by the share.
     pub fn charge(&self, start_ns: u64, used_ns: u64, share_ppm: u32) {
         if used_ns == 0 {
             return;
@@ -118,8 +120,8 @@ impl Allowance {
         }
     }
 
-    /// Changes the tenant's share from `from_ppm` to `to_ppm` at `now_ns`. The time that is still
-    /// to be made up for grows or shrinks in proportion.
+    /// Changes the tenant's share from `from_ppm` to `to_ppm` at `now_ns`. The rest of the pause
+    /// changes in proportion.
     pub fn change_share(&self, from_ppm: u32, to_ppm: u32, now_ns: u64) {
         let mut due_ns = self.due_ns.load(Ordering::Relaxed);
         while let Some(left_ns) = due_ns.checked_sub(now_ns) {
@@ -133,13 +135,13 @@ impl Allowance {
         }
     }
 
-    /// Returns the time from which the tenant may launch again, ns of `CLOCK_MONOTONIC`. A time in
-    /// the past means now.
+    /// Returns when the pause ends, ns of `CLOCK_MONOTONIC`. From this time on, the tenant may
+    /// launch.
     pub fn due_ns(&self) -> u64 {
         self.due_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns all GPU time charged so far, ns.
+    /// Returns all GPU time that the account ever charged, ns.
     pub fn charged_ns(&self) -> u64 {
         self.charged_ns.load(Ordering::Relaxed)
     }
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
-    /// The machine was started some days ago.
+    /// The test's machine has run for some days.
     const NOW_NS: u64 = 400_000 * SECOND_NS;
 
     fn ticks(count: u64) -> u64 {
@@ -204,13 +206,13 @@ mod tests {
             let (mut now_ns, mut used_ns) = (NOW_NS, 0);
             account.charge(now_ns, 1, share_ppm);
             while now_ns < NOW_NS + 30 * SECOND_NS {
-                // The tenant launches when it may, with the delay of a wake-up.
+                // The tenant launches when it may, after the delay of a wake-up.
                 now_ns = now_ns.max(account.due_ns()) + 70_000.min(kernel_ns / 2);
                 account.charge(now_ns, kernel_ns, share_ppm);
                 used_ns += kernel_ns;
                 now_ns += kernel_ns;
             }
-            // The result differs only by rounding to whole nanoseconds.
+            // The result may differ by the rounding to whole nanoseconds.
             let owed_ns = (account.due_ns() - NOW_NS + BURST_NS) * 3 / 10;
             assert!(
                 used_ns.abs_diff(owed_ns) * 5_000 <= owed_ns,
@@ -233,7 +235,7 @@ mod tests {
         let account = Box::<Allowance>::default();
         account.charge(NOW_NS + BURST_NS, 10 * SECOND_NS, 10_000);
         assert_eq!(account.due_ns(), NOW_NS + 1_000 * SECOND_NS);
-        // Half of the time is made up for.
+        // Half of the pause has passed.
         let now_ns = NOW_NS + 500 * SECOND_NS;
         account.change_share(10_000, 500_000, now_ns);
         assert_eq!(account.due_ns(), now_ns + 10 * SECOND_NS);

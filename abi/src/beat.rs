@@ -4,9 +4,9 @@ use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The heartbeat page. Each arbiter thread writes the time here at every tick. A waiting tenant can
-/// thus distinguish a daemon that is alive and has no lease for it from a daemon that is stopped or
-/// stuck.
+/// The heartbeat page. Each arbiter writes the time here at each tick. So a waiting tenant can
+/// distinguish two cases: the daemon lives and has no lease for the tenant, or the daemon is
+/// stopped or stuck.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct BeatPage {
@@ -23,16 +23,16 @@ unsafe impl Page for BeatPage {
 }
 
 impl BeatPage {
-    /// Records that the arbiter of `gpu` is alive at `now_ns` (`CLOCK_MONOTONIC`). A GPU out of
-    /// range is ignored.
+    /// Records that the arbiter of `gpu` is alive at `now_ns` (`CLOCK_MONOTONIC`). Does nothing if
+    /// `gpu` is no GPU index.
     pub fn beat(&self, gpu: usize, now_ns: u64) {
         if let Some(beat) = self.beats_ns.get(gpu) {
             beat.store(now_ns, Ordering::Relaxed);
         }
     }
 
-    /// Returns when the arbiter of `gpu` last wrote (ns of `CLOCK_MONOTONIC`), or 0 if it never
-    /// did.
+    /// Returns when the arbiter of `gpu` last wrote the time, ns of `CLOCK_MONOTONIC`; 0 if it
+    /// never did.
     pub fn last_ns(&self, gpu: usize) -> u64 {
         self.beats_ns.get(gpu).map_or(0, |beat| beat.load(Ordering::Relaxed))
     }

@@ -1,21 +1,21 @@
-//! The class of a tenant: the kind of promise that the daemon gives it. The tenant socket carries
-//! numbers, and people write names.
+//! The class of a tenant: the kind of promise that the daemon gives the tenant. Frames on the
+//! tenant socket carry the class as a number, and people write its name.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// The kind of promise that a tenant is given.
+/// The kind of promise that the daemon gives a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 #[repr(u32)]
 pub enum Class {
-    /// The share that the tenant asked for, however many others come. Guarantees that do not fit
-    /// together are refused.
+    /// The tenant gets the share for which it asked, regardless of other tenants. If the guarantee
+    /// does not fit beside the guarantees of others, the daemon refuses the guarantee.
     Guaranteed = 1,
-    /// A part by the tenant's weight. Requested shares shrink in proportion if they do not fit
-    /// together.
+    /// The tenant gets a part by its weight. If the shares of all tenants do not fit together, they
+    /// shrink in proportion.
     #[default]
     Fair = 2,
-    /// The GPU while no tenant of another class wants it.
+    /// The tenant gets the GPU while no tenant of another class wants it.
     BestEffort = 3,
 }
 
@@ -23,7 +23,7 @@ impl Class {
     /// All classes, the strongest promise first.
     pub const ALL: [Self; 3] = [Self::Guaranteed, Self::Fair, Self::BestEffort];
 
-    /// Returns the name, as people write it.
+    /// Returns the class's name, as people write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Guaranteed => "guaranteed",
@@ -32,7 +32,7 @@ impl Class {
         }
     }
 
-    /// Returns the class with this number in a frame, if there is one. 0 is no class.
+    /// Returns the class with this number, or `None` if there is none. No class has the number 0.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|class| *class as u32 == number)
     }

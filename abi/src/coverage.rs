@@ -1,9 +1,9 @@
-//! How a process reaches the driver: which functions it looked up, which of them led to a hook, and
-//! what bypassed the interposer.
+//! The coverage of a process: the driver functions that it looked up, the functions for which it
+//! got a hook, and its bypasses.
 //!
-//! The record is a block at the end of the session's meter page. Functions are identified by
-//! [`ApiId`], whose numbers are valid for one version of the table only. So the session also writes
-//! [`crate::driver::TABLE_HASH`], and a daemon with another table believes only the sums.
+//! The coverage is a block at the end of the session's meter page. The block identifies functions
+//! by [`ApiId`]. These numbers are valid for one version of the table only. So the session also
+//! writes [`crate::driver::TABLE_HASH`]. A daemon with another table uses only the sums.
 
 use crate::driver::ApiId;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -13,21 +13,23 @@ pub const PLACES: usize = 896;
 const WORDS: usize = PLACES / u32::BITS as usize;
 const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS as usize));
 
-/// An effect of a function on the GPU that deepres sees and does not account for.
+/// The effect of a function on the GPU, if deepres only counts the function's calls and does not
+/// account for the effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unaccounted {
-    /// It puts work on a stream without its own gate or segment, such as a write of 4 or 8 bytes.
-    /// Such work ends no segment, and counts in the segment that it falls into.
+    /// The function puts work on a stream without a gate or a segment of its own, for example a
+    /// write of 4 or 8 bytes. Such work ends no segment. Its time counts in the segment during
+    /// which it runs.
     Work,
-    /// It obtains device memory that is not charged: opened memory of another process, or the
-    /// driver's own.
+    /// The function obtains device memory that the interposer does not charge: memory of another
+    /// process, or the driver's own memory.
     Memory,
-    /// It pins host memory, which no limit covers.
+    /// The function pins host memory, which no limit covers.
     Host,
 }
 
 impl Unaccounted {
-    /// Returns the name for people and JSON.
+    /// Returns the name, as people and JSON read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Work => "work",
@@ -37,8 +39,8 @@ impl Unaccounted {
     }
 }
 
-/// Calls the given macro once with all functions that deepres counts and never accounts for: `Class
-/// symbol;`.
+/// Calls the given macro once with all functions whose calls deepres only counts, in the form
+/// `Class symbol;`.
 #[macro_export]
 macro_rules! for_each_unaccounted_function {
     ($($callback:tt)+) => {
@@ -102,12 +104,13 @@ macro_rules! for_each_unaccounted_function {
 
 macro_rules! classes {
     ($($class:ident $symbol:ident;)+) => {
-        /// Returns the effect of a function that is counted and not accounted for. Returns `None`
-        /// for every other function.
+        /// Returns the effect of a function whose calls deepres counts and does not account for.
+        /// Returns `None` for any other function.
         pub const fn unaccounted(id: ApiId) -> Option<Unaccounted> {
             match id {
                 $(ApiId::$symbol => Some(Unaccounted::$class),)+
-                // This function is hooked, and charged if the process exported the memory itself.
+                // This function has a hook. The hook charges the memory if the process itself
+                // exported it.
                 ApiId::cuMemImportFromShareableHandle => Some(Unaccounted::Memory),
                 _ => None,
             }
@@ -118,18 +121,19 @@ crate::for_each_unaccounted_function!(classes);
 
 macro_rules! bypasses {
     ($($reason:ident $name:literal $effect:ident $help:literal;)+) => {
-        /// A reason for which the interposer lets a call of a hooked function through without
-        /// metering or charging it. Pages refer to the numbers, so a new reason is added at the end.
+        /// A reason for a bypass: the interposer lets a call of a hooked function through without
+        /// metering or charging it. Pages contain the numbers of the reasons, so a new reason comes
+        /// last.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Bypass {
             $(#[doc = $help] $reason,)+
         }
 
         impl Bypass {
-            /// Every reason, by number.
+            /// All reasons, in the order of their numbers.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$reason),+];
 
-            /// Returns the name for people and JSON.
+            /// Returns the name, as people and JSON read it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$reason => $name,)+
@@ -143,7 +147,7 @@ macro_rules! bypasses {
                 }
             }
 
-            /// Whether such a call may give the GPU work or take its memory.
+            /// Returns whether such a call may give the GPU work, or take memory of the GPU.
             pub const fn has_effect(self) -> bool {
                 match self {
                     $(Self::$reason => bypasses!(@$effect),)+
@@ -170,33 +174,33 @@ bypasses! {
     UnchargedGpu "uncharged-gpu" effect "The allocation was on a GPU that the daemon does not manage.";
 }
 
-/// Room for the reasons of this version and of future ones.
+/// The number of counters, for the reasons of this version and of later versions.
 const BYPASS_PLACES: usize = 16;
 const _: () = assert!(Bypass::ALL.len() <= BYPASS_PLACES);
 
-/// Calls of one session that were let through, by [`Bypass`]. Counters only grow.
+/// The number of bypasses of one session, by [`Bypass`]. Counters only grow.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Bypasses([AtomicU64; BYPASS_PLACES]);
 
 impl Bypasses {
-    /// Returns counters of nothing.
+    /// Returns counters that are all 0.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; BYPASS_PLACES])
     }
 
-    /// Counts a call.
+    /// Counts a bypass.
     pub fn count(&self, reason: Bypass) {
         self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of calls that were let through for `reason`.
+    /// Returns the number of bypasses for `reason`.
     pub fn calls(&self, reason: Bypass) -> u64 {
         self.0[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Resets all counters in a forked child, which inherits none of its parent's calls.
+    /// Resets all counters in a forked child. A child does not inherit its parent's calls.
     pub fn forget(&self) {
         self.0.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
@@ -209,27 +213,29 @@ impl Bypasses {
     }
 }
 
-/// The record of one session. Counters only grow. See the module.
+/// The coverage of one session, as the module's documentation explains. Counters only grow.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Coverage {
-    /// [`crate::driver::TABLE_HASH`] of the writer, or 0 until it has written.
+    /// [`crate::driver::TABLE_HASH`] of the session, or 0 until the session has written the block.
     pub table: AtomicU64,
-    /// Hooked functions that were handed out unhooked, because they belong to a second copy of the
-    /// driver.
+    /// Look-ups of hooked functions that got the driver's own function, because it belongs to a
+    /// second copy of the driver.
     pub other_instance: AtomicU64,
-    /// Hooked functions that were handed out unhooked, because no export has their address.
+    /// Look-ups of hooked functions that got the driver's own function, because no export of the
+    /// driver has its address.
     pub unknown_address: AtomicU64,
-    /// Functions that were handed out and whose names are not in the table, because the driver is
-    /// newer than the table.
+    /// Look-ups of functions that the table does not have, because the driver is newer than the
+    /// table.
     pub unknown_names: AtomicU64,
-    /// Requests for the driver's private tables, by which a client may launch past the interposer.
+    /// Requests for the driver's private tables. By these tables, a process may launch without the
+    /// interposer.
     pub export_tables: AtomicU64,
-    /// Libraries whose calls or look-ups bypass the interposer. Mostly they were opened with
+    /// Loaded libraries whose calls or look-ups bypass the interposer. Most were opened with
     /// `RTLD_DEEPBIND`.
     pub bound_past: AtomicU64,
-    /// Times that a caller was given the C library's own `dlsym` or `dlvsym`. Look-ups by these are
-    /// not seen.
+    /// Look-ups that got the C library's own `dlsym` or `dlvsym`. The interposer does not see
+    /// look-ups by these functions.
     pub given_lookups: AtomicU64,
     reserved: [AtomicU64; 1],
     looked_up: [AtomicU32; WORDS],
@@ -237,7 +243,7 @@ pub struct Coverage {
     calls: [AtomicU64; PLACES],
 }
 
-/// Returns the offset of a function's count of calls in [`Coverage`], bytes.
+/// Returns the offset of a function's counter of calls in [`Coverage`], bytes.
 pub const fn calls_offset(id: ApiId) -> usize {
     core::mem::offset_of!(Coverage, calls) + id as usize * size_of::<AtomicU64>()
 }
@@ -274,8 +280,7 @@ const fn place(id: ApiId) -> (usize, u32) {
 }
 
 impl Coverage {
-    /// Records that `id` was looked up, and whether the answer was a hook or the driver's own
-    /// function.
+    /// Records a look-up of `id`, and whether the answer was a hook or the driver's own function.
     pub fn note(&self, id: ApiId, is_hooked: bool) {
         let (word, bit) = place(id);
         self.looked_up[word].fetch_or(bit, Ordering::Relaxed);
@@ -284,36 +289,37 @@ impl Coverage {
         }
     }
 
-    /// Whether `id` was looked up.
+    /// Returns whether the process looked `id` up.
     pub fn is_looked_up(&self, id: ApiId) -> bool {
         let (word, bit) = place(id);
         self.looked_up[word].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Whether a hook was handed out for `id`.
+    /// Returns whether a look-up of `id` got a hook.
     pub fn is_hooked(&self, id: ApiId) -> bool {
         let (word, bit) = place(id);
         self.hooked[word].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Counts a call of `id`. The function's own hook calls this for what it does not account for.
+    /// Counts a call of `id`. The hook of `id` calls this if deepres does not account for the call.
     pub fn note_call(&self, id: ApiId) {
         self.calls[id as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of calls of `id`, if it is counted ([`unaccounted`]).
+    /// Returns the number of counted calls of `id` ([`unaccounted`]).
     pub fn calls(&self, id: ApiId) -> u64 {
         self.calls[id as usize].load(Ordering::Relaxed)
     }
 
-    /// Resets the calls in a forked child, which inherits its parent's look-ups but not its calls.
+    /// Resets the counters of calls in a forked child. A child inherits its parent's look-ups, but
+    /// not its calls.
     pub fn forget_calls(&self) {
         for count in &self.calls {
             count.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Copies everything from `other`.
+    /// Copies everything from `other`, and writes the hash of the table.
     pub fn copy_from(&self, other: &Self) {
         let words = |this: &[AtomicU32], other: &[AtomicU32]| {
             for (to, from) in this.iter().zip(other) {

@@ -1,28 +1,28 @@
-//! How critical a job is, by name or number. The tenant socket carries parts per million, and
-//! people write names.
+//! The criticality of a job, by name or number. Frames on the tenant socket carry parts per
+//! million, and people write a name or a number from 0 to 1.
 
 use crate::PPM;
 use crate::quantity::parse_fraction;
 use core::fmt;
 use core::str::FromStr;
 
-/// How critical a job is, in parts per million of critical.
+/// The criticality of a job, in parts per million of the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Criticality(u32);
 
 impl Criticality {
     /// The highest criticality.
     pub const CRITICAL: Self = Self(PPM);
-    /// The criticalities with names.
+    /// The criticalities that have names.
     const NAMED: [(&str, u32); 4] =
         [("low", PPM / 4), ("normal", PPM / 2), ("high", PPM / 4 * 3), ("critical", PPM)];
 
-    /// Returns a criticality from parts per million. Values above a whole become a whole.
+    /// Returns a criticality from parts per million. Values above the highest become the highest.
     pub fn from_ppm(ppm: u32) -> Self {
         Self(ppm.min(PPM))
     }
 
-    /// Returns the parts per million of critical.
+    /// Returns the parts per million of the highest criticality.
     pub fn ppm(self) -> u32 {
         self.0
     }

@@ -1,34 +1,33 @@
-//! Where the files of deepres are. The daemon, the commands and the jobs use this one rule.
+//! The places of the files of deepres. The daemon, the commands and the jobs use this one rule.
 //!
-//! Paths are bytes here. [`Directory::path`] returns them one by one, because nothing in this crate
-//! allocates.
+//! Paths are bytes here. [`Directory::path`] returns the bytes one by one, because this crate does
+//! not allocate.
 
-/// Environment variable that names the directory.
+/// The environment variable that names the directory.
 pub const DIRECTORY_VARIABLE: &str = "DEEPRES_DIR";
-/// Environment variable that names the tenant socket.
+/// The environment variable that names the tenant socket.
 pub const SOCKET_VARIABLE: &str = "DEEPRES_SOCKET";
-/// Environment variable that names the user's directory for files that live as long as the login
-/// session.
+/// The environment variable that names the user's directory for files of the login session.
 const RUNTIME_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
-/// The directory in [`Directory`] that contains only the tenant socket. It stays when a daemon
-/// ends. So a container that has it mounted meets the next daemon in it, and never sees the
-/// administrators' socket.
+/// The directory in [`Directory`] that contains only the tenant socket. The directory stays when a
+/// daemon ends. So a container that mounts it finds the next daemon in it, and never sees the admin
+/// socket.
 pub const TENANT_DIRECTORY: &str = "tenant";
-/// The socket in the tenant directory that tenants connect to.
+/// The tenant socket, in the tenant directory.
 pub const TENANT_SOCKET: &str = "tenant.sock";
-/// The socket in [`Directory`] that administrators connect to.
+/// The admin socket, in [`Directory`].
 pub const ADMIN_SOCKET: &str = "admin.sock";
 
 const SYSTEM_DIRECTORY: &[u8] = b"/run/deepres";
-/// Appended to the runtime directory.
+/// The rule appends this to the user's runtime directory.
 const IN_RUNTIME_DIRECTORY: &[u8] = b"/deepres";
-/// The user's number is appended to this.
+/// The rule appends the user's number to this.
 const TEMPORARY_PREFIX: &[u8] = b"/tmp/deepres-";
 const ROOT: u32 = 0;
 
-/// The values that decide about the directory: three variables and the user. An empty variable
-/// counts as absent.
+/// The values that decide about the directory: three variables and the user. The rule ignores empty
+/// variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places<T> {
     directory: Option<T>,
@@ -40,19 +39,19 @@ pub struct Places<T> {
 /// A directory for the sockets and files of deepres.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directory<'a> {
-    /// The directory that the environment names, directly or by the socket in it.
+    /// The directory that the environment names, by itself or by the socket in it.
     Named(&'a [u8]),
-    /// The system's directory. Root's daemon serves all users.
+    /// The system's directory. The daemon of root uses it, and serves all users.
     System,
-    /// The user's own directory, in the user's runtime directory.
+    /// The user's own directory, inside this runtime directory.
     Runtime(&'a [u8]),
-    /// The user's own directory if there is no runtime directory. Any user may have created it, so
-    /// its owner must be checked.
+    /// The directory of the user with this number, if the user has no runtime directory. Any user
+    /// may have created it, so the caller must check its owner.
     Temporary(u32),
 }
 
 impl<T: AsRef<[u8]>> Places<T> {
-    /// Reads the environment by `variable`, for the user with the number `user`.
+    /// Returns the values for the user with the number `user`. Reads the environment by `variable`.
     pub fn read(user: u32, variable: impl Fn(&'static str) -> Option<T>) -> Self {
         let named = |name| variable(name).filter(|value| !value.as_ref().is_empty());
         Self {
@@ -63,13 +62,15 @@ impl<T: AsRef<[u8]>> Places<T> {
         }
     }
 
-    /// Returns the tenant socket that the environment names. A job then uses no other socket.
+    /// Returns the tenant socket that the environment names. If there is one, a job uses no other
+    /// socket.
     pub fn socket(&self) -> Option<&T> {
         self.socket.as_ref()
     }
 
-    /// Returns the directory of this user's own daemon. It is the one that the environment names,
-    /// or the system's for root, or the user's own.
+    /// Returns the directory of the user's own daemon: the directory that the environment names.
+    /// Otherwise, returns the system's directory for root, and the user's own directory for any
+    /// other user.
     pub fn own(&self) -> Directory<'_> {
         match self.named() {
             Some(named) => named,
@@ -78,8 +79,9 @@ impl<T: AsRef<[u8]>> Places<T> {
         }
     }
 
-    /// Returns the directories to look in for a daemon, the best first. If the environment names
-    /// one, it is the only one. Otherwise these are the system's directory and the user's own.
+    /// Returns the directories in which to look for a daemon, the best first. If the environment
+    /// names a directory, returns only that directory. Otherwise, returns the system's directory
+    /// and the user's own.
     pub fn candidates(&self) -> impl Iterator<Item = Directory<'_>> {
         let (first, second) = match self.named() {
             Some(named) => (named, None),
@@ -101,8 +103,8 @@ impl<T: AsRef<[u8]>> Places<T> {
     }
 }
 
-/// Returns the directory of a tenant socket. It is the parent of the socket's own directory if that
-/// is named [`TENANT_DIRECTORY`].
+/// Returns the directory of a tenant socket: the directory above [`TENANT_DIRECTORY`]. If the
+/// socket lies in a directory of another name, returns that directory.
 fn directory_of(socket: &[u8]) -> &[u8] {
     let parent = parent(socket);
     let name = parent.rsplit(|byte| *byte == b'/').next();
@@ -119,7 +121,7 @@ fn parent(path: &[u8]) -> &[u8] {
 }
 
 impl<'a> Directory<'a> {
-    /// Returns the bytes of the path, in order.
+    /// Returns the bytes of the directory's path, in order.
     pub fn path(self) -> impl Iterator<Item = u8> + use<'a> {
         let (start, end, user): (&[u8], &[u8], Option<u32>) = match self {
             Self::Named(path) => (path, b"", None),

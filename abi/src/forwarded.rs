@@ -1,37 +1,39 @@
-//! The functions that are forwarded on purpose, each with the reason. Together with the hooked and
-//! the counted functions ([`crate::coverage`]) they are the whole table. So each function that a
-//! new header adds must be assigned a place.
+//! The functions that the interposer forwards on purpose, each with a reason. Together with the
+//! hooked and the counted functions ([`crate::coverage`]), they are the whole table. So a developer
+//! must assign each function that a new header adds.
 
 use crate::driver::ApiId;
 
-/// The reason why a function needs no hook.
+/// The reason for which a function needs no hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It answers a question and changes nothing.
+    /// The function answers a question and changes nothing.
     Query,
-    /// It changes a behaviour and gives the GPU no work.
+    /// The function changes a behaviour and gives the GPU no work.
     Setting,
-    /// It links programs, or loads functions of loaded code. There is no limit on either.
+    /// The function links programs, or loads functions of loaded code. deepres limits neither.
     Code,
-    /// It chooses contexts, or makes or ends objects without work or memory of their own: streams,
-    /// events, textures.
+    /// The function chooses contexts, or makes or ends objects without work or memory of their own:
+    /// streams, events, textures.
     Object,
-    /// It builds, changes or ends a graph. Launches of graphs are hooked.
+    /// The function builds, changes or ends a graph. The interposer hooks launches of graphs.
     Graph,
-    /// It orders work and runs none.
+    /// The function orders work on streams, for example by an event, and runs no work.
     Order,
-    /// It maps or opens memory that was charged where it was made.
+    /// The function maps or opens memory. The interposer charged that memory when a process made
+    /// it.
     Address,
-    /// It gives back memory that was not charged.
+    /// The function gives back memory that the interposer did not charge.
     Release,
-    /// It hands an object to another process or to graphics. The receiver's call is counted.
+    /// The function hands an object to another process or to graphics. The interposer counts the
+    /// receiver's call.
     Share,
-    /// It suspends a process and brings it back. `deepres away` uses these functions too.
+    /// The function suspends a process or brings it back. `deepres away` uses these functions too.
     Checkpoint,
 }
 
 impl Reason {
-    /// Returns the name for people and JSON.
+    /// Returns the name, as people and JSON read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Query => "query",
@@ -50,7 +52,8 @@ impl Reason {
 
 macro_rules! forwarded {
     ($($reason:ident: $($symbol:ident)+;)+) => {
-        /// Returns the reason why `id` is forwarded, or `None` if it is hooked or counted.
+        /// Returns the reason for which the interposer forwards `id`. Returns `None` if `id` is
+        /// hooked or counted.
         pub const fn reason(id: ApiId) -> Option<Reason> {
             match id {
                 $($(ApiId::$symbol)|+ => Some(Reason::$reason),)+

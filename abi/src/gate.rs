@@ -1,27 +1,29 @@
-//! The gate as seen by a thread that wants to launch: whether it may go, and how it waits until it
-//! may.
+//! The gate as a thread sees it before a launch: whether the launch may go, and how the thread
+//! waits until the launch may go.
 //!
-//! Two rules make a hand-off safe. In both, each side makes a store, a fence and a load:
+//! Two rules make a hand-off safe. In both rules, the thread and the daemon each make a store, a
+//! fence and a load:
 //!
 //! | thread | daemon |
 //! |---|---|
 //! | says that it is launching ([`MeterSlot::start_launching`]), then reads the gate | closes the gate ([`GrantSlot::set_gate`]), then reads the meter |
 //! | says that nothing is in flight ([`MeterSlot::settle`]), then checks whether to ring | sets the gate, then reads the meter |
 //!
-//! So a daemon that closes the gate sees every thread that passed it as in flight. A thread that
-//! finishes after the gate stopped being open is either seen as finished, or rings the bell.
+//! By the first rule, a daemon that closes the gate sees each thread that passed the gate as in
+//! flight. By the second rule, the daemon misses no thread that finishes after the gate closed.
+//! Either the daemon sees the thread as finished, or the thread rings the bell.
 //!
-//! Every wait is bounded by the daemon's heartbeat and by the connection. A wait for the tenant's
-//! own window has a time limit of its own.
+//! The daemon's heartbeat and the connection to the daemon bound every wait. A wait for room in the
+//! tenant's own window has a time limit of its own.
 
 use crate::grant::{Gate, GateState, GrantSlot, LeaseTerms, ONE_LAUNCH};
 use crate::meter::{Launching, MeterSlot};
 use crate::sync::{AtomicU32, Ordering, spin_hint};
 
-/// How long a waiting thread sleeps before it checks the heartbeat again, ns.
+/// The time for which a waiting thread sleeps before it checks the heartbeat again, ns.
 pub const CLOSED_NAP_NS: u64 = 10_000_000;
-/// How long a waiting thread sleeps before it looks at an expired lease again, ns. The daemon may
-/// renew such a lease without a change of the gate word.
+/// The time for which a waiting thread sleeps before it reads an expired lease again, ns. The
+/// daemon may renew such a lease without a change of the gate word.
 pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 
 /// The reason why a launch must wait.
@@ -29,13 +31,13 @@ pub const EXPIRED_NAP_NS: u64 = 1_000_000;
 pub enum Reason {
     /// Another tenant has the GPU.
     Closed,
-    /// An operator paused the tenant.
+    /// An administrator paused the tenant, or the daemon suspended the tenant.
     Paused,
-    /// The lease is over.
+    /// The lease has expired.
     Expired,
     /// The window is full.
     Window,
-    /// The terms of the lease are just being changed.
+    /// The daemon is changing the terms of the lease at this moment.
     Changing,
 }
 
@@ -46,14 +48,16 @@ pub enum Verdict {
     Open,
     /// The launch may go, because the lease covers it.
     Leased,
-    /// The launch may go if it is the only launch that the lease of this epoch allows.
-    /// [`OnlyLaunch::take`] decides that.
+    /// The lease of this epoch allows one launch only. The launch may go if [`OnlyLaunch::take`]
+    /// returns true.
     Once(u32),
     /// The launch must wait.
     Wait(Reason),
 }
 
-/// Decides about a launch with an estimate of `estimate_ns` while `queued_ns` are in flight.
+/// Returns the decision about a launch that will take `estimate_ns` of GPU time. `queued_ns` is the
+/// GPU time in flight. `terms` are the terms that the caller read; `None` if it could not read them
+/// whole.
 pub fn judge(
     gate: Gate,
     terms: Option<LeaseTerms>,
@@ -70,7 +74,7 @@ pub fn judge(
             None => Verdict::Wait(Reason::Changing),
             Some(terms) if now_ns >= terms.expires_ns => Verdict::Wait(Reason::Expired),
             Some(terms) if terms.window_ns == ONE_LAUNCH => Verdict::Once(terms.epoch),
-            // If nothing is in flight, one launch may always go, however long it is.
+            // If nothing is in flight, a launch of any length may go.
             Some(terms) if queued_ns != 0 && queued_ns.saturating_add(estimate_ns) > terms.window_ns => {
                 Verdict::Wait(Reason::Window)
             }
@@ -79,11 +83,12 @@ pub fn judge(
     }
 }
 
-/// Which lease of one launch ([`ONE_LAUNCH`]) the process used last.
+/// The last lease of one launch ([`ONE_LAUNCH`]) that the process used.
 #[derive(Debug)]
 pub struct OnlyLaunch(AtomicU32);
 
-/// Value for "no lease was used". Epochs have only 30 bits.
+/// Stands for "the process used no such lease". No lease has this epoch, because epochs have only
+/// 30 bits.
 const NO_EPOCH: u32 = u32::MAX;
 
 impl Default for OnlyLaunch {
@@ -93,16 +98,17 @@ impl Default for OnlyLaunch {
 }
 
 impl OnlyLaunch {
-    /// Takes the only launch of `slot`'s lease of `epoch`. Returns false if the launch was taken,
-    /// if a later lease's launch was taken, or if the lease is over.
+    /// Takes the only launch of the lease of `epoch` on `slot`. Returns false if a thread took this
+    /// launch, or the launch of a later lease, or if the lease is over.
     pub fn take(&self, slot: &GrantSlot, epoch: u32) -> bool {
         let is_later = |used: u32| used == NO_EPOCH || Gate::is_later(epoch, used);
         let mut used = self.0.load(Ordering::Relaxed);
         while is_later(used) {
             match self.0.compare_exchange_weak(used, epoch, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) if slot.gate().epoch == epoch => return true,
-                // This thread read the gate long ago, perhaps of another session. Epochs of that
-                // session must not hold up the epochs of this one.
+                // This thread read the gate long ago, perhaps the gate of an earlier session. If
+                // the epoch of the earlier session stayed here, the process could not use leases of
+                // the present session.
                 Ok(_) => {
                     let _ = self.0.compare_exchange(epoch, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
                     return false;
@@ -113,48 +119,48 @@ impl OnlyLaunch {
         false
     }
 
-    /// Forgets the used lease, because another session's grant is about to come.
+    /// Forgets the used lease, because the grant of another session is about to come.
     pub fn forget(&self) {
         self.0.store(NO_EPOCH, Ordering::Relaxed);
     }
 
-    /// Forgets a lease that was used since [`Self::forget`] under the former grant. Keeps the use
-    /// of the lease that `slot` now has.
+    /// Forgets a lease that a thread used under the former grant after [`Self::forget`]. If a
+    /// thread used the lease that `slot` has now, keeps the record.
     pub fn reset(&self, slot: &GrantSlot) {
         let used = self.0.load(Ordering::Relaxed);
         if used != slot.gate().epoch {
-            // If this exchange fails, another thread meanwhile used a lease of this session.
+            // If this exchange fails, another thread has meanwhile used a lease of this session.
             let _ = self.0.compare_exchange(used, NO_EPOCH, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
-/// The process as seen by a thread at the gate.
+/// The process as a thread at the gate sees it.
 pub trait Process {
     /// Returns the time of `CLOCK_MONOTONIC`, ns.
     fn now_ns(&self) -> u64;
     /// Returns the estimated GPU time in flight, ns.
     fn queued_ns(&self) -> u64;
-    /// Whether the daemon is gone, so that the gate will not be opened any more.
+    /// Returns whether the daemon is gone, so that no daemon will open the gate.
     fn is_controller_gone(&self, now_ns: u64) -> bool;
     /// Returns the record of used leases of one launch.
     fn only_launch(&self) -> &OnlyLaunch;
-    /// Rings the bell, because something changed that the daemon waits for.
+    /// Rings the bell, because the daemon waits for a change that happened just now.
     fn ring(&self);
-    /// Sleeps on the slot's futex while the gate word is `word`, at most `limit_ns`.
+    /// Sleeps on the slot's futex for at most `limit_ns`, while the gate word is `word`.
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64);
-    /// Called while the window is full, which `is_full` tells. Sleeps until some work completes,
-    /// for a short time at most. Returns true if nothing completed for so long that the launch is
-    /// to go as debt.
+    /// Sleeps until some work completes, but only for a short time. The caller calls this while the
+    /// window is full; `is_full` returns whether the window is still full. Returns true if nothing
+    /// completed for so long that the launch may go as debt.
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool;
 }
 
-/// The daemon is gone, so the gate will not be opened any more.
+/// The error of a wait: the daemon is gone, so no daemon will open the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControllerGone;
 
-/// Reads the gate once and decides. A thread that will go by the decision must count as launching
-/// before.
+/// Reads the gate once, and returns the decision about a launch. A thread that acts on the decision
+/// must count as launching before this call.
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
@@ -163,9 +169,9 @@ fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     }
 }
 
-/// Lets a launch go if it may go now. The result counts the launch as in flight until it is
-/// dropped. The caller drops it once the work is counted in another way
-/// ([`MeterSlot::set_in_flight`]).
+/// Decides about a launch without a wait. If the launch may go, returns the decision and a value
+/// that counts the launch as in flight until its drop. The caller drops the value after it has
+/// counted the work in another way ([`MeterSlot::set_in_flight`]).
 ///
 /// # Errors
 /// The verdict, if the launch must wait.
@@ -175,16 +181,16 @@ pub fn pass<'m>(
     process: &impl Process,
     estimate_ns: u64,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // A thread that must wait does not count as launching, because that would hold up the hand-off
-    // that it waits for.
+    // A thread that must wait must not count as launching. Otherwise the thread would delay the
+    // hand-off for which it waits.
     if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
         return Err(wait);
     }
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// Does what [`pass`] does, without the first look. `as_debt`: the launch may go although the
-/// window is full, but not if anything else is in its way.
+/// Does the same as [`pass`], without the first look. With `as_debt`, the launch may go although
+/// the window is full. Every other reason to wait still holds.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -192,8 +198,8 @@ fn pass_beside<'m>(
     estimate_ns: u64,
     as_debt: bool,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // The count is raised before the look. So a daemon that closes the gate after the look sees the
-    // launch.
+    // The thread counts as launching before it reads the gate. So a daemon that closes the gate
+    // after this read sees the launch.
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
         Verdict::Wait(Reason::Window) if as_debt => Ok((Verdict::Leased, launching)),
@@ -204,10 +210,10 @@ fn pass_beside<'m>(
     }
 }
 
-/// Waits until a launch may go.
+/// Waits until a launch may go. Returns the same as [`pass`].
 ///
 /// # Errors
-/// [`ControllerGone`]. The session's fail mode then decides.
+/// [`ControllerGone`] if the daemon is gone. The caller then follows the session's fail mode.
 pub fn wait<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,
@@ -219,8 +225,8 @@ pub fn wait<'m>(
         return Err(ControllerGone);
     }
     meter.enter_wait();
-    // The thread counts as launching before it stops counting as waiting. So the session never
-    // looks as if it wanted nothing.
+    // The thread begins to count as launching before it stops counting as waiting. So the session
+    // always shows that it wants the GPU.
     let passed = wait_counted(slot, meter, process, estimate_ns, began_ns);
     meter.leave_wait();
     passed
@@ -237,13 +243,13 @@ fn wait_counted<'m>(
     let spin_until_ns = began_ns.saturating_add(spin_ns);
     let mut rung_for = None;
     loop {
-        // The word is read before the look, so that a gate that changes after the look ends the
-        // sleep.
+        // The thread reads the word before it looks. So if the gate changes after the look, the
+        // sleep ends.
         let word = slot.gate_word();
         let reason = match pass(slot, meter, process, estimate_ns) {
             Ok(passed) => return Ok(passed),
             Err(Verdict::Wait(reason)) => reason,
-            // Not reached: `pass` returns an error only for a wait.
+            // The code does not reach this arm, because `pass` returns an error only for a wait.
             Err(_) => Reason::Changing,
         };
         let now_ns = process.now_ns();
@@ -261,7 +267,8 @@ fn wait_counted<'m>(
         match reason {
             Reason::Window => {
                 let is_full = |process: &_| look(slot, process, estimate_ns) == Verdict::Wait(Reason::Window);
-                // The gate may have closed since it was read, so it is read again.
+                // The gate may have closed since the last look, so `pass_beside` reads the gate
+                // again.
                 if process.is_stuck(now_ns, is_full)
                     && let Ok(passed) = pass_beside(slot, meter, process, estimate_ns, true)
                 {
@@ -308,7 +315,7 @@ mod tests {
         assert_eq!(judge(leased(), Some(one), 1_000, 0, 10), Verdict::Wait(Reason::Expired));
     }
 
-    /// A process in which one launch of each epoch goes.
+    /// A process that records only leases of one launch.
     #[derive(Default)]
     struct Once(OnlyLaunch);
 
@@ -332,8 +339,8 @@ mod tests {
         }
     }
 
-    /// A process whose window stays full. While it finds that out, its gate changes to `then`. Once
-    /// it sleeps, the daemon is gone.
+    /// A process whose window stays full. While `is_stuck` checks the window, the gate changes to
+    /// `then`. Once the process sleeps, the daemon is gone.
     struct Full<'s> {
         slot: &'s GrantSlot,
         then: GateState,

@@ -1,15 +1,16 @@
-//! The grant page: what a session may do on each GPU. Only the daemon writes it.
+//! The grant page: the permissions of a session on each GPU. Only the daemon writes the page.
 //!
-//! The page's memory is sealed against writing before a tenant gets it. Each slot belongs to one
-//! GPU's arbiter, which is its only writer. A launch reads one word, [`GrantSlot::gate`]. The terms
-//! behind it are read while the GPU is contended, and now and then while it is not.
+//! The daemon seals the page's memory before a tenant gets it, so the tenant cannot write it. Each
+//! slot belongs to the arbiter of one GPU, which alone writes the slot. A launch reads one word,
+//! [`GrantSlot::gate`]. While the GPU is contended, each launch also reads the terms of the lease.
+//! While the gate is open, the interposer reads the terms only now and then.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
 use crate::seqlock::SeqLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Memory limit that limits nothing.
+/// The memory limit of a tenant without a limit.
 pub const NO_LIMIT: u64 = u64::MAX;
 
 /// The window of a lease that allows a process one launch, regardless of its work in flight.
@@ -18,7 +19,7 @@ pub const ONE_LAUNCH: u64 = 0;
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 
-/// The gate's answer to a thread that wants to launch.
+/// The state of a gate: the answer to a thread that wants to launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GateState {
@@ -28,27 +29,28 @@ pub enum GateState {
     Leased = 1,
     /// The launch may go, because no other tenant wants the GPU.
     Open = 2,
-    /// An operator paused this tenant. The thread waits and does not ring.
+    /// An administrator paused the tenant, or the daemon suspended the tenant. The thread waits and
+    /// does not ring the bell.
     Paused = 3,
 }
 
-/// The gate word: a state, and the number of its grant. It is also the futex that waiting threads
-/// sleep on.
+/// The gate word: a state, and the number of its epoch. Waiting threads sleep on this word as a
+/// futex.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Counts grants and withdrawals, modulo 2³⁰. Each change of state begins a new epoch.
+    /// The number of changes of the gate, modulo 2³⁰. Each change of the gate begins a new epoch.
     pub epoch: u32,
     /// The state in this epoch.
     pub state: GateState,
 }
 
 impl Gate {
-    /// Packs the gate into its word.
+    /// Returns the gate's word.
     pub const fn word(self) -> u32 {
         (self.epoch << STATE_BITS) | self.state as u32
     }
 
-    /// Unpacks a gate word. Every word is some gate.
+    /// Returns the gate of a gate word. Each word stands for a gate.
     pub const fn from_word(word: u32) -> Self {
         let state = match word & STATE_MASK {
             0 => GateState::Closed,
@@ -59,13 +61,14 @@ impl Gate {
         Self { epoch: word >> STATE_BITS, state }
     }
 
-    /// Whether `word` lets every launch pass without a look at the terms. This is the test on the
-    /// launch path.
+    /// Returns whether `word` lets each launch go without a look at the terms. This is the test on
+    /// the launch path.
     pub const fn is_open(word: u32) -> bool {
         word & STATE_MASK == GateState::Open as u32
     }
 
-    /// Whether `epoch` comes after `than`. They must be less than half of all epochs apart.
+    /// Returns whether `epoch` comes after `than`. The two must be less than half of all epochs
+    /// apart.
     pub const fn is_later(epoch: u32, than: u32) -> bool {
         let ahead = epoch.wrapping_sub(than) & (u32::MAX >> STATE_BITS);
         ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
@@ -78,16 +81,16 @@ impl Gate {
 }
 
 /// The terms of a lease. They bind while the gate of the same epoch is [`GateState::Leased`]. While
-/// the gate is open only the window counts ([`GrantSlot::run_ahead_ns`]).
+/// the gate is open, only the window binds ([`GrantSlot::run_ahead_ns`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeaseTerms {
-    /// Epoch of the gate that these terms belong to.
+    /// The epoch of the gate to which these terms belong.
     pub epoch: u32,
-    /// No launch may go from this time on (ns of `CLOCK_MONOTONIC`).
+    /// The end of the lease, ns of `CLOCK_MONOTONIC`. From this time on, no launch may go.
     pub expires_ns: u64,
-    /// The most estimated GPU time that may be in flight (ns), or [`ONE_LAUNCH`].
+    /// The most estimated GPU time that may be in flight, ns, or [`ONE_LAUNCH`].
     pub window_ns: u64,
-    /// How long a waiting thread spins before it sleeps (ns).
+    /// The time for which a waiting thread spins before it sleeps, ns.
     pub spin_ns: u64,
 }
 
@@ -115,8 +118,8 @@ impl Default for GrantSlot {
 }
 
 impl GrantSlot {
-    /// Returns the gate word for the launch path. The load is `Acquire`, so that terms of the same
-    /// epoch are visible after it. On x86 that is a plain load.
+    /// Returns the gate word for the launch path. The load is `Acquire`, so that the caller then
+    /// sees the terms of the same epoch. On x86 this is a plain load.
     #[inline(always)]
     pub fn gate_word(&self) -> u32 {
         self.gate.load(Ordering::Acquire)
@@ -127,19 +130,19 @@ impl GrantSlot {
         Gate::from_word(self.gate_word())
     }
 
-    /// Returns the address that waiting threads sleep on, by `FUTEX_WAIT` with a gate word that
-    /// they have seen. The wait works on a read-only mapping.
+    /// Returns the address on which waiting threads sleep. A thread passes the address to
+    /// `FUTEX_WAIT`, with the gate word that it saw. The wait works on a read-only mapping.
     #[cfg(not(loom))]
     pub fn futex(&self) -> *mut u32 {
         self.gate.as_ptr()
     }
 
-    /// Moves the gate to the next epoch. For [`GateState::Leased`] and [`GateState::Open`] the
-    /// terms are written first, with that epoch. The caller is the slot's only writer, and wakes
-    /// the futex afterwards.
+    /// Moves the gate to the next epoch, and returns the new gate. For [`GateState::Leased`] and
+    /// [`GateState::Open`], first writes `terms` with the new epoch. The caller must be the only
+    /// writer of the slot, and wakes the futex afterwards.
     ///
-    /// A meter that the caller reads afterwards shows every thread that passed the former gate. A
-    /// thread that finishes later sees the new gate ([`crate::gate`]).
+    /// If the caller then reads the meter, the meter shows each thread that passed the former gate.
+    /// A thread that finishes later sees the new gate ([`crate::gate`]).
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) -> Gate {
         let next = self.gate().next(state);
         if matches!(state, GateState::Leased | GateState::Open) {
@@ -150,8 +153,9 @@ impl GrantSlot {
         next
     }
 
-    /// Renews the lease of the present epoch. A running holder does not notice that. A thread that
-    /// waits because the lease expired or the window is full reads the terms again when it wakes.
+    /// Renews the lease of the present epoch. A holder whose launches go does not notice the
+    /// renewal. A thread that waits for an expired lease or a full window reads the new terms when
+    /// it wakes.
     pub fn renew(&self, terms: LeaseTerms) {
         self.write_terms(LeaseTerms { epoch: self.gate().epoch, ..terms });
     }
@@ -160,16 +164,16 @@ impl GrantSlot {
         self.terms.write([u64::from(terms.epoch), terms.expires_ns, terms.window_ns, terms.spin_ns]);
     }
 
-    /// Returns the terms. Returns `None` if they cannot be read whole, because the daemon died
-    /// while it wrote them. If their epoch is not the gate's, they belong to another lease, and the
-    /// caller must read the gate again.
+    /// Returns the terms. Returns `None` if the caller cannot read them whole, because the daemon
+    /// died while it wrote them. If their epoch is not the epoch of the gate, the terms belong to
+    /// another lease. The caller must then read the gate again.
     pub fn terms(&self) -> Option<LeaseTerms> {
         let [epoch, expires_ns, window_ns, spin_ns] = self.terms.read()?;
         Some(LeaseTerms { epoch: epoch as u32, expires_ns, window_ns, spin_ns })
     }
 
     /// Returns the GPU time that may be in flight while the gate is open, ns. Returns `None` if the
-    /// gate is not open, or if no such bound is set.
+    /// gate is not open, or if the daemon set no such bound.
     pub fn run_ahead_ns(&self) -> Option<u64> {
         let gate = self.gate();
         let terms =
@@ -177,15 +181,16 @@ impl GrantSlot {
         (terms.window_ns != ONE_LAUNCH).then_some(terms.window_ns)
     }
 
-    /// Sets the tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`]. Each session of a tenant
-    /// gets the same.
+    /// Sets the tenant's memory limit on this GPU, bytes, or [`NO_LIMIT`]. The daemon sets the same
+    /// limit for each session of a tenant.
     pub fn set_memory_limit(&self, bytes: u64) {
         self.memory_limit_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether the memory limit is still `bytes`. A request calls this after it has made a
-    /// reservation under that limit. Either it sees that the limit was lowered, or the daemon sees
-    /// the reservation when it reads the ledger after lowering the limit.
+    /// Returns whether the memory limit is still `bytes`. A thread calls this after it has made a
+    /// reservation under that limit. Either the thread sees that the daemon lowered the limit, or
+    /// the daemon sees the reservation. For this, the daemon reads the ledger after it lowers the
+    /// limit.
     #[inline(always)]
     pub fn memory_limit_is(&self, bytes: u64) -> bool {
         self.memory_limit_bytes.load(Ordering::SeqCst) == bytes
@@ -196,7 +201,7 @@ impl GrantSlot {
         self.memory_limit_bytes.load(Ordering::Acquire)
     }
 
-    /// Tells the session its tenant's entitlement, parts per million.
+    /// Sets the tenant's entitlement, parts per million, for the session to read.
     pub fn set_entitled_ppm(&self, ppm: u32) {
         self.entitled_ppm.store(ppm, Ordering::Relaxed);
     }
@@ -206,26 +211,26 @@ impl GrantSlot {
         self.entitled_ppm.load(Ordering::Relaxed)
     }
 
-    /// Tells the session whether the time of copies counts as GPU time
-    /// ([`crate::meter::MeterSlot::compute_ns`]). A library older than this field does not read it.
-    /// Under a daemon older than this field copies do not count.
+    /// Sets whether the time of copies counts as GPU time
+    /// ([`crate::meter::MeterSlot::compute_ns`]). An older library does not read this field. Under
+    /// an older daemon, the field is 0, and copies do not count.
     pub fn set_charge_copies(&self, charge_copies: bool) {
         self.charge_copies.store(charge_copies.into(), Ordering::Relaxed);
     }
 
-    /// Whether the time of copies counts as GPU time.
+    /// Returns whether the time of copies counts as GPU time.
     pub fn charge_copies(&self) -> bool {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
 }
 
-/// The behaviour of a waiting thread once the daemon's heartbeat is stale.
+/// The behaviour of a waiting thread once the daemon counts as gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FailMode {
-    /// Launch, without leases, until the daemon is back.
+    /// Launches without leases until a daemon is back.
     Open = 0,
-    /// Let the launch return an error.
+    /// Returns an error from the launch.
     Closed = 1,
 }
 
@@ -251,8 +256,7 @@ unsafe impl Page for GrantPage {
 
 impl GrantPage {
     /// Sets the values of the whole session: its number, the heartbeat limit (ns) and the fail
-    /// mode. The heartbeat limit is the time without a heartbeat after which the daemon counts as
-    /// gone.
+    /// mode. If the heartbeat is older than the heartbeat limit, the daemon counts as gone.
     pub fn set_session(&self, session_id: u64, heartbeat_limit_ns: u64, fail_mode: FailMode) {
         self.session_id.store(session_id, Ordering::Relaxed);
         self.heartbeat_limit_ns.store(heartbeat_limit_ns, Ordering::Relaxed);
@@ -264,12 +268,13 @@ impl GrantPage {
         self.session_id.load(Ordering::Relaxed)
     }
 
-    /// Returns the time without a heartbeat after which the daemon counts as gone (ns).
+    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
+    /// ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         self.heartbeat_limit_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns what a waiting thread does once the daemon is gone.
+    /// Returns the behaviour of a waiting thread once the daemon counts as gone.
     pub fn fail_mode(&self) -> FailMode {
         if self.fail_mode.load(Ordering::Relaxed) == FailMode::Closed as u32 {
             FailMode::Closed
@@ -278,7 +283,7 @@ impl GrantPage {
         }
     }
 
-    /// Returns the slot of a GPU, if there is such a GPU.
+    /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
     pub fn slot(&self, gpu: usize) -> Option<&GrantSlot> {
         self.slots.get(gpu)
     }

@@ -1,28 +1,30 @@
-//! Labels of a tenant: `KEY=VALUE` pairs that a job gives itself for people and for tools to sort by. deepres decides nothing by them.
+//! The labels of a tenant: `KEY=VALUE` pairs by which people and tools sort tenants. No decision of
+//! deepres depends on them.
 
 use core::fmt;
 use core::str::{self, FromStr};
 
-/// Bytes that all labels of a tenant take together, at most: each with its `=`, and a byte between two of them.
+/// The most bytes of all labels of a tenant together. Each label counts with its `=`, and a
+/// separator between two labels counts as a byte.
 pub const LABELS_BYTES: usize = 192;
-/// Between two labels.
+/// The byte between two labels.
 const SEPARATOR: u8 = b',';
 
-/// Labels, in the order in which they were given.
+/// Labels, in the order in which the job states them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Labels {
     text: [u8; LABELS_BYTES],
     len: u8,
 }
 
-/// A text that is no list of labels.
+/// The reason for which a text is no list of labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LabelError {
-    /// A label is not `KEY=VALUE`.
+    /// A label is not of the form `KEY=VALUE`.
     Malformed,
     /// The labels together are too long.
     TooLong,
-    /// Two labels have one key.
+    /// Two labels have the same key.
     Twice,
 }
 
@@ -42,29 +44,29 @@ impl fmt::Display for LabelError {
 impl core::error::Error for LabelError {}
 
 impl Labels {
-    /// No label.
+    /// No labels.
     pub const NONE: Self = Self { text: [0; LABELS_BYTES], len: 0 };
 
-    /// The labels as one text, `KEY=VALUE,KEY=VALUE`.
+    /// Returns the labels as one text, `KEY=VALUE,KEY=VALUE`.
     pub fn as_str(&self) -> &str {
-        // Only whole texts are ever stored.
+        // The methods store only whole characters, so this text is always UTF-8.
         str::from_utf8(&self.text[..usize::from(self.len)]).unwrap_or_default()
     }
 
-    /// Each key with its value.
+    /// Returns each key with its value.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.as_str().split(SEPARATOR as char).filter_map(|label| label.split_once('='))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key, or `None` if no label has the key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.iter().find_map(|(known, value)| (known == key).then_some(value))
     }
 
-    /// These labels and one more, `KEY=VALUE`.
+    /// Returns these labels with one more label, `KEY=VALUE`.
     ///
     /// # Errors
-    /// The text is no label, its key is there already, or there is no room.
+    /// [`LabelError`] if the text is no label, if a label has the same key, or if there is no room.
     pub fn with(mut self, label: &str) -> Result<Self, LabelError> {
         let (key, value) = label.split_once('=').ok_or(LabelError::Malformed)?;
         let is_of_key = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);

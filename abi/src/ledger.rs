@@ -1,36 +1,39 @@
-//! The ledger: the device memory that all sessions of one tenant hold on each GPU. It is exact
-//! under races and safe against kills.
+//! The ledger: the device memory that all sessions of a tenant hold on each GPU. The ledger stays
+//! exact when sessions race and when a process is killed.
 //!
-//! There is no shared total to repair. Each session has a slot that only this session changes, and
-//! the tenant holds the sum of the slots. When a session is killed, the daemon clears its slot. An
-//! unfinished reservation ends with the slot.
+//! The ledger has no shared total. Each session has a slot, and only this session changes the
+//! slot's counts. The tenant holds the sum of its slots. If a session is killed, the daemon clears
+//! its slot, and with the slot any unfinished reservation.
 //!
 //! Five words of a slot count bytes:
 //!
-//! - `promised`: all bytes that were ever asked for and not withdrawn;
+//! - `promised`: all bytes that the session ever asked for and did not withdraw;
 //! - `taken`: the part of `promised` that became allocations;
-//! - `leaving`: the part of `taken` that the driver was told to free;
+//! - `leaving`: the part of `taken` that the session told the driver to free;
 //! - `stayed`: the part of `leaving` that the driver did not free;
 //! - `released`: the part of `leaving` that the driver freed.
 //!
-//! A session holds `taken` less `released`. Bytes that are leaving and did not stay are on their
-//! way out. Bytes that are promised and not taken are pending. The words are sums over the life of
-//! a slot, modulo 2⁶⁴. Only the distances between them count.
+//! From these words, the module computes three amounts. A session *holds* `taken` less `released`.
+//! Of the held bytes, `taken` plus `stayed` less `leaving` are *staying*. `promised` less `taken`
+//! are *pending*. Each word sums up the whole life of the slot, modulo 2⁶⁴, so only differences
+//! between words count.
 //!
-//! *The limit is never passed.* [`Account::reserve`] first adds to `promised`, and then reads the
-//! sum of promised and not released bytes. The additions of all requests have one (sequentially
-//! consistent) order. If several requests would exceed the limit together, the one whose addition
-//! comes last sees all the others. [`Reservation::commit`] adds to `taken`, which does not change
-//! that sum. `released` is read before `promised`, so a release is never seen without its promise.
+//! *The tenant never passes its limit.* [`Account::reserve`] first adds to `promised`. Then it
+//! reads the sum of `promised` less `released` over all slots. All additions have one (sequentially
+//! consistent) order. If several requests together would exceed the limit, the request with the
+//! last addition sees all others. [`Reservation::commit`] adds to `taken`, which does not change
+//! that sum. The sum reads `released` before `promised`, so it never counts a release without its
+//! promise.
 //!
-//! *Nothing is refused that would have fitted.* If only pending or leaving bytes of others are in
-//! the way, a request steps back and tries again. Those bytes may still be withdrawn or given back.
-//! A request is refused only because of bytes that were held and staying, all at one moment, or
-//! because its caller gives up.
+//! *No request that fits is refused.* Pending and leaving bytes of other requests may still vanish.
+//! If only such bytes are in the way, a request withdraws its promise and tries again. A request is
+//! refused in two cases only. Either staying bytes were in its way, all at one moment, or its
+//! caller stopped trying.
 //!
-//! Slots are read one by one. Bytes that leave one session while another session takes them could
-//! be counted twice. So `leaving`, which only grows, is read again at the end. If it has not grown,
-//! at least the counted bytes were staying at the end of its first reading.
+//! A reader reads the slots one by one. If one session frees bytes while another session takes
+//! them, the reader could count them twice. So the reader reads `leaving`, which only grows, again
+//! at the end. If `leaving` has not grown, at least the counted bytes were staying when the first
+//! reading of `leaving` ended.
 
 use core::ops::Range;
 
@@ -38,22 +41,22 @@ use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_hint};
 
-/// Sessions that one tenant can have at a time.
+/// The most sessions that a tenant can have at a time.
 #[cfg(not(loom))]
 pub const MAX_SESSIONS: usize = 512;
-/// The model checker can only follow a few.
+/// Few, because the model checker cannot follow many sessions.
 #[cfg(loom)]
 pub const MAX_SESSIONS: usize = 3;
 
-/// Tries after which the caller is asked whether to go on.
+/// The number of tries after which [`Account::reserve`] asks its caller whether to go on.
 #[cfg(not(loom))]
 const SPINS: u32 = 64;
-/// One retry is enough for the model checker to see the path.
+/// One, because the model checker needs only one retry to see the path.
 #[cfg(loom)]
 const SPINS: u32 = 1;
 
-/// More than any GPU has, bytes. It is the most that one request can ask for, so that no word comes
-/// near half of 2⁶⁴.
+/// The most bytes that one request can ask for, so that no word comes near half of 2⁶⁴. No GPU has
+/// so much memory.
 const MOST_BYTES: u64 = 1 << 48;
 
 /// Returns how far `word` is ahead of `other`, or 0 if it is behind.
@@ -63,8 +66,8 @@ fn ahead(word: u64, other: u64) -> u64 {
     if distance.cast_signed() < 0 { 0 } else { distance }
 }
 
-/// A session's words on one GPU. Each slot has its own cache line, because different processes
-/// change different slots.
+/// The counts of a session on one GPU. Each slot has its own cache line, because different
+/// processes change different slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot {
@@ -72,64 +75,69 @@ struct Slot {
     leaving_bytes: AtomicU64,
     released_bytes: AtomicU64,
     promised_bytes: AtomicU64,
-    /// Bytes that the driver refused to a thread of the session for lack of GPU memory, while the
-    /// thread waits for them. 0 if no thread waits.
+    /// Bytes for which a thread of the session waits, because the driver lacked GPU memory; 0 if no
+    /// thread waits.
     needed_bytes: AtomicU64,
-    /// Not 0 if the owner holds a lock that ends with its process ([`LedgerGpu::set_locked`]).
+    /// Not 0 if the session holds a lock that the kernel releases when the process dies
+    /// ([`LedgerGpu::set_locked`]).
     is_locked: AtomicU64,
     stayed_bytes: AtomicU64,
 }
 
 impl Slot {
-    /// Returns the held bytes that stay. `leaving` is read first (see the module).
+    /// Returns the staying bytes. Reads `leaving` first, as the module's documentation explains.
     fn staying_bytes(&self) -> u64 {
         let leaving = self.leaving_bytes.load(Ordering::SeqCst);
         ahead(self.ever_staying_bytes(), leaving)
     }
 
-    /// Returns the sum of the bytes that were taken and of the bytes that were leaving and stayed.
+    /// Returns the sum of `taken` and `stayed`.
     fn ever_staying_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
         taken.wrapping_add(self.stayed_bytes.load(Ordering::SeqCst))
     }
 
-    /// Marks `bytes` as leaving, or all staying bytes if there are fewer. Returns the number.
+    /// Marks `bytes` as leaving, or all staying bytes if there are fewer. Returns the number of
+    /// bytes marked.
     #[inline(always)]
     fn leave(&self, bytes: u64) -> u64 {
         Self::move_up(&self.leaving_bytes, bytes, || self.ever_staying_bytes())
     }
 
-    /// Records that `bytes` that were leaving stay.
+    /// Records that the driver did not free `bytes` of the leaving bytes.
     fn stay(&self, bytes: u64) {
         if bytes != 0 {
             self.stayed_bytes.fetch_add(bytes, Ordering::SeqCst);
         }
     }
 
-    /// Returns the bytes that the session holds. `released` is read first (see the module).
+    /// Returns the bytes that the session holds. Reads `released` first, as the module's
+    /// documentation explains.
     fn held_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.taken_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// Returns the bytes that are held or pending. `released` is read first (see the module).
+    /// Returns the held and pending bytes. Reads `released` first, as the module's documentation
+    /// explains.
     fn held_and_pending_bytes(&self) -> u64 {
         let released = self.released_bytes.load(Ordering::SeqCst);
         ahead(self.promised_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// Returns the pending bytes. `taken` is read first, so that a reservation that is committed
-    /// meanwhile still counts as pending. In the opposite order, pending bytes could be missed.
+    /// Returns the pending bytes. Reads `taken` first. So a reservation that its session commits
+    /// during the call still counts as pending. In the opposite order, the result could leave out
+    /// pending bytes.
     fn pending_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
         ahead(self.promised_bytes.load(Ordering::SeqCst), taken)
     }
 
-    /// Records that `bytes` that were promised are taken.
+    /// Records that `bytes` of the promised bytes became allocations.
     #[inline(always)]
     fn take(&self, bytes: u64) {
         let taken = self.taken_bytes.fetch_add(bytes, Ordering::SeqCst).wrapping_add(bytes);
-        // This happens only if the slot was cleared although its owner lives.
+        // `taken` is ahead only if another process cleared the slot while its owner was alive.
         if ahead(taken, self.promised_bytes.load(Ordering::SeqCst)) != 0 {
             self.promise_up_to(taken);
         }
@@ -138,12 +146,12 @@ impl Slot {
     #[cold]
     fn promise_up_to(&self, taken: u64) {
         let behind = |promised: u64| (ahead(taken, promised) != 0).then_some(taken);
-        // An error means that `promised` is high enough by now.
+        // An error means that another thread has raised `promised` far enough.
         let _ = self.promised_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, behind);
     }
 
-    /// Withdraws `bytes` that were promised and are not needed. Bytes that were taken stay
-    /// promised, because a slot is in memory that other processes can write.
+    /// Withdraws `bytes` of the promise, because the session does not need them. Withdraws no more
+    /// than the pending bytes, because other processes can write the slot too.
     fn withdraw(&self, bytes: u64) {
         let mut now = self.promised_bytes.load(Ordering::SeqCst);
         loop {
@@ -156,14 +164,15 @@ impl Slot {
         }
     }
 
-    /// Gives back `bytes`, or all held bytes if there are fewer. Returns the number.
+    /// Records that `bytes` were freed, or all held bytes if there are fewer. Returns the number of
+    /// bytes recorded.
     #[inline(always)]
     fn release(&self, bytes: u64) -> u64 {
         Self::move_up(&self.released_bytes, bytes, || self.taken_bytes.load(Ordering::SeqCst))
     }
 
-    /// Adds `bytes` to `word`, up to `most`. The bound is needed because a slot is in memory that
-    /// other processes can write. Returns the number of bytes added.
+    /// Adds `bytes` to `word`, but not past `most`. The bound is necessary, because other processes
+    /// can write the slot too. Returns the number of bytes added.
     #[inline(always)]
     fn move_up(word: &AtomicU64, bytes: u64, most: impl Fn() -> u64) -> u64 {
         let mut now = word.load(Ordering::SeqCst);
@@ -182,21 +191,22 @@ impl Slot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct LedgerGpu {
-    /// All slots in use are below this. The daemon raises it before it gives out a slot.
+    /// The slots in use are below this number. The daemon raises the number before it gives out a
+    /// slot.
     slots_used: AtomicU32,
-    /// Number of times that the daemon made room.
+    /// How often the daemon made room.
     rooms_made: AtomicU32,
-    /// The most bytes that were seen held at once.
+    /// The most bytes that the tenant was seen to hold at once.
     peak_bytes: AtomicU64,
-    /// The most memory that the daemon can make room for, bytes. A larger request waits in vain. 0
-    /// if the daemon can make no room.
+    /// The most memory for which the daemon can make room, bytes; 0 if it can make no room. No
+    /// session waits for more.
     obtainable_bytes: AtomicU64,
-    /// Number of times that another tenant began to wait for memory that this tenant has.
+    /// How often another tenant began to wait for memory that this tenant has.
     presses: AtomicU32,
     slots: [Slot; MAX_SESSIONS],
 }
 
-/// The memory of one tenant on every GPU.
+/// The memory of one tenant on all GPUs.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct LedgerPage {
@@ -214,13 +224,14 @@ unsafe impl Page for LedgerPage {
 }
 
 impl LedgerPage {
-    /// Returns the ledger of a GPU, if there is such a GPU.
+    /// Returns the ledger of a GPU, or `None` if `gpu` is no GPU index.
     pub fn gpu(&self, gpu: usize) -> Option<&LedgerGpu> {
         self.gpus.get(gpu)
     }
 
-    /// Returns the ledger of the host's memory. It counts memory that the host has promised and not
-    /// given yet. In a page of an older daemon no session has a slot in it.
+    /// Returns the ledger of the host's memory. It counts the host memory that sessions reserved
+    /// because the driver may move their oversubscribed memory there. On a page of an older daemon,
+    /// no session has a slot in this ledger.
     pub fn host(&self) -> &LedgerGpu {
         &self.host
     }
@@ -234,7 +245,7 @@ impl LedgerPage {
 /// The refusal of a reservation that would exceed the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
-    /// Bytes that all sessions of the tenant held at that moment.
+    /// Bytes that all sessions of the tenant held at the moment of the refusal.
     pub held_bytes: u64,
 }
 
@@ -260,14 +271,14 @@ impl Default for LedgerGpu {
 }
 
 impl LedgerGpu {
-    /// Returns the most bytes that the tenant held at once. Under a limit no peak is missed, and
-    /// reservations of other threads at that moment are included. Without a limit the value is the
-    /// most that was seen.
+    /// Returns the most bytes that the tenant held at once. The result includes other threads'
+    /// reservations at that moment. For a tenant with a limit, the result misses no peak. Without a
+    /// limit, the result is the most that anyone saw.
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// Records that `bytes` were held at one moment.
+    /// Records that the tenant held `bytes` at one moment.
     #[inline]
     pub fn note_peak(&self, bytes: u64) {
         // No decision depends on the peak, so the model checker need not interleave it.
@@ -276,19 +287,21 @@ impl LedgerGpu {
         }
     }
 
-    /// Returns the bytes that sessions wait for because the driver lacked memory. It is the
-    /// smallest of these amounts, because that can be had first. 0 if no session waits.
+    /// Returns the bytes for which a session waits, because the driver lacked memory; 0 if no
+    /// session waits. If several sessions wait, returns the smallest amount, because the daemon can
+    /// make room for it first.
     pub fn needed_bytes(&self) -> u64 {
         let needs = self.used().iter().map(|slot| slot.needed_bytes.load(Ordering::SeqCst));
         needs.filter(|bytes| *bytes > 0).min().unwrap_or(0)
     }
 
-    /// Sets the largest amount that a session may wait for. Only the daemon calls this.
+    /// Sets the most memory for which a session may wait. Only the daemon calls this.
     pub fn set_obtainable(&self, bytes: u64) {
         self.obtainable_bytes.store(bytes, Ordering::SeqCst);
     }
 
-    /// Makes waiting sessions ask the driver again. Only the daemon calls this, once there is room.
+    /// Makes waiting sessions ask the driver again. Only the daemon calls this, after it has made
+    /// room.
     pub fn announce_room(&self) {
         self.rooms_made.fetch_add(1, Ordering::SeqCst);
     }
@@ -299,33 +312,30 @@ impl LedgerGpu {
         self.presses.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Opens `slot` for a session, empty. Only the daemon calls this, before it tells the session
-    /// its slot.
-    ///
-    /// Returns `None` if there is no such slot.
+    /// Empties `slot` and opens it for a session. Only the daemon calls this, before it tells the
+    /// session its slot. Returns `None` if `slot` is no slot number.
     pub fn open(&self, slot: usize) -> Option<()> {
         self.clear(slot)?;
         self.slots_used.fetch_max(slot as u32 + 1, Ordering::SeqCst);
         Some(())
     }
 
-    /// Empties the slot of a dead session. Only the daemon calls this, once the process is gone.
-    ///
-    /// Returns the bytes that the session held, or `None` if there is no such slot.
+    /// Empties the slot of a dead session. Only the daemon calls this, after the process has ended.
+    /// Returns the bytes that the session held, or `None` if `slot` is no slot number.
     pub fn clear(&self, slot: usize) -> Option<u64> {
         let slot = self.slots.get(slot)?;
         slot.is_locked.store(0, Ordering::SeqCst);
         slot.promised_bytes.store(slot.taken_bytes.load(Ordering::SeqCst), Ordering::SeqCst);
         slot.needed_bytes.store(0, Ordering::SeqCst);
         let freed_bytes = slot.release(u64::MAX);
-        // This overrides whatever the owner wrote there.
+        // The store overrides any value that the owner left there.
         slot.leaving_bytes.store(slot.ever_staying_bytes(), Ordering::SeqCst);
         Some(freed_bytes)
     }
 
-    /// Excludes empty slots at the end of the range `unused` from all later reading. The range must
-    /// contain the last slots in use. No session owns slots of the range, or writes in them. Only
-    /// the daemon calls this, and it opens none of these slots meanwhile.
+    /// Takes empty slots at the end of the range `unused` out of use, so that no reader reads them.
+    /// The range must contain the last slots in use. No session may own or write a slot of the
+    /// range. Only the daemon calls this, and opens none of these slots during the call.
     pub fn shrink(&self, unused: Range<usize>) {
         let now = self.slots_used.load(Ordering::SeqCst);
         let used = self.used();
@@ -333,22 +343,22 @@ impl LedgerGpu {
         let filled = used.iter().rposition(|slot| !is_empty(slot)).map_or(0, |last| last + 1);
         let still_used = filled.max(unused.start);
         if used.len() == unused.end && still_used < unused.end {
-            // An error means that slots behind the range were opened meanwhile.
+            // An error means that the daemon has meanwhile opened slots behind the range.
             let _ =
                 self.slots_used.compare_exchange(now, still_used as u32, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    /// Records that the owner of `slot` holds a lock on the byte with the slot's number in the
-    /// ledger's file. The kernel removes the lock when the owner dies.
+    /// Records that the owner of `slot` holds a lock on a byte of the ledger's file. The byte has
+    /// the slot's number. The kernel releases the lock when the owner dies.
     pub fn set_locked(&self, slot: usize) {
         if let Some(slot) = self.slots.get(slot) {
             slot.is_locked.store(1, Ordering::SeqCst);
         }
     }
 
-    /// Returns the slots with held or pending bytes whose owners have taken their locks. Such an
-    /// owner is dead if it no longer holds its lock.
+    /// Returns the slots with held or pending bytes whose owners took their locks. If such an owner
+    /// no longer holds its lock, it is dead.
     pub fn suspects(&self) -> impl Iterator<Item = usize> {
         let is_suspect = |slot: &Slot| {
             let is_anything = slot.held_and_pending_bytes() != 0;
@@ -357,24 +367,24 @@ impl LedgerGpu {
         self.used().iter().enumerate().filter(move |(_, slot)| is_suspect(slot)).map(|(number, _)| number)
     }
 
-    /// Returns the number of slots that are or were in use. Later slots hold nothing.
+    /// Returns the number of slots that are or were in use. The slots behind them hold nothing.
     pub fn slots(&self) -> usize {
         self.used().len()
     }
 
-    /// Returns the bytes that the tenant holds. While sessions allocate and free, the value of each
-    /// slot is right, but the sum need not be right for one moment.
+    /// Returns the bytes that the tenant holds. The value of each slot is right. But while sessions
+    /// allocate and free, the sum may be an amount that the tenant never held.
     pub fn held_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_bytes()))
     }
 
-    /// Returns bytes that the tenant held at least at some moment of the call, without leaving
-    /// bytes. Returns `None` if more bytes began to leave meanwhile.
+    /// Returns a number of staying bytes: at some moment of the call, the tenant held at least so
+    /// many. Returns `None` if more bytes began to leave during the call.
     pub fn staying_at_one_moment(&self) -> Option<u64> {
         let leaving = || {
             let words = self.used().iter().map(|slot| slot.leaving_bytes.load(Ordering::SeqCst));
-            // Each word only grows, so the sum, modulo 2⁶⁴, is the same only if all words are the
-            // same.
+            // Each word only grows. So the sum, modulo 2⁶⁴, stays the same only if all words stay
+            // the same.
             words.fold(0_u64, u64::wrapping_add)
         };
         let before = leaving();
@@ -383,19 +393,19 @@ impl LedgerGpu {
         (leaving() == before).then_some(staying_bytes)
     }
 
-    /// Returns the account of the session that owns `slot`, if there is such a slot.
+    /// Returns the account of the session that owns `slot`, or `None` if `slot` is no slot number.
     pub fn account(&self, slot: usize) -> Option<Account<'_>> {
         Some(Account { gpu: self, slot: self.slots.get(slot)? })
     }
 
     fn used(&self) -> &[Slot] {
-        // The count is bounded, because it is in memory that every session of the tenant can write.
+        // The function bounds the count, because each session of the tenant can write it.
         let used = (self.slots_used.load(Ordering::SeqCst) as usize).min(MAX_SESSIONS);
         &self.slots[..used]
     }
 
-    /// Returns the bytes that the tenant holds or asks for. A reservation that was made before its
-    /// session saw that the limit was lowered is included.
+    /// Returns the bytes that the tenant holds or asks for. If a session made a reservation under a
+    /// former limit, the result includes the reservation.
     pub fn held_and_pending_bytes(&self) -> u64 {
         self.used().iter().fold(0, |sum, slot| sum.saturating_add(slot.held_and_pending_bytes()))
     }
@@ -409,14 +419,15 @@ pub struct Account<'a> {
 }
 
 impl<'a> Account<'a> {
-    /// Reserves `bytes` if the tenant then holds at most `limit_bytes`. The caller must reserve
-    /// before it asks the driver for the bytes.
+    /// Reserves `bytes`, if the tenant then holds at most `limit_bytes`. The caller must reserve
+    /// the bytes before it asks the driver for them.
     ///
-    /// While only unfinished requests and frees of others are in the way, `goes_on` is called
-    /// between tries. It returns whether to try again, and may sleep.
+    /// If only unfinished requests and frees of others are in the way, the function tries again.
+    /// Between tries it calls `goes_on`, which may sleep. If `goes_on` returns false, the function
+    /// stops.
     ///
     /// # Errors
-    /// [`Refused`] if held bytes leave no room, or if `goes_on` returned false.
+    /// [`Refused`] if staying bytes leave no room, or if `goes_on` returned false.
     #[inline(always)]
     pub fn reserve(
         self,
@@ -431,11 +442,11 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Reserves `bytes` if nothing is in the way.
+    /// Reserves `bytes` in a single try. Returns `None` if anything is in the way.
     #[inline(always)]
     fn reserve_at_once(self, bytes: u64, limit_bytes: u64) -> Option<Reservation<'a>> {
-        // A request that can never fit is not even announced, because it would be in the way of
-        // others.
+        // A request that can never fit adds nothing to `promised`, because the addition would be in
+        // the way of others.
         if bytes > limit_bytes.min(MOST_BYTES) {
             return None;
         }
@@ -448,7 +459,7 @@ impl<'a> Account<'a> {
         None
     }
 
-    /// Continues [`Account::reserve`] after something was in the way.
+    /// Continues [`Account::reserve`] after a first try without success. Returns the same.
     #[cold]
     fn reserve_among_others(
         self,
@@ -475,27 +486,28 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Charges `bytes` that the driver has already taken, regardless of the limit. It is for memory
-    /// that could not be reserved beforehand.
+    /// Charges `bytes` that the driver has already allocated, even past the limit. The caller could
+    /// not reserve these bytes beforehand.
     pub fn charge(self, bytes: u64) {
         self.slot.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.slot.take(bytes);
     }
 
-    /// Marks `bytes` that were committed or charged as leaving, before the driver is told to free
-    /// them. They count until the driver has freed them, but no request is refused because of them.
+    /// Marks `bytes` that were committed or charged as leaving, and returns them. The caller calls
+    /// this before it tells the driver to free the bytes. The tenant holds them until the driver
+    /// has freed them. But no request is refused because of leaving bytes.
     #[inline(always)]
     pub fn leave(self, bytes: u64) -> Leaving<'a> {
         Leaving { account: self, bytes: self.slot.leave(bytes) }
     }
 
-    /// Gives back `bytes` that were committed or charged and that the driver has freed.
+    /// Releases `bytes` that were committed or charged, after the driver has freed them.
     pub fn release(self, bytes: u64) {
         self.leave(bytes).finish();
     }
 
-    /// Begins to wait for `bytes` that the driver refused within the limit, because other tenants
-    /// have the GPU's memory. Returns `None` if the daemon cannot make so much room.
+    /// Begins to wait for `bytes`, which the driver refused because other tenants have the GPU's
+    /// memory. Returns `None` if the daemon cannot make so much room.
     pub fn wait_for_room(self, bytes: u64) -> Option<Waiting<'a>> {
         let waiting =
             Waiting { account: self, bytes, rooms_made: self.gpu.rooms_made.load(Ordering::SeqCst) };
@@ -512,7 +524,7 @@ impl<'a> Account<'a> {
         self.slot.held_bytes()
     }
 
-    /// Returns the bytes that are promised to unfinished requests of this session.
+    /// Returns the pending bytes of this session.
     pub fn pending_bytes(self) -> u64 {
         self.slot.pending_bytes()
     }
@@ -523,7 +535,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// A thread's wait for room. Dropping the value ends the wait.
+/// A thread's wait for room. A drop of the value ends the wait.
 #[derive(Debug)]
 #[must_use = "dropping it says that the session waits no longer"]
 pub struct Waiting<'a> {
@@ -533,14 +545,15 @@ pub struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Whether room was made since the wait began, so that the driver may be asked again.
+    /// Returns whether the daemon made room since the wait began. If so, the thread may ask the
+    /// driver again.
     pub fn is_over(&self) -> bool {
         self.account.gpu.rooms_made.load(Ordering::SeqCst) != self.rooms_made
     }
 
-    /// Whether it makes sense to wait on. The waiting thread must call this now and then, because
-    /// the call writes again how much is needed. The session's threads share that word, and a
-    /// thread that ends its wait resets it.
+    /// Returns whether the thread should wait on. The call also records again how much the thread
+    /// needs. All threads of the session share that record, and a thread that ends its wait resets
+    /// it. So each waiting thread must call this now and then.
     pub fn goes_on(&self) -> bool {
         // The daemon makes no room for 0 bytes, so such a request would wait for ever.
         if self.bytes == 0 || self.bytes > self.account.gpu.obtainable_bytes.load(Ordering::SeqCst) {
@@ -548,7 +561,7 @@ impl Waiting<'_> {
         }
         let word = &self.account.slot.needed_bytes;
         let less = |now: u64| (now == 0 || self.bytes < now).then_some(self.bytes);
-        // An error means that a smaller need is recorded already.
+        // An error means that the record already has a smaller need.
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         true
     }
@@ -560,15 +573,15 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Bytes promised to a request that the driver has not answered yet. Dropping the value gives them
-/// back.
+/// Bytes promised to a request that the driver has not answered yet. A drop of the value withdraws
+/// the promise.
 #[derive(Debug)]
 #[must_use = "commit it once the driver has allocated; dropping gives the bytes back"]
 pub struct Reservation<'a> {
     account: Account<'a>,
     bytes: u64,
-    /// Bytes of the tenant that were held or promised when this reservation was made, including the
-    /// reservation. It is what the tenant holds once the reservation is committed.
+    /// The bytes that the tenant held or asked for when it made this reservation, with the
+    /// reservation. After the commit, the tenant holds so many bytes.
     sum_bytes: u64,
 }
 
@@ -579,21 +592,21 @@ impl<'a> Reservation<'a> {
         self.bytes
     }
 
-    /// Commits `bytes` of the reservation, which the driver allocated, and gives the rest back. The
-    /// rest is given back first, so that it never counts as staying.
+    /// Commits `bytes` of the reservation, which the driver allocated, and withdraws the rest. The
+    /// method withdraws the rest first, so that the rest never counts as staying.
     pub fn commit_part(mut self, bytes: u64) {
         if bytes < self.bytes {
             let less = self.bytes - bytes;
             self.account.slot.withdraw(less);
             self.bytes = bytes;
-            // The sum was read from words that other processes can write, so it may be less than
-            // this reservation alone.
+            // Other processes can write the words behind the sum, so the sum may be less than this
+            // reservation alone.
             self.sum_bytes = self.sum_bytes.saturating_sub(less);
         }
         self.commit();
     }
 
-    /// Commits the reservation after the driver has allocated.
+    /// Commits the reservation, after the driver has allocated the bytes.
     #[inline(always)]
     pub fn commit(self) {
         self.account.slot.take(self.bytes);
@@ -608,7 +621,8 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// Bytes that the driver was told to free. Dropping the value records that they stay after all.
+/// Bytes that the caller told the driver to free. A drop of the value records that the driver did
+/// not free them.
 #[derive(Debug)]
 #[must_use = "finish it once the driver has freed; dropping means that it did not"]
 pub struct Leaving<'a> {
@@ -617,14 +631,14 @@ pub struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// Records that the driver freed all of the bytes.
+    /// Records that the driver freed all these bytes.
     #[inline(always)]
     pub fn finish(self) {
         self.account.slot.release(self.bytes);
         core::mem::forget(self);
     }
 
-    /// Records that the driver freed `bytes` of them, or all, and not the rest.
+    /// Records that the driver freed `bytes` of these bytes, at most all, and not the rest.
     pub fn finish_part(mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.account.slot.release(bytes);

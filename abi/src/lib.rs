@@ -1,11 +1,11 @@
-//! The common ground of all parts of deepres: shared-memory pages, handshake frames, the table of
-//! the CUDA driver API, the places of files ([`directory`]), and the notation of shares and sizes
-//! ([`quantity`]).
+//! The data that the parts of deepres share: pages in shared memory, frames of the handshake, and
+//! the table of the CUDA driver API. The crate also finds the places of files ([`directory`]) and
+//! reads shares and sizes as people write them ([`quantity`]).
 //!
-//! Two processes that were built at different times may use this data together. So each page
-//! carries magic, version and size ([`page`]), consists only of atomics, and is never indexed by a
-//! value that the other side wrote. The crate is `no_std` and does not allocate, because the
-//! interposer uses it on the launch path.
+//! Two processes of different builds may share a page. So each page carries magic, version and size
+//! ([`page`]), and consists only of atomics. No reader uses a value of a page as an index without a
+//! check. The crate is `no_std` and does not allocate, because the interposer uses it on the launch
+//! path.
 //!
 //! | page | written by | read by | one for each |
 //! |---|---|---|---|
@@ -15,8 +15,8 @@
 //! | [`ledger`] | the tenant's sessions | the tenant's sessions and the daemon | tenant |
 //! | [`standalone`] | the tenant's processes, without a daemon | the tenant's processes | tenant |
 //!
-//! [`probe`] is shared by the kernel programs and the daemon. The kernel programs compile only that
-//! file.
+//! The kernel programs and the daemon share [`probe`]. The kernel programs compile no other file of
+//! this crate.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
 pub mod allowance;
@@ -47,9 +47,9 @@ pub mod turn;
 pub mod wire;
 pub mod wish;
 
-/// The most GPUs that one host can have. Pages have one slot for each, indexed by the daemon's GPU
-/// index.
+/// The most GPUs that one host can have. A page has one slot for each GPU; the daemon's GPU index
+/// names the slot.
 pub const MAX_GPUS: usize = 16;
 
-/// A whole in parts per million, the unit of shares.
+/// The whole, in parts per million. Parts per million are the unit of shares.
 pub const PPM: u32 = 1_000_000;

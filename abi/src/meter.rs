@@ -1,15 +1,16 @@
-//! The meter page: the session's report of what it did on each GPU. The tenant writes it.
+//! The meter page: a session's report on its use of each GPU. The session writes the page, and the
+//! daemon reads it.
 //!
-//! The tenant can lie here, but only about itself. The daemon takes a [`Reading`], which is plain
-//! numbers, and bounds each number by what is possible ([`Reading::since`]). No number is ever used
-//! as an index or a length.
+//! A tenant can write wrong numbers here, but only about itself. The daemon takes a [`Reading`],
+//! which holds plain numbers. It bounds each number by the time that passed ([`Reading::since`]).
+//! The daemon uses no number as an index or a length.
 
 use crate::MAX_GPUS;
 use crate::coverage::{Bypasses, Coverage};
 use crate::page::{Head, Kind, Page};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, fence_after_exchange};
 
-/// The kind of allocation that device memory was charged as.
+/// The kind of allocation under which the interposer charged device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MemoryKind {
@@ -35,8 +36,9 @@ impl MemoryKind {
     /// Number of kinds.
     pub const COUNT: usize = 8;
 
-    /// Whether sessions count this kind separately. Linear memory is the rest of their accounts.
-    /// Most allocations are linear, and are counted only once that way.
+    /// Returns whether a session counts this kind separately. A session does not count linear
+    /// memory, because it is the part of the account that no other kind has. Most allocations are
+    /// linear, so most allocations update one counter only.
     pub const fn is_counted(self) -> bool {
         self.place().is_some()
     }
@@ -53,7 +55,7 @@ impl MemoryKind {
         Self::Driver,
     ];
 
-    /// Returns the kind's place in a meter slot, or `None` if the slot does not count it.
+    /// Returns the kind's place in a meter slot, or `None` if a slot does not count the kind.
     pub const fn place(self) -> Option<usize> {
         match self {
             Self::Linear => None,
@@ -61,7 +63,7 @@ impl MemoryKind {
         }
     }
 
-    /// Returns the kind's name for people.
+    /// Returns the kind's name, as people read it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
@@ -76,18 +78,19 @@ impl MemoryKind {
     }
 }
 
-/// Number of places for kinds in a meter slot.
+/// The number of places for kinds in a meter slot.
 pub const HELD_PLACES: usize = 8;
 
-/// Bit of [`MeterSlot::last_refused_api`]: the tenant's limit had room, but the driver had no
-/// memory.
+/// A bit of [`MeterSlot::last_refused_api`]. The bit is set if the tenant's limit had room, but the
+/// driver had no memory.
 pub const REFUSED_BY_DRIVER: u32 = 1 << 31;
 
-/// Number of buckets in a histogram of waits.
+/// The number of buckets in a histogram of waits.
 pub const WAIT_BUCKETS: usize = 18;
 
 /// Returns the bucket of a wait. Bucket N counts waits from 2^N µs up to twice that. The first
-/// bucket also counts all shorter waits, and the last one all longer waits (from 131 ms).
+/// bucket also counts all shorter waits. The last bucket also counts all longer waits (from 131
+/// ms).
 pub const fn wait_bucket(wait_ns: u64) -> usize {
     const NS_PER_US: u64 = 1_000;
     let bucket = match (wait_ns / NS_PER_US).checked_ilog2() {
@@ -97,26 +100,26 @@ pub const fn wait_bucket(wait_ns: u64) -> usize {
     if bucket < WAIT_BUCKETS { bucket } else { WAIT_BUCKETS - 1 }
 }
 
-/// One session's meter on one GPU. Counters only grow. Times are in ns.
+/// The meter of one session on one GPU. Counters only grow. Times are in ns.
 #[derive(Debug)]
 #[repr(C, align(256))]
 pub struct MeterSlot {
-    /// Threads that now wait at the gate, or in a driver call while the tenant is kept off the GPU.
+    /// Threads that wait at this moment, at the gate or in a driver call of a suspended tenant.
     pub waiters: AtomicU32,
-    /// Odd from the first counted launch until everything launched is seen complete. The other bits
-    /// distinguish such periods.
+    /// Odd while work is in flight: from the first counted launch until the session has seen all
+    /// work complete. The other bits distinguish one such period from the next.
     pub in_flight: AtomicU32,
     /// Estimated GPU time in flight.
     pub in_flight_ns: AtomicU64,
-    /// GPU time of kernels and graphs, and of copies where they are charged
-    /// ([`crate::grant::GrantSlot::charge_copies`]). Overlaps inside the session count once. Leases
-    /// charge this time.
+    /// GPU time of kernels and graphs. If copies are charged
+    /// ([`crate::grant::GrantSlot::charge_copies`]), also the GPU time of copies. Work of the
+    /// session that overlaps counts once. The arbiter charges this time.
     pub compute_ns: AtomicU64,
     /// GPU time of copies and sets, charged or not.
     pub copy_ns: AtomicU64,
-    /// Time in which any work was unfinished, including waits.
+    /// Time in which any work was in flight or waiting.
     pub occupied_ns: AtomicU64,
-    /// Time that threads spent waiting at the gate, summed over threads.
+    /// Time that threads waited at the gate, summed over threads.
     pub wait_ns: AtomicU64,
     /// Number of waits at the gate.
     pub waits: AtomicU64,
@@ -126,41 +129,41 @@ pub struct MeterSlot {
     pub graph_launches: AtomicU64,
     /// Number of markers recorded.
     pub markers: AtomicU64,
-    /// Longest kernel or graph seen (ns of GPU time).
+    /// The longest kernel or graph, ns of GPU time.
     pub longest_ns: AtomicU64,
-    /// When the times above were last updated (`CLOCK_MONOTONIC`).
+    /// When the session last updated the times above, ns of `CLOCK_MONOTONIC`.
     pub updated_ns: AtomicU64,
-    /// Number of allocations refused, by the limit or by a driver without free memory.
+    /// Number of refused allocations: by the limit, or by a driver without free memory.
     pub refusals: AtomicU64,
     /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: AtomicU64,
-    /// Call of the last refused allocation: a number of [`crate::driver::ApiId`], with
-    /// [`REFUSED_BY_DRIVER`] if the driver refused it. A library older than that bit does not count
-    /// refusals by the driver.
+    /// The call of the last refused allocation: a number of [`crate::driver::ApiId`]. If the driver
+    /// refused the call, [`REFUSED_BY_DRIVER`] is set too. An older library does not count refusals
+    /// by the driver.
     pub last_refused_api: AtomicU32,
     /// Threads between the gate and the meter. Each has passed the gate, or is about to read it.
     launching: AtomicU32,
     /// Device memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [AtomicU64; HELD_PLACES],
-    /// Number of waits at the gate by [`wait_bucket`], each modulo 2³². A library older than this
-    /// field leaves them 0.
+    /// Number of waits at the gate by [`wait_bucket`], each modulo 2³². An older library leaves
+    /// these numbers 0.
     pub waits_by_length: [AtomicU32; WAIT_BUCKETS],
 }
 
 /// A session's managed memory beyond the tenant's limit on one GPU
-/// ([`crate::oversubscribe::Oversubscribe::Managed`]). A library older than this field leaves it 0.
+/// ([`crate::oversubscribe::Oversubscribe::Managed`]). An older library leaves the slot 0.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct BeyondSlot {
     /// All of this memory, bytes.
     pub held_bytes: AtomicU64,
-    /// The part that was moved to the GPU and not moved off again, bytes. The driver may have moved
-    /// some of it by itself.
+    /// The part that the interposer moved to the GPU and did not move off again, bytes. The driver
+    /// may have moved some of it off by itself.
     pub brought_bytes: AtomicU64,
 }
 
-/// A time of `CLOCK_MONOTONIC` in 32 bits, in units of 2¹⁰ ns (about 1 µs). The times of about an
-/// hour are distinct.
+/// A time of `CLOCK_MONOTONIC` in 32 bits, in units of 2¹⁰ ns (about 1 µs). The value begins anew
+/// after about an hour.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Moment(AtomicU32);
@@ -173,8 +176,8 @@ impl Moment {
         self.0.store(((at_ns >> Self::SHIFT) as u32).max(1), Ordering::Relaxed);
     }
 
-    /// Returns the time, at most 1 µs too early, for a reader at `now_ns`. Returns `None` if it was
-    /// never set or is in the future.
+    /// Returns the time, up to 1 µs too early. `now_ns` is the reader's time. Returns `None` if no
+    /// time was set, or if the time is in the future.
     pub fn get(&self, now_ns: u64) -> Option<u64> {
         let set = self.0.load(Ordering::Relaxed);
         let now = now_ns >> Self::SHIFT;
@@ -184,41 +187,40 @@ impl Moment {
     }
 }
 
-/// The times at which a session's work on one GPU began and ended. The time between one tenant's
-/// end and the next tenant's beginning is the cost of a hand-off. A library older than this field
-/// sets neither.
+/// The times at which a session's work on one GPU began and ended. The time from one tenant's end
+/// to the next tenant's beginning is the cost of a hand-off. An older library sets neither time.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct EdgeSlot {
-    /// When the first work began that was launched by a thread that had waited for the present
-    /// lease. It is set when that work is seen complete.
+    /// When the first work under the present lease began, if its thread had waited for the lease.
+    /// The session sets the time when it sees that work complete.
     pub began: Moment,
-    /// When the last work ended that was seen complete. It is set before the session says that
-    /// nothing is in flight.
+    /// When the last work ended that the session saw complete. The session sets the time before it
+    /// says that nothing is in flight.
     pub ended: Moment,
 }
 
-/// Number of intervals in [`Intervals`].
+/// The number of intervals in [`Intervals`].
 #[cfg(not(loom))]
 pub const INTERVALS: usize = 256;
-/// The model checker can only follow a few.
+/// Few, because the model checker cannot follow many intervals.
 #[cfg(loom)]
 pub const INTERVALS: usize = 2;
 
-/// Recent times at which a session's kernels and graphs were on one GPU. Where sessions of one
-/// tenant overlap, the daemon charges the tenant once. A library older than this field leaves it
-/// empty.
+/// The recent times at which a session's kernels and graphs were on one GPU. If sessions of one
+/// tenant overlap, the arbiter charges the tenant once. An older library leaves the ring empty.
 ///
-/// Only the thread that counts [`MeterSlot::compute_ns`] writes, and it writes before it counts
-/// there. A reader that is late, or reads during a write, misses some intervals.
+/// Only the thread that adds to [`MeterSlot::compute_ns`] writes the ring. It writes an interval
+/// before it adds the interval's time there. A reader that is late, or reads during a write, misses
+/// some intervals.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Intervals {
-    /// Number of intervals whose writing has begun.
+    /// The number of intervals whose writing has begun.
     begun: AtomicU64,
-    /// Number of intervals written.
+    /// The number of intervals whose writing has ended.
     written: AtomicU64,
-    /// Beginning and end of each interval, ns of `CLOCK_MONOTONIC`.
+    /// The beginning and the end of each interval, ns of `CLOCK_MONOTONIC`.
     ring: [[AtomicU64; 2]; INTERVALS],
 }
 
@@ -240,20 +242,21 @@ impl Intervals {
         let Some([start, end]) = self.ring.get((number % INTERVALS as u64) as usize) else { return };
         self.begun.store(number.wrapping_add(1), Ordering::Relaxed);
         // With this fence, a reader that sees any word of the new interval also sees that the old
-        // one is gone.
+        // interval is gone.
         fence(Ordering::Release);
         start.store(start_ns, Ordering::Relaxed);
         end.store(end_ns, Ordering::Relaxed);
         self.written.store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the number of intervals that were ever written.
+    /// Returns the number of intervals that the session ever wrote.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Calls `tell` with each interval that was written after the first `since`, except overwritten
-    /// ones. Returns the number written. The session may write any numbers as times.
+    /// Calls `tell` with each interval that the session wrote after the first `since`, except
+    /// overwritten ones. Returns the number of intervals that the session ever wrote. The caller
+    /// must not trust the times, because the session may write any numbers.
     pub fn since(&self, since: u64, mut tell: impl FnMut(u64, u64)) -> u64 {
         let written = self.written();
         let new = written.wrapping_sub(since).min(INTERVALS as u64);
@@ -269,8 +272,8 @@ impl Intervals {
     }
 }
 
-/// Bit of [`MeterSlot::in_flight`] that says that work is in flight, and the step from one mark to
-/// the next.
+/// `BUSY` is the bit of [`MeterSlot::in_flight`] that says that work is in flight. `MARK` is the
+/// step from one mark to the next.
 const BUSY: u32 = 1;
 const MARK: u32 = 2;
 
@@ -278,7 +281,7 @@ const MARK: u32 = 2;
 #[derive(Debug, Clone, Copy)]
 pub struct InFlight(u32);
 
-/// Counts a thread as launching until dropped. See [`MeterSlot::start_launching`].
+/// Counts a thread as launching until the drop of this value ([`MeterSlot::start_launching`]).
 #[derive(Debug)]
 #[must_use = "dropped, it says that what was launched is known to be in flight"]
 pub struct Launching<'a>(&'a MeterSlot);
@@ -312,58 +315,59 @@ unsafe impl Page for MeterPage {
 }
 
 impl MeterPage {
-    /// Says that the counters of the process's earlier sessions are all in the page now. The daemon
-    /// is told beforehand to expect them ([`crate::wire::Hello::sessions_before`]). Until this call
-    /// it believes no counter of the page.
+    /// Says that the page now contains all counters of the process's earlier sessions. The session
+    /// told the daemon beforehand to expect them ([`crate::wire::Hello::sessions_before`]). Until
+    /// this call, the daemon charges nothing by this page.
     pub fn set_carried(&self) {
         self.carried.store(1, Ordering::Release);
     }
 
-    /// Whether the counters of earlier sessions are in the page.
+    /// Returns whether the page contains the counters of earlier sessions.
     pub fn is_carried(&self) -> bool {
         self.carried.load(Ordering::Acquire) != 0
     }
 
-    /// Returns the record of how the process reaches the driver.
+    /// Returns the record of the functions that the process looked up, and of its bypasses.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
-    /// Returns the counters of calls that were let through without being metered or charged.
+    /// Returns the counters of bypasses, by reason.
     pub fn bypasses(&self) -> &Bypasses {
         &self.bypasses
     }
 
-    /// Returns the memory beyond the limit on a GPU, if there is such a GPU.
+    /// Returns the memory beyond the limit on a GPU, or `None` if `gpu` is no GPU index.
     pub fn beyond(&self, gpu: usize) -> Option<&BeyondSlot> {
         self.beyond.get(gpu)
     }
 
-    /// Returns when work on a GPU began and ended, if there is such a GPU.
+    /// Returns the times at which work on a GPU began and ended, or `None` if `gpu` is no GPU
+    /// index.
     pub fn edges(&self, gpu: usize) -> Option<&EdgeSlot> {
         self.edges.get(gpu)
     }
 
-    /// Returns when the session was on a GPU, if there is such a GPU.
+    /// Returns the times at which the session was on a GPU, or `None` if `gpu` is no GPU index.
     pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
         self.intervals.get(gpu)
     }
 
-    /// Returns the slot of a GPU, if there is such a GPU.
+    /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
     pub fn slot(&self, gpu: usize) -> Option<&MeterSlot> {
         self.slots.get(gpu)
     }
 }
 
-/// A copy of a slot's counters. The words are read one by one. Each is right, but they may be
-/// nanoseconds apart.
+/// A copy of a slot's counters. The reader reads the words one by one, so they may be nanoseconds
+/// apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
     /// Threads waiting at the gate.
     pub waiters: u32,
     /// Threads between the gate and the meter.
     pub launching: u32,
-    /// Whether anything is in flight. A thread between the gate and the meter counts.
+    /// Whether anything is in flight. Also true while a thread is between the gate and the meter.
     pub in_flight: bool,
     /// Estimated GPU time in flight, ns.
     pub in_flight_ns: u64,
@@ -371,7 +375,7 @@ pub struct Reading {
     pub compute_ns: u64,
     /// GPU time of copies, ns.
     pub copy_ns: u64,
-    /// Time in which any work was unfinished, ns.
+    /// Time in which any work was in flight or waiting, ns.
     pub occupied_ns: u64,
     /// Time spent waiting at the gate, ns.
     pub wait_ns: u64,
@@ -385,14 +389,14 @@ pub struct Reading {
     pub markers: u64,
     /// Longest kernel or graph seen, ns.
     pub longest_ns: u64,
-    /// When the times were last updated.
+    /// When the session last updated the times, ns of `CLOCK_MONOTONIC`.
     pub updated_ns: u64,
     /// Number of allocations refused.
     pub refusals: u64,
     /// Size of the last refused allocation, bytes.
     pub last_refused_bytes: u64,
-    /// Call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The number is not checked:
-    /// look it up, and never index with it.
+    /// The call of the last refused allocation, with [`REFUSED_BY_DRIVER`]. The session may write
+    /// any number here, so the reader must look the number up, and never index with it.
     pub last_refused_api: u32,
     /// Memory held, bytes by [`MemoryKind::place`].
     pub held_bytes: [u64; HELD_PLACES],
@@ -428,13 +432,13 @@ impl Default for MeterSlot {
 }
 
 impl MeterSlot {
-    /// Counts a thread that begins to wait at the gate. The caller then rings the bell.
+    /// Counts a thread that begins to wait at the gate. The caller rings the bell afterwards.
     pub fn enter_wait(&self) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Counts a thread that no longer waits at the gate. A thread that will launch first calls
-    /// [`Self::start_launching`]. So the session never looks as if it wanted nothing.
+    /// Counts a thread that no longer waits at the gate. A thread that is about to launch calls
+    /// [`Self::start_launching`] before this. So the session always shows that it wants the GPU.
     pub fn leave_wait(&self) {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
@@ -448,36 +452,36 @@ impl MeterSlot {
         }
     }
 
-    /// Counts a thread that is about to read the gate, and to launch if it may. Until the result is
-    /// dropped, the thread counts as work in flight.
+    /// Counts a thread that is about to read the gate, and to launch if the gate permits. Returns a
+    /// value; until its drop, the thread counts as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();
         Launching(self)
     }
 
-    /// Whether a thread is between the gate and the meter.
+    /// Returns whether a thread is between the gate and the meter.
     pub fn is_launching(&self) -> bool {
         self.launching.load(Ordering::SeqCst) != 0
     }
 
-    /// Records that work was launched that is not seen complete.
+    /// Records that a thread launched work, and that the session has not seen the work complete.
     pub fn set_in_flight(&self) {
         let mark = |word: u32| Some(word.wrapping_add(MARK) | BUSY);
         // This cannot fail, because every mark has a next one.
         let _ = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, mark);
     }
 
-    /// Returns a mark of the work in flight, if there is any. The caller takes the mark before it
-    /// checks whether the work is complete.
+    /// Returns a mark of the work in flight, or `None` if no work is in flight. The caller takes
+    /// the mark before it checks whether the work is complete.
     pub fn in_flight(&self) -> Option<InFlight> {
         let word = self.in_flight.load(Ordering::SeqCst);
         (word & BUSY != 0).then_some(InFlight(word))
     }
 
-    /// Records that all of `seen` is complete. Returns whether nothing is in flight now. It returns
-    /// false if work was launched meanwhile. After true, the caller rings the bell if the gate is
-    /// not open, because the daemon may have missed the change.
+    /// Records that all work of the mark `seen` is complete. Returns whether nothing is in flight
+    /// now. If a thread launched work after the mark, returns false. If the result is true and the
+    /// gate is not open, the caller rings the bell, because the daemon may have missed the change.
     pub fn settle(&self, seen: InFlight) -> bool {
         let InFlight(word) = seen;
         let idle = word & !BUSY;
@@ -486,9 +490,9 @@ impl MeterSlot {
         settled
     }
 
-    /// Adds what another page of the same process counted from `before` to `now`. Counters grow by
-    /// the difference. Present numbers (waiting threads, launching threads, held memory) change by
-    /// the difference, up or down.
+    /// Adds the growth of another page's counters: the difference between `now` and `before`. The
+    /// other page belongs to the same process. The numbers of waiting and launching threads and the
+    /// held memory change by their difference too, up or down.
     pub fn grow(&self, now: &Reading, before: &Reading) {
         let grow = |counter: &AtomicU64, now: u64, before: u64| {
             counter.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -520,8 +524,9 @@ impl MeterSlot {
         }
     }
 
-    /// Whether nothing is in progress and no work, wait or refusal was counted since `earlier`. It
-    /// reads less than [`Self::read`]: held memory may have changed.
+    /// Returns whether the session rests: nothing is in flight, and the slot has counted no work,
+    /// wait or refusal since `earlier`. Held memory may have changed, because the call reads less
+    /// than [`Self::read`].
     pub fn rests_since(&self, earlier: &Reading) -> bool {
         let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
         // The order of these reads is that of `read`.
@@ -540,7 +545,8 @@ impl MeterSlot {
             && same(&self.refusals, earlier.refusals)
     }
 
-    /// Returns the held memory, bytes by [`MemoryKind`]. A kind that is not counted here has 0.
+    /// Returns the held memory, bytes by [`MemoryKind`]. For a kind that the slot does not count,
+    /// the result has 0.
     pub fn held_bytes(&self) -> [u64; MemoryKind::COUNT] {
         MemoryKind::ALL
             .map(|kind| kind.place().map_or(0, |place| self.held_bytes[place].load(Ordering::Relaxed)))
@@ -549,8 +555,8 @@ impl MeterSlot {
     /// Returns a copy of the counters.
     pub fn read(&self) -> Reading {
         let word = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A thread passes these states in this order, and enters each before it leaves the former.
-        // So it is never missed in all three.
+        // A thread passes these states in this order, and enters each state before it leaves the
+        // state before. So the reader sees the thread in at least one state.
         let waiters = self.waiters.load(Ordering::SeqCst);
         let launching = self.launching.load(Ordering::SeqCst);
         let in_flight = self.in_flight().is_some() || launching != 0;
@@ -580,21 +586,21 @@ impl MeterSlot {
     }
 }
 
-/// GPU time that a session used between two readings, after the daemon's bounds.
+/// The GPU time that a session used between two readings, within the daemon's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Used {
-    /// Kernels and graphs, ns.
+    /// GPU time of kernels and graphs, ns.
     pub compute_ns: u64,
-    /// Copies, ns.
+    /// GPU time of copies, ns.
     pub copy_ns: u64,
-    /// Time in which any work was unfinished, ns.
+    /// Time in which any work was in flight or waiting, ns.
     pub occupied_ns: u64,
 }
 
 impl Reading {
-    /// Returns the GPU time used since `earlier`. A counter that went back counts as unchanged. No
-    /// counter can grow by more than `at_most_ns`: the time that passed, and the caller's allowance
-    /// for late reports.
+    /// Returns the GPU time that the session used since `earlier`. A counter that went back counts
+    /// as unchanged. A counter grows by at most `at_most_ns`: the time that passed, and the
+    /// caller's allowance for late reports.
     pub fn since(&self, earlier: &Self, at_most_ns: u64) -> Used {
         let grown = |now: u64, then: u64| now.saturating_sub(then).min(at_most_ns);
         Used {
@@ -604,7 +610,7 @@ impl Reading {
         }
     }
 
-    /// Whether the session wants the GPU: work is in flight, or a thread waits.
+    /// Returns whether the session wants the GPU: work is in flight, or a thread waits.
     pub fn wants(&self) -> bool {
         self.in_flight || self.waiters != 0
     }
@@ -663,7 +669,7 @@ mod tests {
         (0..INTERVALS as u64).for_each(|number| intervals.add(number, number + 10));
         let (written, all) = told(2);
         assert_eq!((written, all.len(), all[0]), (INTERVALS as u64 + 2, INTERVALS, (0, 10)));
-        // The oldest interval is being overwritten.
+        // This makes the oldest interval look as if the session were overwriting it.
         intervals.begun.fetch_add(1, Ordering::Relaxed);
         assert_eq!(told(2).1[0], (1, 11));
         assert_eq!(told(u64::MAX).1.len(), INTERVALS - 1, "of another page");
@@ -686,7 +692,7 @@ mod tests {
         let launching = [old.start_launching(), old.start_launching()];
         let first = old.read();
         new.grow(&first, &Reading::default());
-        // Changes between the copy and the change of pages, in both pages.
+        // Changes in both pages, between the copy of the counters and the change of pages.
         old.compute_ns.store(130, Ordering::Relaxed);
         old.held_bytes[2].store(20, Ordering::Relaxed);
         old.leave_wait();

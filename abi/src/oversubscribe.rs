@@ -1,17 +1,17 @@
-//! How a tenant's memory makes room for other tenants. The tenant socket carries numbers, and
-//! people write names.
+//! The ways in which a tenant's memory makes room for other tenants. Frames on the tenant socket
+//! carry a way as a number, and people write its name.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// How a tenant's memory makes room.
+/// A way in which a tenant's memory makes room for other tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Oversubscribe {
-    /// The whole tenant may be suspended and brought back.
+    /// The daemon may suspend the whole tenant and bring it back.
     Suspend = 1,
-    /// Memory that the tenant allocates beyond its limit is managed memory. It is on the GPU while
-    /// the tenant has a lease.
+    /// Memory beyond the tenant's limit is managed memory. It is on the GPU while the tenant has a
+    /// lease.
     Managed = 2,
 }
 
@@ -19,7 +19,7 @@ impl Oversubscribe {
     /// All ways.
     pub const ALL: [Self; 2] = [Self::Suspend, Self::Managed];
 
-    /// Returns the name, as people write it.
+    /// Returns the way's name, as people write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Suspend => "suspend",
@@ -27,13 +27,14 @@ impl Oversubscribe {
         }
     }
 
-    /// Returns the way with this number in a frame, if there is one. 0 is none.
+    /// Returns the way with this number, or `None` if there is none. No way has the number 0.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|way| *way as u32 == number)
     }
 
-    /// Returns the way of a tenant in which one process asked for `self` and another for `other`.
-    /// Managed memory does not leave the GPU with its owner, so such a tenant cannot be suspended.
+    /// Returns the way of a tenant whose processes ask for `self` and for `other`. If the two
+    /// differ, returns [`Self::Managed`]. The driver cannot take managed memory off the GPU with
+    /// its owner, so such a tenant cannot be suspended.
     pub fn with(self, other: Self) -> Self {
         if self == other { self } else { Self::Managed }
     }

@@ -1,19 +1,19 @@
-//! The head of every shared page, and the check that a reader makes before it believes anything
-//! else on the page.
+//! The head of each shared page. Before a reader trusts anything else on a page, it checks the
+//! head.
 
 use crate::sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use core::{cmp, fmt};
 
-/// Major version of the layout. Other major versions are refused. The reader's minor version may be
-/// older or newer.
+/// The major version of the layout. A reader refuses a page of another major version. The minor
+/// version of the page may be older or newer than the reader's.
 pub const MAJOR: u16 = 2;
-/// Minor version of the layout. It is raised when a field is added, in space that was reserved (and
-/// zero) before, or at the end of a page or frame.
+/// The minor version of the layout. A change that adds a field raises it. New fields use reserved
+/// space, which was zero before, or the end of a page or frame.
 pub const MINOR: u16 = 2;
 
 /// The bytes `deepres\0` as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"deepres\0");
-/// Value of [`Head::ready`] once the rest of the page may be read.
+/// The value of [`Head::ready`] from which on a reader may read the rest of the page.
 const READY: u32 = 1;
 
 /// The kind of a page.
@@ -44,33 +44,33 @@ pub struct Head {
     ready: AtomicU32,
 }
 
-/// A type that may be laid over shared memory.
+/// A type through which processes access shared memory.
 ///
 /// # Safety
-/// The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding, so every
-/// bit pattern is valid and no `&mut` is ever needed. It contains no address, and is the page that
-/// [`Page::KIND`] names.
+/// The type is `repr(C)` and begins with a [`Head`]. It contains only atomics and padding. So each
+/// bit pattern is valid, and no code needs a `&mut`. The type contains no address, and is the page
+/// that [`Page::KIND`] names.
 pub unsafe trait Page: Sized {
-    /// The kind written in the head.
+    /// The kind that the head contains.
     const KIND: Kind;
     /// Returns the head.
     fn head(&self) -> &Head;
 }
 
-/// The reason why a mapped page cannot be used.
+/// The reason for which a reader cannot use a mapped page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayoutError {
     /// The mapping is shorter than the page (bytes mapped, bytes needed).
     Short(usize, usize),
-    /// It is no page of deepres.
+    /// The memory holds no page of deepres.
     Magic,
-    /// It is another page of deepres (kind found).
+    /// The memory holds another page of deepres (kind found).
     Kind(u32),
-    /// It was written by an incompatible version (major version found).
+    /// A writer of an incompatible version wrote the page (major version found).
     Major(u16),
-    /// The writer has not finished it.
+    /// The writer has not finished the page.
     NotReady,
-    /// The writer declares another size for the same version (bytes declared).
+    /// The page declares a size that its version does not have (bytes declared).
     Size(u32),
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Head {
-    /// Writes the head of a page `P`. The ready word is written last, so that no reader believes a
+    /// Writes the head of a page `P`. Writes the ready word last, so that no reader trusts a
     /// half-written page.
     pub fn publish<P: Page>(&self) {
         self.magic.store(MAGIC, Ordering::Relaxed);
@@ -125,8 +125,8 @@ impl Head {
         }
         let size = self.size.load(Ordering::Relaxed);
         let known_bytes = size_of::<P>();
-        // Data of a newer writer behind the known page is not read. Data that an older page lacks
-        // is zero in the mapping.
+        // If the writer is newer, the reader ignores data behind the page that it knows. If the
+        // writer is older, the mapping has zeros for the data that the page lacks.
         let fits = match self.minor().cmp(&MINOR) {
             cmp::Ordering::Less => (size_of::<Head>()..=known_bytes).contains(&(size as usize)),
             cmp::Ordering::Equal => size as usize == known_bytes,
@@ -135,18 +135,18 @@ impl Head {
         if fits { Ok(()) } else { Err(LayoutError::Size(size)) }
     }
 
-    /// Returns the minor version of the side that wrote the page.
+    /// Returns the minor version of the program that wrote the page.
     pub fn minor(&self) -> u16 {
         self.minor.load(Ordering::Relaxed)
     }
 }
 
-/// Views `bytes` mapped bytes at `address` as a page, after checking everything in its head.
+/// Returns `bytes` mapped bytes at `address` as a page, after a check of the head.
 ///
 /// # Safety
-/// `address` points to `bytes` readable bytes that stay mapped for `'a`. They may change at any
-/// time. They may be mapped read-only if the caller stores nothing through the reference. A page of
-/// an older minor version may be shorter, and then the caller maps zeros behind it.
+/// `address` points to `bytes` readable bytes that stay mapped for `'a`. The bytes may change at
+/// any time. If the mapping is read-only, the caller stores nothing through the reference. A page
+/// of an older minor version may be shorter. The caller then maps zeros behind the page.
 ///
 /// # Errors
 /// [`LayoutError`] if the bytes are not a finished page of this kind and version.
@@ -157,7 +157,8 @@ pub unsafe fn view<'a, P: Page>(address: *const u8, bytes: usize) -> Result<&'a 
     Ok(page)
 }
 
-/// Makes a new mapping of zeros a page. The creator calls this before it passes the memory on.
+/// Makes a page of a new mapping of zeros, and returns the page. The creator calls this before it
+/// passes the memory on.
 ///
 /// # Safety
 /// As for [`view`], and the bytes are zero and writable.

@@ -1,13 +1,14 @@
-//! The interface between the kernel programs (`ebpf/`) and the daemon: names, keys, values and
-//! records of their maps, and the globals that the daemon sets before it loads them.
+//! The interface between the kernel programs (`ebpf/`) and the daemon: the keys, values and records
+//! of their maps, and the programs' globals. The daemon sets the globals before it loads the
+//! programs.
 //!
-//! Everything is plain data without padding. The daemon reads map values and ring records as bytes,
-//! and relies only on their types. A record describes an argument of a user's program, which may
+//! All types are plain data without padding. The daemon reads map values and ring records as bytes,
+//! and relies only on their types. A record describes an argument of a user's program, so it may
 //! contain anything.
 //!
 //! | map | kind | key → value | written by |
 //! |---|---|---|---|
-//! | `SETS` | array, mapped by the daemon | a set's number ([`sets_of`]) → [`Set`] of the keys that have it | kernel; the daemon removes the dead |
+//! | `SETS` | array, mapped by the daemon | a set's number ([`sets_of`]) → [`Set`] of the keys that have it | kernel; the daemon removes keys of dead processes |
 //! | `ROWS` | per-CPU array | a [`Place`]'s row → [`StatValue`] | kernel |
 //! | `FREE_ROWS` | stack | rows that are not in use | both |
 //! | `SLOTS` | array | [`slot`] → [`Slot`] | kernel |
@@ -19,40 +20,40 @@
 //! | `EVENTS` | ring | [`Event`] | kernel |
 //! | `SEEN` | hash, forgets the longest unused | [`SeenKey`] → [`SeenValue`] | kernel |
 //! | `METERED` | hash | process id → [`MeteredValue`] | both |
-//! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the daemon removes the dead |
+//! | `LAUNCHES` | per-CPU hash | [`LaunchKey`] → [`LaunchValue`] | kernel; the daemon removes keys of dead processes |
 //! | `UNCOUNTED` | per-CPU array | [`uncounted`] → number | kernel |
 //! | `BEGUN` | ring | [`Begun`] | kernel |
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most kinds of devices that can be watched.
+/// The most rules for watched devices.
 pub const MAX_WATCHES: usize = 8;
-/// Number of buckets in a latency histogram.
+/// The number of buckets in a latency histogram.
 pub const BUCKETS: usize = 24;
-/// Bucket 0 ends at two to this power, ns. Each further bucket ends at twice the former, and the
-/// last has no end.
+/// Bucket 0 counts latencies below two to this power, ns. The end of each further bucket is twice
+/// the end before. The last bucket has no end.
 pub const FIRST_BUCKET_LOG2: u32 = 8;
-/// Bytes of an ioctl's argument that an [`Event`] holds.
+/// The most bytes of an ioctl's argument in an [`Event`].
 pub const PAYLOAD_BYTES: usize = 192;
-/// The most commands of one process and family that are counted separately. Further commands are
-/// counted together, as [`REST`].
+/// The most commands of one process and family with counters of their own. Further commands share
+/// counters, under [`REST`].
 pub const COMMANDS_APART: u32 = 128;
-/// Value of [`StatKey::command`] for all commands beyond [`COMMANDS_APART`]. No ioctl of the GPU's
-/// devices has this number.
+/// The value of [`StatKey::command`] for all commands beyond [`COMMANDS_APART`]. No ioctl of the
+/// GPU's devices has this number.
 pub const REST: u32 = u32::MAX;
-/// Length of a clock tick of /proc, ns.
+/// The length of a clock tick of /proc, ns.
 pub const TICK_NS: u64 = 10_000_000;
-/// Value of [`Inflight::descriptor`] if the descriptor is unknown, as at the driver's own
-/// functions.
+/// The value of [`Inflight::descriptor`] if the program does not know the descriptor, as at the
+/// driver's own functions.
 pub const NO_DESCRIPTOR: u32 = u32::MAX;
-/// The most threads that can be in a watched ioctl at a time while another thread has their slot.
+/// The most threads that may keep an ioctl in `INFLIGHT`, because another thread has their slot.
 pub const MAX_INFLIGHT: u32 = 16_384;
-/// Number of slots for threads in a watched ioctl, as a power of two.
+/// The number of slots for threads in a watched ioctl, as a power of two.
 const SLOTS_LOG2: u32 = 14;
-/// Number of slots.
+/// The number of slots.
 pub const SLOTS: u32 = 1 << SLOTS_LOG2;
 
-/// A rule for watched devices: it applies to those whose masked number is `value`.
+/// A rule for watched devices. The rule applies to a device if its masked number is `value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Watch {
@@ -65,11 +66,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches nothing, because no device has all bits set.
+    /// A rule that applies to no device, because no device has all bits set.
     pub const NOTHING: Self = Self { value: u32::MAX, mask: u32::MAX, family: 0 };
 }
 
-/// Returns a device number as the kernel keeps it: 12 bits of major and 20 bits of minor.
+/// Returns a device number in the kernel's form: 12 bits of major and 20 bits of minor.
 pub const fn device(major: u32, minor: u32) -> u32 {
     (major << MINOR_BITS) | (minor & MINOR_MASK)
 }
@@ -84,12 +85,12 @@ pub const fn minor(device: u32) -> u32 {
     device & MINOR_MASK
 }
 
-/// Number of bits in a minor number.
+/// The number of bits in a minor number.
 pub const MINOR_BITS: u32 = 20;
 /// The largest minor number.
 pub const MINOR_MASK: u32 = (1 << MINOR_BITS) - 1;
 
-/// The language of a device's ioctls.
+/// The set of ioctls to which a device's commands belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Family {
@@ -115,16 +116,16 @@ impl Family {
     }
 }
 
-/// One process's use of one command of one device.
+/// The key of counters: one command of one device, as one process uses it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct StatKey {
-    /// When the process began, ns of `CLOCK_BOOTTIME`. It distinguishes the process from a later
-    /// one with the same id.
+    /// When the process began, ns of `CLOCK_BOOTTIME`. The time distinguishes the process from a
+    /// later process with the same id.
     pub started_ns: u64,
-    /// The process's id, as seen by the host.
+    /// The process's id, as the host sees it.
     pub pid: u32,
     /// The [`device`].
     pub device: u32,
@@ -134,17 +135,18 @@ pub struct StatKey {
     pub family: u32,
 }
 
-/// The most keys with the same number, in each of the two sets that a key can be in.
+/// The number of places in a set. Each key can be in two sets.
 pub const WAYS: usize = 8;
 
-/// The place where a key says which row has its counters. A helper call for a kernel hash map would
-/// take as long as all counting in a row. Places are searched by loads alone.
+/// A place of a set: a key, and the row that has the key's counters. The programs search the places
+/// by loads alone. A helper call for a hash map of the kernel would take as long as all counting in
+/// a row.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Place {
     /// [`Self::FREE`], [`Self::CLAIMED`], or the row plus [`Self::FIRST_ROW`].
     pub state: u64,
-    /// The key that owns the row. Valid if the place has a row.
+    /// The key that owns the row. Valid only while the place has a row.
     pub key: StatKey,
 }
 
@@ -157,16 +159,16 @@ impl Place {
     pub const FIRST_ROW: u64 = 2;
 }
 
-/// The places of keys that have the same number.
+/// The places of keys with the same set number.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Set {
-    /// The places, in no order.
+    /// The places, in no particular order.
     pub places: [Place; WAYS],
 }
 
-/// Returns the numbers of the two sets, among `sets` (a power of two), in which a key can have a
-/// place. Without the `seed`, it cannot be predicted which keys share a set.
+/// Returns the numbers of the two sets in which a key can have a place. `sets` is the number of all
+/// sets, a power of two. Only a program that knows `seed` can predict which keys share a set.
 #[inline(always)]
 pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
     /// Odd numbers without a pattern: from the golden ratio, and from MurmurHash3.
@@ -180,7 +182,7 @@ pub const fn sets_of(key: &StatKey, seed: u64, sets: u32) -> [u32; 2] {
     [mixed as u32 & (sets - 1), (mixed >> u32::BITS) as u32 & (sets - 1)]
 }
 
-/// Counters of a [`StatKey`] on one CPU.
+/// The counters of a [`StatKey`] on one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StatValue {
@@ -194,22 +196,22 @@ pub struct StatValue {
     pub longest_ns: u64,
     /// Number of successful calls that allocated, mapped or moved memory.
     pub memory_calls: u64,
-    /// Memory that these calls asked for, bytes, as far as their arguments tell.
+    /// Memory for which these calls asked, bytes, as far as their arguments show.
     pub allocated_bytes: u64,
-    /// Memory that these calls mapped or moved, bytes, as far as their arguments tell.
+    /// Memory that these calls mapped or moved, bytes, as far as their arguments show.
     pub mapped_bytes: u64,
     /// When the last call ended, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
-    /// The command's [`facts`]. 0 before they were looked up.
+    /// The command's [`facts`], or 0 until the program has looked them up.
     pub facts: u64,
     /// Number of calls by latency.
     pub buckets: [u64; BUCKETS],
 }
 
-/// Facts about a command's argument in one word: where the driver's own status is, and where an
-/// amount of memory is.
+/// Facts about a command's argument, in one word: the place of the driver's status, and the place
+/// of an amount of memory.
 pub mod facts {
-    /// Set in all facts, so that none is 0.
+    /// A bit that all facts have, so that no facts are 0.
     const KNOWN: u64 = 1 << 63;
     const AT_BITS: u32 = 16;
     const AMOUNT_SHIFT: u32 = AT_BITS;
@@ -219,21 +221,21 @@ pub mod facts {
 
     /// The command does nothing with memory.
     pub const NO_MEMORY: u64 = 0;
-    /// The command maps or moves memory. 64 bits hold the number of bytes.
+    /// The command maps or moves memory. 64 bits of the argument hold the number of bytes.
     pub const MAPS: u64 = 1;
-    /// The command asks for memory. 64 bits hold the offset of the last byte.
+    /// The command asks for memory. 64 bits of the argument hold the offset of the last byte.
     pub const ALLOCATES_UP_TO: u64 = 2;
-    /// The command asks for memory, or does something else with it. A function number in the
+    /// The command asks for memory, or does something else with memory. A function number in the
     /// argument decides ([`super::heap`]).
     pub const HEAP: u64 = 3;
-    /// The command makes an object, which is memory if its class says so ([`super::object`]).
+    /// The command makes an object. By its class, the object may be memory ([`super::object`]).
     pub const OBJECT: u64 = 4;
 
-    /// Facts of a command with neither a status nor memory.
+    /// The facts of a command with neither a status nor memory.
     pub const NONE: u64 = KNOWN;
 
-    /// Returns the facts of a command with its status at `status_at`. The command does `kind` with
-    /// the amount at `amount_at`.
+    /// Returns the facts of a command. The driver's status is at `status_at` of the argument, and
+    /// the amount of memory at `amount_at`. `kind` is the command's use of the memory.
     pub const fn new(status_at: Option<u16>, kind: u64, amount_at: u16) -> u64 {
         let status = match status_at {
             Some(at) => at as u64 + 1,
@@ -242,7 +244,7 @@ pub mod facts {
         KNOWN | status | (amount_at as u64) << AMOUNT_SHIFT | kind << KIND_SHIFT
     }
 
-    /// Returns where the driver's status is, 32 bits.
+    /// Returns the offset of the driver's status (32 bits), or `None` if the command has no status.
     #[inline(always)]
     pub const fn status_at(facts: u64) -> Option<u64> {
         match facts & AT_MASK {
@@ -251,55 +253,55 @@ pub mod facts {
         }
     }
 
-    /// Returns what the command does with memory.
+    /// Returns the kind: the command's use of memory.
     #[inline(always)]
     pub const fn kind(facts: u64) -> u64 {
         facts >> KIND_SHIFT & KIND_MASK
     }
 
-    /// Returns where the amount is, 64 bits.
+    /// Returns the offset of the amount of memory (64 bits).
     #[inline(always)]
     pub const fn amount_at(facts: u64) -> u64 {
         facts >> AMOUNT_SHIFT & AT_MASK
     }
 }
 
-/// NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`). A number in its argument decides what it does.
-/// Positions are in words of 8 bytes.
+/// The argument of NV_ESC_RM_VID_HEAP_CONTROL (`NVOS32_PARAMETERS`). A function number in the
+/// argument selects the command's task. Positions are in words of 8 bytes.
 pub mod heap {
-    /// Number of words that are read.
+    /// The number of words that the program reads.
     pub const WORDS: usize = 12;
-    /// The function number: the lower half of this word.
+    /// The word whose lower half is the function number.
     pub const FUNCTION_WORD: usize = 1;
-    /// The driver's status: the upper half of this word.
+    /// The word whose upper half is the driver's status.
     pub const STATUS_WORD: usize = 2;
     /// NVOS32_FUNCTION_ALLOC_SIZE.
     pub const ALLOC_SIZE: u32 = 2;
-    /// Position of the size for that function.
+    /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE.
     pub const SIZE_WORD: usize = 11;
     /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
-    /// Position of the size for that function.
+    /// The position of the size for NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const RANGE_SIZE_WORD: usize = 10;
 }
 
-/// NV_ESC_RM_ALLOC (`NVOS64_PARAMETERS`). A class in its argument decides what is made. Positions
-/// are in words of 8 bytes.
+/// The argument of NV_ESC_RM_ALLOC (`NVOS64_PARAMETERS`). A class in the argument decides which
+/// object the command makes. Positions are in words of 8 bytes.
 pub mod object {
-    /// Number of words in the whole argument.
+    /// The number of words in the whole argument.
     pub const WORDS: usize = 6;
-    /// The class: the upper half of this word.
+    /// The word whose upper half is the class.
     pub const CLASS_WORD: usize = 1;
     /// NV01_MEMORY_SYSTEM: host memory.
     pub const MEMORY_SYSTEM: u32 = 0x3e;
     /// NV01_MEMORY_LOCAL_USER: device memory.
     pub const MEMORY_LOCAL_USER: u32 = 0x40;
-    /// The address of the class's own arguments. For these classes they are
+    /// The word with the address of the class's own arguments. For these classes, the arguments are
     /// `NV_MEMORY_ALLOCATION_PARAMS`.
     pub const PARAMETERS_WORD: usize = 2;
-    /// Offset of the size in those arguments, bytes.
+    /// The offset of the size in the class's own arguments, bytes.
     pub const SIZE_AT: u64 = 64;
-    /// The driver's status: the lower half of this word.
+    /// The word whose lower half is the driver's status.
     pub const STATUS_WORD: usize = 5;
 }
 
@@ -308,7 +310,7 @@ pub mod object {
 pub const fn bucket(latency_ns: u64) -> usize {
     let mut rest = latency_ns >> FIRST_BUCKET_LOG2;
     let mut bucket = 0;
-    // Five comparisons are used, because the kernel's virtual machine has no instruction that
+    // The code makes five comparisons, because the kernel's virtual machine has no instruction that
     // counts leading zeros.
     if rest >= 1 << 16 {
         rest >>= 16;
@@ -338,39 +340,40 @@ pub const fn bucket(latency_ns: u64) -> usize {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
-    /// When it began, ns of `CLOCK_MONOTONIC`.
+    /// When the ioctl began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
-    /// Its argument.
+    /// The ioctl's argument.
     pub argument: u64,
-    /// Its device.
+    /// The [`device`] of the ioctl.
     pub device: u32,
-    /// Its number.
+    /// The ioctl's number.
     pub command: u32,
     /// The device's [`Family`].
     pub family: u32,
-    /// The descriptor.
+    /// The file descriptor, or [`NO_DESCRIPTOR`].
     pub descriptor: u32,
 }
 
-/// A slot in which a thread keeps an ioctl that has begun, if no other thread uses the slot. Taking
-/// and freeing an array entry costs a tenth of inserting and removing a hash entry.
+/// A slot, in which a thread keeps an ioctl that has begun, if no other thread has the slot. To
+/// take and free an array entry costs a tenth of an insertion and removal in a hash map.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Slot {
-    /// The thread that has the slot. 0 if none has.
+    /// The thread that has the slot, or 0 if no thread has the slot.
     pub owner: u64,
-    /// Number of threads that would use this slot and have their ioctl in `INFLIGHT`.
+    /// The number of threads that keep their ioctl in `INFLIGHT`, because another thread has this
+    /// slot.
     pub others: u64,
     /// The owner's ioctl.
     pub ioctl: Inflight,
-    /// 0. A slot fills a cache line.
+    /// Always 0. With these words, a slot fills a cache line.
     pub reserved: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-/// Returns the slot of a thread. Neighbouring threads get distant slots, so they share no cache
-/// line.
+/// Returns the slot of a thread. Threads with neighbouring ids get distant slots, so they share no
+/// cache line.
 #[inline(always)]
 pub const fn slot(tid: u32) -> u32 {
     /// 2³² divided by the golden ratio.
@@ -378,26 +381,27 @@ pub const fn slot(tid: u32) -> u32 {
     tid.wrapping_mul(SPREAD) >> (u32::BITS - SLOTS_LOG2)
 }
 
-/// Counters of the whole host on one CPU.
+/// Counters of the whole host, on one CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Totals {
     /// Number of watched ioctls that ended.
     pub calls: u64,
-    /// Number of these ioctls without a row.
+    /// Number of these ioctls without a row of counters.
     pub unattributed: u64,
-    /// Number of watched ioctls that could not be followed to their end for lack of room. No other
-    /// counter includes them.
+    /// Number of watched ioctls that the program could not follow to their end for lack of room. No
+    /// other counter includes them.
     pub untimed: u64,
-    /// Number of [`News`] records that had no room.
+    /// Number of [`News`] records for which the ring had no room.
     pub news_lost: u64,
     /// Number of [`Event`]s written.
     pub events: u64,
-    /// Number of [`Event`]s that had no room, including those of ioctls in `untimed`.
+    /// Number of [`Event`]s for which the ring had no room, including events of ioctls in
+    /// `untimed`.
     pub events_lost: u64,
 }
 
-/// A command of a [`Family`].
+/// The key of a command: a [`Family`] and a number.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandKey {
@@ -407,30 +411,31 @@ pub struct CommandKey {
     pub command: u32,
 }
 
-/// The kernel programs' knowledge about a command.
+/// The daemon's knowledge about a command, for the kernel programs.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CommandValue {
     /// The command's [`facts`].
     pub facts: u64,
-    /// Size of the argument, bytes. 0 if the number itself tells.
+    /// The size of the argument, bytes; 0 if the command's number encodes the size.
     pub argument_bytes: u32,
     /// Always 0.
     pub reserved: u32,
 }
 
-/// Returns the size of the argument, bytes, from an ioctl's number that follows the usual encoding.
+/// Returns the size of an ioctl's argument, bytes. The ioctl's number must follow the usual
+/// encoding of Linux.
 pub const fn encoded_bytes(command: u32) -> u32 {
     (command >> 16) & 0x3fff
 }
 
-/// A process and a family of devices that it used.
+/// The key of a process and a family of devices that it used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenKey {
     /// When the process began, as [`StatKey::started_ns`].
     pub started_ns: u64,
-    /// The process's id, as seen by the host.
+    /// The process's id, as the host sees it.
     pub pid: u32,
     /// The device's [`Family`].
     pub family: u32,
@@ -440,12 +445,12 @@ pub struct SeenKey {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SeenValue {
-    /// Number of commands counted separately.
+    /// Number of commands with counters of their own.
     pub commands: u32,
 }
 
-/// A process used a family of devices for the first time, or for the first time in a long while.
-/// The record is written whether or not there is room to count.
+/// A record of a process's first call to a family of devices, or of its first call in a long while.
+/// The program writes the record even if the maps have no room for the call's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct News {
@@ -453,32 +458,34 @@ pub struct News {
     pub key: SeenKey,
 }
 
-/// A process whose calls into the driver's library are counted, including its children's calls.
+/// A process whose calls into the driver's library the programs count. Its children are metered
+/// too.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MeteredValue {
-    /// When the process started, in [`TICK_NS`]. It distinguishes the process from a later one with
-    /// the same id.
+    /// When the process started, in [`TICK_NS`]. The time distinguishes the process from a later
+    /// process with the same id.
     pub start_ticks: u64,
-    /// The daemon's number for the job of the process.
+    /// The daemon's number for the process's job.
     pub job: u64,
 }
 
-/// The values that attached probes carry: the function, and what is known about it.
+/// The value that an attached probe carries: the number of its function, and facts about the
+/// function.
 pub mod cookie {
-    /// Number of bits for the function's number.
+    /// The number of bits for the function's number.
     const ENTRY_BITS: u32 = 16;
     const SIZED: u64 = 1 << ENTRY_BITS;
     const TELLS: u64 = 2 << ENTRY_BITS;
 
-    /// Returns the cookie of a function that is counted. `is_sized`: whether its second argument is
-    /// an amount of bytes.
+    /// Returns the cookie of a function whose calls the probe counts. `is_sized` says whether the
+    /// function's second argument is a number of bytes.
     pub const fn counted(entry: u16, is_sized: bool) -> u64 {
         entry as u64 | if is_sized { SIZED } else { 0 }
     }
 
-    /// Returns the cookie of a function that only reports that a process begins to use the library.
-    /// It is not counted.
+    /// Returns the cookie of a function whose probe only reports that a process begins to use the
+    /// library. The probe does not count the call.
     pub const fn telling(entry: u16) -> u64 {
         entry as u64 | TELLS
     }
@@ -489,54 +496,54 @@ pub mod cookie {
         cookie as u16 as u32
     }
 
-    /// Whether the second argument is an amount of bytes.
+    /// Returns whether the function's second argument is a number of bytes.
     #[inline(always)]
     pub const fn is_sized(cookie: u64) -> bool {
         cookie & SIZED != 0
     }
 
-    /// Whether the function only reports, and is not counted.
+    /// Returns whether the probe only reports the call and does not count it.
     #[inline(always)]
     pub const fn tells(cookie: u64) -> bool {
         cookie & TELLS != 0
     }
 }
 
-/// Counts of things for which there was no room.
+/// The counters of calls and processes for which a map had no room.
 pub mod uncounted {
     /// Calls for which `LAUNCHES` had no room.
     pub const CALLS: u32 = 0;
     /// Processes for which `METERED` had no room.
     pub const PROCESSES: u32 = 1;
-    /// Number of these kinds.
+    /// The number of these counters.
     pub const KINDS: u32 = 2;
 }
 
-/// One process's use of one function of the driver's library.
+/// The key of counters: one function of the driver's library, as one process uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LaunchKey {
     /// When the process started, as [`MeteredValue::start_ticks`].
     pub start_ticks: u64,
-    /// The process's id, as seen by the host.
+    /// The process's id, as the host sees it.
     pub pid: u32,
     /// The function's number, as in the cookie.
     pub entry: u32,
 }
 
-/// Counters of a [`LaunchKey`] on one CPU.
+/// The counters of a [`LaunchKey`] on one CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LaunchValue {
     /// Number of calls.
     pub calls: u64,
-    /// Bytes that the calls asked for.
+    /// Number of bytes for which the calls asked.
     pub bytes: u64,
     /// When the last call began, ns of `CLOCK_MONOTONIC`.
     pub last_ns: u64,
 }
 
-/// A metered process begins to use a driver's library.
+/// A record of a metered process that begins to use the driver's library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Begun {
@@ -544,23 +551,23 @@ pub struct Begun {
     pub start_ticks: u64,
     /// The job, as [`MeteredValue::job`].
     pub job: u64,
-    /// The process's id, as seen by the host.
+    /// The process's id, as the host sees it.
     pub pid: u32,
     /// Always 0.
     pub reserved: u32,
 }
 
-/// One ioctl in full.
+/// A record of one ioctl in full, for `deepres trace`.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Event {
-    /// When it began, ns of `CLOCK_MONOTONIC`.
+    /// When the ioctl began, ns of `CLOCK_MONOTONIC`.
     pub began_ns: u64,
-    /// Its duration, ns.
+    /// The duration of the ioctl, ns.
     pub latency_ns: u64,
-    /// Its argument, mostly an address.
+    /// The ioctl's argument, in most cases an address.
     pub argument: u64,
-    /// Its result. An error is negative.
+    /// The ioctl's result. An error is negative.
     pub result: i64,
     /// The process's id.
     pub pid: u32,
@@ -572,20 +579,20 @@ pub struct Event {
     pub family: u32,
     /// The ioctl's number.
     pub command: u32,
-    /// The descriptor.
+    /// The file descriptor, or [`NO_DESCRIPTOR`].
     pub descriptor: u32,
-    /// Bytes of `payload` that were read.
+    /// The number of bytes that the program read into `payload`.
     pub payload_bytes: u32,
     /// Always 0.
     pub reserved: u32,
     /// The thread's name, terminated by 0.
     pub name: [u8; 16],
-    /// The memory that the argument points to, as of the end of the call.
+    /// The memory to which the argument points, as of the end of the ioctl.
     pub payload: [u8; PAYLOAD_BYTES],
 }
 
-/// Offsets of the kernel's struct fields that the programs read, bytes. They come from the running
-/// kernel's type information.
+/// The offsets of the fields of kernel structs that the programs read, bytes. The daemon reads the
+/// offsets from the type information of the running kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Offsets {
@@ -615,11 +622,11 @@ pub struct Offsets {
     pub task_status: u32,
 }
 
-/// A hash of this file. The kernel programs carry it, so that programs of another build are
-/// recognised.
+/// A hash of this file. The kernel programs contain the hash of the file with which they were
+/// built. So the daemon recognises programs of another build.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));
 
-/// Returns the FNV-1a hash.
+/// Returns the FNV-1a hash of `bytes`.
 const fn hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     let mut at = 0;
@@ -630,11 +637,11 @@ const fn hash(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// The choice of ioctls that become [`Event`]s.
+/// The choice of the ioctls that become [`Event`]s.
 pub mod tracing {
-    /// None.
+    /// No ioctls.
     pub const NONE: u32 = 0;
-    /// Those of the processes in `TRACED` and of their children.
+    /// The ioctls of the processes in `TRACED` and of their children.
     pub const SOME: u32 = 1;
     /// All watched ioctls.
     pub const ALL: u32 = 2;

@@ -1,21 +1,23 @@
 //! Shares, sizes and times as people write them. The command line, the configuration and a job's
 //! environment use this one grammar.
 //!
-//! The caller reports what is wrong with a refused text, in words that fit the place.
+//! The functions return `None` for a wrong text. The caller then reports the error, in words that
+//! fit the place.
 
 use core::fmt;
 
 use crate::PPM;
 
-/// The smallest share that can be asked for: 1 %.
+/// The smallest share for which a job can ask: 1 %.
 pub const MIN_SHARE_PPM: u32 = PPM / 100;
-/// The largest size that is accepted. No machine has so much memory, so a larger size is a mistake.
+/// The largest size that the grammar accepts. No machine has so much memory, so a larger size is a
+/// mistake.
 pub const MAX_BYTES: u64 = 1 << 50;
 
-/// Parts per million in one percent.
+/// The parts per million in one percent.
 const PPM_PER_PERCENT: u64 = PPM as u64 / 100;
 
-/// The unit suffixes of sizes and their factors. A bare letter is binary, as in Docker.
+/// The unit suffixes of sizes and their factors. A single letter means a binary unit, as in Docker.
 const UNITS: [(&str, u64); 14] = [
     ("", 1),
     ("b", 1),
@@ -33,7 +35,7 @@ const UNITS: [(&str, u64); 14] = [
     ("tb", 1_000_000_000_000),
 ];
 
-/// Shows bytes in the largest binary unit that leaves at least 1.
+/// Shows a number of bytes in the largest binary unit of which there is at least 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Bytes(pub u64);
 
@@ -51,7 +53,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Reads a share: a percentage from 1 to 100 with optional decimals and an optional `%`. Returns
+/// Reads a share: a percentage from 1 to 100, with optional decimals and an optional `%`. Returns
 /// parts per million.
 pub fn parse_share(text: &str) -> Option<u32> {
     let trimmed = text.trim();
@@ -60,7 +62,7 @@ pub fn parse_share(text: &str) -> Option<u32> {
     (MIN_SHARE_PPM..=PPM).contains(&ppm).then_some(ppm)
 }
 
-/// Reads a percentage from 0 to 100 with optional decimals. The `%` is required. Returns parts per
+/// Reads a percentage from 0 to 100, with optional decimals. The `%` is required. Returns parts per
 /// million.
 pub fn parse_part(text: &str) -> Option<u32> {
     let number = text.trim().strip_suffix('%')?.trim_end();
@@ -68,7 +70,7 @@ pub fn parse_part(text: &str) -> Option<u32> {
     (ppm <= PPM).then_some(ppm)
 }
 
-/// Reads a size above zero with optional decimals and its unit: `8GiB`, `500 MB`, `1.5t`, `4096`.
+/// Reads a size above zero, with optional decimals and a unit: `8GiB`, `500 MB`, `1.5t`, `4096`.
 /// Returns bytes.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let trimmed = text.trim();
@@ -80,12 +82,12 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     (1..=MAX_BYTES).contains(&bytes).then_some(bytes)
 }
 
-/// The longest time that is accepted. A longer time is a mistake.
+/// The longest time that the grammar accepts, ns. A longer time is a mistake.
 pub const MAX_TIME_NS: u64 = 366 * NS_PER_DAY;
 const NS_PER_DAY: u64 = 86_400_000_000_000;
 
-/// The unit suffixes of times and their factors in ns. A bare number is no time, because its unit
-/// would be unclear.
+/// The unit suffixes of times and their factors in ns. The grammar accepts no number without a
+/// unit, because the unit would be unclear.
 const TIME_UNITS: [(&str, u64); 8] = [
     ("us", 1_000),
     ("ms", 1_000_000),
@@ -97,7 +99,7 @@ const TIME_UNITS: [(&str, u64); 8] = [
     ("µs", 1_000),
 ];
 
-/// Reads a time above zero with optional decimals and its unit: `30ms`, `1.5 h`, `2d`. Returns ns.
+/// Reads a time above zero, with optional decimals and its unit: `30ms`, `1.5 h`, `2d`. Returns ns.
 pub fn parse_time_ns(text: &str) -> Option<u64> {
     let trimmed = text.trim();
     let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -119,7 +121,7 @@ pub fn parse_fraction(text: &str) -> Option<u32> {
 struct Decimal {
     /// The number without its point.
     digits: u128,
-    /// The divisor that the point stands for.
+    /// The divisor for which the point stands.
     divisor: u128,
 }
 

@@ -1,14 +1,14 @@
-//! The file that `deepres run --record` writes: a job's calls to the driver, one by one.
-//! docs/traces.md describes it for readers.
+//! The file that `deepres run --record` writes: a trace of a job's calls to the driver.
+//! docs/traces.md describes the file for people who read traces.
 //!
-//! A file is a [`Head`], followed by chunks. A process appends each chunk by one write, so that
-//! chunks of several processes do not mix. A file that ends within a chunk (after a crash, or on a
-//! full disk) is valid up to that chunk.
+//! A file is a [`Head`], followed by chunks. A process appends each chunk by one write, so chunks
+//! of several processes do not mix. A crash or a full disk may cut the last chunk off. Such a file
+//! is valid up to that chunk.
 //!
-//! A chunk is a [`ChunkHead`], followed by records. A record is its length in bytes and a [`Record`]
+//! A chunk is a [`ChunkHead`], followed by records. A record is a length in bytes and a [`Record`]
 //! in bincode's format. So a reader can skip records of later minor versions.
 //!
-//! This module alone uses bincode, and decodes with a limit on the size.
+//! Only this module uses bincode. It bounds the size of each record that it decodes.
 
 use bincode::config::{Configuration, Limit, standard};
 use bincode::error::DecodeError;
@@ -19,19 +19,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const FILE_MAGIC: [u8; 8] = *b"deepres\x01";
 /// The first bytes of a chunk.
 pub const CHUNK_MAGIC: [u8; 4] = *b"dchk";
-/// Major version. Files of another major version cannot be read.
+/// The major version. A reader cannot read files of another major version.
 pub const MAJOR: u16 = 2;
-/// Minor version. It is raised when a record or a field is added, or when the table of functions
-/// changes, because records contain its numbers.
+/// The minor version. A change that adds a record or a field raises it. A change of the table of
+/// functions raises it too, because records contain numbers of the table.
 pub const MINOR: u16 = 0;
 /// The most bytes of records in a chunk.
 pub const MAX_CHUNK_BYTES: usize = 1 << 20;
 /// The most bytes of a record.
 pub const MAX_RECORD_BYTES: usize = 1 << 10;
-/// The most bytes of a function's name. The rest of a longer one is cut.
+/// The most bytes of a function's name. The writer cuts a longer name.
 pub const MAX_NAME_BYTES: usize = MAX_RECORD_BYTES / 2;
 
-/// Numbers take a byte if they are small, and the length of a record is bounded.
+/// The encoding: small numbers take one byte, and a record has at most [`MAX_RECORD_BYTES`].
 const CONFIG: Configuration<bincode::config::LittleEndian, bincode::config::Varint, Limit<MAX_RECORD_BYTES>> =
     standard().with_limit();
 
@@ -59,16 +59,16 @@ impl Head {
 pub struct ChunkHead {
     /// [`CHUNK_MAGIC`]
     pub magic: [u8; 4],
-    /// Bytes of records that follow.
+    /// The number of bytes of the records that follow.
     pub bytes: u32,
-    /// Checksum of those bytes ([`checksum`]).
+    /// The checksum of those bytes ([`checksum`]).
     pub checksum: u32,
-    /// The process's pid, in its own namespace.
+    /// The process's id, in its own pid namespace.
     pub pid: u32,
-    /// When the process began to record, ns of `CLOCK_MONOTONIC`. Together with `pid` it identifies
-    /// the process.
+    /// When the process began to record, ns of `CLOCK_MONOTONIC`. The time and `pid` together
+    /// identify the process.
     pub began_ns: u64,
-    /// The times of calls in the chunk are relative to this, ns of `CLOCK_MONOTONIC`.
+    /// The base of the times in the chunk, ns of `CLOCK_MONOTONIC`.
     pub base_ns: u64,
 }
 
@@ -77,90 +77,92 @@ const _: () = {
     assert!(size_of::<ChunkHead>() == 32);
 };
 
-/// A kernel with its geometry.
+/// A kernel with its launch geometry, or a graph.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct Shape {
-    /// Key of the shape's measured times.
+    /// The key under which the interposer keeps measured times of this shape.
     pub key: u64,
-    /// Number of the driver function that launched the kernel.
+    /// The number of the driver function that launched the kernel or graph.
     pub api: u16,
-    /// Handle of the function; of the graph for the launch of a graph.
+    /// The handle of the kernel's function, or of the graph.
     pub function: u64,
-    /// Blocks; zeros for a graph.
+    /// The number of blocks; zeros for a graph.
     pub grid: [u32; 3],
-    /// Threads of a block; zeros for a graph.
+    /// The number of threads in a block; zeros for a graph.
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared_bytes: u32,
 }
 
-/// A record. Times of calls are ns since the chunk's base. A minor version may add variants at the
-/// end, and fields at the end of a variant.
+/// A record. Times of calls are ns since the chunk's base. A later minor version may add variants
+/// behind the last variant, and fields behind the last field of a variant.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, BorrowDecode)]
 pub enum Record<'a> {
-    /// A shape before its first launch, with its number: the shapes of a process count from 0.
+    /// The number of a shape, and the shape. The record comes before the first launch of the shape.
+    /// Each process numbers its shapes from 0.
     Shape(u64, Shape),
-    /// A function and its name.
+    /// The handle of a function, and the function's name.
     Name(u64, &'a [u8]),
     /// A launch.
     Launch {
-        /// When it was made.
+        /// When the job made the call.
         at_ns: u64,
-        /// Thread of the call.
+        /// The thread that made the call.
         thread: u32,
-        /// Number of the shape.
+        /// The number of the shape.
         shape: u64,
-        /// Handle of the stream.
+        /// The handle of the stream.
         stream: u64,
-        /// The launch was captured into a graph and did not run.
+        /// Whether the job captured the launch into a graph. A captured launch did not run.
         is_captured: bool,
     },
     /// A copy, set or prefetch.
     Copy {
-        /// When it was made.
+        /// When the job made the call.
         at_ns: u64,
-        /// Thread of the call.
+        /// The thread that made the call.
         thread: u32,
-        /// Number of the driver function.
+        /// The number of the driver function.
         api: u16,
-        /// Handle of the stream.
+        /// The handle of the stream.
         stream: u64,
         /// Bytes.
         bytes: u64,
     },
     /// An allocation of device memory.
     Memory {
-        /// When it was made.
+        /// When the job made the call.
         at_ns: u64,
-        /// Thread of the call.
+        /// The thread that made the call.
         thread: u32,
-        /// Number of the driver function.
+        /// The number of the driver function.
         api: u16,
         /// Bytes.
         bytes: u64,
     },
     /// A thread's wait for the GPU.
     Wait {
-        /// When it began.
+        /// When the wait began.
         at_ns: u64,
-        /// Thread of the call.
+        /// The thread that waited.
         thread: u32,
-        /// Number of the driver function.
+        /// The number of the driver function.
         api: u16,
-        /// Its length, ns.
+        /// The length of the wait, ns.
         lasted_ns: u64,
     },
-    /// A measured time: the key of the shape, ns of GPU time.
+    /// A measured time: the key of the shape, and the GPU time of one launch, ns.
     Took(u64, u64),
-    /// The number of records that were lost here, because they came faster than they could be
-    /// written.
+    /// The number of records that are missing here, because the job made calls faster than the
+    /// interposer could write them.
     Lost(u64),
-    /// The process ended normally. None of its records are missing, except those counted by
-    /// [`Record::Lost`].
+    /// The process ended normally. The trace has all its records, except the records that
+    /// [`Record::Lost`] counts.
     End,
 }
 
-/// The reason for refusing records: one is longer than its chunk, or is cut off.
+/// The error for records that a reader must refuse: a record is longer than its chunk, or is cut
+/// off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Broken;
 
@@ -173,10 +175,10 @@ impl core::fmt::Display for Broken {
 impl core::error::Error for Broken {}
 
 impl Record<'_> {
-    /// Passes the record's bytes to `write`, in two parts.
+    /// Passes the record's bytes to `write`, in two parts: the length and the record.
     pub fn encode(&self, mut write: impl FnMut(&[u8])) {
         let (mut length, mut body) = ([0; size_of::<u64>() + 1], [0; MAX_RECORD_BYTES]);
-        // The room suffices for the longest record, which is a name of `MAX_NAME_BYTES`.
+        // The buffer has room for the longest record, which is a name of `MAX_NAME_BYTES`.
         let Ok(bytes) = bincode::encode_into_slice(self, &mut body, CONFIG) else { return };
         let Ok(digits) = bincode::encode_into_slice(bytes as u64, &mut length, CONFIG) else { return };
         write(&length[..digits]);
@@ -184,11 +186,11 @@ impl Record<'_> {
     }
 }
 
-/// Takes the next record from the front of a chunk's records. Returns `None` for a record of a later
-/// minor version.
+/// Takes the next record from the front of a chunk's records, and returns it. Returns `None` if the
+/// record is of a later minor version.
 ///
 /// # Errors
-/// [`Broken`].
+/// [`Broken`] if the record is longer than the rest of the chunk, or is cut off.
 pub fn take<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Broken> {
     let (body, bytes): (&[u8], usize) =
         bincode::borrow_decode_from_slice(records, CONFIG).map_err(|_| Broken)?;
@@ -200,7 +202,8 @@ pub fn take<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Broken> {
     }
 }
 
-/// FNV-1a of a chunk's records. It reveals a chunk that was not written whole.
+/// Returns a checksum (FNV-1a) of a chunk's records. A reader thus recognises a chunk that is not
+/// whole.
 pub fn checksum(bytes: &[u8]) -> u32 {
     const BASIS: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;
@@ -252,7 +255,8 @@ mod tests {
 
     #[test]
     fn records_of_a_later_minor_version_are_skipped_and_so_are_numbers_at_the_end() {
-        // A variant that this version lacks, and the end of a process with two further numbers.
+        // A variant that this version does not know, and the end of a process with two more
+        // numbers.
         let bytes = [3, 200, 1, 2, 3, 8, 1, 2];
         let mut rest = bytes.as_slice();
         assert_eq!(take(&mut rest), Ok(None));

@@ -1,21 +1,21 @@
-//! A few words that change together. One side writes them, and many readers read them without ever
-//! blocking the writer.
+//! A few words that change together. One writer writes them, and many readers read them without
+//! ever blocking the writer.
 //!
-//! The algorithm is that of Boehm, "Can seqlocks get along with programming language memory
-//! models?" (MSPC 2012). The words themselves are relaxed atomics, ordered by fences on both sides.
+//! The algorithm is from Boehm, "Can seqlocks get along with programming language memory models?"
+//! (MSPC 2012). The words themselves are relaxed atomics; fences on both sides order them.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, spin_hint};
 
-/// Number of attempts before a reader gives up. A write takes nanoseconds. So many failures mean
-/// that the writer died during a write (its page lives on in the readers), or that it writes
-/// without pause.
+/// The number of attempts after which a reader stops. A write takes nanoseconds. If so many
+/// attempts fail, the writer died during a write, or writes without pause. The page of a dead
+/// writer stays mapped in its readers.
 #[cfg(not(loom))]
 const READ_ATTEMPTS: u32 = 1_000;
-/// Two attempts are enough for the model checker to see both outcomes.
+/// Two, because the model checker needs only two attempts to see both outcomes.
 #[cfg(loom)]
 const READ_ATTEMPTS: u32 = 2;
 
-/// `N` words that are read as of one moment.
+/// `N` words that a reader sees as of one moment.
 #[derive(Debug)]
 #[repr(C)]
 pub struct SeqLock<const N: usize> {
@@ -31,10 +31,11 @@ impl<const N: usize> Default for SeqLock<N> {
 }
 
 impl<const N: usize> SeqLock<N> {
-    /// Replaces the words. Only one thread in the system may call this for a given lock.
+    /// Replaces the words. Only one thread of the whole system may call this for a lock.
     pub fn write(&self, words: [u64; N]) {
         let sequence = self.sequence.load(Ordering::Relaxed);
-        // An odd value means that a writer died here. The next writer makes the words whole.
+        // An odd value means that a writer died during its write. This write makes the words whole
+        // again.
         let writing = sequence | 1;
         self.sequence.store(writing, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -44,7 +45,8 @@ impl<const N: usize> SeqLock<N> {
         self.sequence.store(writing.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the words as one write left them, or `None` if no whole write was seen.
+    /// Returns the words that one write left. Returns `None` if no attempt saw the words of a whole
+    /// write.
     pub fn read(&self) -> Option<[u64; N]> {
         for _ in 0..READ_ATTEMPTS {
             let before = self.sequence.load(Ordering::Acquire);

@@ -1,9 +1,9 @@
-//! The file by which processes of one tenant share their limits without a daemon. It contains the
-//! memory that they hold and the GPU time that they may use, on each GPU.
+//! The file by which the processes of a tenant share their limits without a daemon. For each GPU,
+//! the file holds the memory that the processes hold, and their GPU time.
 //!
-//! Each process owns a slot of the ledger by a lock on the slot's byte of the file. The kernel
-//! releases the lock when the process ends. Places of GPUs are assigned by UUID, because processes
-//! may see different GPUs in a different order.
+//! Each process owns a slot of the ledger, by a lock on the slot's byte of the file. The kernel
+//! releases the lock when the process ends. The file assigns a place to each GPU by UUID, because
+//! processes may see the GPUs in different orders.
 
 use crate::MAX_GPUS;
 use crate::allowance::Allowance;
@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
-/// Key of a free place.
+/// The key of a free place.
 const FREE: u64 = 0;
 
 /// The tenant's state on one GPU.
@@ -24,13 +24,13 @@ pub struct StandaloneGpu {
     key: AtomicU64,
     memory_bytes: AtomicU64,
     share_ppm: AtomicU32,
-    /// The turn: which process has the GPU.
+    /// The turn of the process that has the GPU.
     pub turn: Turn,
     /// The tenant's GPU time.
     pub allowance: Allowance,
 }
 
-/// The contents of the file. See the module.
+/// The contents of the file, as the module's documentation explains.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct StandalonePage {
@@ -54,13 +54,13 @@ impl StandalonePage {
         &self.ledger
     }
 
-    /// Returns the tenant's state on the GPU at `place`.
+    /// Returns the tenant's state on the GPU at `place`, or `None` if `place` is no place.
     pub fn gpu(&self, place: usize) -> Option<&StandaloneGpu> {
         self.gpus.get(place)
     }
 
-    /// Returns the place of a GPU. If the GPU has none, a free place is taken. Returns `None` if
-    /// there is no room for another GPU.
+    /// Returns the place of a GPU. If the GPU has no place yet, takes a free place. Returns `None`
+    /// if no place is free.
     pub fn place(&self, uuid: &Uuid) -> Option<usize> {
         let key = key(uuid);
         self.gpus.iter().position(|gpu| {
@@ -71,8 +71,8 @@ impl StandalonePage {
 }
 
 impl StandaloneGpu {
-    /// Sets the tenant's share from `now_ns` on, parts per million. 0 means no share. Time that is
-    /// still to be made up for is converted to the new share.
+    /// Sets the tenant's share from `now_ns` on, parts per million; 0 for no share. The pause that
+    /// the tenant still owes for used time changes in proportion to the shares.
     pub fn set_share_ppm(&self, ppm: u32, now_ns: u64) {
         let before_ppm = self.share_ppm.swap(ppm, Ordering::Relaxed);
         if before_ppm != ppm && before_ppm != 0 && ppm != 0 {
@@ -80,24 +80,24 @@ impl StandaloneGpu {
         }
     }
 
-    /// Returns the tenant's share, if one is set.
+    /// Returns the tenant's share, parts per million, or `None` if the tenant has no share.
     pub fn share_ppm(&self) -> Option<u32> {
         Some(self.share_ppm.load(Ordering::Relaxed)).filter(|ppm| *ppm != 0)
     }
 
-    /// Sets the tenant's memory limit. 0 means no limit.
+    /// Sets the tenant's memory limit, bytes; 0 for no limit.
     pub fn set_memory_bytes(&self, bytes: u64) {
         self.memory_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the tenant's memory limit, if one is set.
+    /// Returns the tenant's memory limit, bytes, or `None` if the tenant has no limit.
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.memory_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
     }
 }
 
-/// Returns a hash (FNV-1a) of a UUID in one word, so that a place can be taken in one step. No two
-/// GPUs of a host are assumed to share a hash.
+/// Returns a hash (FNV-1a) of a UUID in one word, so that a process can take a place in one step.
+/// The file assumes that no two GPUs of a host have the same hash.
 fn key(uuid: &Uuid) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x100_0000_01b3;

@@ -1,50 +1,50 @@
-//! The launches of one thread on one stream. They are counted when they are launched, and accounted
-//! for by segment.
+//! The tally of a lane: the launches of one thread on one stream. The thread counts each launch,
+//! and another count follows for each closed segment.
 //!
-//! Only the launching thread, the owner, counts, and it uses no read-modify-write while a segment
-//! is open. The owner or another thread closes the segment, and takes the launches that were
-//! counted since the last one.
+//! Only the launching thread, the *owner*, counts launches. While a segment is open, the owner
+//! counts without a read-modify-write. The owner or another thread closes the segment. That thread
+//! *accounts for* the launches since the last segment: it takes their number and their times.
 //!
-//! An owner that is preempted while it counts may find the segment closed. Counts only grow, so a
-//! launch that came too late belongs to no segment yet ([`Tally::settle`]). Each launch is
-//! accounted for once.
+//! If the system preempts the owner while it counts, another thread may close the segment
+//! meanwhile. The launch then comes too late for this segment, and belongs to no segment yet.
+//! [`Tally::settle`] accounts for such late launches. So the tally accounts for each launch once.
 //!
-//! A tally is private to a process. It is in this crate for the model checker, which runs only this
+//! A tally is private to a process. It is in this crate because the model checker runs only this
 //! crate's code (`tests/loom/tally.rs`).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// No segment is open. Only the owner changes this state.
+/// No segment is open. Only the owner leaves this state.
 const IDLE: u32 = 0;
-/// A segment is open and the owner counts in it. A thread that changes the state to [`CLOSING`]
-/// closes it.
+/// A segment is open, and the owner counts in it. A thread that changes the state to [`CLOSING`]
+/// closes the segment.
 const OPEN: u32 = 1;
-/// A thread is recording the end of the segment.
+/// A thread records the end of the segment.
 const CLOSING: u32 = 2;
-/// A segment is open, and the owner is in the driver with a launch of it. No other thread closes it
-/// now.
+/// A segment is open, and the owner is inside the driver with a launch of this segment. No thread
+/// but the owner closes the segment now, except by [`Tally::seize`].
 const LAUNCHING: u32 = 3;
 
-/// The launches of a lane. See the module. The caller defines the number of launches: it adds one
-/// unit for each launch, and a number may hold two counts. Numbers wrap around.
+/// The launches of a lane, as the module's documentation explains. The caller chooses the unit: it
+/// adds one unit for each launch, and may keep two counts in one number. Numbers wrap around.
 #[derive(Debug)]
 pub struct Tally {
     state: AtomicU32,
-    /// All launches so far. Only the owner writes it.
+    /// The number of launches so far. Only the owner writes this.
     launched: AtomicU64,
-    /// The sum of the known times of these launches, ns. Only the owner writes it.
+    /// The sum of the known times of these launches, ns. Only the owner writes this.
     expected_ns: AtomicU64,
-    /// The known time of the last launch, ns. Only the owner writes it.
+    /// The known time of the last launch, ns. Only the owner writes this.
     last_ns: AtomicU64,
-    /// Launches of closed segments.
+    /// The number of launches in closed segments.
     accounted: AtomicU64,
     /// The sum of the known times of launches in closed segments, ns.
     accounted_ns: AtomicU64,
-    /// Number of launches at which the open segment ends (modulo 2³²).
+    /// The number of launches at which the open segment ends, modulo 2³².
     target: AtomicU32,
 }
 
-/// Launches and the sum of their known times.
+/// A number of launches, and the sum of their known times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
     /// The number of launches, in the caller's units.
@@ -53,14 +53,14 @@ pub struct Taken {
     pub ns: u64,
 }
 
-/// The result of an attempt that another thread may obstruct.
+/// The result of an attempt to take a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The segment is the caller's.
+    /// The caller has the segment.
     Done,
     /// No segment is open.
     Idle,
-    /// Another thread has the segment: try again.
+    /// Another thread has the segment. The caller should try again.
     Busy,
 }
 
@@ -79,54 +79,54 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Returns the number of launches with one more, if a segment is open and not full. Only the
-    /// owner calls this.
+    /// Returns the number of launches after one more launch. Returns `None` if no segment is open,
+    /// or if the open segment would be full with that launch. Only the owner calls this.
     #[inline(always)]
     pub fn next(&self, one: u64) -> Option<u64> {
         let launched = self.launched().wrapping_add(one);
         (self.state.load(Ordering::Relaxed) == OPEN && !self.is_full_at(launched)).then_some(launched)
     }
 
-    /// Counts a launch with a known time of `ns`. `launched` is the number with it. Only the owner
-    /// calls this, with a segment open.
+    /// Counts a launch with a known time of `ns`. `launched` is the number of launches with this
+    /// launch. Only the owner calls this, while a segment is open.
     #[inline(always)]
     pub fn put(&self, launched: u64, ns: u64) {
         let expected_ns = self.expected_ns().wrapping_add(ns);
         self.expected_ns.store(expected_ns, Ordering::Relaxed);
         self.last_ns.store(ns, Ordering::Relaxed);
-        // The number is stored after the time, and after the segment was opened. `settle` relies on
-        // that.
+        // The owner stores the number after the time, and after it opened the segment. `settle`
+        // relies on that order.
         self.launched.store(launched, Ordering::Release);
     }
 
-    /// Takes back the launch that was counted last, because it was not made. If its segment was
-    /// closed meanwhile, the next segment accounts for so much less.
+    /// Takes back the last launch, because the driver refused it. If another thread has closed the
+    /// segment meanwhile, the next segment accounts for one launch less.
     pub fn take_back(&self, one: u64) {
         let last_ns = self.last_ns.swap(0, Ordering::Relaxed);
         self.expected_ns.store(self.expected_ns().saturating_sub(last_ns), Ordering::Relaxed);
         self.launched.store(self.launched().wrapping_sub(one), Ordering::Relaxed);
     }
 
-    /// Returns all launches so far.
+    /// Returns the number of launches so far.
     #[inline(always)]
     pub fn launched(&self) -> u64 {
         self.launched.load(Ordering::Relaxed)
     }
 
-    /// Returns the sum of their known times, ns.
+    /// Returns the sum of the known times of all launches so far, ns.
     #[inline(always)]
     fn expected_ns(&self) -> u64 {
         self.expected_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether the open segment has all its launches when there are `launched` in all.
+    /// Returns whether the open segment is full when the number of launches is `launched`.
     #[inline(always)]
     pub fn is_full_at(&self, launched: u64) -> bool {
         // The difference is signed, because numbers wrap around.
         self.target().wrapping_sub(launched as u32) as i32 <= 0
     }
 
-    /// Returns the number of launches at which the open segment ends (modulo 2³²).
+    /// Returns the number of launches at which the open segment ends, modulo 2³².
     #[inline(always)]
     pub fn target(&self) -> u32 {
         self.target.load(Ordering::Relaxed)
@@ -137,18 +137,18 @@ impl Tally {
         self.target.store(target, Ordering::Relaxed);
     }
 
-    /// Makes the open segment end with its next launch. If the owner opens another segment
-    /// meanwhile, that segment is short.
+    /// Makes the open segment end with its next launch. If the owner opens another segment during
+    /// the call, the other segment ends with its next launch.
     pub fn end_soon(&self) {
         self.set_target(self.launched() as u32);
     }
 
-    /// Returns the launches that belong to no closed segment, with the sum of their known times.
+    /// Returns the launches that belong to no closed segment.
     pub fn unaccounted(&self) -> Taken {
         self.unaccounted_of(self.launched())
     }
 
-    /// Does what [`Self::unaccounted`] does, for the first `launched` launches.
+    /// Returns the launches that belong to no closed segment, of the first `launched` launches.
     pub fn unaccounted_of(&self, launched: u64) -> Taken {
         Taken {
             launched: launched.wrapping_sub(self.accounted.load(Ordering::Relaxed)),
@@ -156,34 +156,34 @@ impl Tally {
         }
     }
 
-    /// Whether a segment is open.
+    /// Returns whether a segment is open.
     pub fn is_open(&self) -> bool {
         self.state.load(Ordering::SeqCst) != IDLE
     }
 
-    /// Whether a segment is open that may be closed.
+    /// Returns whether a segment is open and no thread is launching into it or closing it.
     pub fn is_closable(&self) -> bool {
         self.state.load(Ordering::Acquire) == OPEN
     }
 
-    /// Whether a thread is closing a segment.
+    /// Returns whether a thread is closing a segment.
     pub fn is_closing(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSING
     }
 
-    /// Whether the owner is in the driver.
+    /// Returns whether the owner is inside the driver with a launch.
     pub fn is_launching(&self) -> bool {
         self.state.load(Ordering::Relaxed) == LAUNCHING
     }
 
-    /// Opens a segment for a launch that is about to be made. Only the owner calls this, while no
-    /// segment is open and late launches are settled.
+    /// Opens a segment for a launch that the owner is about to make. Only the owner calls this,
+    /// while no segment is open, after it has settled late launches.
     pub fn open(&self) {
         self.state.store(LAUNCHING, Ordering::SeqCst);
     }
 
-    /// Takes the open segment for a launch, so that no other thread closes it meanwhile. Only the
-    /// owner calls this.
+    /// Takes the open segment for a launch, so that no other thread closes the segment meanwhile.
+    /// Returns whether the owner has the segment. Only the owner calls this.
     pub fn claim(&self) -> Attempt {
         match self.state.compare_exchange(OPEN, LAUNCHING, Ordering::SeqCst, Ordering::Acquire) {
             Ok(_) | Err(LAUNCHING) => Attempt::Done,
@@ -192,20 +192,22 @@ impl Tally {
         }
     }
 
-    /// Ends [`Self::claim`] after the launch was made. The owner calls this, or a thread that knows
-    /// that the owner is gone.
+    /// Ends [`Self::claim`] after the launch. The caller is the owner, or a thread that knows that
+    /// the owner is gone.
     pub fn release(&self) {
-        // The exchange fails if another thread has seized the segment with its stream meanwhile.
+        // The exchange fails if another thread has seized the segment meanwhile.
         let _ = self.state.compare_exchange(LAUNCHING, OPEN, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// Takes the open segment to close it, unless a launch of it is in progress. After true, the
-    /// caller must call [`Self::account`] and [`Self::closed`], or [`Self::reopen`].
+    /// Takes the open segment to close it. Returns false if no segment is open, or if a thread is
+    /// launching into it or closing it. After true, the caller must call [`Self::account`] and
+    /// [`Self::closed`], or [`Self::reopen`].
     pub fn begin_closing(&self) -> bool {
         self.state.compare_exchange(OPEN, CLOSING, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Does what [`Self::begin_closing`] does, even if a launch is in progress.
+    /// Takes the open segment to close it, even while the owner launches into it. Returns whether
+    /// the caller has the segment.
     pub fn seize(&self) -> Attempt {
         let state = self.state.load(Ordering::Acquire);
         match state {
@@ -218,18 +220,19 @@ impl Tally {
         }
     }
 
-    /// Returns the number of launches so far. A thread that closes the segment lets it end there.
+    /// Returns the number of launches so far. A thread that closes the segment lets the segment end
+    /// there.
     pub fn launched_at_end(&self) -> u64 {
         self.launched.load(Ordering::SeqCst)
     }
 
-    /// Opens the segment again, because it is not closed after all.
+    /// Opens the segment again, because the caller does not close it after all.
     pub fn reopen(&self) {
         self.state.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Accounts for the launches up to `launched`, which are those of the segment that is being
-    /// closed. Returns what was not accounted for before.
+    /// Accounts for the first `launched` launches: the last of them belong to the segment that the
+    /// caller closes. Returns the launches for which no thread accounted before.
     pub fn account(&self, launched: u64) -> Taken {
         let expected_ns = self.expected_ns();
         let before = self.accounted.swap(launched, Ordering::AcqRel);
@@ -242,24 +245,25 @@ impl Tally {
         self.state.store(IDLE, Ordering::SeqCst);
     }
 
-    /// Accounts for launches that came too late for the last segment, while no segment is open.
-    /// Returns these launches. Any thread may call this. A negative number is a launch that the
-    /// driver refused after a segment had counted it.
+    /// Accounts for launches that came too late for the last segment, and returns them. Does
+    /// nothing while a segment is open, or if no launch came late. The result is negative if the
+    /// driver refused a launch after a segment had counted it. Any thread may call this.
     pub fn settle(&self) -> Option<Taken> {
         let accounted = self.accounted.load(Ordering::Acquire);
         let launched = self.launched.load(Ordering::Acquire);
         if launched == accounted || self.state.load(Ordering::SeqCst) != IDLE {
             return None;
         }
-        // The owner counts in a new segment only after `state` says that it is open. A thread that
-        // closes a segment changes `accounted`. So the launches seen above are late ones.
+        // The owner counts in a new segment only after it has set `state`. A thread that closes a
+        // segment changes `accounted`. So the launches since `accounted` are late launches.
         let expected_ns = self.expected_ns();
         if self.launched.load(Ordering::Acquire) != launched {
-            // The driver refused one of the launches meanwhile.
+            // The driver refused one of the launches during this call.
             return None;
         }
         self.accounted.compare_exchange(accounted, launched, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        // The value only grows. A thread that closes a segment meanwhile has accounted for more.
+        // `accounted_ns` only grows. If another thread has closed a segment meanwhile, the stored
+        // value is larger.
         let before_ns = self.accounted_ns.fetch_max(expected_ns, Ordering::Relaxed);
         Some(Taken { launched: launched.wrapping_sub(accounted), ns: expected_ns.saturating_sub(before_ns) })
     }

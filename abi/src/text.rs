@@ -1,13 +1,13 @@
-//! Values that files and the admin socket hold as the words that people write.
+//! Values that files and the admin socket keep as texts, in the form in which people write them.
 
 use core::fmt;
 use core::marker::PhantomData;
 use core::str::FromStr;
 
-/// Reads a value from a text.
+/// Reads a value from a text, and returns the value.
 ///
 /// # Errors
-/// The text is no such value, or the deserializer's.
+/// The error of the deserializer, or a custom error if the text is no such value.
 pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {

@@ -1,13 +1,14 @@
-//! The turn: which of a tenant's processes has the GPU without a daemon. At most one has it at a
-//! time, so that the GPU does not switch between them all the time. Nothing else depends on the
-//! turn: two processes that run at once are still charged correctly.
+//! The turn: the time in which one process of a tenant alone uses a GPU, without a daemon. At most
+//! one process has the turn, so that the GPU does not switch between processes all the time.
+//! Nothing else depends on the turn: if two processes run at once, the account still charges them
+//! correctly.
 //!
-//! A turn ends by itself unless it is renewed. So a process that is killed or stopped keeps it only
-//! for a moment.
+//! If a process does not renew its turn, the turn ends by itself. So a killed or stopped process
+//! keeps the turn only for a moment.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A time is kept in units of 1.024 µs. The slot is in the remaining bits of the word.
+/// A word keeps a time in units of 1.024 µs. The remaining bits hold the slot.
 const TIME_SHIFT: u32 = 10;
 const SLOT_BITS: u32 = 10;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
@@ -18,16 +19,18 @@ const _: () = assert!((crate::ledger::MAX_SESSIONS as u64) < SLOT_MASK);
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Turn {
-    /// The process that has the turn, and until when.
+    /// The process that has the turn, and the end of the turn.
     held: AtomicU64,
-    /// The process that has asked for the longest time, and until when its wish is valid.
+    /// The process that has asked for the turn longest, and the end of its wish.
     wanted: AtomicU64,
-    /// Since when that process has asked, ns (CLOCK_MONOTONIC). It is written separately from
-    /// `wanted`. If the two do not match, they match again once the process repeats its wish.
+    /// When that process first asked, ns of `CLOCK_MONOTONIC`. The process writes `wanted` and this
+    /// word in two stores. If the two words do not match, they match again after the process
+    /// repeats its wish.
     since_ns: AtomicU64,
 }
 
-/// A process, by its slot in the ledger, until a time. The zero word is no process.
+/// A process, by its slot in the ledger, and the end of its claim. The zero word stands for no
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Claim(u64);
 
@@ -48,7 +51,7 @@ impl Claim {
 }
 
 impl Turn {
-    /// Takes the turn, or renews it. Returns false if another process has it.
+    /// Takes or renews the turn, until `until_ns`. Returns false if another process has the turn.
     pub fn take(&self, slot: usize, now_ns: u64, until_ns: u64) -> bool {
         let claim = Claim::new(slot, until_ns);
         let taken = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
@@ -58,12 +61,12 @@ impl Turn {
         taken.is_ok()
     }
 
-    /// Whether the process with that slot had the turn last, and no other has taken it since.
+    /// Returns whether the process with this slot was the last to take the turn.
     pub fn is_held_by(&self, slot: usize) -> bool {
         Claim(self.held.load(Ordering::Acquire)).is_by(slot)
     }
 
-    /// Gives the turn back, if this process still has it.
+    /// Gives the turn back, if the process with this slot still has it.
     pub fn give(&self, slot: usize) {
         // The update fails if another process has taken the turn.
         let _ = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
@@ -71,8 +74,7 @@ impl Turn {
         });
     }
 
-    /// Asks for the turn, until `until_ns`. Does nothing if another process asks and has asked for
-    /// longer.
+    /// Asks for the turn, until `until_ns`. Does nothing if another process has asked longer.
     pub fn want(&self, slot: usize, since_ns: u64, now_ns: u64, until_ns: u64) {
         let is_before = self.since_ns.load(Ordering::Relaxed) <= since_ns;
         if is_before && self.is_wanted_by_other(slot, now_ns) {
@@ -82,20 +84,20 @@ impl Turn {
         self.wanted.store(Claim::new(slot, until_ns).0, Ordering::Release);
     }
 
-    /// Withdraws the wish, if it is this process's.
+    /// Withdraws the wish for the turn, if the wish is of the process with this slot.
     pub fn withdraw(&self, slot: usize) {
         let _ = self.wanted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |wanted| {
             Claim(wanted).is_by(slot).then_some(Claim::NOBODY.0)
         });
     }
 
-    /// Whether a process other than this one asks for the turn.
+    /// Returns whether another process asks for the turn.
     pub fn is_wanted_by_other(&self, slot: usize, now_ns: u64) -> bool {
         let wanted = Claim(self.wanted.load(Ordering::Acquire));
         wanted != Claim::NOBODY && !wanted.is_by(slot) && !wanted.is_over(now_ns)
     }
 
-    /// Whether another process asks for the turn and has asked since before `since_ns`.
+    /// Returns whether another process asks for the turn, and first asked before `since_ns`.
     pub fn is_wanted_before(&self, slot: usize, since_ns: u64, now_ns: u64) -> bool {
         self.is_wanted_by_other(slot, now_ns) && self.since_ns.load(Ordering::Relaxed) < since_ns
     }
@@ -156,7 +158,7 @@ mod tests {
         );
         turn.want(1, NOW_NS - 5, NOW_NS, LATER_NS);
         assert!(turn.is_wanted_before(2, NOW_NS - 4, NOW_NS));
-        // An expired wish belongs to no process.
+        // This wish has expired.
         turn.want(2, LATER_NS, LATER_NS, LATER_NS + 20_000_000);
         assert!(turn.is_wanted_before(1, LATER_NS + 1, LATER_NS));
     }

@@ -1,11 +1,15 @@
-//! The handshake on the tenant socket: fixed-size frames over `SOCK_SEQPACKET`, one packet each.
+//! The handshake on the tenant socket: frames of fixed size over `SOCK_SEQPACKET`, one packet for
+//! each frame.
 //!
-//! A tenant sends [`Hello`]. The controller answers [`Welcome`], to a session with its file descriptors beside it
-//! (`SCM_RIGHTS`, in the order of [`Welcome`]'s documentation), or [`Refusal`], and closes. The connection then stays open without
-//! traffic: its end is the end of the session.
+//! A process connects and sends [`Hello`]. The daemon answers with [`Welcome`], [`View`] or
+//! [`Refusal`], or not at all, by the [`Role`] in the hello. With the welcome to a session, the
+//! daemon sends file descriptors (`SCM_RIGHTS`, in the order of [`Welcome`]'s documentation). After
+//! the welcome, nobody sends anything. When the connection ends, the session ends.
 //!
-//! Versions: a later minor version adds fields in reserved bytes, which are zero before, or at a frame's end. So [`decode`] ignores
-//! what a newer sender has behind the frame that we know, and takes what an older one lacks as zero. Another major version is refused.
+//! A later minor version adds fields in reserved bytes, which are zero before, or at a frame's end.
+//! If the sender is newer, [`decode`] ignores the bytes behind the frame that it knows. If the
+//! sender is older, [`decode`] takes zeros for the fields that the frame lacks. [`decode`] refuses
+//! a frame of another major version.
 
 use crate::MAX_GPUS;
 use crate::page::{MAJOR, MINOR};
@@ -17,21 +21,21 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 /// The bytes `drsw`.
 const MAGIC: u32 = u32::from_le_bytes(*b"drsw");
 
-/// Bytes of a tenant's name, at most.
+/// The most bytes of a tenant's name.
 pub const TENANT_NAME_BYTES: usize = 64;
-/// Bytes of a command line that are kept for people to read.
+/// The most bytes of a command line in a hello, for people to read.
 pub const CLIENT_BYTES: usize = 128;
-/// Bytes of the sentence in a refusal.
+/// The most bytes of the sentence in a refusal.
 pub const REASON_BYTES: usize = 480;
-/// Size of the largest frame.
+/// The size of the largest frame, bytes.
 pub const MAX_FRAME_BYTES: usize = 1024;
-/// In [`Welcome::gpu_index`]: the controller does not manage that GPU.
+/// In [`Welcome::gpu_index`]: the daemon does not manage the GPU.
 pub const UNMANAGED: u8 = u8::MAX;
 
-/// A GPU's UUID, as `cuDeviceGetUuid` gives it.
+/// A GPU's UUID, as `cuDeviceGetUuid` returns it.
 pub type Uuid = [u8; 16];
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
@@ -45,7 +49,7 @@ pub enum FrameKind {
     View = 4,
 }
 
-/// First 16 bytes of each frame.
+/// The first 16 bytes of each frame.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FrameHead {
@@ -58,7 +62,7 @@ pub struct FrameHead {
 }
 
 impl FrameHead {
-    /// Minor version of the side that sent the frame.
+    /// Returns the minor version of the program that sent the frame.
     pub fn minor(&self) -> u16 {
         self.minor
     }
@@ -75,69 +79,81 @@ impl FrameHead {
     }
 }
 
-/// A frame: any bytes of its size are one, and only [`decode`] says whether to believe them.
+/// A frame. Any bytes of a frame's size are a valid value; [`decode`] checks whether they are a
+/// frame of deepres.
 pub trait Frame: FromBytes + IntoBytes + Immutable + KnownLayout {
-    /// Its kind.
+    /// The frame's kind.
     const KIND: FrameKind;
-    /// Its size in the first minor version: no frame of this major version is shorter.
+    /// The frame's size in the first minor version, bytes. No frame of this major version is
+    /// shorter.
     const FIRST_BYTES: usize;
-    /// Its head.
+    /// Returns the frame's head.
     fn head(&self) -> &FrameHead;
 }
 
-/// Who is asking.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// A process that uses GPUs: gets pages.
+    /// A process begins a session. It gets a [`Welcome`] with pages.
     Session = 1,
-    /// `deepres run`: keeps the tenant in being while its connection lasts, and learns at once if the request is refused. Gets no pages.
+    /// `deepres run` keeps its tenant in the daemon while the connection lasts. It gets a
+    /// [`Welcome`] without pages. If the daemon refuses the wishes, `deepres run` learns so before
+    /// the job starts.
     Keeper = 2,
-    /// A process that asks what its tenant has of the GPUs in its hello: gets a [`View`], and the connection ends.
+    /// A process asks for the limits and the use of its tenant, on the GPUs in its hello. It gets a
+    /// [`View`], and the connection ends.
     Viewer = 3,
-    /// A process that is about to begin a session, in a connection of its own: it is no stranger while that lasts. Gets no answer; what it has to
-    /// say comes with the session's hello.
+    /// A process is about to begin a session in another connection. While this connection lasts,
+    /// the daemon does not list the process as unmanaged. The process gets no answer.
     Arriving = 4,
-    /// A process that asks what it holds of the one GPU in its hello, by NVML's word: gets a [`View`], and the connection ends.
+    /// A process asks how much memory it holds on the one GPU in its hello, by NVML's answer. It
+    /// gets a [`View`], and the connection ends.
     Appraised = 5,
 }
 
-/// Tenant → controller: who I am, and my wishes. The controller's configuration decides about the wishes.
+/// The frame in which a process introduces itself and states its wishes. The daemon's configuration
+/// bounds the wishes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Hello {
     head: FrameHead,
-    /// The sender's `CLOCK_MONOTONIC`, ns. The controller refuses a sender of another time namespace, in which times cannot be
-    /// compared.
+    /// The sender's `CLOCK_MONOTONIC`, ns. The daemon refuses a sender of another time namespace,
+    /// because their times cannot be compared.
     pub monotonic_ns: u64,
     /// A [`Role`].
     pub role: u32,
-    /// Process id in the sender's own namespace, for people to read.
+    /// A process id in the sender's own pid namespace: of the sender, or of the process that
+    /// `metering` names.
     pub pid: u32,
-    /// UUIDs that follow.
+    /// The number of UUIDs in `gpu_uuids`.
     pub gpu_count: u32,
-    /// Sessions that this process had before this one and whose counters its meter page will go on from
-    /// ([`crate::meter::MeterPage::set_carried`]); 0: the page will begin at zero.
+    /// The number of sessions that this process had before. If not 0, the counters of the meter
+    /// page continue the counters of those sessions ([`crate::meter::MeterPage::set_carried`]). In
+    /// a keeper's hello, not 0 if the keeper was connected before.
     pub sessions_before: u32,
-    /// An [`crate::oversubscribe::Oversubscribe`]; 0: not asked.
+    /// An [`crate::oversubscribe::Oversubscribe`]; 0 if the process did not ask for any.
     pub oversubscribe: u32,
-    /// A keeper: 1 if this very process is to be metered from outside, and its children; it is answered once it is. Else 0.
+    /// In a keeper's hello: 1 if the daemon is to meter a process and its children from outside;
+    /// else 0. The process is the keeper, or `pid` if the keeper was connected before. The daemon
+    /// answers after the metering has begun.
     pub metering: u32,
-    /// The GPUs that the process can see, in its order.
+    /// The GPUs that the process can see, in the process's order.
     pub gpu_uuids: [Uuid; MAX_GPUS],
-    /// The tenant's name, UTF-8, zero-padded; empty: the controller finds one.
+    /// The tenant's name, UTF-8, zero-padded. If the field is empty, the daemon finds a name.
     pub tenant: [u8; TENANT_NAME_BYTES],
-    /// The command line, shortened, UTF-8, zero-padded.
+    /// The process's command line, shortened, UTF-8, zero-padded.
     pub client: [u8; CLIENT_BYTES],
-    /// The wishes, as [`crate::wish::Wish::encode`] writes them.
+    /// The wishes, in the encoding of [`crate::wish::Wish::encode`].
     pub wishes: [u8; WISHES_BYTES],
     reserved: [u8; 16],
 }
 
-/// Controller → tenant: you are in.
+/// The frame by which the daemon accepts a session or a keeper.
 ///
-/// With it, for [`Role::Session`], come file descriptors: grant page, meter page, ledger page, heartbeat page, and then one
-/// eventfd (the bell, rung by the tenant) for each managed GPU of the hello, in its order.
+/// With the welcome, a session ([`Role::Session`]) gets file descriptors: grant page, meter page,
+/// ledger page and heartbeat page. After them comes one bell (an eventfd that the tenant rings) for
+/// each managed GPU of the hello, in the hello's order.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Welcome {
@@ -147,38 +163,38 @@ pub struct Welcome {
     /// The session's slot in the tenant's ledger.
     pub ledger_slot: u32,
     reserved: u32,
-    /// For each GPU of the hello the controller's index of it, or [`UNMANAGED`].
+    /// For each GPU of the hello: the daemon's index of the GPU, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
     /// The tenant's name, UTF-8, zero-padded.
     pub tenant: [u8; TENANT_NAME_BYTES],
 }
 
-/// Number of page descriptors that come before the bells.
+/// The number of page descriptors, which come before the bells.
 pub const PAGE_FDS: usize = 4;
-/// Descriptors that a welcome carries at most.
+/// The most descriptors that come with a welcome.
 pub const MAX_FDS: usize = PAGE_FDS + MAX_GPUS;
 
-/// Why the controller refuses.
+/// The kind of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RefusalKind {
-    /// Another major version of the protocol.
+    /// The sender uses another major version of the protocol.
     Version = 1,
-    /// A frame that is none.
+    /// The packet is no frame, or no frame that a process may send here.
     Malformed = 2,
-    /// What was asked for is not allowed or impossible.
+    /// The wishes, or other fields of the hello, are not allowed or impossible.
     Request = 3,
-    /// No room for another session.
+    /// The daemon has no room for another connection or session.
     Full = 4,
-    /// The peer's process or clock cannot be seen from here.
+    /// The daemon cannot see the sender's process, or the sender has another clock.
     Namespace = 5,
-    /// The controller is going down.
+    /// The daemon is going down, or cannot answer at this moment.
     Stopping = 6,
-    /// What was asked for fits once others are gone.
+    /// The wishes will fit once other tenants are gone.
     NoRoom = 7,
 }
 
-/// Controller → tenant: no, and why.
+/// The frame by which the daemon refuses, with the reason.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Refusal {
@@ -190,49 +206,51 @@ pub struct Refusal {
     pub reason: [u8; REASON_BYTES],
 }
 
-/// Processes that a [`View`] has room for.
+/// The most processes in a [`View`].
 pub const VIEW_PROCESSES: usize = 128;
 
-/// What a tenant has of one GPU.
+/// The limits and the use of a tenant on one GPU.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ViewGpu {
-    /// Memory that it may hold, bytes; [`crate::grant::NO_LIMIT`] for any.
+    /// Memory that the tenant may hold, bytes, or [`crate::grant::NO_LIMIT`].
     pub memory_limit_bytes: u64,
-    /// Memory that it holds, bytes.
+    /// Memory that the tenant holds, bytes.
     pub held_bytes: u64,
-    /// Its part of the GPU's time lately, parts per million.
+    /// The tenant's part of the GPU's time in the last second, parts per million.
     pub recent_ppm: u32,
-    /// 1 if the controller manages that GPU, else 0.
+    /// 1 if the daemon manages the GPU, else 0.
     pub is_managed: u32,
 }
 
-/// Controller → tenant: what your tenant has.
+/// The frame by which the daemon answers a question about a tenant.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct View {
     head: FrameHead,
-    /// Who asked, as the controller sees it: another number than the process's own in another pid namespace.
+    /// The id of the process that asked, as the daemon sees it. In another pid namespace, the
+    /// process itself has another id.
     pub asker_pid: u32,
     process_count: u32,
-    /// For each GPU of the hello.
+    /// The tenant's limits and use, for each GPU of the hello.
     pub gpus: [ViewGpu; MAX_GPUS],
-    /// The tenant's processes, as the controller sees them.
+    /// The ids of the tenant's processes, as the daemon sees them.
     processes: [u32; VIEW_PROCESSES],
-    /// What NVML says that the asker holds of the first GPU, bytes, if it was asked for ([`Role::Appraised`]).
+    /// Memory of the process that asked on the first GPU of the hello, bytes, by NVML's answer
+    /// ([`Role::Appraised`]).
     asker_bytes: u64,
-    /// 1 if NVML said so.
+    /// 1 if NVML answered.
     is_appraised: u32,
     reserved: u32,
 }
 
 impl View {
-    /// A view without GPUs and processes.
+    /// Returns a view without GPUs and processes.
     pub fn new(asker_pid: u32) -> Self {
         Self { head: FrameHead::of::<Self>(), asker_pid, ..Self::new_zeroed() }
     }
 
-    /// The tenant's processes; more than there is room for are left out.
+    /// Sets the tenant's processes. Leaves out the processes behind the first [`VIEW_PROCESSES`].
     pub fn set_processes(&mut self, pids: impl Iterator<Item = u32>) {
         self.process_count = 0;
         for (place, pid) in self.processes.iter_mut().zip(pids) {
@@ -241,22 +259,23 @@ impl View {
         }
     }
 
-    /// NVML says that the asker holds so much of the first GPU.
+    /// Sets the memory of the process that asked, on the first GPU of the hello, by NVML's answer.
     pub fn set_asker_bytes(&mut self, bytes: u64) {
         (self.asker_bytes, self.is_appraised) = (bytes, 1);
     }
 
-    /// What NVML says that the asker holds of the first GPU, bytes; `None` if it was not asked, or does not say.
+    /// Returns the memory of the process that asked, on the first GPU of the hello, by NVML's
+    /// answer, bytes. Returns `None` if the process did not ask for it, or if NVML did not answer.
     pub fn asker_bytes(&self) -> Option<u64> {
         (self.is_appraised == 1).then_some(self.asker_bytes)
     }
 
-    /// The tenant's processes.
+    /// Returns the ids of the tenant's processes, as the daemon sees them.
     pub fn processes(&self) -> &[u32] {
         &self.processes[..(self.process_count as usize).min(VIEW_PROCESSES)]
     }
 
-    /// Whether the controller manages the GPU at this place of the hello.
+    /// Returns whether the daemon manages the GPU at this place of the hello.
     pub fn is_managed(&self, place: usize) -> bool {
         self.gpus.get(place).is_some_and(|gpu| gpu.is_managed != 0)
     }
@@ -293,26 +312,26 @@ impl Frame for Refusal {
 }
 
 impl Hello {
-    /// An empty hello: nothing asked for, no GPUs.
+    /// Returns a hello without wishes and GPUs.
     pub fn new(role: Role) -> Self {
         Self { head: FrameHead::of::<Self>(), role: role as u32, ..Self::new_zeroed() }
     }
 
-    /// The role, if it is one.
+    /// Returns the role, or `None` if the number stands for no role.
     pub fn role(&self) -> Option<Role> {
         [Role::Session, Role::Keeper, Role::Viewer, Role::Arriving, Role::Appraised]
             .into_iter()
             .find(|role| *role as u32 == self.role)
     }
 
-    /// The GPUs, at most as many as there is room for.
+    /// Returns the UUIDs of the GPUs, at most [`MAX_GPUS`].
     pub fn gpus(&self) -> &[Uuid] {
         &self.gpu_uuids[..(self.gpu_count as usize).min(MAX_GPUS)]
     }
 }
 
 impl Welcome {
-    /// A welcome without GPUs.
+    /// Returns a welcome without GPUs.
     pub fn new(session_id: u64, ledger_slot: u32) -> Self {
         Self {
             head: FrameHead::of::<Self>(),
@@ -325,7 +344,7 @@ impl Welcome {
 }
 
 impl Refusal {
-    /// A refusal with its sentence, cut to what fits.
+    /// Returns a refusal with `reason` as its sentence. Cuts the sentence to [`REASON_BYTES`].
     pub fn new(kind: RefusalKind, reason: &str) -> Self {
         let mut refusal = Self { head: FrameHead::of::<Self>(), kind: kind as u32, ..Self::new_zeroed() };
         set_text(&mut refusal.reason, reason);
@@ -333,14 +352,14 @@ impl Refusal {
     }
 }
 
-/// Why bytes from a socket are not the frame that was expected.
+/// The reason for which bytes from a socket are not the expected frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameError {
-    /// Not a frame of deepres.
+    /// The bytes are no frame of deepres.
     Malformed,
-    /// A frame of an incompatible version (major found).
+    /// The frame has an incompatible version (major version found).
     Major(u16),
-    /// Another frame than the one expected (kind found).
+    /// The frame has another kind (kind found).
     Kind(u16),
 }
 
@@ -361,10 +380,11 @@ impl fmt::Display for FrameError {
 
 impl core::error::Error for FrameError {}
 
-/// The kind of a packet, if it is a frame at all. A frame of another major version is an error here already.
+/// Returns the kind of a packet's frame.
 ///
 /// # Errors
-/// [`FrameError::Malformed`] or [`FrameError::Major`].
+/// [`FrameError::Malformed`] if the packet is no frame. [`FrameError::Major`] if the frame has
+/// another major version.
 pub fn kind(packet: &[u8]) -> Result<u16, FrameError> {
     head(packet).map(|head| head.kind)
 }
@@ -380,10 +400,10 @@ fn head(packet: &[u8]) -> Result<FrameHead, FrameError> {
     Ok(head)
 }
 
-/// Reads one whole packet as the frame `F`, from a sender of any minor version.
+/// Returns the frame `F` that one whole packet contains. The sender may have any minor version.
 ///
 /// # Errors
-/// [`FrameError`] when it is anything else.
+/// [`FrameError`] if the packet is no such frame.
 pub fn decode<F: Frame>(packet: &[u8]) -> Result<F, FrameError> {
     let head = head(packet)?;
     if head.kind != F::KIND as u16 {
@@ -405,7 +425,8 @@ pub fn decode<F: Frame>(packet: &[u8]) -> Result<F, FrameError> {
     Ok(frame)
 }
 
-/// Writes `text` into a zero-padded field, cut at a character boundary; one zero byte always remains.
+/// Writes `text` into a field, and fills the rest with zeros. If the text is too long, cuts it
+/// between two characters. At least one zero byte remains.
 pub fn set_text(field: &mut [u8], text: &str) {
     let mut end = text.len().min(field.len().saturating_sub(1));
     while !text.is_char_boundary(end) {
@@ -415,7 +436,7 @@ pub fn set_text(field: &mut [u8], text: &str) {
     field[..end].copy_from_slice(&text.as_bytes()[..end]);
 }
 
-/// The text in a zero-padded field, or `None` if it is not UTF-8.
+/// Returns the text in a zero-padded field, or `None` if the text is not UTF-8.
 pub fn text(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     core::str::from_utf8(&field[..end]).ok()
@@ -464,7 +485,7 @@ mod tests {
         assert_eq!(decode::<Hello>(newer.as_bytes()).err(), Some(FrameError::Major(MAJOR + 1)));
     }
 
-    /// A frame's bytes as a sender of another minor version would have sent them.
+    /// Returns a frame's bytes as a sender of another minor version would send them.
     fn resized(frame: &impl Frame, minor: u16, bytes: usize) -> std::vec::Vec<u8> {
         let mut packet = frame.as_bytes().to_vec();
         packet.resize(bytes, 0xEE);

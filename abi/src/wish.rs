@@ -1,8 +1,9 @@
-//! The wishes of a job, each declared once: its tag in a frame, its field, its key in the configuration, its option on the
-//! command line, its variable and its kind of value.
+//! The wishes of a job. This module declares each wish once: its tag in a frame, its field, and its
+//! key in the configuration. The declaration also has the wish's option, variable and kind of
+//! value.
 //!
-//! The command line, the environment, the handshake, the configuration, the state file and the admin socket take the list from
-//! here. Help, caps and rules are in `controller/model`, by [`Key`].
+//! The command line, the environment, the handshake, the configuration, the state file and the
+//! admin socket use this list. `controller/model` has the help, caps and rules, by [`Key`].
 
 use crate::class::Class;
 use crate::criticality::Criticality;
@@ -12,11 +13,12 @@ use crate::quantity::{parse_bytes, parse_share, parse_time_ns};
 use core::fmt;
 use core::str;
 
-/// Bytes that a frame has for wishes: for each a tag, a length and a value ([`Wish::encode`]).
+/// The size of a frame's field for wishes, bytes. Each wish takes a tag, a length and a value
+/// ([`Wish::encode`]).
 pub const WISHES_BYTES: usize = 320;
-/// Bytes before each value: its tag and its length.
+/// The bytes before each value: the tag and the length.
 const HEAD_BYTES: usize = 2;
-/// In the place of a tag: nothing follows.
+/// Stands in place of a tag and ends the list of wishes.
 const END: u8 = 0;
 
 macro_rules! wishes {
@@ -29,36 +31,37 @@ macro_rules! wishes {
         }
 
         impl Key {
-            /// Every wish, in the order in which people are shown them.
+            /// Every wish, in the order in which commands show the wishes to people.
             pub const ALL: [Self; [$(Self::$key),+].len()] = [$(Self::$key),+];
 
-            /// The key in the configuration.
+            /// Returns the wish's key in the configuration.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$key => $name,)+ }
             }
 
-            /// The option on the command line, without its dashes.
+            /// Returns the wish's option on the command line, without dashes.
             pub const fn option(self) -> &'static str {
                 match self { $(Self::$key => $option,)+ }
             }
 
-            /// The variable in a job's environment.
+            /// Returns the wish's variable in a job's environment.
             pub const fn variable(self) -> &'static str {
                 match self { $(Self::$key => $variable,)+ }
             }
 
-            /// The kind of its value.
+            /// Returns the kind of the wish's value.
             pub const fn kind(self) -> Kind {
                 match self { $(Self::$key => Kind::$kind,)+ }
             }
 
-            /// Its tag in a frame.
+            /// Returns the wish's tag in a frame.
             pub const fn tag(self) -> u8 {
                 self as u8
             }
         }
 
-        /// Wishes, field by field; a wish that nobody has is absent.
+        /// The wishes of a job, field by field. A field is `None` if the job does not state the
+        /// wish.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
         pub struct Wish {
@@ -68,18 +71,19 @@ macro_rules! wishes {
         }
 
         impl Wish {
-            /// These wishes, and those of `that` where these say nothing.
+            /// Returns these wishes. For each wish that is absent here, the result has the wish of
+            /// `that`.
             #[must_use]
             pub fn or(self, that: Self) -> Self {
                 Self { $($field: self.$field.or(that.$field),)+ }
             }
 
-            /// The wish of this name.
+            /// Returns the value of a wish, or `None` if the wish is absent.
             pub fn get(&self, key: Key) -> Option<Value> {
                 match key { $(Key::$key => self.$field.map(Value::$kind),)+ }
             }
 
-            /// Makes a wish. A value of another kind than the key's changes nothing.
+            /// Sets a wish. Does nothing if the value is of another kind than the key.
             pub fn set(&mut self, key: Key, value: Value) {
                 match (key, value) {
                     $((Key::$key, Value::$kind(value)) => self.$field = Some(value),)+
@@ -91,32 +95,33 @@ macro_rules! wishes {
 }
 
 wishes! {
-    /// Share of the GPU's time, parts per million.
+    /// The share of each GPU's time, parts per million.
     Share = 1: share_ppm, "share", "share", "DEEPRES_SHARE", Share(u32);
-    /// Memory on each GPU, bytes; an administrator's [`NO_LIMIT`] is none, whatever the job asked for and the caps say.
+    /// The memory on each GPU, bytes. If an administrator sets [`NO_LIMIT`], the tenant has no
+    /// limit, in spite of its wishes and caps.
     Memory = 2: memory_bytes, "memory", "memory", "DEEPRES_MEMORY", Bytes(u64);
-    /// The kind of promise.
+    /// The class of the tenant.
     Class = 3: class, "class", "class", "DEEPRES_CLASS", Class(Class);
     /// How critical the job is.
     Criticality = 4: criticality, "criticality", "criticality", "DEEPRES_CRITICALITY", Criticality(Criticality);
-    /// The time in which the job has to be done, ns from when that was said.
+    /// The time within which the job must be done, ns from the moment of the wish.
     Deadline = 5: deadline_ns, "deadline", "deadline", "DEEPRES_DEADLINE", Time(u64);
-    /// GPU time that the whole job takes, ns.
+    /// The GPU time that the whole job takes, ns.
     Size = 6: size_ns, "size", "size", "DEEPRES_SIZE", Time(u64);
-    /// The time in which a request of the job is to be answered, ns.
+    /// The time within which the job wants an answer to a request, ns.
     Slo = 7: slo_ns, "slo", "slo", "DEEPRES_SLO", Time(u64);
     /// Whether other tenants may have the memory that the tenant does not use.
     MemoryFollowUse = 8: memory_follows_use, "memory_follow_use", "memory-follow-use", "DEEPRES_MEMORY_FOLLOW_USE", Switch(bool);
-    /// Whether the time of the job's copies is charged.
+    /// Whether the arbiter charges the time of the job's copies.
     ChargeCopies = 9: charge_copies, "charge_copies", "charge-copies", "DEEPRES_CHARGE_COPIES", Switch(bool);
-    /// Labels for people and tools.
+    /// Labels, for people and tools.
     Label = 10: labels, "label", "label", "DEEPRES_LABEL", Labels(Labels);
 }
 
 /// A kind of value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Parts per million, written as a percentage.
+    /// Parts per million. People write a percentage.
     Share,
     /// Bytes.
     Bytes,
@@ -126,14 +131,14 @@ pub enum Kind {
     Criticality,
     /// Nanoseconds.
     Time,
-    /// Yes or no.
+    /// True or false.
     Switch,
     /// [`Labels`].
     Labels,
 }
 
 impl Kind {
-    /// What a text of this kind looks like, for people: "it is not …".
+    /// Returns a description of this kind's texts, for messages like "it is not …".
     pub const fn expected(self) -> &'static str {
         match self {
             Self::Share => "a share from 1% to 100%, like 30%",
@@ -146,7 +151,7 @@ impl Kind {
         }
     }
 
-    /// Reads a value that a person wrote.
+    /// Reads a value that a person wrote. Returns `None` if the text is no value of this kind.
     pub fn parse(self, text: &str) -> Option<Value> {
         Some(match self {
             Self::Share => Value::Share(parse_share(text)?),
@@ -160,7 +165,7 @@ impl Kind {
     }
 }
 
-/// Reads a yes or no, as people write it.
+/// Reads a word for true or false, as people write it. Returns `None` for any other word.
 pub fn switch(text: &str) -> Option<bool> {
     let is_one_of = |words: [&str; 4]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
     match () {
@@ -175,7 +180,7 @@ pub fn switch(text: &str) -> Option<bool> {
 pub enum Value {
     /// Parts per million.
     Share(u32),
-    /// Bytes; [`NO_LIMIT`] for no limit.
+    /// Bytes, or [`NO_LIMIT`].
     Bytes(u64),
     /// A class.
     Class(Class),
@@ -183,18 +188,19 @@ pub enum Value {
     Criticality(Criticality),
     /// Nanoseconds.
     Time(u64),
-    /// Yes or no.
+    /// True or false.
     Switch(bool),
     /// Labels.
     Labels(Labels),
 }
 
-/// The value exactly, as [`Kind::parse`] reads it; no limit of memory is `unlimited`, which no job can ask for.
+/// Writes the exact value in the form that [`Kind::parse`] reads. Writes `unlimited` for
+/// [`NO_LIMIT`]; no job can ask for that.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Parts per million in a percent.
+        /// The parts per million in one percent.
         const PER_PERCENT: u32 = crate::PPM / 100;
-        /// Decimals of a percent that parts per million can have.
+        /// The number of decimals that a share in percent may have.
         const DIGITS: usize = 4;
         const NS_PER_US: u64 = 1_000;
         match *self {
@@ -220,7 +226,8 @@ impl fmt::Display for Value {
 }
 
 impl Value {
-    /// Writes the value at the beginning of `to`; returns how many bytes it took, `None` if there is no room.
+    /// Writes the value to the beginning of `to`. Returns the number of bytes written, or `None` if
+    /// `to` is too short.
     fn encode(&self, to: &mut [u8]) -> Option<usize> {
         let word;
         let bytes: &[u8] = match self {
@@ -250,7 +257,8 @@ impl Value {
         Some(bytes.len())
     }
 
-    /// Reads a value of this kind that [`Self::encode`] wrote, or anything else.
+    /// Reads a value of this kind from bytes that [`Self::encode`] wrote. Returns `None` for any
+    /// other bytes.
     fn decode(kind: Kind, bytes: &[u8]) -> Option<Self> {
         if kind == Kind::Labels {
             return Some(Self::Labels(str::from_utf8(bytes).ok()?.parse().ok()?));
@@ -269,7 +277,7 @@ impl Value {
     }
 }
 
-/// A wish in a frame whose value is none of its kind.
+/// The error for a wish in a frame whose value is not of the wish's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreadable(pub Key);
 
@@ -282,17 +290,18 @@ impl fmt::Display for Unreadable {
 impl core::error::Error for Unreadable {}
 
 impl Wish {
-    /// Whether these wishes have something else than `that` in a field that both have, or something that `that` leaves open.
+    /// Returns whether any wish here differs from the wish in `that`, or is absent in `that`.
     pub fn differs_from(&self, that: &Self) -> bool {
         self.or(*that) != *that
     }
 
-    /// Every wish that there is, with its value.
+    /// Returns each wish that is present, with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Value)> + '_ {
         Key::ALL.into_iter().filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Reads the wishes from an environment; `refuse` is told of each text that is no value.
+    /// Returns the wishes `keys` of an environment. Calls `refuse` with each text that is no value,
+    /// and leaves that wish out.
     pub fn read<T: AsRef<str>>(
         keys: impl IntoIterator<Item = Key>,
         variable: impl Fn(&str) -> Option<T>,
@@ -309,7 +318,7 @@ impl Wish {
         wish
     }
 
-    /// Writes the wishes into the field of a frame.
+    /// Returns the wishes in the form of a frame's field.
     pub fn encode(&self) -> [u8; WISHES_BYTES] {
         let mut to = [END; WISHES_BYTES];
         let mut at = 0;
@@ -322,10 +331,10 @@ impl Wish {
         to
     }
 
-    /// Reads the wishes from the field of a frame. Wishes that a newer sender has are passed over.
+    /// Returns the wishes in a frame's field. Skips wishes that only a newer sender knows.
     ///
     /// # Errors
-    /// A known wish has a value that is none.
+    /// [`Unreadable`] if a known wish has a value of another kind.
     pub fn decode(from: &[u8; WISHES_BYTES]) -> Result<Self, Unreadable> {
         let mut wish = Self::default();
         let mut rest = &from[..];
@@ -344,7 +353,7 @@ impl Wish {
     }
 }
 
-// All numbers, and labels of full length, have room at once.
+// The field has room for all wishes at once: all numbers, and labels of full length.
 const _: () = assert!(Key::ALL.len() * (HEAD_BYTES + size_of::<u64>()) + LABELS_BYTES <= WISHES_BYTES);
 const _: () = assert!(LABELS_BYTES <= u8::MAX as usize);
 
@@ -389,7 +398,7 @@ mod tests {
         assert_eq!(Wish::decode(&all().encode()), Ok(all()));
         assert_eq!(Wish::decode(&Wish::default().encode()), Ok(Wish::default()));
         let long = Labels::NONE.with(&std::format!("a={}", "x".repeat(LABELS_BYTES - 2))).unwrap();
-        // Not critical at all is something else than nothing said.
+        // A criticality of 0 is not the same as no criticality.
         let least = Wish { criticality: "0".parse().ok(), ..Wish::default() };
         assert_eq!(Wish::decode(&least.encode()), Ok(least));
         assert!(least.criticality.is_some());
@@ -427,7 +436,7 @@ mod tests {
         assert_eq!(Wish::decode(&bytes), Ok(Wish { charge_copies: Some(true), ..Wish::default() }));
         bytes[5] = 2;
         assert_eq!(Wish::decode(&bytes), Err(Unreadable(Key::ChargeCopies)));
-        // A length that leads past the end.
+        // This length leads past the end of the field.
         assert_eq!(Wish::decode(&[200; WISHES_BYTES]), Ok(Wish::default()));
         assert_eq!(Wish::decode(&[Key::Share.tag(); WISHES_BYTES]), Err(Unreadable(Key::Share)));
     }

@@ -1,11 +1,11 @@
-//! A session is killed after every single instruction of its work with the tenant's ledger. All
-//! that it held must come back. The other sessions must neither exceed the limit nor be refused
-//! because of it.
+//! These tests kill a session after every single instruction of its work with the tenant's ledger.
+//! All bytes that the session held must come back. The other sessions must not exceed the limit,
+//! and the dead session's bytes must not refuse them.
 //!
-//! The victim is a forked child that shares the ledger's memory. ptrace steps it one instruction at
-//! a time, and it is killed after each in turn. Instructions that change no word of the slot are
-//! stepped over without a kill. A death after such an instruction has the same effect as a death
-//! before the next change.
+//! The victim is a forked child that shares the ledger's memory. The test steps the child one
+//! instruction at a time, by ptrace, and kills one child after each change of the ledger. The test
+//! does not kill after an instruction that changes nothing in the ledger, because the effect is the
+//! same as before the next change.
 #![cfg(not(loom))]
 
 use std::ptr::{from_ref, null_mut};
@@ -19,10 +19,10 @@ const BEFORE_BYTES: u64 = 20;
 const OTHER_BYTES: u64 = 10;
 const VICTIM: usize = 0;
 const OTHER: usize = 1;
-/// Far more than any of the calls takes.
+/// The most instructions that the test steps. No call takes nearly so many.
 const MAX_INSTRUCTIONS: usize = 200_000;
 
-/// Returns a ledger that a forked child shares. It stays mapped as long as the test runs.
+/// Returns a ledger that a forked child shares. The ledger stays mapped as long as the test runs.
 fn shared_ledger() -> &'static LedgerGpu {
     // SAFETY: the mapping is new, zeroed, large enough, page-aligned and never unmapped. A ledger
     // contains only atomics, for which zeros are valid.
@@ -40,14 +40,16 @@ fn shared_ledger() -> &'static LedgerGpu {
     }
 }
 
-/// Returns all bytes of the ledger, to find out whether an instruction changed it.
+/// Returns all bytes of the ledger. By two images, the test finds out whether an instruction
+/// changed the ledger.
 fn image(ledger: &LedgerGpu) -> Vec<u8> {
     let start = from_ref(ledger).cast::<u8>();
     // SAFETY: the bytes belong to the mapping, and their only other writer is stopped.
     unsafe { std::slice::from_raw_parts(start, size_of::<LedgerGpu>()) }.to_vec()
 }
 
-/// Waits for the child's next stop. Returns true if the child has ended instead.
+/// Waits for the child's next stop. Returns true if the child has ended, and false if it has
+/// stopped.
 fn is_over(child: i32) -> bool {
     let mut status = 0;
     // SAFETY: the child is ours, and its status has room.
@@ -65,15 +67,15 @@ fn request(child: i32, what: libc::c_uint) {
     assert_eq!(done, 0, "ptrace: {}", std::io::Error::last_os_error());
 }
 
-/// Runs `act` in a child that is killed right after its change number `changes` of the ledger.
-/// Returns false if the child made no more changes than that.
+/// Runs `act` in a child, and kills the child right after its change number `changes` of the
+/// ledger. Returns false if the child ended before that change.
 fn killed_after(ledger: &LedgerGpu, changes: usize, act: fn(&LedgerGpu)) -> bool {
-    // SAFETY: the child only touches the ledger, stops itself and exits. A fork of a process with
+    // SAFETY: the child only uses the ledger, stops itself and exits. A fork of a process with
     // threads permits all of that.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: the child only touches the ledger, stops itself and exits.
+        // SAFETY: the child only uses the ledger, stops itself and exits.
         unsafe {
             libc::ptrace(libc::PTRACE_TRACEME, 0, null_mut::<libc::c_void>(), null_mut::<libc::c_void>());
             libc::raise(libc::SIGSTOP);
@@ -102,8 +104,8 @@ fn killed_after(ledger: &LedgerGpu, changes: usize, act: fn(&LedgerGpu)) -> bool
 }
 
 /// Kills a session before the first change that `act` makes, and after each change. `has_bytes`
-/// lists the bytes that the driver may have given it by then. The list has one more element than
-/// there are changes.
+/// lists the bytes that the driver may have given the session by each of these kills. So the list
+/// has one element more than `act` makes changes.
 fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
     for changes in 0.. {
         let ledger = shared_ledger();
@@ -130,7 +132,8 @@ fn walk(act: fn(&LedgerGpu), has_bytes: &[u64]) {
         assert!(
             (0..MAX_SESSIONS).all(|slot| slot == OTHER || ledger.account(slot).unwrap().held_bytes() == 0)
         );
-        // Now the other session can have all that is left of the limit, and not a byte more.
+        // After the daemon has cleared the slot, the other session gets all that the limit leaves,
+        // and not a byte more.
         other.reserve(LIMIT_BYTES - OTHER_BYTES, LIMIT_BYTES, || false).expect(&at).commit();
         assert!(other.reserve(1, LIMIT_BYTES, || false).is_err(), "{at}");
     }
@@ -142,7 +145,7 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit();
     };
-    // The changes: announced, taken, recorded as the peak.
+    // The changes: promised, taken, recorded as the peak.
     walk(reserve_and_commit, &[20, 50, 50, 50]);
 }
 
@@ -152,7 +155,7 @@ fn a_session_killed_while_it_takes_a_part_of_what_it_was_promised_leaves_nothing
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);
     };
-    // The changes: announced, the rest no longer announced, taken, recorded as the peak.
+    // The changes: promised, the rest withdrawn, taken, recorded as the peak.
     walk(reserve_and_commit_part, &[20, 50, 30, 30, 30]);
 }
 
@@ -162,7 +165,7 @@ fn a_session_killed_while_it_withdraws_leaves_nothing_behind() {
         let account = ledger.account(VICTIM).unwrap();
         drop(account.reserve(30, LIMIT_BYTES, || false).unwrap());
     };
-    // The changes: announced, no longer announced.
+    // The changes: promised, withdrawn.
     walk(reserve_and_withdraw, &[20, 50, 20]);
 }
 
@@ -177,6 +180,6 @@ fn a_session_killed_while_it_is_refused_leaves_nothing_behind() {
 
 #[test]
 fn a_session_killed_while_it_gives_back_leaves_nothing_behind() {
-    // The changes: leaving, gone.
+    // The changes: leaving, released.
     walk(|ledger| ledger.account(VICTIM).unwrap().release(BEFORE_BYTES), &[20, 20, 0]);
 }

@@ -1,19 +1,19 @@
-//! Atomic changes of map entries. `core` has no such functions for the BPF target.
+//! Atomic changes of map entries. For the BPF target, `core` has no such functions.
 
 use core::arch::asm;
 
-/// Adds to a counter atomically.
+/// Adds `amount` to a counter atomically.
 ///
 /// # Safety
-/// `counter` is an aligned number in a map entry, which lives until the program ends.
+/// `counter` points to an aligned number in a map entry. The entry lives until the program ends.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
     // SAFETY: by the contract, `counter` is aligned and alive.
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) amount, options(nostack)) };
 }
 
-/// Stores `new` if `place` holds `expected`, atomically. Returns the value found; another value is
-/// left unchanged.
+/// Stores `new` if `place` holds `expected`, atomically. Returns the value that `place` held
+/// before. If `place` holds another value, changes nothing.
 ///
 /// # Safety
 /// As for [`add`].

@@ -1,4 +1,4 @@
-//! Counters for each process and command, and news of a process's first call.
+//! The counters for each process and command, and the report of a process's first call.
 
 use crate::probe::{
     COMMANDS_APART as MOST_APART, CommandKey, CommandValue, Inflight, News, REST, SeenKey, SeenValue,
@@ -13,15 +13,15 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 use core::mem::MaybeUninit;
 
-/// Size of `COMMANDS`: commands whose argument layouts the controller knows.
+/// The size of `COMMANDS`: the most commands of which the daemon may know the argument.
 const COMMAND_ENTRIES: u32 = 512;
-/// Processes that the kernel remembers as already reported.
+/// The size of `SEEN`: the most processes that the programs remember as reported.
 const SEEN_ENTRIES: u32 = 8192;
-/// Bytes of [`News`] records that wait until the controller reads them.
+/// The size of `NEWS`: the bytes of [`News`] records that wait for the daemon.
 const NEWS_BYTES: u32 = 64 << 10;
 
-/// Commands of one process and family that get counters of their own. The controller lowers the
-/// number if room is short.
+/// The most commands of one process and family with counters of their own. If memory is short, the
+/// daemon sets a lower number.
 #[unsafe(no_mangle)]
 static COMMANDS_APART: Global<u32> = Global::new(MOST_APART);
 
@@ -43,10 +43,10 @@ pub fn total(change: impl FnOnce(&mut Totals)) {
     }
 }
 
-/// Returns the facts that the controller stored about a command.
+/// Returns the daemon's facts about a command, or `None` if the daemon knows none.
 #[inline(always)]
 pub fn command(family: u32, command: u32) -> Option<CommandValue> {
-    // SAFETY: the controller makes the entries before the programs run, and they never change.
+    // SAFETY: the daemon makes the entries before the programs run, and never changes them.
     unsafe { COMMANDS.get(CommandKey { family, command }) }.copied()
 }
 
@@ -84,10 +84,10 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     }
 }
 
-/// Returns whether the driver carried out a call that returned 0 or more, and counts its memory if
-/// so.
+/// Returns whether the driver carried out a call whose result is 0 or more. If so, counts the
+/// call's memory.
 ///
-/// The driver mostly refuses by a status of its own in the argument. The function reads the
+/// Most refusals of the driver are a status in the argument, not a result. The function reads the
 /// argument at most twice, because each read takes 30 to 80 ns.
 #[inline(always)]
 fn succeeded(value: &mut StatValue, argument: u64) -> bool {
@@ -132,21 +132,21 @@ fn succeeded(value: &mut StatValue, argument: u64) -> bool {
     true
 }
 
-/// Reads the driver's status (0 if the command has none) and an amount of bytes. `above` is added
-/// to the amount. One read is enough if both lie close to each other.
+/// Returns the driver's status (0 if the command has none) and an amount of bytes plus `above`. If
+/// both lie close to each other in the argument, reads once.
 #[inline(always)]
 fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above: u64) -> (u32, u64) {
-    /// Words of 4 bytes that one read covers.
+    /// The number of words of 4 bytes that one read covers.
     const WINDOW: usize = 8;
     const WORD: u64 = 4;
     let Some(status_at) = status_at else { return (0, read_bytes(argument, amount_at, above)) };
     let from = if status_at < amount_at { status_at } else { amount_at };
     let (status_word, amount_word) = ((status_at - from) / WORD, (amount_at - from) / WORD);
     if status_word < WINDOW as u64 && amount_word < WINDOW as u64 - 1 {
-        // The array stays behind a pointer, because passing it by value would copy each word.
+        // The array stays behind a pointer, because the compiler would copy each word of a value.
         let mut words = MaybeUninit::<[u64; WINDOW / 2]>::uninit();
-        // SAFETY: `words` has room for the read. The read fails for memory that cannot be read, and
-        // else writes all of `words`. Both words lie inside the window.
+        // SAFETY: `words` has room for the read. If the memory cannot be read, the read fails. Else
+        // the read writes all of `words`. Both words lie inside the window.
         unsafe {
             if load(argument.wrapping_add(from), words.as_mut_ptr()) {
                 let first = words.as_ptr().cast::<u32>();
@@ -158,7 +158,7 @@ fn status_and_bytes(argument: u64, status_at: Option<u64>, amount_at: u64, above
     (read(argument, status_at).unwrap_or(0), read_bytes(argument, amount_at, above))
 }
 
-/// Reads an amount of bytes and adds `above`. Returns 0 if the amount cannot be read.
+/// Returns an amount of bytes plus `above`, or 0 if the amount cannot be read.
 #[inline(always)]
 fn read_bytes(argument: u64, at: u64, above: u64) -> u64 {
     match read::<u64>(argument, at) {
@@ -173,16 +173,17 @@ fn allocated(value: &mut StatValue, bytes: u64) {
     value.allocated_bytes = value.allocated_bytes.wrapping_add(bytes);
 }
 
-/// Reads a `T` at an offset of a program's argument.
+/// Returns the `T` at an offset of a program's argument, or `None` if it cannot be read.
 #[inline(always)]
 fn read<T>(argument: u64, at: u64) -> Option<T> {
     let mut there = MaybeUninit::<T>::uninit();
-    // SAFETY: `there` has room for a `T`. A successful read writes all of it, and only plain data
-    // is read here.
+    // SAFETY: `there` has room for a `T`. A successful read writes all of it, and the callers read
+    // only plain data.
     unsafe { load(argument.wrapping_add(at), there.as_mut_ptr()).then(|| there.assume_init()) }
 }
 
-/// Reads the value at an address of the program. Returns `false` if the memory cannot be read.
+/// Copies a `T` from an address of the program to `to`. Returns `false` if the memory cannot be
+/// read.
 ///
 /// # Safety
 /// `to` has room for a `T`.
@@ -202,12 +203,12 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     let seen = see(&process);
     let mut key = *key;
     if let Some(seen) = seen {
-        // SAFETY: the entry lives until the program ends, even if the map evicts it. Threads of one
-        // process may pass the limit at the same time, by at most one command for each CPU.
+        // SAFETY: the entry lives until the program ends, even if the map evicts the entry. Threads
+        // of one process may pass the limit at the same time, by at most one command for each CPU.
         let seen = unsafe { &mut *seen };
         if seen.commands >= COMMANDS_APART.load() {
-            // The row adds up all devices, because a process can offer as many devices as there are
-            // numbers.
+            // This row counts all devices together, because a process can invent as many devices as
+            // there are device numbers.
             (key.command, key.device) = (REST, 0);
             if let Some(value) = rows::find(&key) {
                 return Some(value);
@@ -219,7 +220,7 @@ fn find_or_make(key: &StatKey) -> Option<*mut StatValue> {
     rows::make(&key)
 }
 
-/// Returns the entry of a process and reports the process if it had none.
+/// Returns the entry of a process. If the process had no entry, makes one and reports the process.
 #[inline(always)]
 fn see(process: &SeenKey) -> Option<*mut SeenValue> {
     if let Some(seen) = SEEN.get_ptr_mut(process) {

@@ -1,5 +1,5 @@
-//! Beginning and end of an ioctl on a watched device. The controller attaches one of three pairs of
-//! programs:
+//! The beginning and the end of an ioctl on a watched device. The daemon attaches one of three
+//! pairs of programs:
 //!
 //! 1. probes at the driver's own ioctl functions
 //! 2. the tracepoints of the ioctl system call
@@ -14,18 +14,18 @@ use aya_ebpf::macros::{kprobe, kretprobe, map, raw_tracepoint, tracepoint};
 use aya_ebpf::maps::{Array, HashMap};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext};
 
-/// Number of the ioctl system call on x86-64.
+/// The number of the ioctl system call on x86-64.
 const IOCTL: i64 = 16;
-/// Index of the first argument or the result in a tracepoint's record, in words of 8 bytes. The
-/// record has one header word and the call's number first.
+/// The index of the first argument or the result in a tracepoint's record, in words of 8 bytes.
+/// Before it come one header word and the number of the system call.
 const FIRST_WORD: usize = 2;
-/// Offsets in the `pt_regs` of x86-64 of the first three arguments of a system call, bytes.
+/// The offsets of the first three arguments of a system call in the `pt_regs` of x86-64, bytes.
 const DI: usize = 112;
 const SI: usize = 104;
 const DX: usize = 96;
 
-/// Map flag `BPF_F_MMAPABLE`: the values begin at a page, so each [`Slot`] has a cache line of its
-/// own.
+/// The map flag `BPF_F_MMAPABLE`. With the flag, the values begin at a page, so each [`Slot`] has a
+/// cache line of its own.
 const PAGE_ALIGNED: u32 = 1 << 10;
 
 #[map]
@@ -33,7 +33,7 @@ static SLOTS: Array<Slot> = Array::with_max_entries(SLOT_COUNT, PAGE_ALIGNED);
 #[map]
 static INFLIGHT: HashMap<u32, Inflight> = HashMap::with_max_entries(MAX_INFLIGHT, 0);
 
-/// `syscalls:sys_enter_ioctl`
+/// Runs at `syscalls:sys_enter_ioctl`.
 #[tracepoint]
 pub fn ioctl_enter(context: TracePointContext) -> u32 {
     let (task, descriptor) = (Task::current(), word(&context, FIRST_WORD) as u32);
@@ -44,17 +44,18 @@ pub fn ioctl_enter(context: TracePointContext) -> u32 {
     0
 }
 
-/// `syscalls:sys_exit_ioctl`
+/// Runs at `syscalls:sys_exit_ioctl`.
 #[tracepoint]
 pub fn ioctl_exit(context: TracePointContext) -> u32 {
     end(word(&context, FIRST_WORD) as i64);
     0
 }
 
-/// `sys_enter`
+/// Runs at `sys_enter`.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn raw_enter(context: RawTracePointContext) -> i32 {
-    // The calls of 32-bit programs have other numbers. The tracepoint of ioctl leaves them out too.
+    // The calls of 32-bit programs have other numbers. The tracepoint of ioctl does not see these
+    // calls either.
     if context.arg::<i64>(1) != IOCTL {
         return 0;
     }
@@ -72,7 +73,7 @@ pub fn raw_enter(context: RawTracePointContext) -> i32 {
     0
 }
 
-/// `sys_exit`
+/// Runs at `sys_exit`.
 #[raw_tracepoint(tracepoint = "sys_exit")]
 pub fn raw_exit(context: RawTracePointContext) -> i32 {
     // The program need not check which call ends, because `end` finds only ioctls that began.
@@ -101,7 +102,7 @@ pub fn driver_exit(context: RetProbeContext) -> u32 {
 
 #[inline(always)]
 fn word(context: &TracePointContext, index: usize) -> u64 {
-    // SAFETY: the record has this word; the kernel checks the access when it loads the program.
+    // SAFETY: the record has this word. The kernel checks the access when it loads the program.
     unsafe { context.as_ptr().cast::<u64>().add(index).read_volatile() }
 }
 
@@ -134,8 +135,8 @@ fn end(result: i64) {
 #[inline(always)]
 fn keep(tid: u32, ioctl: Inflight) {
     let Some(place) = SLOTS.get_ptr_mut(slot(tid)) else { return };
-    // SAFETY: an array entry lives for ever. The fields that are not changed atomically belong to
-    // the slot's owner.
+    // SAFETY: an array entry lives for ever. The fields without atomic changes belong to the slot's
+    // owner.
     unsafe {
         let owner = atomic::exchange_if(&raw mut (*place).owner, 0, tid.into());
         if owner == 0 || owner == u64::from(tid) {
@@ -150,19 +151,20 @@ fn keep(tid: u32, ioctl: Inflight) {
             return;
         }
     }
-    // Either there was no room, or the ioctl replaced an earlier one whose return the kernel
+    // Either the maps have no room, or this ioctl replaced an earlier ioctl whose return the kernel
     // missed.
     count::total(|totals| totals.untimed += 1);
     trace::untimed(Task::current());
 }
 
-/// Removes and returns the ioctl that the current thread stored.
+/// Removes and returns the ioctl that the current thread stored, or returns `None` if it stored
+/// none.
 #[inline(always)]
 fn take(tid: u32) -> Option<Inflight> {
     let place = SLOTS.get_ptr_mut(slot(tid))?;
-    // SAFETY: as in `keep`. The next owner sees the slot free only after this thread has read the
-    // ioctl: x86-64 keeps the order of a load and a later store, and the compiler keeps volatile
-    // accesses in order.
+    // SAFETY: as in `keep`. This thread reads the ioctl before it frees the slot. The processor
+    // keeps the order of a load and a later store (x86-64). The compiler keeps the order of
+    // volatile accesses. So the next owner writes the slot only after the read.
     unsafe {
         if (&raw const (*place).owner).read_volatile() == u64::from(tid) {
             let ioctl = (&raw const (*place).ioctl).read_volatile();
@@ -172,9 +174,10 @@ fn take(tid: u32) -> Option<Inflight> {
         if (&raw const (*place).others).read_volatile() == 0 {
             return None;
         }
-        // The entry belongs to this thread, which runs here and so changes it nowhere else.
+        // This entry belongs to this thread. While the thread runs here, it changes the entry
+        // nowhere else.
         let ioctl = *INFLIGHT.get(tid)?;
-        // The entry was there, and no other thread removes it.
+        // The removal succeeds, because the entry exists and no other thread removes it.
         let _ = INFLIGHT.remove(tid);
         atomic::add(&raw mut (*place).others, u64::MAX);
         Some(ioctl)

@@ -1,8 +1,8 @@
-//! Counts calls into the driver's library, for processes that are metered from outside. The probe's
-//! cookie names the function.
+//! Counts calls into the driver's library, of processes that are metered from outside. The probe's
+//! cookie names the function that the process called.
 //!
-//! Another task on the same CPU can interrupt a probe in a program and change the same counter.
-//! Therefore each change is atomic.
+//! Another task on the same CPU can interrupt a probe inside a process, and change the same
+//! counter. So each change is atomic.
 
 use crate::atomic;
 use crate::probe::{Begun, LaunchKey, LaunchValue, MeteredValue, TICK_NS, cookie, uncounted};
@@ -15,14 +15,14 @@ use aya_ebpf::macros::{map, raw_tracepoint, uprobe};
 use aya_ebpf::maps::{HashMap, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
 
-/// Most processes that can be metered; the controller sets the number. Only processes that the
-/// controller names, and their children, are entered.
+/// The size of `METERED`: the most processes that the programs can meter. The daemon sets the size.
+/// The map contains only processes that the daemon names, and their children.
 const METERED_ENTRIES: u32 = 1;
-/// Most pairs of process and function that can be counted; the controller sets the number.
+/// The size of `LAUNCHES`: the most pairs of process and function. The daemon sets the size.
 const LAUNCHES_ENTRIES: u32 = 1;
-/// Index of the argument with the amount of bytes, in functions that have one.
+/// The index of the argument with the number of bytes, in functions with such an argument.
 const SIZE: usize = 1;
-/// Bytes of [`Begun`] records that wait until the controller reads them.
+/// The size of `BEGUN`: the bytes of [`Begun`] records that wait for the daemon.
 const BEGUN_BYTES: u32 = 16 << 10;
 
 #[map]
@@ -39,18 +39,19 @@ static BEGUN: RingBuf = RingBuf::with_byte_size(BEGUN_BYTES, 0);
 pub fn library_call(context: ProbeContext) -> u32 {
     let task = Task::current();
     let pid = task.process();
-    // SAFETY: if the kernel replaces the value during the read, the value belongs to one process or
-    // another; the start time tells which.
+    // SAFETY: the kernel may replace the value during the read. The value then belongs to the one
+    // or the other process, and its start time shows to which.
     let Some(metered) = (unsafe { METERED.get(pid) }) else { return 0 };
     let start_ticks = task.process_started_ns() / TICK_NS;
     if metered.start_ticks != start_ticks {
         return 0;
     }
-    // SAFETY: the context is the one that the kernel gave to this program.
+    // SAFETY: the kernel gave this context to this program.
     let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
     if cookie::tells(cookie) {
         let begun = Begun { start_ticks, job: metered.job, pid, reserved: 0 };
-        // If the ring is full, the controller finds the process a moment later by its own look.
+        // If the ring is full, the daemon finds the process a moment later, when it looks by
+        // itself.
         let _ = BEGUN.output::<Begun>(&begun, 0);
         return 0;
     }
@@ -62,8 +63,8 @@ pub fn library_call(context: ProbeContext) -> u32 {
 fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
     let value = LAUNCHES.get_ptr_mut(key).or_else(|| {
         let empty = LaunchValue { calls: 0, bytes: 0, last_ns: 0 };
-        // The insertion fails if another CPU made the entry meanwhile or if the map is full. The
-        // second look-up decides.
+        // The insertion fails if another CPU has made the entry meanwhile, or if the map is full.
+        // The second look-up shows which.
         let _ = LAUNCHES.insert(key, empty, BPF_NOEXIST.into());
         LAUNCHES.get_ptr_mut(key)
     });
@@ -71,7 +72,8 @@ fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
         miss(uncounted::CALLS);
         return;
     };
-    // SAFETY: the entry lives until the program ends, and only its fields' addresses are taken.
+    // SAFETY: the entry lives until the program ends, and the code takes only the addresses of its
+    // fields.
     let (calls, bytes, last_ns) =
         unsafe { (&raw mut (*value).calls, &raw mut (*value).bytes, &raw mut (*value).last_ns) };
     let amount = if cookie::is_sized(cookie) { context.arg::<u64>(SIZE) } else { None };
@@ -85,7 +87,7 @@ fn count(context: &ProbeContext, cookie: u64, key: LaunchKey) {
     }
 }
 
-/// Counts a call or process that had no room; `what` is a constant of [`uncounted`].
+/// Counts a call or process for which a map had no room. `what` is a constant of [`uncounted`].
 #[inline(always)]
 fn miss(what: u32) {
     if let Some(uncounted) = UNCOUNTED.get_ptr_mut(what) {
@@ -94,7 +96,7 @@ fn miss(what: u32) {
     }
 }
 
-/// `sched_process_fork`: enters the child of a metered process as metered.
+/// Runs at `sched_process_fork`: meters the child of a metered process.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn meter_fork(context: RawTracePointContext) -> i32 {
     let parent = Task::current();

@@ -1,16 +1,16 @@
-//! The programs that deepres runs in the kernel. They watch ioctls on the GPU's devices, count them
-//! in maps, and report each one if the controller asked for that. `probe`, from `abi`, has the
+//! The kernel programs of deepres. They watch ioctls on the GPU's devices and count them in maps.
+//! If the daemon asks for it, they report each ioctl. The module `probe`, from `abi`, has the
 //! layouts of all data that leaves the kernel.
 //!
 //! | module | its job |
 //! |---|---|
-//! | `atomic` | atomic changes of map entries |
+//! | `atomic` | changes map entries atomically |
 //! | `walk` | finds the device behind a descriptor of the current task |
-//! | `ioctl` | sees beginning and end of an ioctl, in whichever way the kernel allows |
-//! | `count` | counters for each process and command |
-//! | `trace` | single events, and the processes that are followed |
+//! | `ioctl` | sees the beginning and the end of an ioctl, in the way that the kernel allows |
+//! | `count` | keeps counters for each process and command |
+//! | `trace` | reports single ioctls, and follows processes |
 //! | `rows` | finds the row of counters of a process and command |
-//! | `launch` | calls into the driver's library, of processes that are metered from outside |
+//! | `launch` | counts calls into the driver's library, if the process is metered from outside |
 //! | `empty` | programs that do nothing, as the baseline of measurements |
 
 #![feature(asm_experimental_arch)]
@@ -22,8 +22,8 @@ mod count;
 mod empty;
 mod ioctl;
 mod launch;
-// Of the layouts in `abi`, only this file is compiled for the BPF target, which lacks most of what
-// the other files need.
+// Of the files of `abi`, this crate compiles only this file. The BPF target lacks features that the
+// other files need.
 #[expect(dead_code, reason = "the controller uses the rest")]
 #[path = "../../abi/src/probe.rs"]
 mod probe;
@@ -31,13 +31,13 @@ mod rows;
 mod trace;
 mod walk;
 
-/// The kernel allows the helpers that read its memory only to programs under the GPL. The GPL is
-/// one of deepres' two licences.
+/// The licence. The kernel lets only programs under the GPL use the helpers that read the kernel's
+/// memory. The GPL is one of the two licences of deepres.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
-/// The layouts that these programs were built with.
+/// The hash of the layouts with which these programs were built.
 #[used]
 #[unsafe(no_mangle)]
 static LAYOUT: aya_ebpf::Global<u64> = aya_ebpf::Global::new(probe::LAYOUT);

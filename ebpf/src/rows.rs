@@ -6,10 +6,11 @@ use aya_ebpf::Global;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray, Stack};
 
-/// Map flag `BPF_F_MMAPABLE`: the controller can map the map's values into its memory.
+/// The map flag `BPF_F_MMAPABLE`. With the flag, the daemon can map the map's values into its
+/// memory.
 const MAPPED: u32 = 1 << 10;
 
-/// Size of each map; the controller sets it to the number that memory allows.
+/// The size of each map. The daemon sets the size by the memory that it allows.
 const ENTRIES: u32 = 1;
 #[map]
 static SETS: Array<Set> = Array::with_max_entries(ENTRIES, MAPPED);
@@ -18,26 +19,27 @@ static ROWS: PerCpuArray<StatValue> = PerCpuArray::with_max_entries(ENTRIES, 0);
 #[map]
 static FREE_ROWS: Stack<u32> = Stack::with_max_entries(ENTRIES, 0);
 
-/// Number of sets, a power of two.
+/// The number of sets, a power of two.
 #[unsafe(no_mangle)]
 static SETS_COUNT: Global<u32> = Global::new(ENTRIES);
-/// Secret of the controller. Without it nobody can compute which keys share a set.
+/// A secret of the daemon. Only a program that knows the secret can compute which keys share a set.
 #[unsafe(no_mangle)]
 static SETS_SEED: Global<u64> = Global::new(0);
 
-/// Words of 8 bytes in a key.
+/// The number of words of 8 bytes in a key.
 const KEY_WORDS: usize = size_of::<StatKey>() / size_of::<u64>();
 
-/// Returns this CPU's counters of a key, if the key has a row.
+/// Returns this CPU's counters of a key, or `None` if the key has no row.
 #[inline(always)]
 pub fn find(key: &StatKey) -> Option<*mut StatValue> {
     let wanted = words(key);
     for index in sets_of(key, SETS_SEED.load(), SETS_COUNT.load()) {
         let set = SETS.get_ptr_mut(index)?;
         for way in 0..WAYS {
-            // SAFETY: an array entry lives for ever. A place's key is complete before its state
-            // names a row, and x86-64 keeps the order of loads. If the place goes to another key
-            // during the read, the row stays unused until the controller has read it once more.
+            // SAFETY: an array entry lives for ever. The key of a place is complete before the
+            // place's state names a row, and x86-64 keeps the order of loads. The daemon may give
+            // the place to another key during the read. In this case, the daemon reuses the row
+            // only after it has read the row once more.
             unsafe {
                 let place = &raw const (*set).places[way];
                 let state = (&raw const (*place).state).read_volatile();
@@ -55,16 +57,17 @@ pub fn find(key: &StatKey) -> Option<*mut StatValue> {
     None
 }
 
-/// Gives a key a row of zeros, if there is room. If two CPUs do so at the same time, the key has
-/// two rows, and the controller adds them up.
+/// Gives a key a row of zeros, and returns this CPU's counters of the row. Returns `None` if there
+/// is no room. If two CPUs call this at the same time, the key has two rows, and the daemon adds
+/// them up.
 #[inline(always)]
 pub fn make(key: &StatKey) -> Option<*mut StatValue> {
     let row = FREE_ROWS.pop().ok()??;
     for index in sets_of(key, SETS_SEED.load(), SETS_COUNT.load()) {
         let set = SETS.get_ptr_mut(index)?;
         for way in 0..WAYS {
-            // SAFETY: as in `find`. A place that this program claimed is its own until the state
-            // names a row.
+            // SAFETY: as in `find`. A place that this program claimed belongs to this program until
+            // the state names a row.
             unsafe {
                 let place = &raw mut (*set).places[way];
                 let state = &raw mut (*place).state;

@@ -1,4 +1,4 @@
-//! Single events for `deepres trace`, and the set of followed processes: the traced processes and
+//! Reports single ioctls for `deepres trace`, and follows processes: the traced processes, and
 //! their children from birth.
 
 use crate::count;
@@ -11,9 +11,9 @@ use aya_ebpf::macros::{map, raw_tracepoint};
 use aya_ebpf::maps::{HashMap, RingBuf};
 use aya_ebpf::programs::RawTracePointContext;
 
-/// Most processes that can be followed.
+/// The size of `TRACED`: the most processes that the programs can follow.
 const TRACED_ENTRIES: u32 = 16_384;
-/// Bytes of events that wait until the controller reads them; the controller sets the size.
+/// The size of `EVENTS`: the bytes of events that wait for the daemon. The daemon sets the size.
 const EVENTS_BYTES: u32 = 4096;
 
 #[unsafe(no_mangle)]
@@ -24,7 +24,7 @@ static TRACED: HashMap<u32, u64> = HashMap::with_max_entries(TRACED_ENTRIES, 0);
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
-/// Reports an ioctl, if the controller asked for the process's events.
+/// Reports an ioctl, if the daemon asked for the events of the process.
 #[inline(always)]
 pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
     if !is_asked_for(task) {
@@ -35,8 +35,8 @@ pub fn ended(task: Task, ioctl: &Inflight, latency_ns: u64, result: i64) {
         return;
     };
     let event = entry.as_mut_ptr();
-    // SAFETY: the entry has room for an event, and every field is written before the entry is
-    // submitted.
+    // SAFETY: the entry has room for an event. The code writes each field before it submits the
+    // entry.
     unsafe {
         (&raw mut (*event).began_ns).write(ioctl.began_ns);
         (&raw mut (*event).latency_ns).write(latency_ns);
@@ -65,7 +65,7 @@ pub fn untimed(task: Task) {
     }
 }
 
-/// Whether the controller asked for the events of the current task's process.
+/// Returns whether the daemon asked for the events of the current task's process.
 #[inline(always)]
 fn is_asked_for(task: Task) -> bool {
     match TRACING.load() {
@@ -75,18 +75,18 @@ fn is_asked_for(task: Task) -> bool {
     }
 }
 
-/// Whether the current task's process is followed. The start time excludes an earlier process with
-/// the same id.
+/// Returns whether the programs follow the current task's process. By the start time, the function
+/// excludes an earlier process with the same id.
 #[inline(always)]
 fn is_followed(task: Task) -> bool {
-    // SAFETY: if the kernel replaces the value during the read, the value belongs to one process or
-    // another; another process's start time does not match.
+    // SAFETY: the kernel may replace the value during the read. The value then belongs to the one
+    // or the other process. The start time of another process does not match.
     unsafe { TRACED.get(task.process()) }
         .is_some_and(|started| *started == task.process_started_ns() / TICK_NS)
 }
 
-/// Copies the data that an ioctl's argument points to, as far as its length is known. Returns the
-/// number of bytes.
+/// Copies the data to which an ioctl's argument points to `payload`, as far as the program knows
+/// the length. Returns the number of bytes.
 ///
 /// # Safety
 /// `payload` has room for [`PAYLOAD_BYTES`].
@@ -95,12 +95,12 @@ unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
     let known = count::command(ioctl.family, ioctl.command).map_or(0, |known| known.argument_bytes);
     let bytes = if known != 0 { known } else { encoded_bytes(ioctl.command) };
     // If the command does not encode a size, the loop tries the largest length first, then shorter
-    // ones.
+    // lengths.
     let lengths = if bytes != 0 { [bytes, 0, 0] } else { [PAYLOAD_BYTES as u32, 64, 16] };
     for length in lengths {
         let length = if length > PAYLOAD_BYTES as u32 { PAYLOAD_BYTES as u32 } else { length };
-        // SAFETY: by the contract there is room; the helper returns an error for memory that cannot
-        // be read.
+        // SAFETY: by the contract there is room. If the memory cannot be read, the helper returns
+        // an error.
         if length != 0
             && unsafe { bpf_probe_read_user(payload.cast(), length, ioctl.argument as *const _) } == 0
         {
@@ -110,7 +110,7 @@ unsafe fn read_argument(ioctl: &Inflight, payload: *mut u8) -> u32 {
     0
 }
 
-/// `sched_process_fork`: follows the child of a followed process.
+/// Runs at `sched_process_fork`: follows the child of a followed process.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn follow_fork(context: RawTracePointContext) -> i32 {
     let parent = Task::current();

@@ -1,10 +1,10 @@
 //! Finds the device behind a descriptor of the current task: task → files → table → file → inode →
 //! device number.
 //!
-//! The controller reads each field's offset from the running kernel's type information, and sets
-//! the offsets before it loads the programs. The kernel treats a read-only global as a constant.
-//! Therefore the verifier knows which field each load reads, and allows plain loads for the first
-//! steps. A helper makes the other loads.
+//! The daemon reads the offset of each field from the type information of the running kernel. It
+//! sets the offsets before it loads the programs. The kernel treats a read-only global as a
+//! constant. So the verifier knows which field each load reads, and allows plain loads for the
+//! first steps. A helper makes the other loads.
 
 use crate::probe::{MAX_WATCHES, Watch};
 use aya_ebpf::Global;
@@ -36,8 +36,8 @@ static INODE_MODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_STATUS: Global<u32> = Global::new(0);
 
-/// 1 if a block device has the number of a watched device. Only then the programs check a device's
-/// kind.
+/// 1 if a block device has the same number as a watched device; else 0. Only if the value is 1, the
+/// programs check whether a device is a character device.
 #[unsafe(no_mangle)]
 static HAS_TWINS: Global<u32> = Global::new(0);
 
@@ -45,40 +45,41 @@ static HAS_TWINS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static WATCHES: [Global<Watch>; MAX_WATCHES] = [const { Global::new(Watch::NOTHING) }; MAX_WATCHES];
 
-/// Bits of an inode's mode that hold the kind of file, and their value for a character device.
+/// The bits of an inode's mode that hold the kind of file, and their value for a character device.
 const KIND: u16 = 0o170_000;
 const CHARACTER_DEVICE: u16 = 0o020_000;
-/// Bit of a task's status: the task is in a system call of a 32-bit program (`TS_COMPAT`).
+/// The bit of a task's status for a system call of a 32-bit program (`TS_COMPAT`).
 const COMPAT: u32 = 2;
 
 /// A watched device.
 pub struct Watched {
-    /// Device number.
+    /// The device number.
     pub device: u32,
     /// The device's [`crate::probe::Family`].
     pub family: u32,
 }
 
-/// The current task. One call gets the task; further facts are loads from it, without a call each.
+/// The current task. To get the task takes one call. To get facts about the task takes loads, and
+/// no call.
 #[derive(Clone, Copy)]
 pub struct Task(*const u8);
 
 impl Task {
-    /// Asks the kernel for the current task.
+    /// Returns the current task.
     #[inline(always)]
     pub fn current() -> Self {
-        // SAFETY: the helper only says which task runs.
+        // SAFETY: the helper only returns which task runs.
         Self(unsafe { bpf_get_current_task_btf() }.cast())
     }
 
-    /// The thread's id, as the host sees it.
+    /// Returns the thread's id, as the host sees it.
     #[inline(always)]
     pub fn thread(self) -> u32 {
         // SAFETY: `task_struct` has this field.
         unsafe { field(self.0, TASK_PID.load()) }
     }
 
-    /// The process's id, as the host sees it.
+    /// Returns the process's id, as the host sees it.
     #[inline(always)]
     pub fn process(self) -> u32 {
         // SAFETY: `task_struct` has this field.
@@ -95,8 +96,8 @@ impl Task {
         }
     }
 
-    /// Whether the task is in a system call of a 32-bit program. Those calls have numbers of their
-    /// own.
+    /// Returns whether the task is in a system call of a 32-bit program. The system calls of such
+    /// programs have numbers of their own.
     #[inline(always)]
     pub fn is_compat(self) -> bool {
         // SAFETY: `task_struct` has this field.
@@ -104,13 +105,15 @@ impl Task {
     }
 }
 
-/// Returns the device behind a descriptor of the current task, if the device is watched.
+/// Returns the device behind a descriptor of the current task. Returns `None` if no rule watches
+/// the device.
 #[inline(always)]
 pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
-    // SAFETY: the verifier checks the first loads by type before the program runs; the helper checks
-    // the others when they run. A replaced table, file or inode lives until the current grace period
-    // ends. If one is reused, the program reads another device's number, as if the ioctl had come a
-    // moment later.
+    // SAFETY: the verifier checks the first loads by type before the program runs. The helper
+    // checks the other loads when they run. If another thread replaces a table, file or inode, the
+    // old struct lives until the current grace period ends. If the kernel meanwhile reuses the
+    // struct for another file, the program reads another device's number, as if the ioctl had come
+    // a moment later.
     unsafe {
         let files = field::<*const u8>(task.0, TASK_FILES.load());
         if files.is_null() {
@@ -125,7 +128,7 @@ pub fn watched(task: Task, descriptor: u32) -> Option<Watched> {
     }
 }
 
-/// Returns the device of an open file, if the device is watched.
+/// Returns the device of an open file. Returns `None` if no rule watches the device.
 #[inline(always)]
 pub fn watched_file(file: *const u8) -> Option<Watched> {
     if file.is_null() {
@@ -140,14 +143,15 @@ pub fn watched_file(file: *const u8) -> Option<Watched> {
     Some(Watched { device, family })
 }
 
-/// Reads a field of one of the kernel's structs by the helper. `None` if the memory cannot be read.
+/// Returns a field of a kernel struct, read by the helper. Returns `None` if the memory cannot be
+/// read.
 #[inline(always)]
 fn read<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
     // SAFETY: the helper returns an error for memory that cannot be read.
     unsafe { bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast()).ok() }
 }
 
-/// Returns the family of a device, if the device is watched.
+/// Returns the family of a device, or `None` if no rule watches the device.
 #[inline(always)]
 fn family(device: u32) -> Option<u32> {
     if device == 0 {
@@ -165,25 +169,26 @@ fn family(device: u32) -> Option<u32> {
     None
 }
 
-/// Returns when a task other than the current one began, ns of `CLOCK_BOOTTIME`.
+/// Returns when a task began, ns of `CLOCK_BOOTTIME`. Works for any task, not only the current
+/// task.
 #[inline(always)]
 pub fn started_ns_of(task: *const u8) -> u64 {
     read(task, TASK_STARTED.load()).unwrap_or(0)
 }
 
-/// Returns the process id of a task other than the current one.
+/// Returns the process id of a task. Works for any task, not only the current task.
 #[inline(always)]
 pub fn process_of(task: *const u8) -> Option<u32> {
     read(task, TASK_TGID.load())
 }
 
-/// Loads a field of one of the kernel's structs.
+/// Returns a field of a kernel struct, by a plain load.
 ///
 /// # Safety
 /// `base` points to a struct that has a `T` at `offset`.
 #[inline(always)]
 unsafe fn field<T: Copy>(base: *const u8, offset: u32) -> T {
-    // SAFETY: by the contract the field exists. The load is volatile so that it stays after the
-    // checks before it.
+    // SAFETY: by the contract the field exists. The load is volatile, so the compiler keeps it
+    // after the checks before it.
     unsafe { base.wrapping_add(offset as usize).cast::<T>().read_volatile() }
 }

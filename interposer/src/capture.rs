@@ -1,7 +1,9 @@
-//! Counts the active stream captures. While there is none, launches pay one load for this.
+//! Counts the active stream captures. While no stream captures, a launch pays one load for this
+//! module.
 //!
-//! A captured launch does not execute. So a captured launch passes no gate and is not charged, and
-//! no marker may get into the graph. The launch of the graph is metered instead.
+//! A captured launch does not run. So a captured launch passes no gate, and the tenant is not
+//! charged. No marker may get into the graph. The interposer meters the launch of the graph
+//! instead.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
@@ -16,42 +18,44 @@ use crate::{os, thread};
 /// An active capture.
 #[derive(Debug, Clone, Copy)]
 struct Capture {
-    /// The stream on which the capture was begun.
+    /// The stream on which the job began the capture.
     stream: Stream,
-    /// The context of that stream, if the driver named it. The capture ends with the context.
+    /// The context of that stream, if the driver named the context. The capture ends with the
+    /// context.
     context: Option<Context>,
     /// The thread that began the capture.
     thread: u32,
 }
 
 impl Capture {
-    /// Whether this is the capture on `stream`. The handle of a default stream names another stream
-    /// in each context. The handle of the per-thread stream also names another stream in each
-    /// thread.
+    /// Returns whether this is the capture on `stream`. In each context, the handle of a default
+    /// stream names another stream. In each thread too, the handle of the per-thread stream names
+    /// another stream.
     fn is_on(&self, stream: Stream, context: Option<Context>) -> bool {
         let is_same = self.context == context && self.thread == thread::id();
         self.stream == stream && (!stream.is_default() || is_same)
     }
 }
 
-/// Number of active captures, and a bit that tells whether the process is recorded
-/// ([`crate::record`]). Both share a word, so that a launch usually loads only one word.
+/// The number of active captures, and a bit that says whether the interposer records the process
+/// ([`crate::record`]). Both share a word, so that a launch loads only one word in most cases.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
-/// The bit of [`ACTIVE`] that is set while the process is recorded.
+/// The bit of [`ACTIVE`] for a process that the interposer records.
 const RECORDED: u32 = 1 << 31;
 static CAPTURES: Mutex<{ Rank::Captures as u8 }, Vec<Capture>> = Mutex::new(Vec::new());
 
-/// Held shared by a thread that records a marker, from the check whether the stream captures until
-/// the marker is recorded. Held exclusively by a thread that makes a stream capture.
+/// The lock of markers. A thread that records a marker holds the lock shared, from the check for a
+/// capture until it has recorded the marker. A thread that makes a stream capture holds the lock
+/// exclusively.
 static MARKERS: RwLock<()> = RwLock::new(());
-/// Longest time that a thread waits for the lock, ns. A call of the driver takes some µs. But a
-/// call that finds a full queue waits for the GPU, which may wait for this thread.
+/// The longest time for which a thread waits for the lock, ns. A call of the driver takes some µs.
+/// But a call that finds a full queue waits for the GPU, which may wait for this thread.
 const MARKERS_LIMIT_NS: u64 = 1_000_000_000;
 
-/// Until this time no thread waits for the lock, because one has waited in vain; ns of
+/// Until this time, no thread waits for the lock, because a thread waited in vain; ns of
 /// `CLOCK_MONOTONIC`.
 static HASTY_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-/// Length of that time, ns.
+/// The length of that time, ns.
 const HASTY_NS: u64 = 10 * MARKERS_LIMIT_NS;
 
 fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
@@ -72,41 +76,42 @@ fn patiently<G>(lock: impl Fn() -> TryLockResult<G>) -> Option<G> {
     }
 }
 
-/// Prevents any stream from beginning or joining a capture while the result lives. Returns `None`
-/// if another thread is about to do so and takes long.
+/// Prevents all streams from beginning or joining a capture while the result lives. Returns `None`
+/// if another thread is about to begin or join a capture and takes long.
 pub fn marking() -> Option<RwLockReadGuard<'static, ()>> {
     patiently(|| MARKERS.try_read())
 }
 
-/// Prevents any thread from recording a marker while the result lives. A marker that is recorded on
-/// a stream that has just begun to capture would become part of the graph. A query of that marker
-/// would then end the capture.
+/// Prevents all threads from recording a marker while the result lives. Otherwise a marker on a
+/// stream that has just begun to capture would become part of the graph. A query of such a marker
+/// would end the capture. Returns `None` if another thread records a marker and takes long.
 pub fn joining() -> Option<RwLockWriteGuard<'static, ()>> {
     patiently(|| MARKERS.try_write())
 }
 
-/// Whether no thread records a marker at this moment.
+/// Returns whether no thread records a marker at this moment.
 #[cfg(test)]
 pub fn may_join() -> bool {
     MARKERS.try_write().is_ok()
 }
 
-/// Whether launches may go at once, because nothing is captured or recorded.
+/// Returns whether launches may go at once, because no stream captures and the interposer does not
+/// record.
 #[inline(always)]
 pub fn is_clear() -> bool {
     ACTIVE.load(Ordering::Relaxed) == 0
 }
 
-/// Whether any stream of the process may be capturing.
+/// Returns whether any stream of the process may be capturing.
 #[inline(always)]
 pub fn is_active() -> bool {
     ACTIVE.load(Ordering::Relaxed) & !RECORDED != 0
 }
 
-/// Checks that work on `stream` is no part of a capture.
+/// Checks that work on `stream` is not part of a capture.
 ///
 /// # Errors
-/// The reason why the work is not metered.
+/// The reason for which the interposer does not meter the work.
 pub fn rule_out(calls: &Calls, stream: Stream) -> Result<(), Bypass> {
     match is_active().then(|| calls.is_capturing(stream)) {
         None | Some(Some(false)) => Ok(()),
@@ -115,13 +120,13 @@ pub fn rule_out(calls: &Calls, stream: Stream) -> Result<(), Bypass> {
     }
 }
 
-/// Whether the process is recorded.
+/// Returns whether the interposer records the process.
 #[inline(always)]
 pub fn is_recording() -> bool {
     ACTIVE.load(Ordering::Relaxed) & RECORDED != 0
 }
 
-/// Sets whether the process is recorded from now on.
+/// Sets whether the interposer records the process from now on.
 pub fn set_recording(is_recording: bool) {
     if is_recording {
         ACTIVE.fetch_or(RECORDED, Ordering::SeqCst);
@@ -134,12 +139,12 @@ fn change(change: impl FnOnce(&mut Vec<Capture>)) {
     let mut captures = CAPTURES.lock();
     let before = captures.len() as u32;
     change(&mut captures);
-    // Adding a difference leaves the other bit as it is.
+    // The addition of a difference leaves the bit as it is.
     ACTIVE.fetch_add((captures.len() as u32).wrapping_sub(before), Ordering::SeqCst);
 }
 
-/// Removes, at the thread's end, the capture on the thread's own default stream. No other thread
-/// can name that stream.
+/// Removes the capture on the thread's own default stream when the thread ends. No other thread can
+/// name that stream.
 struct AtEnd;
 
 impl Drop for AtEnd {
@@ -156,17 +161,17 @@ thread_local! {
     static AT_END: AtEnd = const { AtEnd };
 }
 
-/// Notes that a capture is about to begin on `stream` of `context`. The capture is counted before
-/// it begins, so that no marker gets into it.
+/// Notes that a capture is about to begin on `stream` of `context`. The capture counts before it
+/// begins, so that no marker gets into the graph.
 pub fn begin(stream: Stream, context: Option<Context>) {
     if stream == Stream::PER_THREAD {
-        // A thread that is already ending begins no more captures.
+        // A thread that is already ending does not begin another capture.
         let _ = AT_END.try_with(|_| ());
     }
     change(|captures| captures.push(Capture { stream, context, thread: thread::id() }));
 }
 
-/// Notes that a capture on `stream` of `context` ended, or did not begin.
+/// Notes that a capture on `stream` of `context` has ended, or did not begin.
 pub fn end(stream: Stream, context: Option<Context>) {
     change(|captures| {
         if let Some(place) = captures.iter().position(|capture| capture.is_on(stream, context)) {
@@ -175,9 +180,9 @@ pub fn end(stream: Stream, context: Option<Context>) {
     });
 }
 
-/// Called before a stream is destroyed. The stream's capture, if there is one, stays counted but
-/// belongs to no stream, until the result of the call is known. So the next stream with the same
-/// handle is not taken for this one.
+/// Prepares the destruction of a stream, and returns the stream's capture. Until the caller knows
+/// the result of the call, the stream's capture counts but belongs to no stream. So the next stream
+/// with the same handle does not get this capture.
 #[must_use]
 pub fn leave(stream: Stream) -> Leaving {
     let mut captures = CAPTURES.lock();
@@ -185,7 +190,7 @@ pub fn leave(stream: Stream) -> Leaving {
     Leaving(place.map(|place| captures.swap_remove(place)))
 }
 
-/// The capture of a stream that is being destroyed.
+/// The capture of a stream that the job is destroying.
 pub struct Leaving(Option<Capture>);
 
 impl Leaving {
@@ -200,7 +205,7 @@ impl Leaving {
     }
 }
 
-/// Removes every capture on the streams of a destroyed context.
+/// Removes all captures on the streams of a destroyed context.
 pub fn forget_context(context: Context) {
     if is_active() {
         change(|captures| captures.retain(|capture| capture.context != Some(context)));

@@ -1,5 +1,5 @@
-//! The wishes that the environment names. A value that makes no sense is reported in one line, and
-//! counts as absent.
+//! The wishes that the environment names. If a value makes no sense, the interposer reports it in
+//! one line and ignores it.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,59 +22,60 @@ const SHARE: &str = Key::Share.variable();
 const MEMORY: &str = Key::Memory.variable();
 const TENANT: &str = "DEEPRES_TENANT";
 const OVERSUBSCRIBE: &str = "DEEPRES_OVERSUBSCRIBE";
-/// The signal by which the job wants to be told to give memory back.
+/// The signal by which the job wants to hear that it should give memory back.
 const PRESSURE: &str = "DEEPRES_PRESSURE";
-/// Path of the file into which the process is recorded. All processes of the job append to it.
+/// The path of the file into which the interposer records the job. All processes of the job append
+/// to the file.
 const RECORD: &str = "DEEPRES_RECORD";
-/// HAMi's names of the limits, for users who come from HAMi. The names apply to every GPU, or with
-/// the suffix `_0` and so on to one GPU. deepres's own variables win over them.
+/// HAMi's names of the limits, for users who come from HAMi. A name applies to all GPUs; with a
+/// suffix such as `_0`, to one GPU. If the job sets deepres's own variables too, these win.
 const SHARE_ALIAS: &str = "CUDA_DEVICE_SM_LIMIT";
 const MEMORY_ALIAS: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
-/// The limits wished for on one GPU.
+/// The limits for which the job asks on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limit {
-    /// Share in parts per million. 0 means no limit.
+    /// The share, parts per million; 0 for no limit.
     pub share_ppm: u32,
-    /// Memory in bytes. 0 means no limit.
+    /// The memory, bytes; 0 for no limit.
     pub memory_bytes: u64,
 }
 
-/// Variables for deepres beside the socket and the limits.
+/// The variables by which a job asks for deepres, besides the socket and the wishes.
 const OTHERS: [&str; 2] = [TENANT, OVERSUBSCRIBE];
 
-/// Wishes and paths from the environment.
+/// The wishes and paths of the environment.
 #[derive(Debug)]
 pub struct Config {
-    /// Possible places of the tenant socket, best first. Never empty.
+    /// The possible places of the tenant socket, the best first. Never empty.
     pub sockets: Vec<Socket>,
     /// Whether the environment names the socket, so that a daemon should exist.
     pub is_socket_named: bool,
-    /// Directory of this user's files of deepres.
+    /// The directory of this user's files of deepres.
     pub directory: PathBuf,
-    /// Whether the environment mentions deepres at all. If not, the absence of a daemon is not
-    /// worth a message.
+    /// Whether the environment asks for deepres at all. If not, the interposer writes no message
+    /// about a missing daemon.
     pub is_asked_for: bool,
-    /// The tenant's name, or empty.
+    /// The tenant's name, or an empty text.
     pub tenant: String,
-    /// The wishes but for share and memory, which can differ from GPU to GPU.
+    /// The wishes except share and memory, which can differ from GPU to GPU.
     pub wish: Wish,
-    /// The file into which the process is recorded.
+    /// The file into which the interposer records the process.
     pub record: Option<PathBuf>,
-    /// How the job's memory may make room for other tenants.
+    /// The way in which the job's memory may make room for other tenants.
     pub oversubscribe: Option<Oversubscribe>,
-    /// The signal that tells the job to give memory back.
+    /// The signal by which the job wants to hear that it should give memory back.
     pub pressure: Option<i32>,
-    /// Limits by the GPU's ordinal in this process.
+    /// The limits, by the GPU's ordinal in this process.
     limits: [Limit; MAX_GPUS],
 }
 
 impl Config {
-    /// Reads the environment.
+    /// Returns the wishes and paths of the environment.
     pub fn read() -> Self {
         let places = places();
-        // Invalid UTF-8 makes no sense below either, and is reported there. The exception is the
-        // tenant's name, which may be any text.
+        // Invalid UTF-8 makes no sense for the variables below, and the code there reports it. The
+        // tenant's name is the exception, because it may be any text.
         let text = |value: OsString| value.to_string_lossy().into_owned();
         let variable = |name: &str| env::var_os(name).map(text).filter(|value| !value.is_empty());
         let tenant = variable(TENANT);
@@ -125,19 +126,20 @@ impl Config {
         }
     }
 
-    /// Returns the tenant sockets that are trusted at this moment, best first. In a place where
-    /// anyone can make directories, the socket's directory must belong to the user.
+    /// Returns the tenant sockets that the process trusts at this moment, the best first. If anyone
+    /// can make directories in a place, the process trusts a socket there only if its directory
+    /// belongs to the user.
     pub fn believed_sockets(&self) -> Vec<PathBuf> {
         believed(&self.sockets)
     }
 
-    /// The limits wished for on the GPU with this ordinal.
+    /// Returns the limits for which the job asks on the GPU with this ordinal.
     pub fn limit(&self, ordinal: usize) -> Limit {
         self.limits.get(ordinal).copied().unwrap_or_default()
     }
 
-    /// Returns the wishes for a daemon, which knows one limit for all GPUs: the smallest. A deadline counts from the job's
-    /// start, `age_ns` ago.
+    /// Returns the wishes for a daemon. The daemon knows one limit for all GPUs, so the result has
+    /// the smallest. A deadline counts from the job's start, `age_ns` ago.
     pub fn wishes(&self, age_ns: u64) -> Wish {
         let least = |of: fn(&Limit) -> u64| self.limits.iter().map(of).filter(|limit| *limit != 0).min();
         Wish {
@@ -148,13 +150,13 @@ impl Config {
         }
     }
 
-    /// Whether there is a limit to keep without a daemon.
+    /// Returns whether the process has a limit to keep without a daemon.
     pub fn is_limited(&self) -> bool {
         self.limits.iter().any(|limit| *limit != Limit::default())
     }
 }
 
-/// As [`Config::believed_sockets`], without reading anything else.
+/// Returns the same as [`Config::believed_sockets`], and reads nothing else from the environment.
 pub fn tenant_sockets() -> Vec<PathBuf> {
     believed(&Socket::all(&places()))
 }
@@ -163,15 +165,15 @@ fn believed(sockets: &[Socket]) -> Vec<PathBuf> {
     sockets.iter().filter(|socket| socket.is_believed()).map(|socket| socket.path.clone()).collect()
 }
 
-/// The places of files, by the environment and the user.
+/// Returns the places of files, by the environment and the user.
 fn places() -> Places<Vec<u8>> {
     // SAFETY: the call has no arguments and cannot fail.
     let user = unsafe { libc::getuid() };
     Places::read(user, |name| env::var_os(name).map(OsString::into_vec))
 }
 
-/// Makes the path absolute. A relative path starts at the present working directory, even if the
-/// process changes it later.
+/// Returns the absolute form of a path. A relative path starts at the working directory of this
+/// moment. The process may change its working directory later.
 fn path(bytes: Vec<u8>) -> PathBuf {
     let path = PathBuf::from(OsString::from_vec(bytes));
     std::path::absolute(&path).unwrap_or(path)
@@ -180,15 +182,15 @@ fn path(bytes: Vec<u8>) -> PathBuf {
 /// A possible place of the tenant socket.
 #[derive(Debug)]
 pub struct Socket {
-    /// Path of the socket.
+    /// The path of the socket.
     pub path: PathBuf,
-    /// A directory above the socket, and the user who must own it. `None` means that any listener
-    /// is trusted.
+    /// A directory above the socket, and the user who must own the directory. If `None`, the
+    /// process trusts any listener.
     pub within: Option<(PathBuf, u32)>,
 }
 
 impl Socket {
-    /// All possible places, best first.
+    /// Returns all possible places, the best first.
     fn all(places: &Places<Vec<u8>>) -> Vec<Self> {
         if let Some(named) = places.socket() {
             return vec![Self { path: path(named.clone()), within: None }];
@@ -210,13 +212,14 @@ impl Socket {
     }
 }
 
-/// Whether the directory belongs to the user. In a place where anyone can make directories, another
-/// user could pose as the user's daemon.
+/// Returns whether the directory belongs to the user. In a place where anyone can make directories,
+/// another user could pose as the user's daemon.
 fn is_of(directory: &Path, user: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir() && found.uid() == user)
 }
 
-/// Returns the limits by ordinal, and whether any variable was set, valid or not.
+/// Returns the limits by ordinal, and whether the environment has any of the variables, with a
+/// valid value or not.
 fn limits(
     variable: impl Fn(&str) -> Option<String>,
     refuse: impl Fn(fmt::Arguments<'_>),
@@ -254,8 +257,8 @@ fn limits(
     (limits, is_any_named.get())
 }
 
-/// HAMi's share in parts per million: a number from 0 to 100 without a sign, where 0 means no
-/// limit.
+/// Returns HAMi's share in parts per million. The text is a number from 0 to 100 without a sign; 0
+/// means no limit.
 fn whole_percent(text: &str) -> Option<u64> {
     const WHOLE: u64 = 100;
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -263,16 +266,16 @@ fn whole_percent(text: &str) -> Option<u64> {
     Some(percent * u64::from(PPM) / WHOLE)
 }
 
-/// HAMi's size, for example `3000m`. deepres's grammar includes HAMi's, except for 0, which means
-/// no limit.
+/// Returns HAMi's size, for example `3000m`, in bytes. deepres's grammar includes HAMi's grammar,
+/// except for 0, which means no limit.
 fn size_or_none(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
     let is_zero = !digits.is_empty() && digits.bytes().all(|byte| byte == b'0');
     if is_zero { Some(0) } else { parse_bytes(text) }
 }
 
-/// Returns a signal by its name: `SIGUSR1`, `SIGUSR2`, `SIGURG` or `SIGRTMIN+N`. Other signals have
-/// a meaning of their own for programs.
+/// Returns a signal by its name: `SIGUSR1`, `SIGUSR2`, `SIGURG` or `SIGRTMIN+N`. Returns `None` for
+/// any other name, because programs use other signals for themselves.
 fn signal_named(name: &str) -> Option<i32> {
     if let Some(number) = name.strip_prefix("SIGRTMIN+") {
         let signal = number.parse::<i32>().ok()?.checked_add(libc::SIGRTMIN())?;

@@ -1,9 +1,9 @@
-//! Records how the process reaches the driver, for `deepres ps --coverage`: the functions that it
-//! looked up, what it was given, and the bypasses. [`bypass`] counts each call that a hook lets
+//! Records the coverage of this process for `deepres ps --coverage`: the functions that it looked
+//! up, the functions that it got, and its bypasses. [`bypass`] counts each call that a hook lets
 //! through unmetered. A call through an open gate counts nothing.
 //!
-//! Look-ups come before there is a session. So everything is noted here, and is copied to the meter
-//! page now and then.
+//! A process looks functions up before it has a session. So this module keeps the coverage here,
+//! and copies it to the meter page now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,14 +13,14 @@ use deepres_abi::meter::MeterPage;
 
 use crate::log::say;
 
-/// Time between two copies to the page, ns.
+/// The time between two copies to the page, ns.
 const PUBLISH_NS: u64 = 100_000_000;
 
 /// The coverage of this process.
 pub static OWN: Coverage = Coverage::new();
-/// Calls of this process that were let through.
+/// The bypasses of this process.
 static BYPASSES: Bypasses = Bypasses::new();
-/// When the coverage was last copied.
+/// When the module last copied the coverage, ns of `CLOCK_MONOTONIC`.
 static PUBLISHED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Adds one to a counter.
@@ -28,25 +28,25 @@ pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts a call of a hooked function that is let through without being metered or charged.
+/// Counts a bypass: a call of a hooked function that the interposer neither meters nor charges.
 #[cold]
 pub fn bypass(reason: Bypass) {
     BYPASSES.count(reason);
 }
 
-/// Forgets the parent's calls, in a forked child.
+/// Resets the counters of calls in a forked child, which does not inherit its parent's calls.
 pub fn forget_calls() {
     OWN.forget_calls();
     BYPASSES.forget();
 }
 
-/// Notes a look-up of `id` by its exported name.
+/// Notes a look-up of `id` by its exported name, and whether it got the hook.
 pub fn note(id: ApiId, is_hooked: bool) {
     OWN.note(id, is_hooked);
 }
 
-/// Notes a look-up by `cuGetProcAddress` that led to no hook, but to the driver's own function of
-/// this family and version.
+/// Notes a look-up by `cuGetProcAddress` that got the driver's own function of this family and
+/// version.
 pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     match driver::resolve(family, version, per_thread).or_else(|| driver::variants(family).next_back()) {
         Some(id) => OWN.note(id, false),
@@ -54,8 +54,9 @@ pub fn note_forwarded(family: &[u8], version: u32, per_thread: bool) {
     }
 }
 
-/// Looks for libraries that bypass the interposer. The call takes the dynamic linker's lock, which
-/// a thread may hold while it waits for the GPU. So the meter thread must not call this.
+/// Counts the libraries that bypass the interposer, and warns if there are more than before. The
+/// call takes the dynamic linker's lock. A thread may hold this lock while it waits for the GPU, so
+/// the meter thread must not call this.
 pub fn look_past() {
     let (found, before) = (crate::driver::bound_past(), OWN.bound_past.load(Ordering::Relaxed));
     if found > before {
@@ -67,7 +68,7 @@ pub fn look_past() {
     }
 }
 
-/// Copies the coverage to the page, unless it was copied recently.
+/// Copies the coverage to the page, if the last copy is old enough.
 pub fn publish(page: &MeterPage, now_ns: u64) {
     if now_ns.saturating_sub(PUBLISHED_NS.load(Ordering::Relaxed)) >= PUBLISH_NS {
         publish_now(page, now_ns);

@@ -1,7 +1,7 @@
-//! File descriptors of the interposer, which are in the job's table. So a job may close them and
-//! give their numbers to files of its own. Daemons and launchers close all descriptors that they
-//! did not open. So each use of a number first checks that it still stands for the interposer's
-//! file.
+//! The file descriptors of the interposer. They are in the job's table, so the job may close them
+//! and give their numbers to files of its own. For example, daemons and launchers close all
+//! descriptors that they did not open. So before each use of a number, the interposer checks that
+//! the number still stands for its file.
 
 use std::io;
 use std::mem;
@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::os;
 
-/// Signal number that is set on anonymous files of the interposer, which never send it. The kernel
-/// gives all anonymous files the same inode. The signal number distinguishes the interposer's files
-/// from the job's.
+/// A signal number that the interposer sets on its anonymous files, as a mark. These files never
+/// send the signal. The kernel gives all anonymous files the same inode, so only the mark
+/// distinguishes the interposer's files from the job's.
 const MARK: i32 = 63;
-/// Commands of `fcntl` that set and read this signal number (`fcntl.h`).
+/// The commands of `fcntl` that set and read this signal number (`fcntl.h`).
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
-/// Number of descriptors that must be free. A driver opens fewer at its start.
+/// The number of descriptors that must be free. A driver opens fewer at its start.
 const SPARE: i32 = 64;
-/// Identity of a file that could not be examined.
+/// The identity of a file that the interposer could not examine.
 const UNKNOWN: u32 = 0;
-/// Value of a place without a descriptor.
+/// The value of a place without a descriptor.
 const NONE: u64 = u64::MAX;
 
 /// A descriptor number, and the identity of the file for which it stood at first.
@@ -32,12 +32,13 @@ pub struct OwnDescriptor {
 }
 
 impl OwnDescriptor {
-    /// Keeps `descriptor`. From now on only [`Self::close`] closes it.
+    /// Returns `descriptor` with its file's identity. From now on, only [`Self::close`] closes it.
     pub fn new(descriptor: OwnedFd) -> Self {
         Self::of(apart(descriptor).into_raw_fd())
     }
 
-    /// The same for a number that belongs to the interposer at this moment.
+    /// Returns a number with its file's identity. The number must belong to the interposer at this
+    /// moment.
     pub fn of(number: RawFd) -> Self {
         if let Ok(status) = status(number)
             && is_anonymous(&status)
@@ -50,49 +51,50 @@ impl OwnDescriptor {
         Self { number, identity: identity(number).unwrap_or(UNKNOWN) }
     }
 
-    /// Makes an eventfd. Returns `None` if the system gives none.
+    /// Makes an eventfd. Returns `None` if the system provides none.
     pub fn eventfd() -> Option<Self> {
         // SAFETY: the call takes no pointers.
         let number = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        // SAFETY: the descriptor was just made, and nothing else owns it.
+        // SAFETY: the call above made the descriptor, and nothing else owns it.
         (number >= 0).then(|| Self::new(unsafe { OwnedFd::from_raw_fd(number) }))
     }
 
-    /// Returns the number, if it still stands for the interposer's file.
+    /// Returns the number, or `None` if it no longer stands for the interposer's file.
     pub fn number(self) -> Option<RawFd> {
         let is_ours = match identity(self.number) {
             Ok(identity) => identity == self.identity || self.identity == UNKNOWN,
-            // A system call filter of the job may refuse every check. The number then counts as
-            // unchanged.
+            // A system call filter of the job may refuse each check. In this case, the number
+            // counts as unchanged.
             Err(error) => error.raw_os_error() != Some(libc::EBADF),
         };
         is_ours.then_some(self.number)
     }
 
-    /// Returns the number without a check. The number may only serve to ask the kernel for events
-    /// on the file.
+    /// Returns the number without a check. The caller may use the number only to ask the kernel for
+    /// events on the file.
     pub fn unchecked(self) -> RawFd {
         self.number
     }
 
-    /// Whether the number still stands for the interposer's file.
+    /// Returns whether the number still stands for the interposer's file.
     pub fn is_ours(self) -> bool {
         self.number().is_some()
     }
 
-    /// Whether the process may open many more files than it has open. Otherwise the job needs every
-    /// descriptor itself.
+    /// Returns whether the process may open many more files than it has open. If not, the job needs
+    /// all its descriptors itself.
     pub fn is_to_spare(self) -> bool {
         let Some(number) = self.number() else { return false };
-        // `number` was the lowest free number. The kernel gives no number that far above it in two
-        // cases: the process's limit is lower, or all numbers up to the limit are in use.
+        // `number` was the lowest free number. If the kernel gives no number so far above it, the
+        // process's limit is lower, or the process uses all numbers.
         // SAFETY: the call takes no pointers.
         let above = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, number + SPARE) };
-        // SAFETY: the descriptor was just made, and nothing else owns it.
+        // SAFETY: the call above made the descriptor, and nothing else owns it.
         above >= 0 && unsafe { libc::close(above) } == 0
     }
 
-    /// Closes the descriptor, if it still belongs to the interposer. No thread may be using it.
+    /// Closes the descriptor, if it still belongs to the interposer. No thread may use the
+    /// descriptor.
     pub fn close(self) {
         if let Some(number) = self.number() {
             // SAFETY: the descriptor belongs to the interposer, and the caller guarantees that no
@@ -101,8 +103,8 @@ impl OwnDescriptor {
         }
     }
 
-    /// Adds one to the eventfd. A full eventfd counts as rung already. Returns false if the
-    /// descriptor no longer belongs to the interposer.
+    /// Adds one to the eventfd. If the eventfd is full, it counts as rung already. Returns false if
+    /// the descriptor no longer belongs to the interposer.
     pub fn ring(self) -> bool {
         self.number().map(|number| os::write(number, &1_u64.to_ne_bytes())).is_some()
     }
@@ -117,32 +119,32 @@ impl OwnDescriptor {
     }
 }
 
-/// A place for a descriptor, which any thread may read at any time.
+/// A place for a descriptor. Any thread may read the place at any time.
 #[derive(Debug)]
 pub struct Place(AtomicU64);
 
 impl Place {
-    /// No descriptor.
+    /// Returns a place without a descriptor.
     pub const fn none() -> Self {
         Self(AtomicU64::new(NONE))
     }
 
-    /// A place that has a descriptor from the beginning.
+    /// Returns a place that has a descriptor from the beginning.
     pub const fn new(descriptor: OwnDescriptor) -> Self {
         Self(AtomicU64::new(descriptor.packed()))
     }
 
-    /// Returns the present descriptor, which may no longer belong to the interposer.
+    /// Returns the present descriptor, if there is one. It may no longer belong to the interposer.
     pub fn get(&self) -> Option<OwnDescriptor> {
         unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Replaces the descriptor, and returns the previous one.
+    /// Replaces the descriptor, and returns the descriptor before.
     pub fn swap(&self, new: Option<OwnDescriptor>) -> Option<OwnDescriptor> {
         unpack(self.0.swap(pack(new), Ordering::AcqRel))
     }
 
-    /// Replaces `from` by `to`, if `from` is the present descriptor.
+    /// Replaces `from` by `to`, if `from` is the present descriptor. Returns whether it was.
     pub fn exchange(&self, from: Option<OwnDescriptor>, to: Option<OwnDescriptor>) -> bool {
         self.0.compare_exchange(pack(from), pack(to), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -157,10 +159,10 @@ fn unpack(packed: u64) -> Option<OwnDescriptor> {
         .then_some(OwnDescriptor { number: packed as u32 as RawFd, identity: (packed >> u32::BITS) as u32 })
 }
 
-/// Moves a new descriptor away from the numbers of the standard streams. A job that has closed
-/// these streams may still write to their numbers, and so may its children. The move must happen
-/// before any lock is taken on the file. A process loses its locks when it closes any descriptor of
-/// the file.
+/// Moves a new descriptor away from the numbers of the standard streams, and returns the
+/// descriptor. A job that has closed these streams may still write to their numbers, and so may its
+/// children. A caller that locks the file must call this first, because a process loses its locks
+/// when it closes any descriptor of the file.
 pub fn apart(descriptor: OwnedFd) -> OwnedFd {
     if descriptor.as_raw_fd() > libc::STDERR_FILENO {
         return descriptor;
@@ -169,10 +171,10 @@ pub fn apart(descriptor: OwnedFd) -> OwnedFd {
     let number =
         unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
     if number < 0 {
-        // No other number is to be had, and the present one works as well.
+        // The kernel has no other number, and the present number works as well.
         return descriptor;
     }
-    // SAFETY: the descriptor was just made, and nothing else owns it.
+    // SAFETY: the call above made the descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
@@ -186,14 +188,14 @@ fn status(number: RawFd) -> io::Result<libc::stat> {
     if result == 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether the file is anonymous, as eventfds, epoll files and timers are.
+/// Returns whether the file is anonymous, as eventfds, epoll files and timers are.
 fn is_anonymous(status: &libc::stat) -> bool {
     status.st_mode & libc::S_IFMT == 0
 }
 
-/// A hash that distinguishes the open file at `number` from others.
+/// Returns a hash that distinguishes the open file at `number` from other files.
 fn identity(number: RawFd) -> io::Result<u32> {
-    /// Spreads every bit of a word over the upper bits (from the golden ratio).
+    /// Spreads each bit of a word over the upper bits (from the golden ratio).
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let status = status(number)?;
     let mark = if is_anonymous(&status) {
@@ -213,7 +215,7 @@ fn identity(number: RawFd) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Puts another file at the number of `own`, without its knowledge.
+    /// Puts another file at the number of `own`. `own` does not notice.
     fn replace(own: OwnDescriptor, other: OwnDescriptor) {
         // SAFETY: only this test uses the two descriptors.
         assert_eq!(unsafe { libc::dup2(other.unchecked(), own.unchecked()) }, own.unchecked());

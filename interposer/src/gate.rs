@@ -11,39 +11,42 @@ use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
 use deepres_abi::grant::{FailMode, GrantSlot};
 use deepres_abi::meter::{Launching, MeterSlot};
 
-/// Longest time without a completion, ns, for which a launch waits for room in its own window.
-/// After that the launch goes, and is charged later. The work at the head of the queue may wait for
-/// this very launch.
+/// The longest time without a completion for which a launch waits for room in its own window, ns.
+/// After this time the launch goes, and the arbiter charges it later. The wait must end, because
+/// the work at the head of the queue may wait for this very launch.
 pub const STUCK_NS: u64 = 1_000_000_000;
-/// Longest sleep of a thread that waits for room, before it looks at the heartbeat again, ns.
+/// The longest sleep of a thread that waits for room, ns. After the sleep, the thread checks the
+/// heartbeat again.
 const WINDOW_NAP_NS: u64 = 1_000_000;
 
-/// A launch that passed.
+/// A launch that passed the gate.
 #[derive(Debug)]
 pub struct Passed {
-    /// The launch's estimate, if it passed under a lease. The estimate was added to the time in
-    /// flight.
+    /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
+    /// GPU's queued time.
     pub counted_ns: Option<u64>,
-    /// Marks the thread as launching. The mark is dropped once the launch's segment is open. `None`
-    /// where there is no meter.
+    /// Counts the thread as launching. The caller drops the value after the launch's segment is
+    /// open. `None` if there is no meter.
     pub launching: Option<Launching<'static>>,
 }
 
-/// Takes a launch through the gate if it is open.
+/// Takes a launch through the gate if the gate is open. Returns `None` if the gate is not open.
 pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     if !gpu.is_open() {
         return None;
     }
-    // The mark is set before the second look. So an arbiter that closes the gate after that look
-    // sees that a launch comes.
+    // The thread counts as launching before the second look. So an arbiter that closes the gate
+    // after this look sees that a launch comes.
     let launching = gpu.start_launching();
     gpu.is_open().then_some(Passed { counted_ns: None, launching })
 }
 
-/// Takes a launch through the gate, and waits if necessary. `flush` runs before the first wait and
-/// ends the thread's open segments. `awaits_host`: work queued before the launch may wait for what
-/// the thread does after it, so the launch does not wait for room. Returns `None` if the daemon is
-/// gone and the session is to fail closed.
+/// Takes a launch through the gate, and waits if necessary. Returns `None` if the daemon is gone
+/// and the session's fail mode is closed.
+///
+/// Before the first wait, `flush` runs and ends the thread's open segments. With `awaits_host`, the
+/// launch does not wait for room in the window. Work in the queue may then wait for a later step of
+/// this thread.
 pub fn pass(
     gpu: &Gpu,
     session: &Session,
@@ -67,10 +70,10 @@ pub fn pass(
     Some(Passed { counted_ns, launching: Some(launching) })
 }
 
-/// Waits as [`pass`] does, but takes no lease.
+/// Waits as [`pass`] does, but uses no lease.
 pub fn await_turn(gpu: &Gpu, session: &Session, awaits_host: bool, flush: impl FnOnce()) {
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else { return };
-    // The lease of one launch is left for the launch itself.
+    // This thread must not use a lease of one launch, because the launch itself needs the lease.
     let only_launch = OnlyLaunch::default();
     let around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
     drop(wait(grant, meter, around, 0, flush));
@@ -96,13 +99,14 @@ fn wait<'m>(
     })
 }
 
-/// State of a waiting thread.
+/// The state of a waiting thread.
 struct Around<'a> {
     gpu: &'a Gpu,
     session: &'a Session,
     awaits_host: bool,
     only_launch: &'a OnlyLaunch,
-    /// The count of completions at the last change that was seen, and the time of that look.
+    /// The last count of completions that differed from the count before, and when the thread saw
+    /// it.
     full_since: Option<(u32, u64)>,
 }
 

@@ -21,58 +21,60 @@ use crate::os;
 use crate::pages::PageError;
 use crate::unshared::Unshared;
 
-/// Longest time of the first handshake, ns. The daemon answers within a millisecond, and answers
-/// hundreds of processes at once within this time. After this limit the job goes on alone.
+/// The time limit of the first handshake, ns. The daemon answers within a millisecond. If hundreds
+/// of processes come at once, the daemon answers them all within this time. After the limit, the
+/// job runs without a session.
 const HANDSHAKE_NS: u64 = 3_000_000_000;
-/// Time limit of a question for NVML's view, if the question before was in vain, ns. The caller is
-/// mostly a monitor, which asks again and again.
+/// The time limit of a question for the tenant's part, if the question before got no answer, ns.
+/// The caller is mostly a monitor, which asks again and again.
 const DOUBTED_NS: u64 = 100_000_000;
-/// Time limit of the question for a new context's memory, ns. The daemon gives up sooner.
+/// The time limit of the question for a new context's memory, ns. The daemon stops sooner.
 const APPRAISAL_NS: u64 = 1_000_000_000;
-/// Pause before another attempt while the daemon is being replaced, ns.
+/// The pause before another attempt while a new daemon replaces the old daemon, ns.
 const REPLACED_PAUSE_NS: u64 = 20_000_000;
 const US_PER_S: u64 = 1_000_000;
 const NS_PER_US: u64 = 1_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// The reason for which there is no session.
+/// The reason for which the process has no session.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Nobody listens at any socket. The path is the first one that was tried.
+    /// No daemon listens at any socket. The path is the first that the process tried.
     Absent(PathBuf, io::Error),
     /// The connection broke, or no answer came in time.
     Io(io::Error),
     /// The answer is not a valid frame.
     Frame(FrameError),
-    /// The daemon refused: a [`RefusalKind`] if the number is one, and the reason.
+    /// The daemon refused: the number of a [`RefusalKind`], and the reason.
     Refused(u32, String),
-    /// A page of the welcome cannot be used.
+    /// The process cannot use a page of the welcome.
     Page(PageError),
-    /// The daemon numbers this process's GPUs differently from the one before.
+    /// The daemon numbers this process's GPUs differently from the daemon before.
     Renumbered,
-    /// The answer came with fewer descriptors than the welcome promises.
+    /// The welcome came with fewer descriptors than it promises.
     Descriptors(usize),
 }
 
 impl ConnectError {
-    /// Whether the same daemon would answer the same again, so that only another daemon helps.
+    /// Returns whether the same daemon would answer the same again, so that only another daemon can
+    /// help.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
             Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
-            // A daemon finishes its pages before it passes them. So a page that is not ready means
-            // that the job has replaced a received descriptor by a file of its own.
+            // A daemon finishes its pages before it passes them on. So if a page is not ready, the
+            // job has replaced a received descriptor by a file of its own.
             Self::Page(error) => !matches!(error, PageError::Layout(LayoutError::NotReady)),
             Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered => true,
         }
     }
 
-    /// Whether another attempt a little later may succeed.
+    /// Returns whether another attempt a little later may succeed.
     pub fn may_pass(&self) -> bool {
         !self.is_lasting() || self.is_full()
     }
 
-    /// Whether the daemon has no room for more sessions.
+    /// Returns whether the daemon has no room for another session.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Full as u32)
     }
@@ -81,7 +83,7 @@ impl ConnectError {
         matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
     }
 
-    /// Whether the daemon ended before it answered.
+    /// Returns whether the daemon ended before it answered.
     fn is_end(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         matches!(self, Self::Io(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
@@ -109,27 +111,28 @@ impl fmt::Display for ConnectError {
     }
 }
 
-/// A welcomed connection, with everything that came with the welcome.
+/// A connection with a welcome, and everything that came with the welcome.
 #[derive(Debug)]
 pub struct Connection {
-    /// The socket, whose end is the end of the session.
+    /// The socket. When the connection ends, the session ends.
     pub socket: Unshared,
     /// The daemon's answer.
     pub welcome: Welcome,
-    /// Memory of the grant, meter, ledger and heartbeat page.
+    /// The memory of the grant, meter, ledger and heartbeat page.
     pub pages: [OwnedFd; PAGE_FDS],
-    /// One bell for each managed GPU, in the hello's order.
+    /// The bell of each managed GPU, in the hello's order.
     pub bells: Vec<OwnedFd>,
 }
 
-/// Connects for the first time, and waits for the answer for a bounded time.
+/// Connects for the first time, and waits for the daemon's answer for a bounded time. Returns the
+/// connection.
 ///
 /// # Errors
-/// [`ConnectError`]; the job then runs without a session.
+/// [`ConnectError`] if the daemon does not accept the process. The job then runs without a session.
 pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
     let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
-    // The first error that led to another attempt. This error is returned even if a later attempt
-    // finds no daemon.
+    // The first error after which the function tried again. If no attempt succeeds, the function
+    // returns this error, even if a later attempt finds no daemon.
     let mut replaced = None;
     loop {
         let error = match try_shake(config, gpus, deadline_ns) {
@@ -160,20 +163,21 @@ fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connect
     packet.welcomed(socket, gpus.len())
 }
 
-/// Asks the daemon for the tenant's part of `gpus`, without a session. `is_doubted`: the daemon did
-/// not answer the last time.
+/// Asks the daemon for the limits and the use of the tenant on `gpus`, without a session. Returns
+/// the answer. With `is_doubted`, waits only briefly, because the daemon did not answer the last
+/// time.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// [`ConnectError`] if the daemon does not answer.
 pub fn view(config: &Config, gpus: &[Uuid], is_doubted: bool) -> Result<View, ConnectError> {
     ask(config, gpus, Role::Viewer, if is_doubted { DOUBTED_NS } else { HANDSHAKE_NS })
 }
 
-/// Asks the daemon how many bytes NVML reports for this process on `gpu`. Returns `None` if the
-/// daemon cannot tell.
+/// Asks the daemon how many bytes NVML reports for this process on `gpu`. Returns `None` if NVML
+/// does not say, or if the process needs all its descriptors itself.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// [`ConnectError`] if the daemon does not answer.
 pub fn appraise(config: &Config, gpu: Uuid) -> Result<Option<u64>, ConnectError> {
     if !has_descriptors_to_spare() {
         return Ok(None);
@@ -196,7 +200,7 @@ fn ask(config: &Config, gpus: &[Uuid], role: Role, within_ns: u64) -> Result<Vie
     wire::decode::<View>(&packet.packet).map_err(ConnectError::Frame)
 }
 
-/// A handshake for which nobody waits.
+/// A handshake for which no thread waits.
 #[derive(Debug)]
 pub struct Pending {
     socket: Unshared,
@@ -204,11 +208,11 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Connects and says hello. `age_ns` is the time for which the process has gone on without a
-    /// daemon.
+    /// Connects and sends the hello. Returns the handshake. `age_ns` is the time for which the
+    /// process has run without a daemon.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`] if the process cannot connect or send.
     pub fn begin(
         config: &Config,
         gpus: &[Uuid],
@@ -223,15 +227,15 @@ impl Pending {
         Ok(Self { socket, gpus: gpus.len() })
     }
 
-    /// A descriptor that becomes readable when the answer is there.
+    /// Returns a descriptor that becomes readable when the answer is there.
     pub fn socket(&self) -> OwnDescriptor {
         self.socket.descriptor()
     }
 
-    /// Returns the answer, if it is there.
+    /// Returns the daemon's answer.
     ///
     /// # Errors
-    /// Returns itself, if there is no answer yet.
+    /// Returns the handshake itself if there is no answer yet.
     pub fn finish(self) -> Result<Result<Connection, ConnectError>, Self> {
         let mut packet = Received::new();
         match now(Call { socket: &self.socket, run: &mut |number| packet.receive(number) }) {
@@ -242,15 +246,15 @@ impl Pending {
     }
 }
 
-/// A question for which nobody waits: how many bytes NVML reports for this process on a GPU.
+/// A question for which no thread waits: how many bytes NVML reports for this process on a GPU.
 #[derive(Debug)]
 pub struct Question(Unshared);
 
 impl Question {
-    /// Asks the question.
+    /// Asks the question, and returns it.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`] if the process cannot connect or send.
     pub fn ask(config: &Config, gpu: Uuid) -> Result<Self, ConnectError> {
         let socket =
             connect_first(&config.believed_sockets(), |path| connect(path, libc::SOCK_NONBLOCK, now))?;
@@ -261,10 +265,10 @@ impl Question {
         Ok(Self(socket))
     }
 
-    /// Returns the answer in bytes, if it is there; `None` if the daemon cannot tell.
+    /// Returns the number of bytes, or `None` if the daemon or NVML does not say.
     ///
     /// # Errors
-    /// Returns itself, if there is no answer yet.
+    /// Returns the question itself if there is no answer yet.
     pub fn answer(self) -> Result<Option<u64>, Self> {
         let mut packet = Received::new();
         match now(Call { socket: &self.0, run: &mut |number| packet.receive(number) }) {
@@ -275,17 +279,17 @@ impl Question {
     }
 }
 
-/// An announcement to the daemon that this process is about to begin a session. As long as this
-/// lives, the daemon does not take the process's use of the GPU for an unmanaged one.
+/// An announcement to the daemon that this process is about to begin a session. While this value
+/// lives, the daemon does not list the process as unmanaged.
 #[derive(Debug)]
 pub struct Arrival {
     _connection: Unshared,
 }
 
 impl Arrival {
-    /// Announces the process, if a daemon accepts the packet at once and the process can spare the
-    /// descriptor. The process waits for no answer. Only a daemon that does not know the
-    /// announcement sends an answer.
+    /// Announces the process to the daemon. Does not wait for an answer; only a daemon that does
+    /// not know the announcement sends one. Returns `None` if no daemon accepts the packet at once,
+    /// or if the process cannot spare the descriptor.
     pub fn announce(sockets: &[PathBuf]) -> Option<Self> {
         if !has_descriptors_to_spare() {
             return None;
@@ -299,14 +303,14 @@ impl Arrival {
     }
 }
 
-/// Whether the process may open many more files than it has open. Otherwise the job needs every
-/// descriptor itself.
+/// Returns whether the process may open many more files than it has open. If not, the job needs all
+/// its descriptors itself.
 fn has_descriptors_to_spare() -> bool {
     let Ok(socket) = Unshared::packets(0) else { return false };
     socket.descriptor().is_to_spare()
 }
 
-/// Makes the hello of this process. The job started `age_ns` ago, and its deadline counts from
+/// Returns the hello of this process. The job started `age_ns` ago, and its deadline counts from
 /// then.
 fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> Hello {
     let mut hello = Hello::new(Role::Session);
@@ -324,7 +328,7 @@ fn hello(config: &Config, gpus: &[Uuid], sessions_before: u32, age_ns: u64) -> H
     hello
 }
 
-/// Returns the process's command line, without the folder of its program.
+/// Returns the process's command line, without the directory of its program.
 fn command_line() -> String {
     let raw = fs::read("/proc/self/cmdline").unwrap_or_default();
     let mut words = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty());
@@ -338,21 +342,21 @@ fn cvt(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// A system call on a socket, which gets the socket's number.
+/// A system call on a socket. The call gets the socket's number.
 struct Call<'a> {
     socket: &'a Unshared,
     run: &'a mut dyn FnMut(RawFd) -> isize,
 }
 
 impl Call<'_> {
-    /// Makes the call, unless the job has closed the socket.
+    /// Makes the call, and returns its result. Fails if the job has closed the socket.
     fn make(&mut self) -> io::Result<usize> {
         let number = self.socket.descriptor().number().ok_or(io::ErrorKind::NotConnected)?;
         usize::try_from((self.run)(number)).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// Makes a call, and repeats it while signals interrupt it.
+/// Makes a call, and repeats it while signals interrupt it. Returns the call's result.
 fn now(mut call: Call<'_>) -> io::Result<usize> {
     loop {
         match call.make() {
@@ -362,9 +366,9 @@ fn now(mut call: Call<'_>) -> io::Result<usize> {
     }
 }
 
-/// Makes a call, and repeats it while signals interrupt it. The socket's timeout is the time left
-/// until the deadline. Otherwise, in a process with an interval timer, a new timeout would begin at
-/// each tick.
+/// Makes a call, and repeats it while signals interrupt it. Returns the call's result. Before each
+/// call, the function sets the socket's timeout to the time left until the deadline. Otherwise each
+/// tick of an interval timer would begin a new timeout.
 fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     loop {
         let left_us = deadline_ns.saturating_sub(os::now_ns()) / NS_PER_US;
@@ -393,7 +397,7 @@ fn until_deadline(deadline_ns: u64, mut call: Call<'_>) -> io::Result<usize> {
     }
 }
 
-/// Connects to the first of `sockets` on which somebody listens.
+/// Connects to the first of `sockets` on which a daemon listens, and returns the connection.
 fn connect_first(
     sockets: &[PathBuf],
     connect: impl Fn(&Path) -> io::Result<Unshared>,
@@ -402,7 +406,7 @@ fn connect_first(
     for path in sockets {
         match connect(path) {
             Ok(socket) => return Ok(socket),
-            // A daemon listens, but as many connections as allowed are waiting already.
+            // A daemon listens there, but as many connections as allowed already wait for it.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(ConnectError::Io(error));
             }
@@ -444,13 +448,13 @@ fn send(number: RawFd, packet: &[u8]) -> isize {
     unsafe { libc::send(number, packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) }
 }
 
-/// Room for the control message, aligned as its header requires.
+/// The buffer for the control message, aligned as its header requires.
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
 const _: () = assert!(MAX_FDS * size_of::<i32>() + 64 <= size_of::<Control>());
 
-/// A packet and the descriptors that came with it.
+/// A packet, and the descriptors that came with the packet.
 struct Received {
     packet: Vec<u8>,
     descriptors: Vec<OwnedFd>,
@@ -492,7 +496,7 @@ impl Received {
         got
     }
 
-    /// Reads the answer to a hello with this number of GPUs.
+    /// Returns the connection, from the answer to a hello with `gpus` GPUs.
     fn welcomed(self, socket: Unshared, gpus: usize) -> Result<Connection, ConnectError> {
         let Self { packet, descriptors } = self;
         if packet.is_empty() {
@@ -551,8 +555,8 @@ mod tests {
         let path = directory.path().join("tenant.sock");
         let sockets = [directory.path().join("none"), path.clone()];
         assert!(Arrival::announce(&sockets).is_none(), "nobody listens");
-        // The listener accepts no connection, and has room for as few as possible. Further
-        // connections are refused at once.
+        // The listener accepts no connection, and has room for as few connections as possible. The
+        // kernel refuses further connections at once.
         let _listener = listener(&path, 0);
         let taken: Vec<Arrival> = std::iter::from_fn(|| Arrival::announce(&sockets)).take(100).collect();
         assert!((1..100).contains(&taken.len()), "{}", taken.len());

@@ -1,4 +1,4 @@
-//! The steps around a launch: the gate before it, and the meter before and after it.
+//! The steps around a launch: the gate before the launch, and the meter before and after it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -14,11 +14,12 @@ use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
 use crate::{os, thread};
 
-/// Estimated GPU time of a launch of which nothing is known, ns.
+/// The estimate for a launch about which the interposer knows nothing, ns.
 const UNKNOWN_NS: u64 = 10_000;
 
-/// Whether the launch may go at once: nothing is metered here, or the gate is open and the launch
-/// was counted in its stream's open segment. `launch` is called only if its result is needed.
+/// Returns whether the launch may go at once. It may if the process has no session. It also may if
+/// the gate is open and the stream's open segment has counted the launch. The function calls
+/// `launch` only if it needs the result.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else {
@@ -34,7 +35,7 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     }
 }
 
-/// Takes back the count of a launch that went at once, because the driver refused it.
+/// Takes a launch that went at once out of the count, because the driver refused it.
 #[cold]
 #[inline(never)]
 pub fn take_back(stream: Stream, kind: Kind) {
@@ -43,17 +44,18 @@ pub fn take_back(stream: Stream, kind: Kind) {
     }
 }
 
-/// Longest sleep between two looks, ns.
+/// The longest sleep between two checks, ns.
 const NAP_NS: u64 = 5_000_000;
 
-/// Segments that may be queued on a stream without any measurement, while the GPU is not contended.
-/// While the GPU is contended, no segment may be queued, because a launch without an estimate may
-/// take any time.
+/// The most segments that may be queued on a stream without any measurement, while the gate is
+/// open. While the gate is not open, no segment may be queued, because a launch without an estimate
+/// may take any time.
 const UNMEASURED_AHEAD: u32 = 8;
 
-/// Waits until not too much is queued ahead of this launch, which may have no estimate. The wait
-/// applies while the gate is open, or while nothing was measured that could keep a window. The wait
-/// is not at the gate, and does not count as a wait there.
+/// Waits until the work in flight before this launch is below a bound. While the gate is open, the
+/// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if no
+/// launch of the lane was measured. The launch may have no estimate. The wait is not at the gate,
+/// and does not count as such.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
@@ -66,10 +68,10 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     if !is_far_ahead() || gpu.is_stuck() || lane.is_stuck() {
         return;
     }
-    // The open segments of this thread could not complete otherwise.
+    // Without this, the wait could not end, because open segments of this thread do not complete.
     thread::close_lanes(calls);
-    // Only completions on this stream count, because those of other streams show nothing about the
-    // work that this one waits for.
+    // Only completions on this stream count. Completions on other streams say nothing about the
+    // work for which this stream waits.
     let (mut seen, mut since_ns) = (lane.completed(), os::now_ns());
     while is_far_ahead() {
         gpu.await_freed(NAP_NS, is_far_ahead);
@@ -85,8 +87,8 @@ fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     }
 }
 
-/// Waits until a launch on the stream may go, as [`enter`] does, but takes no lease. The function
-/// serves callers that must not wait in [`enter`] with something that others need.
+/// Waits until a launch on the stream may go, as [`enter`] does, but uses no lease. Some callers
+/// must not wait in [`enter`], because they would hold something that others need.
 #[cold]
 pub fn await_turn(stream: Stream) {
     let _uncancelled = os::uncancelled();
@@ -106,13 +108,13 @@ pub fn await_turn(stream: Stream) {
     }
 }
 
-/// The way on for a launch that does not go at once.
+/// The next step for a launch that does not go at once.
 pub enum Entry {
-    /// The launch goes without a further step: it is counted already, or it is a bypass.
+    /// The launch goes without another step. It is counted already, or is a bypass.
     Pass,
-    /// The launch is measured. The caller must call [`leave`] after it.
+    /// The meter measures the launch. The caller must call [`leave`] after the launch.
     Metered(Metered),
-    /// The launch does not go, because the daemon is gone and the session is to fail closed.
+    /// The launch does not go, because the daemon is gone and the session's fail mode is closed.
     Refused,
 }
 
@@ -124,7 +126,8 @@ pub struct Metered {
     begun: Begun,
 }
 
-/// Called before a launch: waits at the gate if necessary, and makes sure that a segment is open.
+/// Prepares a launch: waits at the gate if necessary, and opens a segment if none is open. Returns
+/// the next step for the launch.
 #[cold]
 #[inline(never)]
 pub fn enter(stream: Stream, launch: Launch) -> Entry {
@@ -135,26 +138,28 @@ pub fn enter(stream: Stream, launch: Launch) -> Entry {
     })
 }
 
-/// Does what [`enter`] does.
+/// Does the same as [`enter`], but returns the reason for a bypass as an error.
 ///
 /// # Errors
-/// The reason for which the launch goes without gate and meter.
+/// The reason for which the launch is a bypass.
 fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     let process = process::current().ok_or(Bypass::NoSession)?;
     let calls = &process.calls;
     capture::rule_out(calls, stream)?;
-    // The first launch on a stream calls the driver to set up its measurement.
+    // At the first launch on a stream, these steps call the driver, to prepare the stream's
+    // measurement.
     let blocked = blocked_calls::begin();
     let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
     let lane = process.lane(stream)?;
     if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
-        // Without the recording, the launch would have gone at once.
+        // Without the recording of a capture, this launch would have gone at once.
         return Ok(Entry::Pass);
     }
     let gpu = lane.gpu;
     drop(blocked);
     hold_back(calls, &lane, Some(launch));
-    // The session is read last, because a daemon may have taken over the process meanwhile.
+    // The function reads the session last, because a daemon may have taken over the process
+    // meanwhile.
     let session = process.session().ok_or(Bypass::NoSession)?;
     let passed = match gate::pass_open(gpu) {
         Some(passed) => passed,
@@ -176,8 +181,8 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     };
     let entry = match lane.begin(calls, launch, passed.counted_ns) {
         Ok(begun) => {
-            // Only the launch that opens a segment sets `in_flight`. The meter thread sees the
-            // segment open until it is closed.
+            // Only the launch that opens a segment sets `in_flight`. Until the segment is closed,
+            // the meter thread sees the open segment.
             if begun.opens {
                 gpu.set_in_flight();
                 process.wake_meter();
@@ -186,8 +191,8 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
         }
         Err(unmarked) => {
             gpu.unqueue(passed.counted_ns.unwrap_or(0));
-            // No segment covers this launch, so nobody sees it complete. The meter thread is woken
-            // to look, and to report to the arbiter.
+            // No segment covers this launch, so the meter thread does not see its end by a segment.
+            // The function wakes the thread, which then checks the GPU and reports to the arbiter.
             gpu.set_in_flight();
             process.wake_meter();
             match unmarked {
@@ -200,10 +205,11 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     entry
 }
 
-/// Called before a copy: makes sure that a segment of copies is open. Returns `None` if the copy
-/// has no such segment: the open segment of kernels took it in, or the copy is a bypass. Copies
-/// have engines of their own. So copies pass no gate, and do not count as work that another tenant
-/// has to wait for.
+/// Prepares a copy: opens a segment of copies if none is open. Returns `None` if the copy gets no
+/// such segment: the open segment of kernels took the copy in, or the copy is a bypass.
+///
+/// The GPU has engines of its own for copies. So copies pass no gate, and no tenant waits for
+/// another tenant's copies.
 pub fn enter_copy(stream: Stream, copy: Launch) -> Option<Metered> {
     let _uncancelled = os::uncancelled();
     let Some(process) = process::current() else {
@@ -234,7 +240,8 @@ fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Re
     Ok(Metered { process, lane, kind: copy.kind, begun })
 }
 
-/// Called after a launch or copy.
+/// Finishes a launch or copy after the driver's call. If the driver refused the call, takes it out
+/// of the count.
 #[cold]
 #[inline(never)]
 pub fn leave(metered: &Metered, succeeded: bool) {
@@ -260,23 +267,23 @@ pub fn flush() {
     thread::close_lanes(&process.calls);
 }
 
-/// When a stream was last made to wait for the host, ns. 0 means never. For a while, other streams
-/// may wait for that stream.
+/// When a stream last began to wait for the host, ns; 0 if never. For a time after that, other
+/// streams may wait for this stream.
 static AWAITED_HOST_NS: AtomicU64 = AtomicU64::new(0);
-/// Length of that while, ns.
+/// The length of that time, ns.
 const AWAITS_HOST_NS: u64 = 2_000_000_000;
 
 fn awaits_host() -> bool {
     is_within(&AWAITED_HOST_NS, AWAITS_HOST_NS)
 }
 
-/// Whether the last event at `at_ns` (0: never) is less than `within_ns` ago.
+/// Returns whether less than `within_ns` have passed since `at_ns`. Returns false if `at_ns` is 0.
 fn is_within(at_ns: &AtomicU64, within_ns: u64) -> bool {
     let at_ns = at_ns.load(Ordering::Relaxed);
     at_ns != 0 && os::now_ns().saturating_sub(at_ns) < within_ns
 }
 
-/// Notes that the stream is about to wait for something else than its own work.
+/// Notes that the stream is about to wait for something other than its own work.
 #[inline]
 pub fn interrupt(stream: Stream) {
     let Some(process) = process::current() else { return };
@@ -292,7 +299,7 @@ pub fn interrupt(stream: Stream) {
     }
 }
 
-/// Notes that every stream of a context is about to wait for something else than its own work.
+/// Notes that each stream of a context is about to wait for something other than its own work.
 pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     let Some(process) = process::current() else { return };
     let _uncancelled = os::uncancelled();
@@ -304,17 +311,17 @@ pub fn interrupt_context(context: impl FnOnce() -> Option<Context>) {
     context.interrupt(handle, &process.calls, thread::id(), awaits_host());
 }
 
-/// When a host function was last queued, ns. 0 means never.
+/// When the job last queued a host function, ns; 0 if never.
 static HOST_FUNCTION_NS: AtomicU64 = AtomicU64::new(0);
-/// Longest time, ns, between queueing a host function and giving up a wait, for which the function
-/// may be the cause.
+/// If a wait ends without a completion, a host function may be the cause. This is the longest time
+/// from the queueing of that function to the end of the wait, ns.
 const HELD_BY_FUNCTION_NS: u64 = 2 * gate::STUCK_NS;
-/// Whether any host function was found to wait for a later launch. Most host functions compute for
-/// a moment, and are no reason to let more work be queued.
+/// Whether any host function seems to wait for a later launch. Most host functions only compute for
+/// a moment. For such functions, the interposer need not queue more work.
 static FUNCTIONS_AWAIT_HOST: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the stream is about to wait for a host function, which may itself wait for what this
-/// thread does next.
+/// Notes that the stream is about to wait for a host function. The function may itself wait for a
+/// later step of this thread.
 pub fn call_host(stream: Stream) {
     if FUNCTIONS_AWAIT_HOST.load(Ordering::Relaxed) {
         return await_host(stream);
@@ -323,7 +330,7 @@ pub fn call_host(stream: Stream) {
     interrupt(stream);
 }
 
-/// Notes that waiting for a completion was given up.
+/// Notes that a thread ended its wait without a completion.
 #[cold]
 fn note_stuck() {
     if is_within(&HOST_FUNCTION_NS, HELD_BY_FUNCTION_NS) {
@@ -331,7 +338,7 @@ fn note_stuck() {
     }
 }
 
-/// Notes that the stream is about to wait for something that the host may do only after more
+/// Notes that the stream is about to wait for the host. The host may do its part only after more
 /// launches.
 pub fn await_host(stream: Stream) {
     AWAITED_HOST_NS.store(os::now_ns(), Ordering::Relaxed);

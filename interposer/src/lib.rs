@@ -1,13 +1,14 @@
-//! The preloaded library of deepres, which stands between an unmodified process and the CUDA
+//! The interposer of deepres: a preloaded library between an unmodified process and the CUDA
 //! driver.
 //!
-//! [`resolve`] makes the process find hooks in place of the driver's functions, by each of the
-//! three ways of looking them up. [`hooks`] translate the driver's ABI and decide nothing. The
-//! other modules decide, and hold no pointers of the driver. Nothing runs when the library is
-//! loaded. A process that never looks up a hooked function pays only for the mapping.
+//! `resolve` answers the process's look-ups of driver functions with hooks, for each of the three
+//! ways to look a function up. `hooks` translate the driver's ABI and decide nothing. The other
+//! modules decide, and handle no pointers of the driver. When the loader loads the library, no code
+//! of the library runs. So a process that never looks up a hooked function pays only for the
+//! mapping.
 //!
-//! A hook never panics. A hook never makes a call fail that would have worked, except where a limit
-//! requires this. If a hook cannot do its work, it forwards the call unchanged.
+//! A hook never panics. A hook makes no call fail that would succeed without it, except where a
+//! limit requires this. If a hook cannot do its work, it forwards the call unchanged.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
 compile_error!("the interposer is written for x86-64 Linux with glibc: its entry points are assembly");

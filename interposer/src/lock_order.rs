@@ -1,17 +1,16 @@
 //! The order in which a thread takes the interposer's locks, and a mutex that checks the order.
 //!
-//! A thread that holds a lock of [`Rank`] waits only for locks of later ranks. So no two threads
-//! wait for each other. A thread may try any lock, because it does not wait then. A thread takes no
-//! lock of the rank that it holds, and so not the same lock twice.
+//! A thread that holds a lock of a [`Rank`] waits only for locks of later ranks. So no two threads
+//! wait for each other. A thread may try any lock, because a try does not wait. A thread does not
+//! wait for a lock of a rank that it holds, and so not for the same lock.
 //!
-//! A build with debug assertions checks each wait, by one word in each thread that says which ranks
-//! the thread holds. The word has no destructor and needs no allocation, so the check works in any
-//! thread, at the end of a thread or process, and in a forked child. A failed check ends the
-//! process. A release build has the bare mutex.
+//! A build with debug assertions checks each wait. Each thread has a count of its held locks for
+//! each rank. The counts have no destructor and no allocation. So the check works in any thread, at
+//! the end of a thread or process, and in a forked child. A failed check ends the process. A
+//! release build has the bare mutex.
 //!
-//! Two locks stand outside the order. A thread waits for the lock of markers
-//! ([`crate::capture::marking`]) during a bounded time, and for NVML's answers ([`crate::nvml`]) not
-//! at all.
+//! Two locks stand outside the order. For the lock of markers ([`crate::capture::marking`]), a
+//! thread waits only a bounded time. For NVML's answers ([`crate::nvml`]), a thread does not wait.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{self, MutexGuard, PoisonError, TryLockError};
@@ -33,17 +32,17 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// A GPU's primary context, while a thread makes or ends it. The thread makes calls of the
-    /// driver and charges memory meanwhile.
+    /// The primary context of a GPU, while a thread makes or ends the context. Meanwhile the thread
+    /// calls the driver and charges memory.
     Primary,
-    /// The lanes of one context. A thread holds the lock while it queries events, and while the
+    /// The lanes of one context. A thread holds this lock while it queries events, and while the
     /// driver destroys a stream or the context.
     Context,
-    /// What the driver takes by itself on one GPU, while a thread asks NVML.
+    /// The memory that the driver takes by itself on one GPU, while a thread asks NVML.
     OverheadTurn,
     /// The charge of one memory pool, while a thread allocates from the pool or trims it.
     PoolCharge,
-    /// The turn of a small allocation that runs alone.
+    /// The turn of a small allocation, which then runs alone.
     SlabsTurn,
     /// The charges of the graphs' memory, while a thread asks the driver.
     GraphCharges,
@@ -67,9 +66,9 @@ ranks! {
     Oversubscribed,
     /// The tenant's account of host memory, while a thread brings it up to date.
     HostAccount,
-    /// The charge of what the driver takes by itself.
+    /// The charge of the memory that the driver takes by itself.
     OverheadCharge,
-    /// The contexts of which the driver's own memory is known.
+    /// The contexts whose driver memory the interposer knows.
     OverheadContexts,
     /// The search for slots of dead processes, without a daemon.
     Burial,
@@ -77,36 +76,36 @@ ranks! {
     Contexts,
     /// The list of active captures.
     Captures,
-    /// The list of the threads' rings, in a process that is recorded.
+    /// The list of the threads' rings, in a process that the interposer records.
     Rings,
 }
 
-/// A mutex of the rank `RANK`. It ignores poison, because no hook panics.
+/// A mutex of the rank `RANK`. The mutex ignores poison, because no hook panics.
 #[derive(Debug, Default)]
 pub struct Mutex<const RANK: u8, T>(sync::Mutex<T>);
 
-/// Access to the value of a [`Mutex`]. Dropping the guard releases the lock.
+/// Access to the value of a [`Mutex`]. A drop of the guard releases the lock.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
-    // The order matters: the lock is released before the mark goes.
+    // The order of the fields matters: the drop releases the lock before it removes the mark.
     value: MutexGuard<'a, T>,
     _held: held::Held,
 }
 
 impl<const RANK: u8, T> Mutex<RANK, T> {
-    /// A mutex with its value.
+    /// Returns a mutex with this value.
     pub const fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
-    /// Takes the lock, and waits while another thread has it.
+    /// Takes the lock, and waits while another thread has it. Returns the guard.
     pub fn lock(&self) -> Guard<'_, T> {
         held::check(RANK);
         let value = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Guard { value, _held: held::Held::new(RANK) }
     }
 
-    /// Takes the lock, if no other thread has it.
+    /// Takes the lock and returns the guard, or returns `None` if another thread has the lock.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let value = match self.0.try_lock() {
             Ok(value) => value,
@@ -139,11 +138,11 @@ mod held {
     use super::Rank;
 
     thread_local! {
-        /// How many locks of each rank this thread holds.
+        /// The number of locks of each rank that this thread holds.
         static COUNTS: [Cell<u8>; Rank::ALL.len()] = const { [const { Cell::new(0) }; Rank::ALL.len()] };
     }
 
-    /// Marks a lock as held by this thread until it is dropped.
+    /// Counts a lock as held by this thread until the drop of this value.
     #[derive(Debug)]
     pub struct Held(u8);
 
@@ -167,7 +166,7 @@ mod held {
         });
     }
 
-    /// Checks that this thread may wait for a lock of that rank.
+    /// Panics if this thread must not wait for a lock of that rank.
     pub fn check(rank: u8) {
         COUNTS.with(|counts| {
             for held in Rank::ALL.into_iter().skip(usize::from(rank)) {

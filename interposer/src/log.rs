@@ -1,4 +1,5 @@
-//! Log lines on stderr, each written in one piece, at the level that `DEEPRES_LOG` asks for.
+//! Log lines on stderr, at the level that `DEEPRES_LOG` names. The interposer writes each line in
+//! one piece.
 
 use std::fmt;
 use std::io::Write as _;
@@ -6,13 +7,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::os;
 
-/// How much a line matters.
+/// The importance of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
-    /// Something that was asked for is not done.
+    /// deepres does not do something for which the job asked.
     Error = 1,
-    /// The situation differs from what the user may think.
+    /// The situation may differ from the user's expectation.
     Warn = 2,
     /// Normal events, once per process.
     Info = 3,
@@ -20,14 +21,15 @@ pub enum Level {
     Debug = 4,
 }
 
-/// Longest line, bytes. Longer lines are cut.
+/// The longest line, bytes. The module cuts longer lines.
 const LINE_BYTES: usize = 1024;
-/// The environment was not read yet, because no line was written yet.
+/// The value before the first line. Only then the module reads the environment.
 const UNREAD: u8 = 0;
 
 static THRESHOLD: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether the value is a level, or a list of levels for parts, which only the daemon has.
+/// Returns whether the value is a level, or a list of levels for parts. Only the daemon uses such
+/// lists.
 fn is_known(levels: &str) -> bool {
     matches!(levels, "" | "error" | "warn" | "info" | "debug" | "trace" | "off")
         || levels.contains(['=', ','])
@@ -43,7 +45,7 @@ fn threshold() -> u8 {
     let level = match levels.as_ref() {
         "error" => Level::Error,
         "info" => Level::Info,
-        // The daemon has one level more.
+        // The daemon has one more level.
         "debug" | "trace" => Level::Debug,
         _ => Level::Warn,
     };
@@ -57,8 +59,8 @@ fn threshold() -> u8 {
     level as u8
 }
 
-/// Writes a line, if its level is wanted and stderr accepts it at once. A failure to write is
-/// ignored, because stderr belongs to the job.
+/// Writes a line, if its level is wanted and stderr accepts the line at once. Ignores a failure to
+/// write, because stderr belongs to the job.
 pub fn line(level: Level, text: fmt::Arguments<'_>) {
     if level as u8 > threshold() {
         return;
@@ -67,7 +69,7 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
     let mut rest = &mut buffer[..LINE_BYTES - 1];
     let _ = write!(rest, "deepres: {text}");
     let used = LINE_BYTES - 1 - rest.len();
-    // A line may contain a name that a user chose, and it may go to a terminal.
+    // A line may contain a name that a user chose, and a terminal may show the line.
     buffer[..used].iter_mut().filter(|byte| byte.is_ascii_control()).for_each(|byte| *byte = b'?');
     buffer[used] = b'\n';
     let _ = os::write_gently(libc::STDERR_FILENO, &buffer[..=used]);

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use std::thread;
 
 const NS_PER_S: u64 = 1_000_000_000;
-/// Polls after which a waiter sleeps between polls.
+/// The number of polls after which a waiting thread sleeps between polls.
 const YIELDS: u32 = 500;
 const NAP_NS: u64 = 50_000;
 
@@ -26,7 +26,8 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Lets other threads go on for a moment. Returns false once `limit_ns` has passed.
+    /// Lets other threads run for a moment. Returns false if `limit_ns` have passed since the first
+    /// call.
     #[cold]
     pub fn goes_on(&mut self, limit_ns: u64) -> bool {
         let now_ns = now_ns();
@@ -43,23 +44,24 @@ impl Patience {
     }
 }
 
-/// Sleeps for `ns`, or until a signal comes. The standard library's sleep ends the process if a
-/// system call filter of the job refuses its system call. A futex call is safe, because locks need
-/// it and no program can do without it. A thread cannot be cancelled in a futex call either.
+/// Sleeps for `ns`, or until a signal comes. The function does not use the standard library's
+/// sleep. If a system call filter of the job refuses that sleep's system call, the standard library
+/// ends the process. No program can do without futex calls, because locks need them. No thread can
+/// be cancelled in a futex call either.
 pub fn sleep(ns: u64) {
     let nobody = AtomicU32::new(0);
     futex_wait_private(&nobody, 0, ns);
 }
 
-/// As long as this lives, the thread is not cancelled (`pthread_cancel`). The guard protects code
-/// that holds something of the interposer and may wait, in the C library or in the driver. So a job
-/// that cancels threads does so only at the points where it would without the interposer.
+/// While this value lives, the thread cannot be cancelled (`pthread_cancel`). The guard protects
+/// code that holds something of the interposer and may wait, in the C library or in the driver. So
+/// threads of the job are cancelled only where they would be without the interposer.
 #[derive(Debug)]
 pub struct Uncancelled {
     before: libc::c_int,
 }
 
-/// Prevents cancellation of this thread; see [`Uncancelled`].
+/// Prevents cancellation of this thread while the result lives.
 pub fn uncancelled() -> Uncancelled {
     /// `PTHREAD_CANCEL_DISABLE` of glibc and of musl.
     const DISABLE: libc::c_int = 1;
@@ -83,7 +85,7 @@ fn set_cancel_state(state: libc::c_int) -> libc::c_int {
     before
 }
 
-/// Writes without being a cancellation point. Returns the number of bytes written.
+/// Writes, but is no cancellation point. Returns the number of bytes written.
 ///
 /// # Errors
 /// The kernel's error.
@@ -93,11 +95,12 @@ pub fn write(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes as much as possible without waiting, and raises no signal. A pipe that nobody reads, or
-/// whose reader is gone, must not hold up or end a job because of a log line.
+/// Writes as much as possible without a wait, and raises no signal. Returns the number of bytes
+/// written. So if nobody reads a pipe, or its reader is gone, a log line does not delay or end the
+/// job.
 ///
 /// # Errors
-/// The kernel's error; [`io::ErrorKind::WouldBlock`] if there is no room.
+/// The kernel's error, or [`io::ErrorKind::WouldBlock`] if there is no room.
 pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     let mut polled = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
     let at_once = timespec(0);
@@ -112,12 +115,12 @@ pub fn write_gently(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     write(number, bytes)
 }
 
-/// As long as this lives, the signals that a write of this thread may raise are blocked: `SIGPIPE`,
-/// and `SIGXFSZ` beyond `ulimit -f`. At its end, such signals are discarded.
+/// While this value lives, the thread blocks the signals that its write may raise: `SIGPIPE`, and
+/// `SIGXFSZ` beyond `ulimit -f`. The drop discards such signals.
 struct Silence {
-    /// The thread's previous signal mask, in the kernel's form.
+    /// The thread's signal mask before, in the kernel's form.
     mask: u64,
-    /// Those of the signals that were pending before, and so belong to the job.
+    /// The signals that were pending before, and so belong to the job.
     pending: u64,
 }
 
@@ -141,7 +144,7 @@ impl Silence {
 impl Drop for Silence {
     fn drop(&mut self) {
         let mut pending = 0_u64;
-        // SAFETY: as above. No information about the signal is requested.
+        // SAFETY: as above. The call asks for no information about the signal.
         unsafe {
             libc::syscall(libc::SYS_rt_sigpending, &raw mut pending, Self::SET_BYTES);
             let ours = pending & Self::SIGNALS & !self.pending;
@@ -162,7 +165,7 @@ impl Drop for Silence {
     }
 }
 
-/// Reads without being a cancellation point. Returns the number of bytes read.
+/// Reads, but is no cancellation point. Returns the number of bytes read.
 ///
 /// # Errors
 /// The kernel's error.
@@ -172,18 +175,18 @@ pub fn read(number: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// Converts a duration to the kernel's form.
+/// Returns a duration in the kernel's form.
 pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
-/// Sleeps while the word at `word`, which another process shares, is `seen`, at most `timeout_ns`.
-/// May return early.
+/// Sleeps for at most `timeout_ns` while the word at `word` is `seen`. Another process may share
+/// the word. The function may return early.
 pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) {
     futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns);
 }
 
-/// Sleeps while `word` is `seen`, at most `timeout_ns`. May return early.
+/// Sleeps for at most `timeout_ns` while `word` is `seen`. The function may return early.
 pub fn futex_wait_private(word: &AtomicU32, seen: u32, timeout_ns: u64) {
     futex_wait(word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, timeout_ns);
 }
@@ -194,30 +197,32 @@ fn futex_wait(word: *mut u32, operation: i32, seen: u32, timeout_ns: u64) {
     unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const timeout) };
 }
 
-/// Wakes every thread of this process that sleeps on `word`.
+/// Wakes all threads of this process that sleep on `word`.
 pub fn futex_wake_private(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: waking touches no memory.
+    // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
 }
 
-/// Wakes every thread of any process that sleeps on the word at `word`.
+/// Wakes all threads of any process that sleep on the word at `word`.
 pub fn futex_wake_shared(word: *mut u32) {
-    // SAFETY: waking touches no memory.
+    // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// Returns this thread's id.
 pub fn thread_id() -> u32 {
-    // Called by its number, because the C library has a function for it only since 2.30.
+    // The code makes the call by its number, because older C libraries than 2.30 have no function
+    // for it.
     // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Whether this process has a thread with this id.
+/// Returns whether this process has a thread with this id.
 pub fn is_thread_alive(thread_id: u32) -> bool {
     // SAFETY: signal 0 only checks the thread.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
-    // A system call filter of the job may refuse the call. The thread then counts as alive.
+    // A system call filter of the job may refuse the call. In this case, the thread counts as
+    // alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

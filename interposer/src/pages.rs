@@ -1,6 +1,6 @@
-//! Shared pages at addresses that never change. The page of a new daemon is mapped over the page of
-//! the old one. So no thread needs a new address, and nobody has to find out which threads still
-//! read the old page. The kernel takes care of both.
+//! Shared pages at addresses that never change. The interposer maps a new daemon's page over the
+//! old daemon's page. So no thread needs a new address. The interposer need not know which threads
+//! still read the old page. The kernel changes the mapping for all threads.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -8,7 +8,7 @@ use std::{ffi::c_void, fmt, io, mem, ptr};
 
 use deepres_abi::page::{self, LayoutError, Page};
 
-/// Why a page cannot be used.
+/// The reason for which the process cannot use a page.
 #[derive(Debug)]
 pub enum PageError {
     /// The system did not map the page.
@@ -26,21 +26,21 @@ impl fmt::Display for PageError {
     }
 }
 
-/// A page that stays mapped as long as this lives.
+/// A page that stays mapped as long as this value lives.
 #[derive(Debug)]
 pub struct Mapped<P: Page> {
     address: *mut c_void,
     page: PhantomData<P>,
 }
 
-/// How a mapping may be used: `PROT_READ`, or `PROT_READ | PROT_WRITE`.
+/// The permitted use of a mapping: `PROT_READ`, or `PROT_READ | PROT_WRITE`.
 pub type Protection = i32;
 
 impl<P: Page> Mapped<P> {
-    /// Maps the page in `memory` and checks its head.
+    /// Maps the page in `memory`, and checks the page's head. Returns the mapping.
     ///
     /// # Errors
-    /// [`PageError`].
+    /// [`PageError`] if the system does not map the page, or if the page has another layout.
     pub fn new(memory: &OwnedFd, protection: Protection) -> Result<Self, PageError> {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
@@ -57,18 +57,18 @@ impl<P: Page> Mapped<P> {
             return Err(PageError::Map(io::Error::last_os_error()));
         }
         let mapped = Self { address, page: PhantomData };
-        // SAFETY: the mapping was made just now, and nobody else knows it.
+        // SAFETY: the code made the mapping just now, and no other code knows it.
         unsafe { lay::<P>(address, memory, protection) }.map_err(PageError::Map)?;
-        // SAFETY: the page was just mapped and stays mapped as long as `mapped` lives. Pages that
-        // are mapped read-only are only read.
+        // SAFETY: the code has just mapped the page, which stays mapped as long as `mapped` lives.
+        // The users of a read-only page only read it.
         unsafe { page::view::<P>(address.cast(), size_of::<P>()) }.map_err(PageError::Layout)?;
         Ok(mapped)
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn page(&self) -> &P {
         // SAFETY: `new` mapped and checked the page, which stays mapped until drop. A page holds
-        // only atomics, so any value that the other side writes is valid.
+        // only atomics, so each value that the other side writes is valid.
         unsafe { &*self.address.cast() }
     }
 
@@ -76,31 +76,32 @@ impl<P: Page> Mapped<P> {
     pub fn keep(self) -> &'static P {
         let address = self.address;
         mem::forget(self);
-        // SAFETY: as in `page`, and the page is never unmapped.
+        // SAFETY: as in `page`, and no code unmaps the page.
         unsafe { &*address.cast() }
     }
 }
 
 impl<P: Page> Drop for Mapped<P> {
     fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and by the borrow checker no reference into it
-        // exists.
+        // SAFETY: the mapping belongs to this value. By the borrow checker, no reference into the
+        // mapping exists.
         unsafe { libc::munmap(self.address, size_of::<P>()) };
     }
 }
 
-// SAFETY: the mapping belongs to this value alone, and only atomics are reached through it.
+// SAFETY: the mapping belongs to this value alone, and its users reach only atomics through it.
 unsafe impl<P: Page> Send for Mapped<P> {}
 
-/// Maps the page in `memory` over `place`. A thread that reads the place meanwhile sees the old
-/// page or the new one. Once this returns, no thread sees the old page.
+/// Maps the page in `memory` over `place`. During the call, another thread sees the old page or the
+/// new page. After the call, no thread sees the old page.
 ///
 /// # Safety
-/// `place` was returned by [`Mapped::keep`], and `memory` was checked by [`Mapped::new`].
-/// `protection` allows everything that is done through references to the place.
+/// [`Mapped::keep`] returned `place`, and [`Mapped::new`] checked `memory`. `protection` permits
+/// each use of references to the place.
 ///
 /// # Errors
-/// The system's error. The place stays mapped in any case: to the old page, the new one, or zeros.
+/// The system's error. In any case, the place stays mapped: to the old page, the new page, or
+/// zeros.
 pub unsafe fn replace<P: Page>(
     place: &'static P,
     memory: &OwnedFd,
@@ -119,11 +120,11 @@ pub unsafe fn replace<P: Page>(
 
 const FIXED_ZEROS: i32 = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Maps `memory` at `address`, and zeros behind it if it is shorter than a page `P`. Fields that an
-/// older daemon does not know are then zero.
+/// Maps `memory` at `address`. If the memory is shorter than a page `P`, maps zeros behind it. So
+/// fields that an older daemon does not know are zero.
 ///
 /// # Safety
-/// `address` is the start of a mapping of a page's size that belongs to the interposer.
+/// `address` is the start of a mapping of a page's size, and the mapping belongs to the interposer.
 unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Protection) -> io::Result<()> {
     // SAFETY: all zeroes is a valid stat.
     let mut status = unsafe { mem::zeroed::<libc::stat>() };
@@ -132,7 +133,7 @@ unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Prote
         return Err(io::Error::last_os_error());
     }
     let bytes = usize::try_from(status.st_size).unwrap_or(0).min(size_of::<P>());
-    // The kernel fills the rest of its last page with zeros.
+    // The kernel fills the rest of the last page with zeros.
     let mapped_bytes = bytes.next_multiple_of(align_of::<P>());
     let flags = libc::MAP_FIXED | libc::MAP_SHARED;
     if bytes != 0 {
@@ -166,7 +167,7 @@ mod tests {
 
     const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-    /// Memory with a page, as a daemon makes it.
+    /// Returns memory with a page, as a daemon makes it.
     fn memory<P: Page>() -> OwnedFd {
         // SAFETY: the name ends with a null byte, the descriptor is new, and the mapping is removed
         // again.
@@ -186,7 +187,7 @@ mod tests {
         let (old, new) = (memory::<MeterPage>(), memory::<MeterPage>());
         let page = Mapped::<MeterPage>::new(&old, BOTH).unwrap().keep();
         page.slot(3).unwrap().waits.store(7, Ordering::Relaxed);
-        // SAFETY: the page was kept just above, the mapping below checks the memory, and the
+        // SAFETY: the code above kept the page, and the code below checks the memory. The
         // protection is the same.
         unsafe { replace(page, &new, BOTH).unwrap() };
         assert_eq!(page.slot(3).unwrap().waits.load(Ordering::Relaxed), 0);

@@ -1,5 +1,5 @@
-//! The state of this process once a session has begun. Before that, and in a forked child, there is
-//! no state, and every hook forwards its call.
+//! The state of this process after a session has begun. Before that, and in a forked child, there
+//! is no state, and each hook forwards its call.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::{io, ptr};
@@ -27,48 +27,50 @@ use crate::session::Session;
 use crate::standalone::Local;
 use crate::{capture, coverage, os, record, thread};
 
-/// Longest time that the end of the process waits for the meter thread to be out of the driver.
+/// The longest time for which the end of the process waits until the meter thread is out of the
+/// driver, ns.
 const STOP_WAIT_NS: u64 = 20_000_000;
-/// Time between two looks of that wait, ns.
+/// The time between two checks during that wait, ns.
 const STOP_LOOK_NS: u64 = 50_000;
-/// Time between two looks of a thread that waits for another thread's handshake, ns.
+/// The time between two checks of a thread that waits for another thread's handshake, ns.
 const START_LOOK_NS: u64 = 100_000;
-/// Time between two looks of the meter thread at its connection, where the connection cannot end
-/// its sleep, ns.
+/// The longest sleep of the meter thread, ns, if it must check its connection itself because the
+/// connection cannot wake it.
 const STEP_NS: u64 = 100_000_000;
-/// How long nobody asks the daemon for NVML's numbers after the daemon did not answer, ns.
+/// The time for which no thread asks the daemon for NVML's numbers, after the daemon did not
+/// answer, ns.
 const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
 
-/// The state of this process, which lives until the process ends.
+/// The state of this process. It lives until the process ends.
 pub struct Process {
     /// The driver.
     pub calls: Calls,
-    /// One for each GPU, by ordinal in this process.
+    /// The GPUs, by ordinal in this process.
     pub gpus: Box<[Gpu]>,
     /// The device memory that the process holds.
     pub memory: Accounts,
     config: Config,
     uuids: Vec<Uuid>,
-    /// When the process first looked for a daemon.
+    /// When the process first looked for a daemon, ns of `CLOCK_MONOTONIC`.
     began_ns: u64,
     session: Shared<Session>,
-    /// The session without a daemon that came before the present one, if a daemon took over such a
-    /// process.
+    /// The earlier session without a daemon, if a daemon has taken over the process.
     before: Shared<Session>,
-    /// All contexts. Those of destroyed contexts are kept, to be used again.
+    /// All contexts. The process keeps the states of destroyed contexts, and uses them again.
     contexts: Mutex<{ Rank::Contexts as u8 }, Vec<&'static ContextState>>,
-    /// One of the contexts. Often there is no other, and then no thread needs to remember a context
-    /// itself.
+    /// Any of the contexts. Most processes have only one. Then no thread needs to remember a
+    /// context itself.
     first_context: Shared<ContextState>,
-    /// One for each GPU, held while its primary context is made or ended.
+    /// The primary context of each GPU. A thread holds a GPU's lock while it makes or ends the
+    /// GPU's primary context.
     primaries: [Mutex<{ Rank::Primary as u8 }, Option<Context>>; MAX_GPUS],
-    /// 1 while the meter thread sleeps. The thread sleeps until [`Self::wake`] is rung, or on this
-    /// word if that descriptor is gone.
+    /// 1 while the meter thread sleeps. A ring of [`Self::wake`] ends the sleep. If that descriptor
+    /// is gone, the thread sleeps on this word.
     is_meter_asleep: AtomicU32,
     wake: Place,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
-    /// Until this time nobody asks the daemon for NVML's numbers (`CLOCK_MONOTONIC`).
+    /// Until this time, no thread asks the daemon for NVML's numbers, ns of `CLOCK_MONOTONIC`.
     unappraised_ns: AtomicU64,
 }
 
@@ -88,8 +90,8 @@ pub fn current() -> Option<&'static Process> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Counts a call that comes before the session. Where it is known that there will be none, nobody
-/// can read the count.
+/// Counts a call before the session as a bypass. If the process has tried to begin a session in
+/// vain, counts nothing, because no session would show the count.
 #[cold]
 #[inline(never)]
 pub fn count_early() {
@@ -98,9 +100,9 @@ pub fn count_early() {
     }
 }
 
-/// Announces that a session is about to begin, as long as the result lives. The driver's own start
-/// uses the GPU, and can take seconds. Returns `None` if there is a session already, or nobody to
-/// tell.
+/// Announces to the daemon that a session is about to begin. The announcement holds while the
+/// result lives. It is necessary because the driver uses the GPU while it starts, for seconds at
+/// times. Returns `None` if the process has tried to begin a session, or if no daemon answers.
 pub fn announce() -> Option<Arrival> {
     if is_disabled() || START.load(Ordering::Acquire) != NOT_STARTED {
         return None;
@@ -109,8 +111,8 @@ pub fn announce() -> Option<Arrival> {
     Arrival::announce(&config::tenant_sockets())
 }
 
-/// Begins a session once, after the driver was initialised. Never fails: without a session, the
-/// process goes on as without the interposer.
+/// Begins a session once, after the job initialised the driver. The function never fails. Without a
+/// session, the process runs as without the interposer.
 pub fn start() {
     if is_disabled() {
         if is_behind_another() && START.swap(STARTED, Ordering::AcqRel) == NOT_STARTED {
@@ -124,8 +126,8 @@ pub fn start() {
             begin();
             START.store(STARTED, Ordering::Release);
         }
-        // Another thread is in the handshake, which takes a bounded time. This thread waits, so
-        // that its next calls are metered too.
+        // Another thread makes the handshake, which takes a bounded time. This thread waits, so
+        // that the interposer meters the thread's next calls too.
         Err(STARTING) => {
             while START.load(Ordering::Acquire) == STARTING {
                 os::sleep(START_LOOK_NS);
@@ -203,17 +205,18 @@ fn begin() {
     }
 }
 
-/// Begins a session without a daemon, where none answered, if the process needs one. Returns the
-/// session and the places of its GPUs in it.
+/// Begins a session without a daemon if the process needs one, because no daemon accepted the
+/// process. Returns the session, and the places of the process's GPUs in it. Returns `None` if the
+/// process needs none.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<(Session, [u8; MAX_GPUS])> {
     let is_absent = matches!(error, ConnectError::Absent(..));
     if is_absent && !config.is_asked_for {
-        // The environment does not mention deepres, and there is no daemon.
+        // The environment does not mention deepres, and no daemon runs.
         return None;
     }
     let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
-    // The process waits for a daemon that hangs, has no room, or is about to come back. A process
-    // that keeps limits by itself does not wait for an absent daemon.
+    // The process waits for a daemon that hangs, has no room, or is about to come back. If the
+    // process keeps its limits by itself, it does not wait for an absent daemon.
     let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
     match (keeps_limits, is_waiting) {
         (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
@@ -232,7 +235,7 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
 }
 
 /// Clears the state in a forked child. The child has no session and no meter thread, and the driver
-/// does not work in it either.
+/// does not work in the child either.
 extern "C" fn forked() {
     let process = PROCESS.swap(ptr::null_mut(), Ordering::AcqRel);
     START.store(NOT_STARTED, Ordering::Release);
@@ -246,13 +249,13 @@ extern "C" fn forked() {
         // SAFETY: this is the child's only thread, and it has just cleared the process state.
         unsafe { session.close() };
     }
-    // No other thread uses the descriptor, because this is the child's only thread.
+    // This is the child's only thread, so no other thread uses the descriptor.
     if let Some(wake) = process.wake.get() {
         wake.close();
     }
 }
 
-/// Ends the metering at the end of the process, before the driver's own end. Waits until the meter
+/// Ends the metering at the end of the process, before the driver ends. Waits until the meter
 /// thread is out of the driver. Later calls of the process bypass the interposer.
 pub extern "C" fn stop() {
     let Some(process) = current() else { return };
@@ -267,7 +270,7 @@ pub extern "C" fn stop() {
     while !process.is_stopped.load(Ordering::Acquire) && os::now_ns() < until_ns {
         os::sleep(STOP_LOOK_NS);
     }
-    // A later launch would wait for completions that nobody sees any more.
+    // Without this store, a later launch would wait for completions that no meter thread sees.
     PROCESS.store(ptr::null_mut(), Ordering::Release);
     record::end();
     let sessions = process.session().into_iter().chain(process.before.get());
@@ -275,24 +278,26 @@ pub extern "C" fn stop() {
 }
 
 impl Process {
-    /// Returns the session, whose connection may have ended.
+    /// Returns the session. Its connection may have ended.
     #[inline(always)]
     pub fn session(&self) -> Option<&'static Session> {
         self.session.get()
     }
 
-    /// The signal by which the job wants to be told to give memory back.
+    /// Returns the signal by which the job wants to hear that it should give memory back. Returns
+    /// `None` if the job wants no signal.
     pub fn pressure_signal(&self) -> Option<i32> {
         self.config.pressure
     }
 
-    /// The ordinal of a GPU in this process.
+    /// Returns the ordinal of a GPU in this process, or `None` if the process does not see the GPU.
     pub fn ordinal_of(&self, uuid: &Uuid) -> Option<usize> {
         self.uuids.iter().position(|own| own == uuid)
     }
 
     /// Asks the daemon how many bytes NVML reports for this process on the GPU `ordinal`. Returns
-    /// `None` if nobody can tell.
+    /// `None` without an answer of NVML. For a time after a failed question, returns `None` at
+    /// once.
     pub fn appraise(&self, ordinal: usize) -> Option<u64> {
         let uuid = *self.uuids.get(ordinal)?;
         if self.session()?.standalone().is_some()
@@ -308,35 +313,36 @@ impl Process {
         answer.ok().flatten()
     }
 
-    /// Asks as [`Self::appraise`] does, for callers that do not wait. Returns `None` if nobody can
-    /// be asked.
+    /// Asks the daemon as [`Self::appraise`] does, without a wait for the answer. Returns `None` if
+    /// there is no daemon to ask.
     pub fn question(&self, ordinal: usize) -> Option<Question> {
         let uuid = *self.uuids.get(ordinal)?;
         self.session().filter(|session| session.standalone().is_none())?;
         Question::ask(&self.config, uuid).ok()
     }
 
-    /// Notes that the daemon answers again, so that a thread that makes a context may wait for its
-    /// answer.
+    /// Notes that the daemon answers questions again. So a thread that makes a context may wait for
+    /// the daemon's answer.
     pub fn believe_appraisals(&self) {
         self.unappraised_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Asks the daemon for a new session.
+    /// Asks the daemon for a new session. Returns the handshake, which has begun.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`] if the process cannot connect.
     pub fn say_hello(&self) -> Result<Pending, ConnectError> {
         let sessions = self.session().map_or(0, Session::sessions);
         let age_ns = if sessions == 0 { os::now_ns().saturating_sub(self.began_ns) } else { 0 };
         Pending::begin(&self.config, &self.uuids, sessions, age_ns)
     }
 
-    /// Goes on with a daemon that came back: moves the held memory to its ledger, and obeys its
-    /// gates.
+    /// Continues with a daemon that came back. Moves the held memory to the daemon's ledger, and
+    /// then obeys the daemon's gates.
     ///
     /// # Errors
-    /// [`ConnectError`], if the daemon's pages cannot be used.
+    /// [`ConnectError`] if the process cannot use the daemon's pages, or if the daemon numbers the
+    /// GPUs anew.
     pub fn renew(&self, meter: MeterThread, connection: Connection) -> Result<(), ConnectError> {
         let Some(session) = self.session() else { return Ok(()) };
         if session.standalone().is_some() {
@@ -345,15 +351,15 @@ impl Process {
         let is_renumbered = |(gpu, index): (&Gpu, &u8)| {
             *index != UNMANAGED && gpu.index().is_some_and(|before| before != usize::from(*index))
         };
-        // A thread that is launching counts in the slot of the old number, so the numbers must stay
-        // the same.
+        // A launching thread counts in the slot of the old number. So the daemon must keep the
+        // numbers of the GPUs.
         if self.gpus.iter().zip(&connection.welcome.gpu_index).any(is_renumbered) {
             return Err(ConnectError::Renumbered);
         }
         let index = session.renew(meter, connection, &self.gpus)?;
         session.attach(&self.gpus, &index, None);
         if self.wake.get().is_none() {
-            // The reason that took the descriptor away may be over.
+            // The descriptor may have vanished for a reason that no longer holds.
             self.wake.swap(OwnDescriptor::eventfd());
         }
         self.memory.move_to(session, &self.gpus);
@@ -361,7 +367,8 @@ impl Process {
         Ok(())
     }
 
-    /// Goes over to a daemon that takes over the process, which had a session without a daemon.
+    /// Continues with a daemon that takes over the process. Before, the process had a session
+    /// without a daemon.
     fn join(&self, alone: &'static Session, connection: Connection) -> Result<(), ConnectError> {
         let index = connection.welcome.gpu_index;
         let session = Session::new(connection, self.gpus.len(), Some(alone))?;
@@ -369,13 +376,14 @@ impl Process {
         self.before.set(Some(alone));
         alone.hand_over(session, &self.session, &self.gpus, &index);
         self.memory.move_to(session, &self.gpus);
-        // This is as loud as the message at the beginning.
+        // This message is as loud as the message at the beginning.
         say!(Warn, "a daemon has taken the job up: session {} with {} GPUs", session.id(), self.gpus.len());
         Ok(())
     }
 
-    /// Notes that work was on a GPU from `start_ns` to `end_ns`. Time that other processes of the
-    /// tenant report too is charged once. Without a daemon, the process charges its tenant itself.
+    /// Notes that work was on a GPU from `start_ns` to `end_ns`. If other processes of the tenant
+    /// report the same time, the arbiter charges the time once. Without a daemon, this process
+    /// charges its tenant itself.
     pub fn cover(&self, gpu: &Gpu, start_ns: i64, end_ns: i64) {
         let Some((session, index)) = self.session().zip(gpu.index()) else { return };
         let (start_ns, end_ns) = (start_ns.max(0) as u64, end_ns.max(0) as u64);
@@ -389,54 +397,57 @@ impl Process {
         }
     }
 
-    /// As [`Self::cover`], for GPU time whose place in time is unknown.
+    /// Without a daemon, charges the tenant for GPU time whose place in time is unknown. With a
+    /// daemon, does nothing.
     pub fn charge(&self, gpu: &Gpu, used_ns: u64) {
         if let Some((local, index)) = self.session().and_then(Session::standalone).zip(gpu.index()) {
             local.charge(index, used_ns);
         }
     }
 
-    /// Without a daemon, takes the arbiter's turn. Returns when the next turn is due at the latest.
+    /// Without a daemon, takes the arbiter's turn. Returns the latest time of the next turn. With a
+    /// daemon, returns `None`.
     pub fn turn(&self, _meter: MeterThread, now_ns: u64) -> Option<u64> {
         self.session().and_then(Session::standalone)?.turn(now_ns)
     }
 
-    /// Whether the process is ending.
+    /// Returns whether the process is ending.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::SeqCst)
     }
 
-    /// Notes that the meter thread is out of the driver for good.
+    /// Notes that the meter thread will not call the driver any more.
     pub fn set_stopped(&self, _meter: MeterThread) {
         self.is_stopped.store(true, Ordering::Release);
     }
 
-    /// Whether another tenant waits for this process's work in flight, or this process waits at a
-    /// gate.
+    /// Returns whether any GPU is contended: another tenant waits for this process's work in
+    /// flight, or this process waits at a gate.
     pub fn is_contended(&self) -> bool {
         self.gpus.iter().any(|gpu| !gpu.is_open())
     }
 
-    /// Returns the primary context of a GPU as it was last retained. While the result lives, no
-    /// other thread makes or ends that context. Returns `None` if there is no such GPU.
+    /// Returns the primary context of a GPU as the job last retained it. While the result lives, no
+    /// other thread makes or ends this context. Returns `None` if there is no such GPU.
     pub fn primary(&self, ordinal: usize) -> Option<Guard<'_, Option<Context>>> {
         Some(self.primaries.get(ordinal)?.lock())
     }
 
-    /// Returns the contexts that are not destroyed.
+    /// Returns the contexts that no thread has destroyed.
     pub fn contexts(&self) -> Vec<&'static ContextState> {
         let contexts = self.contexts.lock();
         contexts.iter().copied().filter(|context| !context.is_dead()).collect()
     }
 
-    /// Whether a context is gone, and with it everything in it. False for 0, which means no
-    /// context.
+    /// Returns whether a context is gone, and with the context everything in it. Returns false for
+    /// 0, which means no context.
     pub fn is_gone(&self, context: usize) -> bool {
         let contexts = self.contexts.lock();
         context != 0 && !contexts.iter().any(|known| known.is_alive_as(Context(context)))
     }
 
-    /// Returns the state of a context. The state is created if the context is on a managed GPU.
+    /// Returns the state of a context. If the context has no state yet, makes one. Returns `None`
+    /// if the function does not find the context's GPU.
     pub fn context(&'static self, handle: Context) -> Option<&'static ContextState> {
         let find = |contexts: &[&'static ContextState]| {
             contexts.iter().copied().find(|context| context.is_alive_as(handle))
@@ -444,8 +455,8 @@ impl Process {
         if let Some(known) = find(&self.contexts.lock()) {
             return Some(known);
         }
-        // If the driver does not name the device, it is the device for which the context was made,
-        // as long as the context exists.
+        // If the driver does not name the context's device, the function takes the device for which
+        // the job made the context.
         let made_for = || self.memory.device_of_context(handle);
         let ordinal = self.calls.device_of(handle).or_else(made_for)?;
         let gpu = self.gpus.get(ordinal)?;
@@ -468,7 +479,7 @@ impl Process {
         Some(context)
     }
 
-    /// Returns the state of the context that is current to this thread.
+    /// Returns the state of the context that is current to this thread, or `None` if there is none.
     #[inline]
     pub fn current_context(&'static self) -> Option<&'static ContextState> {
         let handle = self.calls.current_context()?;
@@ -476,13 +487,14 @@ impl Process {
         first.or_else(|| self.other_context(handle))
     }
 
-    /// Returns the context that is probably current to this thread, where the driver does not name
-    /// it: the one that was last current, or else any other context.
+    /// Returns the context that is probably current to this thread. If the driver does not name the
+    /// context, returns the context that was current when the thread last asked, or else any
+    /// context.
     #[cold]
     pub fn likely_context(&'static self) -> Option<&'static ContextState> {
         match self.calls.ask_current_context() {
             Ok(handle) => self.context(handle?),
-            // The context cannot be used any more.
+            // No call can use this context any more.
             Err(CUDA_ERROR_CONTEXT_IS_DESTROYED) => None,
             Err(_) => thread::last_context()
                 .or_else(|| self.contexts().pop())
@@ -503,8 +515,8 @@ impl Process {
     /// Returns the calling thread's lane on `stream`.
     ///
     /// # Errors
-    /// The reason why there is none: the stream's GPU is not managed, or the driver cannot name the
-    /// stream's context, or the context has just ended.
+    /// The reason for which the thread has no lane. Either the daemon does not manage the stream's
+    /// GPU, or the driver does not name the stream's context, or the context has just ended.
     pub fn lane(&'static self, stream: Stream) -> Result<LaneOwner, Bypass> {
         if let Some(lane) = thread::lane(&self.calls, stream) {
             return Ok(lane);
@@ -517,8 +529,8 @@ impl Process {
         Ok(lane)
     }
 
-    /// Ends every open segment on `stream`, of all threads, because the stream is about to be
-    /// destroyed (`forever`) or captured.
+    /// Ends each open segment on `stream`, of all threads. The job is about to capture the stream
+    /// or, with `forever`, to destroy it.
     pub fn close_stream(&self, stream: Stream, forever: bool) {
         let _uncancelled = os::uncancelled();
         for context in self.contexts() {
@@ -539,9 +551,10 @@ impl Process {
         }
     }
 
-    /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses that
-    /// context. `is_destroyed` tells by the result and by the state of a known context. If the
-    /// context was destroyed, the context and the memory in it are forgotten.
+    /// Runs `destroy`, which may destroy the context `handle`, while no other thread uses this
+    /// context. `is_destroyed` then says whether the context is destroyed, by the result and by the
+    /// state of a known context. If so, the function forgets the context and the memory in it.
+    /// Returns the result of `destroy`.
     pub fn destroy_context<T>(
         &self,
         handle: Context,
@@ -555,8 +568,9 @@ impl Process {
         result
     }
 
-    /// As [`Self::destroy_context`], for a context whose memory belongs to another context. Returns
-    /// the result, and whether the context is gone.
+    /// Does the same as [`Self::destroy_context`], but forgets no memory, because the memory
+    /// belongs to another context. Returns the result of `destroy`, and whether the context is
+    /// gone.
     pub fn end_context<T>(
         &self,
         handle: Context,
@@ -571,8 +585,8 @@ impl Process {
         let known = known.filter(|context| context.is_alive_as(handle));
         inner = inner.filter(|_| known.is_some());
         let lanes = inner.iter().flat_map(|inner| &inner.lanes);
-        // The handle of the per-thread stream names another stream in each thread. The open
-        // segments on these streams are dropped.
+        // In each thread, the handle of the per-thread stream names another stream. So the function
+        // does not close the open segments on these streams; they are lost.
         for lane in lanes.filter(|lane| lane.stream() != Some(Stream::PER_THREAD)) {
             lane.close(&self.calls);
             lane.await_closed();
@@ -589,7 +603,7 @@ impl Process {
         let result = destroy();
         let is_gone = is_destroyed(&result, inner.as_deref_mut());
         if is_gone {
-            // Threads look their lanes up again from now on, and such a look-up waits for the lock.
+            // From now on, each thread looks its lanes up again. Such a look-up waits for the lock.
             thread::forget_lanes();
             if let (Some(context), Some(inner)) = (known, inner.as_mut()) {
                 context.kill(inner);
@@ -600,7 +614,7 @@ impl Process {
         (result, is_gone)
     }
 
-    /// Wakes the meter thread if it sleeps, because a segment was opened.
+    /// Wakes the meter thread if it sleeps, because the caller opened a segment.
     #[inline]
     pub fn wake_meter(&self) {
         if self.is_meter_asleep.load(Ordering::SeqCst) != 0 {
@@ -618,7 +632,7 @@ impl Process {
     }
 
     /// Checks whether the job has closed the descriptors on which the meter thread waits. Returns
-    /// whether the job has closed `socket`, and with it the connection.
+    /// whether the job has closed `socket`, and thus the connection.
     pub fn look_at_descriptors(&self, _meter: MeterThread, socket: Option<OwnDescriptor>) -> bool {
         if !self.wake.get().is_some_and(OwnDescriptor::is_ours) {
             self.wake.swap(None);
@@ -626,12 +640,13 @@ impl Process {
         socket.is_some_and(|socket| !socket.is_ours())
     }
 
-    /// Whether any launch or copy on the GPU `ordinal` may be under way.
+    /// Returns whether a launch or copy on the GPU `ordinal` may be under way.
     pub fn may_have_work(&self, ordinal: usize) -> bool {
         self.contexts().iter().any(|context| context.ordinal == ordinal && context.may_have_work())
     }
 
-    /// Prepares a deep sleep of the meter thread. Returns false if work may be under way after all.
+    /// Prepares a deep sleep of the meter thread. Returns false if work may be under way, so that
+    /// the thread must not sleep.
     pub fn prepare_sleep(&self, meter: MeterThread) -> bool {
         self.is_meter_asleep.store(1, Ordering::SeqCst);
         let is_busy = self.memory.pools.is_release_due()
@@ -647,8 +662,8 @@ impl Process {
         self.is_meter_asleep.store(0, Ordering::SeqCst);
     }
 
-    /// Lets the meter thread sleep. `is_deep`: other threads know of the sleep and wake the thread.
-    /// Returns whether `socket`, if there is one, has ended.
+    /// Lets the meter thread sleep for `sleep_ns`. With `is_deep`, other threads know of the sleep
+    /// and wake the thread. Returns whether the connection `socket` has ended.
     pub fn sleep(
         &self,
         _meter: MeterThread,
@@ -676,7 +691,7 @@ impl Process {
         // SAFETY: the array and the timeout outlive the call.
         let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as u64, &timeout, ptr::null()) };
         if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            // A system call filter of the job may refuse `ppoll`. From now on the thread sleeps
+            // A system call filter of the job may refuse `ppoll`. From now on, the thread sleeps
             // without the descriptor.
             self.wake.swap(None);
         }
@@ -686,8 +701,9 @@ impl Process {
         if polled[1].revents != 0 && !wake.is_some_and(OwnDescriptor::hush) {
             self.wake.swap(None);
         }
-        // The daemon sends nothing after its welcome, so any event means the end. The same holds if
-        // the number belongs to another file now, because the connection was closed then.
+        // The daemon sends nothing after its welcome, so each event means the end of the
+        // connection. If the number belongs to another file by now, the job has closed the
+        // connection.
         polled[0].revents != 0
     }
 }

@@ -1,6 +1,6 @@
 //! The session: the pages that the process shares with the daemon, and whether the daemon is there.
-//! The session lives as long as the process. A daemon that came back renews it, and all counters go
-//! on.
+//! The session lives as long as the process. A daemon that comes back renews the session, and all
+//! counters continue.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
@@ -24,58 +24,60 @@ use crate::pages::{Mapped, PageError, Protection, replace};
 use crate::standalone::Local;
 use crate::unshared::Unshared;
 
-/// Longest time between two heartbeats of a daemon that names no limit, ns.
+/// The heartbeat limit if the daemon names none, ns.
 const HEARTBEAT_LIMIT_NS: u64 = 1_000_000_000;
-/// Longest delay after which processes that fail closed notice that the daemon is back, ns.
+/// The longest delay after which a process with a closed fail mode notices that the daemon is back,
+/// ns.
 const GUARD_NAP_NS: u64 = 10_000_000;
-/// Longest time in which a daemon gives back what a dead process held, ns.
+/// The longest time in which a daemon gives back the memory of a dead process, ns.
 const BURIAL_NS: u64 = 100_000_000;
 
 const READ: Protection = libc::PROT_READ;
 const BOTH: Protection = libc::PROT_READ | libc::PROT_WRITE;
 
-/// A session, whose pages never move. So any thread may read them at any time.
+/// A session. Its pages never move, so any thread may read them at any time.
 #[derive(Debug)]
 pub struct Session {
     grant: &'static GrantPage,
     meter: &'static MeterPage,
     beat: &'static BeatPage,
-    /// The ledger, only to read. Changes to the held memory go through `ledgers`.
+    /// The ledger, only to read. The process changes its held memory through `ledgers`.
     ledger: &'static LedgerPage,
-    /// The ledgers through which memory is charged. A process that began without a daemon keeps the
-    /// same value when a daemon takes over.
+    /// The ledgers to which the process charges its memory. If a daemon takes over a process that
+    /// began without a daemon, the process keeps this value.
     ledgers: &'static Ledgers,
-    /// The ledger that the session's first daemon gave, and the session's slot in it.
+    /// The ledger from the session's first daemon, and the session's slot in it.
     first_ledger: (&'static LedgerPage, usize),
-    /// Gates that apply while the daemon is gone and launches are to fail.
+    /// The gates that apply while the daemon is gone and the fail mode is closed.
     shut: [GrantSlot; MAX_GPUS],
     socket: Place,
-    /// Memory of the meter page.
+    /// The memory of the meter page.
     meter_memory: Place,
-    /// Memory of the ledger. Locks on it show which of the tenant's sessions live. A process loses
-    /// its locks when it closes any descriptor of this memory.
+    /// The memory of the ledger. Locks on it show which of the tenant's sessions live. If a process
+    /// closes any descriptor of this memory, it loses its locks.
     ledger_memory: Place,
-    /// One for each GPU, by ordinal in this process.
+    /// The bell of each GPU, by ordinal in this process.
     bells: [Place; MAX_GPUS],
     connected_ns: AtomicU64,
     is_gone: AtomicBool,
-    /// Daemons with which the process has had a session.
+    /// The number of daemons with which the process has had a session.
     sessions: AtomicU32,
-    /// The stand-in for the daemon, if the session has none. The session then has no descriptors.
+    /// The stand-in for the daemon, if the session has no daemon. Such a session has no
+    /// descriptors.
     local: Option<Local>,
-    /// Whether the process keeps looking for a daemon that takes it over.
+    /// Whether the process looks for a daemon that takes the process over.
     is_waiting: bool,
 }
 
 impl Session {
-    /// Begins the process's first session with a daemon. `alone` is the session without a daemon
-    /// that came before, if any.
+    /// Returns the process's first session with a daemon. `alone` is the earlier session without a
+    /// daemon, if there was one.
     ///
     /// # Errors
-    /// [`ConnectError`], if a page cannot be used.
+    /// [`ConnectError`] if the process cannot use a page.
     pub fn new(connection: Connection, gpus: usize, alone: Option<&Self>) -> Result<Self, ConnectError> {
         let Connection { socket, welcome, pages: [grant, meter, ledger, beat], bells } = connection;
-        // All pages are mapped before any is kept, because a kept page stays mapped.
+        // The function maps all pages before it keeps any, because a kept page stays mapped.
         let (grant_page, meter_page) = (map::<GrantPage>(&grant, READ)?, map::<MeterPage>(&meter, BOTH)?);
         let (beat_page, view) = (map::<BeatPage>(&beat, READ)?, map::<LedgerPage>(&ledger, READ)?);
         let own = map::<LedgerPage>(&ledger, BOTH)?.keep();
@@ -105,7 +107,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Makes a session without a daemon. `is_waiting`: a daemon may take the process over later.
+    /// Returns a session without a daemon. With `is_waiting`, a daemon may take the process over
+    /// later.
     pub fn local(local: Local, is_waiting: bool) -> Self {
         Self {
             grant: local.grant,
@@ -127,20 +130,21 @@ impl Session {
         }
     }
 
-    /// The stand-in for the daemon, in a session without one.
+    /// Returns the stand-in for the daemon, or `None` if the session has a daemon.
     pub fn standalone(&self) -> Option<&Local> {
         self.local.as_ref()
     }
 
-    /// Makes sure that memory of the tenant's dead processes is given back on a GPU. `index` is the
-    /// daemon's index of the GPU. Returns whether there was any.
+    /// Makes sure that the tenant's dead processes hold no memory on a GPU. `index` is the daemon's
+    /// index of the GPU. Returns whether any dead process held memory.
     #[cold]
     pub fn bury_dead(&self, index: usize) -> bool {
         self.standalone().map_or_else(|| self.await_burial(index), Local::bury_dead)
     }
 
-    /// Waits until the daemon has given the memory back. The daemon does so as soon as it sees the
-    /// end of a connection, which may come later than the process's end.
+    /// Waits until the daemon has given the memory back. Returns whether any dead process held
+    /// memory. The daemon gives memory back when it sees the end of a connection, which may come
+    /// later than the process's end.
     fn await_burial(&self, index: usize) -> bool {
         let Some(gpu) = self.ledger.gpu(index) else { return false };
         let own = self.ledger().slot;
@@ -153,7 +157,7 @@ impl Session {
         true
     }
 
-    /// Locks the session's slot, so that the tenant's other processes see on a GPU that this
+    /// Locks the session's slot on a GPU. By the lock, the tenant's other processes see that this
     /// process lives.
     fn lock_slot(&self, index: usize) {
         let slot = self.ledger().slot;
@@ -162,7 +166,7 @@ impl Session {
         }
     }
 
-    /// Whether another process holds the lock of a slot.
+    /// Returns whether another process holds the lock of a slot.
     fn is_locked(&self, slot: usize) -> bool {
         self.slot_lock(slot, libc::F_GETLK).is_none_or(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
     }
@@ -180,10 +184,11 @@ impl Session {
         (unsafe { libc::fcntl(memory, command, &raw mut lock) } == 0).then_some(lock)
     }
 
-    /// Takes over a new connection. The caller calls [`Self::attach`] after it.
+    /// Takes over a new connection, and returns the daemon's index of each GPU. The caller calls
+    /// [`Self::attach`] afterwards.
     ///
     /// # Errors
-    /// [`ConnectError`], if a page cannot be used. The session then stays without a daemon.
+    /// [`ConnectError`] if the process cannot use a page. The session then stays without a daemon.
     pub fn renew(
         &self,
         _meter: MeterThread,
@@ -199,18 +204,19 @@ impl Session {
         ] {
             checked.map_err(ConnectError::Page)?;
         }
-        // The meter page comes before the grant page, because it counts the waiters of the gates.
+        // The function replaces the meter page before the grant page, because the meter page counts
+        // the waiters of the gates.
         self.carry(&fresh, &meter, gpus, &welcome.gpu_index)?;
         gpus.iter().for_each(Gpu::forget_only_launch);
-        // SAFETY: `new` kept the pages and mapped them with the same protection, and the memory was
-        // checked above.
+        // SAFETY: `new` kept the pages and mapped them with the same protection. The code above
+        // checked the memory.
         unsafe {
             put(self.grant, &grant, READ)?;
             put(self.ledger, &ledger, READ)?;
             put(self.beat, &beat, READ)?;
         }
-        // This is the last step that can fail. If the connection is given up, its slot soon belongs
-        // to another session.
+        // This is the last step that can fail. After a failure, the daemon soon gives the
+        // connection's slot to another session.
         self.ledgers.replace(&ledger, welcome.ledger_slot as usize).map_err(ConnectError::Page)?;
         exchange(&self.ledger_memory, ledger);
         drop(self.exchange_socket(Some(socket)));
@@ -219,13 +225,13 @@ impl Session {
         Ok(welcome.gpu_index)
     }
 
-    /// Hands the process over from this session, which is without a daemon, to `next`. `index`
-    /// gives the GPUs' new numbers. The caller calls [`Accounts::move_to`] after it. The old pages
-    /// stay mapped, so a thread that is about to use them changes nothing of the new session.
+    /// Hands the process over from this session, which has no daemon, to `next`. `index` has the
+    /// GPUs' new numbers. The caller calls [`Accounts::move_to`] afterwards. The old pages stay
+    /// mapped. So a thread that still uses them changes nothing of the new session.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn hand_over(&self, next: &'static Self, place: &Shared<Self>, gpus: &[Gpu], index: &[u8; MAX_GPUS]) {
-        // Times stay behind, because nobody was to be charged for them.
+        // The function does not carry times over, because no daemon charged anyone for them.
         let held = |gpu: usize| {
             let meter = self.meter.slot(gpu).map(MeterSlot::read).unwrap_or_default();
             Reading { held_bytes: meter.held_bytes, ..Reading::default() }
@@ -245,7 +251,7 @@ impl Session {
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
         place.set(Some(next));
-        // Changes that came in between are carried over here.
+        // This carries over the changes that came in between.
         for (old, new, before) in moved {
             new.grow(&held(old), &before);
         }
@@ -254,9 +260,8 @@ impl Session {
         }
     }
 
-    /// Puts the meter page in `memory` in place of the present one, and carries the present page's
-    /// counters over. `fresh` is a second mapping of `memory`. `index` gives the daemon's new
-    /// numbers of the GPUs.
+    /// Replaces the meter page by the page in `memory`, and carries the counters over. `fresh` is a
+    /// second mapping of `memory`. `index` has the daemon's new numbers of the GPUs.
     fn carry(
         &self,
         fresh: &Mapped<MeterPage>,
@@ -264,8 +269,8 @@ impl Session {
         gpus: &[Gpu],
         index: &[u8; MAX_GPUS],
     ) -> Result<(), ConnectError> {
-        // The old page is mapped a second time, because nobody can read it once its only mapping
-        // was replaced. If the job has closed the page's descriptor, the page is still mapped, but
+        // The function maps the old page a second time, because the replacement removes its only
+        // mapping. If the job has closed the page's descriptor, the page is still mapped, but
         // cannot be mapped again.
         let old = self.meter_memory.get().and_then(OwnDescriptor::number).map(again).transpose()?;
         let old = old.as_ref();
@@ -278,11 +283,11 @@ impl Session {
         for ((_, now), reading) in both.iter().zip(&read) {
             now.grow(reading, &Reading::default());
         }
-        // SAFETY: `new` kept the page and mapped it with the same protection, and the mapping
-        // `fresh` checked the memory.
+        // SAFETY: `new` kept the page and mapped it with the same protection. The mapping `fresh`
+        // checked the memory.
         unsafe { put(self.meter, memory, BOTH)? };
-        // From here on no thread counts in the old page any more, so it holds everything that came
-        // in between.
+        // From here on, no thread counts in the old page. So the old page now contains all changes
+        // that came in between.
         for ((before, now), reading) in both.iter().zip(&read).filter(|_| old.is_some()) {
             now.grow(&before.read(), reading);
         }
@@ -295,10 +300,10 @@ impl Session {
         self.socket.swap(new.map(Unshared::into_descriptor)).map(Unshared::from_descriptor)
     }
 
-    /// Ends the session before anybody has used it.
+    /// Ends the session before any thread has used it.
     pub fn end(&self) {
         drop(self.exchange_socket(None));
-        // SAFETY: the caller guarantees that nobody uses the session.
+        // SAFETY: the caller guarantees that no thread uses the session.
         unsafe { self.close() };
     }
 
@@ -309,8 +314,8 @@ impl Session {
         let mut bells = bells.into_iter();
         for (place, _) in self.bells.iter().zip(index).filter(|(_, index)| **index != UNMANAGED) {
             let Some(bell) = bells.next() else { return };
-            // If the job closed the old bell, a new bell may have got the same number, and would
-            // look like the old one.
+            // If the job has closed the old bell, a new bell may have the same number, and would
+            // look like the old bell.
             let old = place.get().filter(|old| !taken.contains(&old.unchecked()));
             let bell = match old.and_then(OwnDescriptor::number) {
                 None => OwnDescriptor::new(bell),
@@ -325,8 +330,8 @@ impl Session {
         }
     }
 
-    /// Gives each GPU its slots, by the daemon's `index` of each. The session is in use from now
-    /// on. Without a daemon, `wake` serves as the bell, which wakes the meter thread.
+    /// Gives each GPU its slots, by the daemon's `index` of each GPU. From now on, the session is
+    /// in use. Without a daemon, `wake` serves as the bell, and wakes the meter thread.
     pub fn attach(&'static self, gpus: &[Gpu], index: &[u8; MAX_GPUS], wake: Option<OwnDescriptor>) {
         for ((gpu, index), bell) in gpus.iter().zip(index).zip(&self.bells) {
             let slots = (*index != UNMANAGED)
@@ -344,8 +349,8 @@ impl Session {
         self.is_gone.store(false, Ordering::Release);
     }
 
-    /// Lets no launch pass on GPUs whose arbiter is gone, if launches are to fail then. On the
-    /// other GPUs, the arbiter's grant applies. Returns the time until the next check, ns.
+    /// If the fail mode is closed, lets no launch pass on GPUs whose arbiter is gone. On the other
+    /// GPUs, the arbiter's grant applies. Returns the time until the next check, ns.
     pub fn guard(&'static self, gpus: &[Gpu], now_ns: u64) -> u64 {
         if self.fail_mode() == FailMode::Open {
             return u64::MAX;
@@ -361,7 +366,7 @@ impl Session {
             if shut.gate().state != state {
                 shut.set_gate(state, LeaseTerms::default());
             }
-            // Once the arbiter is back, threads that wait at the shut gate find that gate open.
+            // After the arbiter is back, threads that wait at the shut gate find this gate open.
             gpu.set_grant(if is_gone { shut } else { grant });
             let next_ns = if is_gone {
                 GUARD_NAP_NS
@@ -380,39 +385,40 @@ impl Session {
         self.ledgers.present()
     }
 
-    /// The number of the present ledger among the ledgers of this process.
+    /// Returns the number of the present ledger among the ledgers of this process.
     #[inline]
     pub fn ledger_generation(&self) -> u32 {
         self.ledgers.generation()
     }
 
-    /// Whether the ledger of that generation still exists.
+    /// Returns whether the ledger with this number still exists.
     #[inline]
     pub fn has_ledger(&self, generation: u32) -> bool {
         self.ledgers.has(generation)
     }
 
-    /// Bytes that the tenant holds on a GPU. `index` is the daemon's index of the GPU.
+    /// Returns the bytes that the tenant holds on a GPU, or `None` if there is no such GPU. `index`
+    /// is the daemon's index of the GPU.
     pub fn tenant_held_bytes(&self, index: usize) -> Option<u64> {
         Some(self.ledger.gpu(index)?.held_bytes())
     }
 
-    /// Daemons with which the process has had a session so far.
+    /// Returns the number of daemons with which the process has had a session.
     pub fn sessions(&self) -> u32 {
         self.sessions.load(Ordering::Relaxed)
     }
 
-    /// The session's meter page.
+    /// Returns the session's meter page.
     pub fn meter(&self) -> &'static MeterPage {
         self.meter
     }
 
-    /// The socket, if the session has one. The end of the connection is the end of the session.
+    /// Returns the socket, if the session has one. When the connection ends, the session ends.
     pub fn socket(&self) -> Option<OwnDescriptor> {
         self.socket.get()
     }
 
-    /// The daemon's number of this session.
+    /// Returns the daemon's number of this session.
     pub fn id(&self) -> u64 {
         self.grant.session_id()
     }
@@ -422,17 +428,18 @@ impl Session {
         self.is_gone.store(true, Ordering::Release);
     }
 
-    /// Whether the connection ended.
+    /// Returns whether the connection has ended.
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Whether the process looks for a daemon: the connection ended, or there was none.
+    /// Returns whether the process looks for a daemon: the connection has ended, or there was none.
     pub fn seeks_daemon(&self) -> bool {
         self.is_waiting || self.is_gone()
     }
 
-    /// Age of the heartbeat, ns, from which on the daemon counts as gone.
+    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
+    /// ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         match self.grant.heartbeat_limit_ns() {
             0 => HEARTBEAT_LIMIT_NS,
@@ -440,24 +447,25 @@ impl Session {
         }
     }
 
-    /// Whether nobody will open a gate any more, because the connection ended or the arbiter's
-    /// heartbeat stopped.
+    /// Returns whether no daemon will open a gate, because the connection has ended or the
+    /// arbiter's heartbeat has stopped.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
         self.is_gone() || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
-    /// Until when the arbiter counts as alive if no further heartbeat comes.
+    /// Returns until when the arbiter counts as alive without another heartbeat, ns of
+    /// `CLOCK_MONOTONIC`.
     fn believed_until_ns(&self, index: usize) -> u64 {
         let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
         last_ns.saturating_add(self.heartbeat_limit_ns())
     }
 
-    /// Whether launches pass or fail while the daemon is gone.
+    /// Returns whether launches pass or fail while the daemon is gone.
     pub fn fail_mode(&self) -> FailMode {
         self.grant.fail_mode()
     }
 
-    /// Closes every descriptor but the connection, which a forked child does not have.
+    /// Closes all descriptors but the connection. A forked child has no copy of the connection.
     ///
     /// # Safety
     /// No thread of this process uses the session from now on.
@@ -474,16 +482,16 @@ impl Session {
     }
 }
 
-/// Puts the new descriptor in place of the present one, and closes the present one.
+/// Puts a new descriptor in place of the present descriptor, and closes the present descriptor.
 fn exchange(place: &Place, new: OwnedFd) {
     if let Some(old) = place.swap(Some(OwnDescriptor::new(new))) {
         old.close();
     }
 }
 
-/// Maps the meter page at the descriptor `number` a second time.
+/// Returns a second mapping of the meter page at the descriptor `number`.
 fn again(number: i32) -> Result<Mapped<MeterPage>, ConnectError> {
-    // SAFETY: `number` is the descriptor of the present page's memory, and is only read here.
+    // SAFETY: `number` is the descriptor of the present page's memory. The code only reads it here.
     let memory = unsafe { BorrowedFd::borrow_raw(number) };
     map(&memory.try_clone_to_owned().map_err(ConnectError::Io)?, BOTH)
 }

@@ -1,8 +1,8 @@
-//! State that each thread keeps for itself: the lanes on which it launches, so that a launch finds
-//! its lane without a lock.
+//! State of each thread: the lanes on which the thread launches. By this state, a launch finds its
+//! lane without a lock.
 //!
-//! The state is plain cells without destructors. Nothing runs at the end of a thread, and a thread
-//! that never launches does not touch the cells.
+//! The state consists of plain cells without destructors. No code runs at the end of a thread, and
+//! a thread that never launches does not touch the cells.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,16 +12,15 @@ use crate::meter::context::ContextState;
 use crate::meter::lane::LaneOwner;
 use crate::os;
 
-/// Streams on which a thread can launch in turn without a look-up.
+/// The number of streams of which a thread can remember the lane.
 const PLACES: usize = 64;
-/// Places that a stream may have. The places of two streams are nearly independent, so a stream
-/// that loses its place finds another one at its next launch. In cuckoo hashing, which resembles
-/// this, entries are moved instead.
+/// The number of places that a stream may have. The places of two streams are nearly independent.
+/// So a stream that loses its place finds another place at its next launch. Cuckoo hashing is
+/// similar, but moves the entries.
 const PROBES: usize = 4;
 
-/// Changes whenever a stream or context dies, because a lane that a thread remembers may then serve
-/// another stream. As long as the number stays, the thread is the owner of each lane that it
-/// remembers.
+/// Changes when a stream or context ends, because a remembered lane may then serve another stream.
+/// While the number stays, the thread owns each lane that it remembers.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every thread look its lanes up again.
@@ -32,7 +31,7 @@ pub fn forget_lanes() {
 #[derive(Clone, Copy)]
 struct Place {
     stream: usize,
-    /// Context of a default stream, else 0.
+    /// The context, if the stream is a default stream; else 0.
     context: usize,
     lane: Option<LaneOwner>,
 }
@@ -44,10 +43,10 @@ impl Place {
 struct Thread {
     id: Cell<u32>,
     generation: Cell<u32>,
-    /// The context that was current at the last look.
+    /// The context that was current when the thread last asked.
     context: Cell<Option<&'static ContextState>>,
     places: [Cell<Place>; PLACES],
-    /// State of the random choice of the place that another stream takes.
+    /// The state of the random choice of a place.
     drawn: Cell<u64>,
 }
 
@@ -57,16 +56,16 @@ thread_local! {
     };
 }
 
-/// The places that a stream may have, the likeliest first.
+/// Returns the places that a stream may have, the likeliest first.
 #[inline(always)]
 fn places_of(stream: Stream) -> impl Iterator<Item = usize> {
     let spread = mixed(stream.0 as u64);
     (1..=PROBES as u32).map(move |probe| (spread >> (u64::BITS - probe * PLACES.ilog2())) as usize % PLACES)
 }
 
-/// Returns the lane that this thread last used on `stream`. The handle of a default stream names
-/// another stream in each context. So for such a handle, the driver is asked for the current
-/// context.
+/// Returns the lane that this thread last used on `stream`, or `None` if the thread must look the
+/// lane up. In each context, the handle of a default stream names another stream. So for such a
+/// handle, the function asks the driver for the current context.
 #[inline(always)]
 pub fn lane(calls: &Calls, stream: Stream) -> Option<LaneOwner> {
     THREAD.with(|thread| {
@@ -82,7 +81,7 @@ pub fn lane(calls: &Calls, stream: Stream) -> Option<LaneOwner> {
     })
 }
 
-/// Remembers the lane for `stream`. A lane that loses its place ends its segment.
+/// Remembers the lane for `stream`. If another lane loses its place, ends that lane's segment.
 pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner) {
     THREAD.with(|thread| {
         let generation = GENERATION.load(Ordering::Acquire);
@@ -93,14 +92,14 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner
         }
         let context = if stream.is_default() { context.0 } else { 0 };
         let next = Place { stream: stream.0, context, lane: Some(lane) };
-        // The choice is the stream's own place, else a free one, else a random one of its places. A
-        // stream that is no longer used soon loses its place in this way.
+        // The function takes the stream's own place, else a free place, else a random place of the
+        // stream. So a stream that the job no longer uses soon loses its place.
         let places = || places_of(stream).map(|place| &thread.places[place]);
         let own = places().find(|place| place.get().stream == stream.0);
         let free = || places().find(|place| place.get().lane.is_none());
         let other = || {
-            // The choice is random, because in any fixed order two streams could displace each
-            // other for ever.
+            // The choice is random. In a fixed order, two streams could displace each other for
+            // ever.
             thread.drawn.set(mixed(thread.drawn.get()).wrapping_add(1));
             places().nth((thread.drawn.get() >> u32::BITS) as usize % PROBES)
         };
@@ -112,20 +111,20 @@ pub fn remember(calls: &Calls, stream: Stream, context: Context, lane: LaneOwner
     });
 }
 
-/// Returns the state of `handle`, if this thread last asked for that context.
+/// Returns the state of the context `handle`, if this thread last asked for this context.
 pub fn context(handle: Context) -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| context.is_alive_as(handle))
 }
 
-/// Spreads similar numbers. Different numbers stay different.
+/// Returns a number that spreads similar numbers. Two different numbers have different results.
 const fn mixed(number: u64) -> u64 {
     /// 2⁶⁴ divided by the golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     number.wrapping_mul(MULTIPLIER)
 }
 
-/// Returns the state of the context that was current to this thread at the last look, if the
-/// context still exists.
+/// Returns the state of the context that was current when this thread last asked. Returns `None` if
+/// the context no longer exists.
 pub fn last_context() -> Option<&'static ContextState> {
     THREAD.with(|thread| thread.context.get()).filter(|context| !context.is_dead())
 }
@@ -145,7 +144,7 @@ pub fn close_lanes(calls: &Calls) {
 }
 
 fn close(calls: &Calls, thread: &Thread, place: Place) {
-    // After a stream or context died, the lane may belong to another thread or stream.
+    // If a stream or context has ended, the lane may belong to another thread or stream by now.
     let still = |lane: LaneOwner| lane.lane().owned_by(thread.id.get(), Stream(place.stream));
     let Some(lane) = place.lane.and_then(still) else { return };
     if lane.is_open() && !lane.context.is_dead() {
@@ -163,7 +162,8 @@ pub fn id() -> u32 {
     })
 }
 
-/// Clears the state, in a forked child: the child's thread has another id and has launched nothing.
+/// Clears the state, in a forked child. The child's thread has another id, and has not launched
+/// yet.
 pub fn reset() {
     THREAD.with(|thread| {
         thread.id.set(0);
@@ -189,8 +189,8 @@ mod tests {
         let calls = fake::calls();
         let gpu: &'static Gpu = Box::leak(Box::default());
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(CONTEXT, gpu, 0)));
-        // The distances are those that an allocator leaves between streams. Streams of an earlier
-        // round are never used again.
+        // Allocators leave such distances between streams. The test uses no stream of an earlier
+        // round again.
         for apart_bytes in [0x40, 0x200, 0x1000] {
             let streams = |first: usize| (0..STREAMS).map(move |number| Stream(first + number * apart_bytes));
             let mut missed = 0;

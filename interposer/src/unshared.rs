@@ -1,10 +1,11 @@
-//! Connections that a forked child does not keep. The daemon sees the end of a session by the end
-//! of its connection, and a copy in a child would keep the connection alive.
+//! Connections that a forked child does not keep. When a connection ends, the daemon ends the
+//! session. A copy in a child would keep the connection alive.
 //!
-//! A thread may fork at any moment. So each socket is noted from the call that makes it to the call
-//! that closes it. No fork may come between the making of a socket and its note, or between the
-//! ends of the two. Both sides wait for each other only for a bounded time, because a signal
-//! handler may fork after it interrupted the other side.
+//! A thread may fork at any moment. So the interposer keeps a note of each socket, from the call
+//! that makes the socket to the call that closes it. No fork may come between the making of a
+//! socket and its note, or between the ends of the two. So the thread that makes a socket and the
+//! thread that forks wait for each other. Both wait only for a bounded time, because a signal
+//! handler may fork after it interrupted the thread that makes a socket.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -14,39 +15,40 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::os::Patience;
 
-/// Longest time that one side waits for the other, ns. Making a socket takes a microsecond, and a
-/// fork of a large process takes some milliseconds.
+/// The longest time for which one thread waits for the other, ns. The making of a socket takes a
+/// microsecond, and the fork of a large process takes some milliseconds.
 const APART_NS: u64 = 100_000_000;
-/// Most sockets at a time, more than connect at once. One socket is the session's and one a
-/// hello's. The rest are for threads that ask for their tenant's part.
+/// The most sockets at a time. Fewer connect at once: one socket is the session's, and one is a
+/// hello's. The others belong to threads that ask for their tenant's part.
 const MOST: usize = 64;
 
-/// The existing sockets.
+/// The notes of the existing sockets.
 static NOTED: [Place; MOST] = [const { Place::none() }; MOST];
-/// Threads between the making of a socket and its note, or between the end of the note and the end
-/// of the socket.
+/// The number of threads that are making a socket and its note, or are removing a note and closing
+/// its socket.
 static MAKING: AtomicU32 = AtomicU32::new(0);
-/// Threads that are in a fork.
+/// The number of threads in a fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Whether the fork handlers are registered with the C library. A thread sets the flag after its
-/// registration.
+/// Whether the C library knows the fork handlers. A thread sets the flag after it has registered
+/// the handlers.
 static IS_LISTENING: AtomicBool = AtomicBool::new(false);
 
-/// A socket of the interposer that a forked child does not have.
+/// A socket of the interposer that a forked child does not keep.
 #[derive(Debug)]
 pub struct Unshared(OwnDescriptor);
 
 impl Unshared {
-    /// Makes a Unix socket for packets, with `flags` of socket(2). Exec closes the socket too.
+    /// Makes a Unix socket for packets, with `flags` of socket(2), and returns the socket. exec
+    /// closes the socket too.
     ///
     /// # Errors
-    /// The system's error, also if too many threads connect at once.
+    /// The system's error, or `EMFILE` if too many threads connect at once.
     pub fn packets(flags: i32) -> io::Result<Self> {
         if !IS_LISTENING.load(Ordering::Acquire) {
-            // The C library makes this call wait while another thread forks. Threads that come at
-            // the same time all register the handlers, and running the handlers twice does no harm.
-            // If a thread skipped the call, it could make its socket before the other thread's
-            // registration. A child could then keep the socket.
+            // While another thread forks, the C library makes this call wait. Threads that come at
+            // the same time all register the handlers, and a second run of the handlers does no
+            // harm. If a thread skipped the call, it could make its socket before the registration
+            // of the other thread. A child could then keep the socket.
             // SAFETY: the handlers are plain functions of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
             IS_LISTENING.store(true, Ordering::Release);
@@ -58,7 +60,7 @@ impl Unshared {
         if socket < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made, and nothing else owns it.
+        // SAFETY: the call above made the descriptor, and nothing else owns it.
         let socket = OwnDescriptor::new(unsafe { OwnedFd::from_raw_fd(socket) });
         if !NOTED.iter().any(|note| note.exchange(None, Some(socket))) {
             socket.close();
@@ -72,14 +74,14 @@ impl Unshared {
         self.0
     }
 
-    /// Returns the descriptor and gives up this value. The socket stays noted until
-    /// [`Self::from_descriptor`] takes it back.
+    /// Returns the descriptor and ends this value. The note stays until [`Self::from_descriptor`]
+    /// takes the descriptor back.
     pub fn into_descriptor(self) -> OwnDescriptor {
         ManuallyDrop::new(self).0
     }
 
-    /// Takes back a descriptor that [`Self::into_descriptor`] returned, and that nobody else has
-    /// now.
+    /// Returns the socket of a descriptor that [`Self::into_descriptor`] returned. No other code
+    /// may have the descriptor now.
     pub fn from_descriptor(descriptor: OwnDescriptor) -> Self {
         Self(descriptor)
     }
@@ -88,14 +90,14 @@ impl Unshared {
 impl Drop for Unshared {
     fn drop(&mut self) {
         let _apart = Making::begin();
-        // In a child, the socket is closed and no longer noted.
+        // In a child, the fork handler has closed the socket and removed its note.
         if !NOTED.iter().any(|note| note.exchange(Some(self.0), None)) {
             return;
         }
         let Some(number) = self.0.number() else { return };
-        // SAFETY: the socket belongs to the interposer, and nobody uses it any more. A child that
-        // was not made by fork may still have a copy, so the shutdown ends the connection for the
-        // child too.
+        // SAFETY: the socket belongs to the interposer, and no thread uses it any more. A child
+        // that the job made without fork may still have a copy. The shutdown ends the connection
+        // for such a child too.
         unsafe {
             libc::shutdown(number, libc::SHUT_RDWR);
             libc::close(number);
@@ -103,7 +105,7 @@ impl Drop for Unshared {
     }
 }
 
-/// While this lives, no other thread forks.
+/// While this value lives, no other thread forks.
 struct Making;
 
 impl Making {
@@ -145,7 +147,7 @@ extern "C" fn after_fork() {
     count_down(&FORKING);
 }
 
-/// Runs in the child's only thread, before anything else runs in the child.
+/// Runs in the child's only thread, before other code runs in the child.
 extern "C" fn in_child() {
     FORKING.store(0, Ordering::SeqCst);
     MAKING.store(0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! A client under the library, with a controller that the test moves by hand.
+//! Tests of a client under the library, with a controller that the test moves by hand.
 
 mod support;
 
@@ -14,12 +14,12 @@ use zerocopy::IntoBytes as _;
 
 use support::{Client, Controller, Driver, await_go, now_ns, of_version, part, say, until};
 
-/// Launches of a launching client.
+/// The number of launches of a launching client.
 const LAUNCHES: u64 = 10_000;
-/// Limit of the memory tests.
+/// The limit of the memory tests.
 const LIMIT_BYTES: u64 = 64 << 20;
 
-/// The clients' actions. In the test process itself this does nothing.
+/// The clients' actions. In the test process itself, this does nothing.
 #[test]
 #[ignore = "does nothing by itself: the other tests start it as their client"]
 fn client_process() {
@@ -73,7 +73,7 @@ fn client_process() {
                 assert_eq!(unsafe { alloc_managed(&mut at, bytes, 0) }, CUDA_SUCCESS);
                 at
             };
-            // Managed memory is counted by its kind, and linear memory as the rest.
+            // The meter page counts managed memory by its kind, and leaves linear memory out.
             let (kept, freed) = (hold_managed(2 << 20), hold(6 << 20));
             say("held");
             await_go();
@@ -86,7 +86,7 @@ fn client_process() {
             say("freed");
             await_go();
         }
-        // Launches until the result differs from the one before, and prints it.
+        // Launches until the result differs from the result before, and prints the new result.
         "launch until" => {
             let mut last = None;
             loop {
@@ -316,8 +316,8 @@ fn what_is_held_counts_once_with_a_controller_that_lost_the_session_and_lives() 
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
     let (mut client, connection) = start(&controller, "hold");
-    // The controller emptied the account when the connection ended. Memory is now allocated without
-    // a session.
+    // The controller emptied the account when the connection ended. The client now allocates memory
+    // without a session.
     drop(connection);
     client.go();
     assert_eq!(client.answer(), "held");
@@ -350,7 +350,7 @@ fn controllers_that_come_and_go_leave_nothing_behind_in_a_client() {
         drop(connection);
         controller.welcome()
     };
-    // The last few ledgers stay mapped.
+    // The client keeps the last few ledgers mapped.
     for _ in 0..4 {
         connection = renew(&mut controller, connection);
         settle(&controller, &mut client);
@@ -384,7 +384,7 @@ fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
     let (mut client, connection) = start(&controller, "launch on");
     client.go();
     assert_eq!(client.answer(), "launched");
-    // The daemon is upgraded under a running job.
+    // An administrator upgrades the daemon under a running job.
     controller.restart();
     drop(connection);
     let newer = Refusal::new(RefusalKind::Version, "in whatever way another version says it");

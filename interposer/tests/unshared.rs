@@ -1,5 +1,5 @@
-//! No forked child inherits a connection, whenever it is forked. The test has a process of its own,
-//! because it looks at all sockets of the process.
+//! Forked children inherit no connection, at any moment of the fork. The test has a process of its
+//! own, because it looks at all sockets of the process.
 
 #[path = "../src/descriptor.rs"]
 #[expect(dead_code, reason = "the interposer uses the rest of it")]
@@ -17,7 +17,7 @@ use unshared::Unshared;
 
 const FORKS: usize = 300;
 
-/// Returns how many packet sockets this process has. A forked child calls this.
+/// Returns the number of packet sockets of this process. A forked child calls this.
 fn sockets() -> i32 {
     let is_one = |number: &i32| {
         let (mut kind, mut bytes) = (0i32, size_of::<i32>() as u32);

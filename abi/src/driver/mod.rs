@@ -1,10 +1,10 @@
-//! NVIDIA's driver API: one table of every exported function, and the types and look-ups that
-//! follow from it.
+//! NVIDIA's driver API: one table of each exported function, and the types and look-ups that follow
+//! from the table.
 //!
-//! `for_each_driver_function!` passes the table to another macro. This module makes from it the
-//! enumeration [`ApiId`], the function pointer types in [`pfn`], and the two ways in which clients
-//! look a function up: [`by_symbol`] (`dlsym`) and [`resolve`] (`cuGetProcAddress`).
-//! [`driver_function`](crate::driver_function) passes one row of the table to another macro.
+//! `for_each_driver_function!` passes the table to another macro. From the table, this module makes
+//! the enumeration [`ApiId`] and the function pointer types in [`pfn`]. It also makes the two ways
+//! to look a function up: [`by_symbol`] (as `dlsym` does) and [`resolve`] (as `cuGetProcAddress`
+//! does). [`driver_function`](crate::driver_function) passes one row of the table to another macro.
 
 #[expect(
     missing_docs,
@@ -22,18 +22,18 @@ pub mod types;
 
 pub use self::result::CUresult;
 
-/// The default stream that stream 0 means to a function.
+/// The default stream that a function uses for stream 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
-    /// The function has one form for both.
+    /// The function has only one form, for both default streams.
     Any,
-    /// The legacy default stream. A per-thread form of the function exists too.
+    /// The legacy default stream. The function also has a per-thread form.
     Legacy,
     /// The calling thread's default stream (`_ptds`, `_ptsz`).
     PerThread,
 }
 
-/// The table's data about one function.
+/// The table's entry for one function.
 struct Row {
     symbol: &'static str,
     family: &'static str,
@@ -43,9 +43,9 @@ struct Row {
 
 macro_rules! expand {
     ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
-        /// One exported function of the driver, in one variant. Ids follow the order of the
-        /// symbols, and are valid for one version of the table. Only processes of one deepres build
-        /// may share them.
+        /// A function that the driver exports, in one variant. Ids follow the order of the symbols,
+        /// and are valid for one version of the table. So only processes of one deepres build may
+        /// exchange ids.
         #[expect(non_camel_case_types, reason = "variants are symbols")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u16)]
@@ -54,11 +54,11 @@ macro_rules! expand {
         }
 
         impl ApiId {
-            /// Every function, sorted by symbol: `ALL[id as usize] == id`.
+            /// All functions, sorted by symbol: `ALL[id as usize] == id`.
             pub const ALL: [ApiId; 0 $(+ { let _ = $id; 1 })*] = [$(ApiId::$symbol,)*];
         }
 
-        /// Rows by id.
+        /// The rows of the table, by id.
         static ROWS: [Row; ApiId::COUNT] = [
             $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
         ];
@@ -66,15 +66,15 @@ macro_rules! expand {
 }
 crate::for_each_driver_function!(expand);
 
-/// Defines [`driver_function`](crate::driver_function). A macro can write the token `$` only where
-/// nothing follows it, so the first step passes the token to the second one.
+/// Defines [`driver_function`](crate::driver_function). The output of a macro cannot contain the
+/// token `$` before another token. So the first step passes the token `$` to the second step.
 macro_rules! function_macro {
     (($d:tt) $({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
         /// Calls a macro with the table's row of one function:
         /// `driver_function!(SYMBOL => [MACRO] MORE)` becomes
         /// `MACRO! { SYMBOL Any|Legacy|PerThread (name: type, …) MORE }`.
         ///
-        /// The types are those of `driver::types`, which the caller has to have in scope.
+        /// The types are from `driver::types`. The caller must have them in scope.
         #[macro_export]
         macro_rules! driver_function {
             $(($symbol => [$d($d callback:tt)+] $d($d more:tt)*) => {
@@ -86,8 +86,8 @@ macro_rules! function_macro {
 }
 crate::for_each_driver_function!(function_macro);
 
-/// A hash of the table. Two builds of deepres mean the same function by an [`ApiId`] if their
-/// hashes are equal.
+/// A hash of the table. If the hashes of two builds of deepres are equal, an [`ApiId`] names the
+/// same function in both.
 pub const TABLE_HASH: u64 = {
     // FNV-1a over the symbols, each followed by an end mark.
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
@@ -107,22 +107,22 @@ pub const TABLE_HASH: u64 = {
 };
 
 impl ApiId {
-    /// Number of functions. Every id is smaller.
+    /// The number of functions. Each id is smaller.
     pub const COUNT: usize = Self::ALL.len();
 
-    /// Returns the function with this id.
+    /// Returns the function with this id, or `None` if there is none.
     #[must_use]
     pub fn from_index(id: usize) -> Option<Self> {
         Self::ALL.get(id).copied()
     }
 
-    /// Returns the exported name, for instance `cuMemcpyHtoDAsync_v2_ptsz`.
+    /// Returns the exported name, for example `cuMemcpyHtoDAsync_v2_ptsz`.
     #[must_use]
     pub fn symbol(self) -> &'static str {
         self.row().symbol
     }
 
-    /// Returns the name for `cuGetProcAddress`, for instance `cuMemcpyHtoDAsync`.
+    /// Returns the name for `cuGetProcAddress`, for example `cuMemcpyHtoDAsync`.
     #[must_use]
     pub fn family(self) -> &'static str {
         self.row().family
@@ -134,13 +134,14 @@ impl ApiId {
         self.row().since
     }
 
-    /// Returns the default stream that stream 0 means to this function.
+    /// Returns the default stream that this function uses for stream 0.
     #[must_use]
     pub fn stream_kind(self) -> StreamKind {
         self.row().stream
     }
 
-    /// Returns the errors that the function's reference names, in the order of their codes.
+    /// Returns the errors that NVIDIA's reference lists for the function, in the order of their
+    /// codes.
     #[must_use]
     pub fn documented_errors(self) -> &'static [CUresult] {
         let found = errors::ERRORS.binary_search_by(|(family, _)| (*family).cmp(self.family()));
@@ -152,7 +153,8 @@ impl ApiId {
     }
 }
 
-/// Returns the function exported under `symbol` (without a terminating NUL).
+/// Returns the function that the driver exports as `symbol` (without a terminating NUL), or `None`
+/// if there is none.
 #[must_use]
 pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
     if !symbol.starts_with(b"cu") {
@@ -165,11 +167,11 @@ pub fn by_symbol(symbol: &[u8]) -> Option<ApiId> {
 /// Returns the answer of `cuGetProcAddress` for `family` (without a terminating NUL): the newest
 /// variant that is no newer than `version`.
 ///
-/// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`) it is the newest per-thread
-/// variant, or the legacy one if there is none.
+/// With `per_thread` (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`), returns the newest
+/// per-thread variant. If there is none, returns the newest legacy variant.
 ///
-/// `None` means that the name is no family, or that no variant is that old. [`is_family`] tells
-/// them apart.
+/// Returns `None` if no family has this name, or if all variants are newer. [`is_family`]
+/// distinguishes the two cases.
 #[must_use]
 pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     let variants = variants(family);
@@ -180,13 +182,14 @@ pub fn resolve(family: &[u8], version: u32, per_thread: bool) -> Option<ApiId> {
     if per_thread { newest(|stream| stream == StreamKind::PerThread).or_else(legacy) } else { legacy() }
 }
 
-/// Whether `name` is a name that `cuGetProcAddress` knows in some version.
+/// Returns whether `cuGetProcAddress` knows `name` in any version.
 #[must_use]
 pub fn is_family(name: &[u8]) -> bool {
     variants(name).len() != 0
 }
 
-/// Returns all variants of `family`: the per-thread ones last, each kind oldest first.
+/// Returns all variants of `family`: first the legacy variants, then the per-thread variants, each
+/// from oldest to newest.
 #[must_use]
 pub fn variants(family: &[u8]) -> impl DoubleEndedIterator<Item = ApiId> + ExactSizeIterator + Clone {
     let family_of = |id: &u16| ROWS[usize::from(*id)].family.as_bytes();

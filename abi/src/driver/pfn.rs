@@ -1,4 +1,4 @@
-//! The type of a pointer to each driver function, under its exported name.
+//! For each driver function, the type of a pointer to it, under the function's exported name.
 #![expect(
     missing_docs,
     non_camel_case_types,

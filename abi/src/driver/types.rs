@@ -1,7 +1,8 @@
-//! Types of the driver API that hooks and the simulated driver look into, under their names in the headers.
+//! Types of the driver API whose fields the hooks and the simulated GPU read or write. The names
+//! are those of the headers.
 //!
-//! Handles, enumerations and flags come from the generated `constants`; everything else that functions take
-//! by pointer is opaque (`c_void`). The layouts are those of x86-64 Linux.
+//! Handles, enumerations and flags come from the generated `constants`. All other types that
+//! functions take by pointer are opaque (`c_void`). The layouts are those of x86-64 Linux.
 #![expect(
     missing_docs,
     non_camel_case_types,
@@ -24,10 +25,11 @@ pub type CUhostFn = Option<unsafe extern "C" fn(userData: *mut c_void)>;
 /// A function that `cuStreamAddCallback` runs on a thread of the driver.
 pub type CUstreamCallback =
     Option<unsafe extern "C" fn(hStream: CUstream, status: CUresult, userData: *mut c_void)>;
-/// The dynamic shared memory that a kernel needs at a block size.
+/// A function that returns the dynamic shared memory that a kernel needs at a block size.
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(blockSize: i32) -> usize>;
 
-// The profiler's, OpenGL's, EGL's and VDPAU's own headers are not read.
+// Codegen does not read the headers of the profiler, OpenGL, EGL and VDPAU, so this file declares
+// these types itself.
 pub type CUoutput_mode = u32;
 pub type GLuint = u32;
 pub type GLenum = u32;
@@ -39,13 +41,13 @@ pub type VdpDevice = u32;
 pub type VdpOutputSurface = u32;
 pub type VdpVideoSurface = u32;
 
-/// The default stream that waits for all blocking streams of the context.
+/// The legacy default stream. It waits for all blocking streams of the context.
 pub const CU_STREAM_LEGACY: CUstream = 0x1 as CUstream;
 /// The calling thread's own default stream.
 pub const CU_STREAM_PER_THREAD: CUstream = 0x2 as CUstream;
-/// The host, where a function takes a device.
+/// The host, in place of a device.
 pub const CU_DEVICE_CPU: CUdevice = -1;
-/// No device.
+/// Stands for no device.
 pub const CU_DEVICE_INVALID: CUdevice = -2;
 
 /// Identifies a device.
@@ -55,21 +57,21 @@ pub struct CUuuid {
     pub bytes: [u8; 16],
 }
 
-/// Names an allocation to another process.
+/// A handle by which another process opens an allocation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUipcMemHandle {
     pub reserved: [u8; 64],
 }
 
-/// Names an event to another process.
+/// A handle by which another process opens an event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUipcEventHandle {
     pub reserved: [u8; 64],
 }
 
-/// What `cuDeviceGetProperties` fills in.
+/// The result of `cuDeviceGetProperties`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUdevprop {
@@ -85,7 +87,8 @@ pub struct CUdevprop {
     pub textureAlign: i32,
 }
 
-/// Where memory lies or is wanted. `id` is a device ordinal, or a NUMA node for host kinds; for the localized kinds its low byte is the device and the next one the locality domain.
+/// A place of memory. `id` is a device ordinal, or a NUMA node for the host kinds. For the
+/// localized kinds, the low byte of `id` is the device, and the next byte the locality domain.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUmemLocation {
@@ -103,7 +106,7 @@ pub struct CUmemAllocationProp_allocFlags {
     pub reserved: [u8; 4],
 }
 
-/// What `cuMemCreate` is asked for.
+/// The properties of an allocation by `cuMemCreate`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUmemAllocationProp {
@@ -114,7 +117,7 @@ pub struct CUmemAllocationProp {
     pub allocFlags: CUmemAllocationProp_allocFlags,
 }
 
-/// Who may access a mapping, and how.
+/// The access of one place to a mapping.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUmemAccessDesc {
@@ -122,7 +125,7 @@ pub struct CUmemAccessDesc {
     pub flags: CUmemAccess_flags,
 }
 
-/// What `cuMemPoolCreate` is asked for.
+/// The properties of a pool by `cuMemPoolCreate`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUmemPoolProps {
@@ -317,7 +320,7 @@ pub struct CUDA_MEMCPY3D_PEER {
     pub Depth: usize,
 }
 
-/// A range of addresses and how the cache should treat it.
+/// A range of addresses, and the treatment of the range by the cache.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUaccessPolicyWindow {
@@ -328,7 +331,8 @@ pub struct CUaccessPolicyWindow {
     pub missProp: CUaccessProperty,
 }
 
-/// An event that a launch records; the header has no name for it. Only a programmatic one says whether it triggers at the blocks' start.
+/// An event that a launch records. The header has no name for this type. Only a programmatic event
+/// uses `triggerAtBlockStart`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUlaunchAttributeEvent {
@@ -337,7 +341,7 @@ pub struct CUlaunchAttributeEvent {
     pub triggerAtBlockStart: i32,
 }
 
-/// The value of a launch attribute; those nothing here looks into are bytes in `pad`.
+/// The value of a launch attribute. `pad` holds the bytes of attributes that deepres does not read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union CUlaunchAttributeValue {
@@ -362,7 +366,7 @@ pub struct CUlaunchAttribute {
     pub value: CUlaunchAttributeValue,
 }
 
-/// What `cuLaunchKernelEx` launches by.
+/// The geometry, stream and attributes of a launch by `cuLaunchKernelEx`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUlaunchConfig {
@@ -410,7 +414,8 @@ pub struct CUDA_KERNEL_NODE_PARAMS_v1 {
     pub extra: *mut *mut c_void,
 }
 
-/// A kernel in a graph (the headers' `_v2`; their `_v3`, used by [`CUgraphNodeParams`], has the same layout).
+/// A kernel in a graph: the headers' `_v2`. Their `_v3`, which [`CUgraphNodeParams`] contains, has
+/// the same layout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_KERNEL_NODE_PARAMS {
@@ -428,7 +433,7 @@ pub struct CUDA_KERNEL_NODE_PARAMS {
     pub ctx: CUcontext,
 }
 
-/// A copy in a graph, as [`CUgraphNodeParams`] holds it.
+/// A copy in a graph, in the form that [`CUgraphNodeParams`] contains.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMCPY_NODE_PARAMS {
@@ -450,7 +455,7 @@ pub struct CUDA_MEMSET_NODE_PARAMS {
     pub height: usize,
 }
 
-/// A memory set in a graph, as [`CUgraphNodeParams`] holds it.
+/// A memory set in a graph, in the form that [`CUgraphNodeParams`] contains.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_MEMSET_NODE_PARAMS_v2 {
@@ -463,7 +468,8 @@ pub struct CUDA_MEMSET_NODE_PARAMS_v2 {
     pub ctx: CUcontext,
 }
 
-/// A host function in a graph; also the head of the form that [`CUgraphNodeParams`] holds.
+/// A host function in a graph. The form that [`CUgraphNodeParams`] contains begins with these
+/// fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_HOST_NODE_PARAMS {
@@ -471,7 +477,7 @@ pub struct CUDA_HOST_NODE_PARAMS {
     pub userData: *mut c_void,
 }
 
-/// A graph in a graph, as [`CUgraphNodeParams`] holds it.
+/// A graph in a graph, in the form that [`CUgraphNodeParams`] contains.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_CHILD_GRAPH_NODE_PARAMS {
@@ -479,14 +485,14 @@ pub struct CUDA_CHILD_GRAPH_NODE_PARAMS {
     pub ownership: CUgraphChildGraphNodeOwnership,
 }
 
-/// A node that runs graphs of its own on a condition.
+/// A node that runs graphs of its own if a condition holds.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_CONDITIONAL_NODE_PARAMS {
     pub handle: CUgraphConditionalHandle,
     pub r#type: CUgraphConditionalNodeType,
     pub size: u32,
-    /// The driver's answer: `size` graphs.
+    /// The result of the driver: `size` graphs.
     pub phGraph_out: *mut CUgraph,
     pub ctx: CUcontext,
 }
@@ -509,7 +515,7 @@ pub struct CUDA_MEM_FREE_NODE_PARAMS {
     pub dptr: CUdeviceptr,
 }
 
-/// The middle of [`CUgraphNodeParams`]; kinds nothing here looks into are bytes.
+/// The middle of [`CUgraphNodeParams`]. `asBytes` holds kinds of nodes that deepres does not read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union CUgraphNodeParams_union {
@@ -534,7 +540,7 @@ pub struct CUgraphNodeParams {
     pub reserved2: i64,
 }
 
-/// What kind of dependency an edge of a graph is.
+/// The kind of dependency of an edge in a graph.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CUgraphEdgeData {
@@ -544,7 +550,7 @@ pub struct CUgraphEdgeData {
     pub reserved: [u8; 5],
 }
 
-/// What `cuGraphInstantiateWithParams` takes and answers.
+/// The parameters and the result of `cuGraphInstantiateWithParams`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
@@ -554,7 +560,7 @@ pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
     pub result_out: CUgraphInstantiateResult,
 }
 
-/// What `cuGraphExecUpdate` answers.
+/// The result of `cuGraphExecUpdate`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUgraphExecUpdateResultInfo {
@@ -589,7 +595,8 @@ pub struct CUeglFrame {
     pub cuFormat: CUarray_format,
 }
 
-/// Size, alignment and the offset of every field, as a C compiler gives them for the headers.
+/// Checks the size, alignment and field offsets of types against the values of a C compiler for the
+/// headers.
 macro_rules! layouts {
     ($($name:ident: $size:literal, $align:literal { $($field:ident: $offset:literal),* })*) => {
         $(const _: () = {

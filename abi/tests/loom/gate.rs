@@ -1,7 +1,7 @@
 //! The gate between a daemon and the threads of two tenants.
 //!
-//! The daemon here is a small one with the rules of the arbiter. It acts on the meters, sets gates,
-//! and looks again until nothing changes. Then it sleeps on one bell. Sleeps end only by a wake-up.
+//! The daemon here is a small model with the rules of the arbiter. It reads the meters, sets gates,
+//! and reads again until nothing changes. Then it sleeps on one bell. Only a wake-up ends a sleep.
 //! So a lost wake-up is a deadlock, which loom reports.
 
 use deepres_abi::gate::{self, ControllerGone, EXPIRED_NAP_NS, OnlyLaunch, Process};
@@ -15,7 +15,7 @@ const TENANTS: usize = 2;
 /// A lease that does not expire.
 const TERMS: LeaseTerms = LeaseTerms { epoch: 0, expires_ns: u64::MAX, window_ns: u64::MAX, spin_ns: 0 };
 
-/// An object to sleep on, such as a futex's queue or an eventfd.
+/// An object on which threads sleep, such as the queue of a futex, or an eventfd.
 #[derive(Default)]
 struct Sleepers {
     lock: Mutex<bool>,
@@ -23,8 +23,8 @@ struct Sleepers {
 }
 
 impl Sleepers {
-    /// Waits as on a futex: the thread sleeps only if `holds` returns true at the moment of falling
-    /// asleep.
+    /// Waits as on a futex. The thread sleeps only if `holds` returns true in the moment in which
+    /// the thread falls asleep.
     fn wait_while(&self, holds: impl Fn() -> bool) {
         let guard = self.lock.lock().unwrap();
         if holds() {
@@ -38,7 +38,7 @@ impl Sleepers {
         self.woken.notify_all();
     }
 
-    /// Rings as on an eventfd: several rings are one, and none is lost.
+    /// Rings as on an eventfd: several rings count as one, and no ring is lost.
     fn ring(&self) {
         *self.lock.lock().unwrap() = true;
         self.woken.notify_all();
@@ -63,9 +63,9 @@ struct Tenant {
 struct World {
     tenants: [Tenant; TENANTS],
     bell: Sleepers,
-    /// The truth: the number of tenants with work on the GPU, the number that are done, the time,
-    /// and the daemon's last heartbeat. The accesses are relaxed, so that they order nothing else.
-    /// They are loom's atomics, so that the model checker tries every order of what depends on
+    /// The state of the model: the number of tenants with work on the GPU and of finished tenants,
+    /// the time, and the last heartbeat. All accesses are relaxed, so that they order nothing else.
+    /// The words are loom's atomics, so that loom tries every order of the steps that depend on
     /// them.
     running: AtomicUsize,
     done: AtomicUsize,
@@ -95,7 +95,7 @@ impl World {
         self.tenants[tenant].futex.wake();
     }
 
-    /// A tenant's work reaches the GPU.
+    /// Starts a tenant's work on the GPU. Panics if another tenant has work there.
     fn start_work(&self) {
         assert_eq!(self.running.fetch_add(1, Relaxed), 0, "two tenants have work on the GPU at once");
     }
@@ -104,7 +104,7 @@ impl World {
         self.running.fetch_sub(1, Relaxed);
     }
 
-    /// The meter thread's part once it has seen everything complete.
+    /// Does the meter thread's part, after the thread has seen all work complete.
     fn settle(&self, tenant: usize) {
         let Tenant { slot, meter, .. } = &self.tenants[tenant];
         let seen = meter.in_flight().expect("something was launched");
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// One launch and its end, as the interposer does them.
+    /// Makes one launch and ends its work, as the interposer does.
     fn launch(&self, tenant: usize) {
         let Tenant { slot, meter, .. } = &self.tenants[tenant];
         let mut process = Thread { world: self, tenant };
@@ -128,8 +128,8 @@ impl World {
         self.settle(tenant);
     }
 
-    /// The tenant's process has nothing more to do. It stays and tells nobody. Only when both are
-    /// done does the controller stop.
+    /// Ends a tenant's part: the process stays, but makes no more launches, and does not tell the
+    /// daemon so. After both tenants have finished, rings the bell to stop the daemon.
     fn finish(&self) {
         if self.done.fetch_add(1, Relaxed) + 1 == TENANTS {
             self.bell.ring();
@@ -168,11 +168,11 @@ impl Process for Thread<'_> {
 
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
         if limit_ns == EXPIRED_NAP_NS {
-            // A renewal does not change the word. Only this sleep is short by design.
+            // A renewal does not change the gate word. Only this sleep is short by design.
             return thread::yield_now();
         }
-        // While the controller lives, this sleep has no time limit, because no thread should need
-        // one. Once the controller is gone, time ends the sleep.
+        // While the daemon lives, this sleep has no time limit, because no thread should need one.
+        // After the daemon is gone, time ends the sleep.
         let futex = &self.world.tenants[self.tenant].futex;
         futex.wait_while(|| slot.gate_word() == word && !self.is_controller_gone(self.now_ns()));
     }
@@ -182,20 +182,20 @@ impl Process for Thread<'_> {
     }
 }
 
-/// The controller's way of handing off.
+/// The rule by which the daemon hands off the GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Habit {
-    /// A waiting tenant gets the GPU at once.
+    /// The daemon gives a waiting tenant the GPU at once.
     Preempt,
-    /// The holder keeps the GPU as long as it has something to do.
+    /// The holder keeps the GPU as long as it has work.
     AwaitIdle,
 }
 
-/// Grants and withdraws leases until every tenant is done.
+/// Gives and withdraws leases until every tenant is done.
 fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
     let mut draining = false;
-    // It preempts only once. Otherwise two tenants that are both kept from launching would be
-    // preempted for ever.
+    // The daemon preempts only once. Otherwise it could preempt for ever two tenants of which
+    // neither gets to launch.
     let mut preempts = habit == Habit::Preempt;
     let mut states = world.tenants.each_ref().map(|tenant| tenant.slot.gate().state);
     loop {
@@ -227,7 +227,8 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
                 (Some(held), Some(_)) => {
                     let yields = std::mem::take(&mut preempts) || !seen[held].wants();
                     draining = yields;
-                    // While the holder keeps the GPU, it must say when it is done.
+                    // While the holder keeps the GPU, its gate is leased, so that it rings when it
+                    // is done.
                     set(held, if yields { GateState::Closed } else { GateState::Leased })
                 }
             };
@@ -242,14 +243,14 @@ fn control(world: &World, mut holder: Option<usize>, habit: Habit) {
     }
 }
 
-/// Lets both tenants launch once, under a controller of this habit. It begins with tenant 0 at a
-/// gate in `state`.
+/// Lets both tenants launch once, under a daemon with this habit. At the beginning, tenant 0 has
+/// the GPU, and its gate is in `state`.
 fn two_tenants(state: GateState, habit: Habit) {
     let mut model = loom::model::Builder::new();
-    // The bound counts switches away from a thread that could go on. Switches at waits are not
-    // counted and not bounded.
+    // The bound counts switches away from a thread that could run on. It does not count switches at
+    // waits.
     model.preemption_bound = Some(2);
-    // A meter has many words, and the controller reads all of them.
+    // A meter has many words, and the daemon reads all of them.
     model.max_branches = 20_000;
     model.check(move || {
         let world = World::new();
@@ -348,7 +349,7 @@ fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
             let world = Arc::clone(&world);
             thread::spawn(move || world.launch(0))
         };
-        // The tenant rings when it finds that the lease is over.
+        // The tenant rings when it finds that the lease has expired.
         world.bell.heard();
         world.tenants[0].slot.renew(TERMS);
         world.tenants[0].futex.wake();
@@ -374,13 +375,13 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
                 (epoch, only.take(slot, epoch))
             })
         });
-        // The next lease comes while the threads look at the first.
+        // The daemon gives the next lease while the threads look at the first lease.
         slot.set_gate(GateState::Leased, once);
         let seen = threads.map(|thread| thread.join().unwrap());
         let of = |epoch| seen.iter().filter(|(of, goes)| *of == epoch && *goes).count();
         let last = slot.gate().epoch;
         assert!(of(first) <= 1 && of(last) <= 1, "a lease was used twice: {seen:?}");
-        // The last lease is used once, or can still be used once.
+        // Either one thread used the last lease, or the lease can still be used once.
         assert_eq!(only.take(slot, last), of(last) == 0);
         assert!(!only.take(slot, last) && !only.take(slot, first));
     });
@@ -388,8 +389,8 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
 
 #[test]
 fn waiters_outlive_a_controller_that_dies_at_any_step() {
-    // The controller dies before it opens a gate, after that but before it wakes anyone, or after
-    // the wake-up.
+    // The daemon dies at one of three steps: before it opens a gate, before it wakes the sleepers,
+    // or after the wake-up.
     for steps in 0..=2 {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(4);
@@ -414,7 +415,7 @@ fn waiters_outlive_a_controller_that_dies_at_any_step() {
             if steps > 1 {
                 world.tenants[0].futex.wake();
             }
-            // The controller is dead. Time passes, and with it the naps of the sleepers end.
+            // The daemon is dead. Time passes, and the naps of the sleepers end.
             world.now_ns.store(1_000, Relaxed);
             world.tenants[0].futex.wake();
             waiter.join().unwrap();

@@ -1,11 +1,11 @@
-//! One tenant's memory, asked for by several sessions at once.
+//! The memory of one tenant, for which several sessions ask at once.
 
 use deepres_abi::ledger::{LedgerGpu, Refused};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-/// A request that waits for others gives up after so many looks.
+/// A request that waits for others stops after so many tries.
 const TRIES: u32 = 2;
 
 fn ledger(sessions: usize) -> Arc<LedgerGpu> {
@@ -16,7 +16,7 @@ fn ledger(sessions: usize) -> Arc<LedgerGpu> {
     gpu
 }
 
-/// Takes `bytes` for the session in `slot`, for good.
+/// Reserves and commits `bytes` for the session in `slot`. Returns an error if the ledger refuses.
 fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<(), Refused> {
     let account = gpu.account(slot).unwrap();
     let mut tries = TRIES;
@@ -28,7 +28,8 @@ fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<()
     account.reserve(bytes, limit_bytes, goes_on).map(|reservation| reservation.commit())
 }
 
-/// The owners of the two slots ask for six bytes each, both at once. The tenant may hold ten.
+/// Lets the owners of two slots ask for six bytes each, both at once. The tenant's limit is ten
+/// bytes.
 fn race_for_the_last_bytes(mine: usize, theirs: usize) {
     loom::model(move || {
         let gpu = ledger(mine.max(theirs) + 1);
@@ -61,7 +62,7 @@ fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_wi
         let newcomer = {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || {
-                // The daemon does this for a newcomer.
+                // The daemon does this for a new session.
                 gpu.shrink(1..2);
                 gpu.open(1).unwrap();
                 take(&gpu, 1, 6, 10).is_ok()
@@ -111,8 +112,8 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || take(&gpu, 1, 5, 10).is_ok())
         };
-        // Never less than six bytes are held. The driver took two more without being asked, and
-        // they are given back at once.
+        // The tenant always holds at least six bytes. The driver took two more bytes by itself, and
+        // gives them back at once.
         let account = gpu.account(0).unwrap();
         account.charge(2);
         account.release(2);
@@ -122,7 +123,7 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
 
 #[test]
 fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
-    // The tenant may hold ten bytes, and holds five at every moment.
+    // The tenant's limit is ten bytes, and it holds five at every moment.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -144,7 +145,8 @@ fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
         };
         let is_refused = account.reserve(5, 10, goes_on).map(drop).is_err();
         mover.join().unwrap();
-        // The request may run out of tries, but nothing may tell it that ten bytes are held.
+        // The request may run out of tries. But the ledger must not say that the tenant holds ten
+        // bytes.
         assert!(!is_refused || tries > 1);
         take(&gpu, 1, 5, 10).unwrap();
     });
@@ -207,7 +209,7 @@ fn the_memory_of_a_dead_session_comes_back_whole_and_once() {
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || assert_eq!(gpu.clear(0), Some(4)))
         };
-        // This fits beside none of the dead session's bytes.
+        // This request does not fit beside the dead session's bytes.
         let early = take(&gpu, 1, 10, 10).is_ok();
         controller.join().unwrap();
         if !early {
@@ -277,8 +279,8 @@ fn what_leaves_one_session_and_is_another_ones_is_counted_once_though_others_sta
             let gpu = Arc::clone(&gpu);
             thread::spawn(move || gpu.staying_at_one_moment())
         };
-        // The driver frees three bytes of one session. It does not free three bytes of the other,
-        // although it was told to.
+        // The driver frees three bytes of one session. Three bytes of the other session stay,
+        // although the session told the driver to free them.
         let [from, to] = [0, 1].map(|slot| gpu.account(slot).unwrap());
         let leaving = to.leave(3);
         from.release(3);

@@ -1,9 +1,9 @@
-//! Every interleaving of the lock-free parts, by the model checker: `RUSTFLAGS="--cfg loom" cargo
-//! test -p deepres-abi --release --test loom`.
+//! Checks every interleaving of the lock-free parts, by the model checker loom: `RUSTFLAGS="--cfg
+//! loom" cargo test -p deepres-abi --release --test loom`.
 //!
-//! The checked code is the shipped code: the crate behind its facade of atomics. Only things
-//! outside the crate (a futex, an eventfd, a clock) are modelled, as loom's own mutexes and
-//! condition variables. loom mostly treats a `SeqCst` access as an `AcqRel` one, which allows more
+//! The checked code is the shipped code: the crate behind its facade of atomics. The tests model
+//! only things outside the crate (a futex, an eventfd, a clock), by loom's own mutexes and
+//! condition variables. loom treats most `SeqCst` accesses as `AcqRel` accesses, which allows more
 //! than the machine does. So a property that holds here holds on the machine.
 #![cfg(loom)]
 

@@ -1,4 +1,4 @@
-//! A session's report of when its work was on the GPU.
+//! A session's report of the times at which its work was on the GPU.
 
 use deepres_abi::meter::{INTERVALS, Intervals};
 use loom::sync::Arc;
@@ -14,8 +14,8 @@ fn no_interval_is_told_twice_in_a_wrong_order_or_mixed_with_another() {
     const ADDED: u64 = INTERVALS as u64 + 1;
     loom::model(|| {
         let intervals = Arc::new(Intervals::default());
-        // The checker remembers only the last access to each word, and a writer reads before it
-        // writes. So it finds more if the reader is the other thread.
+        // loom remembers only the last access to each word, and a writer reads before it writes. So
+        // loom finds more interleavings if the other thread is the reader.
         let reader = {
             let intervals = Arc::clone(&intervals);
             thread::spawn(move || {

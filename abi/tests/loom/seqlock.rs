@@ -1,4 +1,4 @@
-//! Words that change together.
+//! Words that change together, under a reader and a writer.
 
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::seqlock::SeqLock;

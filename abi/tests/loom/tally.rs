@@ -1,31 +1,32 @@
-//! Launches of one thread, in segments that it and the meter thread close.
+//! Launches of one thread, in segments that this thread and the meter thread close.
 
 use deepres_abi::tally::{Attempt, Taken, Tally};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 
-/// Number of launches in a segment.
+/// The number of launches in a segment.
 const LENGTH: u32 = 2;
 const PREEMPTIONS: usize = 3;
 
-/// A lane's tally, the launches that were accounted for, and whether its owner is in the driver.
+/// A lane's tally, the launches for which a thread accounted, and whether the owner is inside the
+/// driver.
 #[derive(Default)]
 struct Lane {
     tally: Tally,
     launched: AtomicU64,
     ns: AtomicU64,
     is_inside: AtomicBool,
-    /// Whether a segment was dropped, perhaps during a launch.
+    /// Whether a thread dropped a segment, perhaps during a launch.
     is_dropped: AtomicBool,
-    /// Times of settled launches, as the bits of [`ns_of`].
+    /// The known times of settled launches, as the bits of [`ns_of`].
     late_ns: AtomicU64,
-    /// Times of the launches during which no thread was allowed to close the segment. Only the
-    /// owner writes it.
+    /// The known times of launches during which no thread was allowed to close the segment. Only
+    /// the owner writes this.
     in_time_ns: AtomicU64,
 }
 
-/// Returns the known time of the launch with that number: a bit of its own.
+/// Returns the known time of the launch with this number: a bit of its own.
 fn ns_of(number: u64) -> u64 {
     1 << number
 }
@@ -64,7 +65,7 @@ impl Lane {
         self.tally.closed();
     }
 
-    /// Makes the launch with that number.
+    /// Makes the launch with this number.
     fn launch(&self, number: u64) {
         if let Some(launched) = self.tally.next(1) {
             self.tally.put(launched, ns_of(number));
@@ -94,8 +95,8 @@ impl Lane {
     }
 }
 
-/// Lets an owner launch `launches` times beside another thread. Once both are done and the rest is
-/// closed, each launch must have been accounted for once.
+/// Lets an owner launch `launches` times beside another thread. Then closes the rest, and checks
+/// that the tally accounted for each launch once.
 fn each_launch_is_accounted_for_once(launches: u64, other: impl Fn(&Lane) + Copy + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);

@@ -15,11 +15,11 @@ use super::{own_address, real};
 use crate::capture;
 
 const NS_PER_MS: f64 = 1e6;
-/// Attempts to swap a thread's capture mode. A mode that is not restored would stay in force for
-/// the job.
+/// Attempts to swap a thread's capture mode. If deepres did not restore a mode, the mode would stay
+/// in force for the job.
 const EXCHANGES: u32 = 3;
-/// Number of attempts of a call that must not fail, such as the question which GPUs exist. Without
-/// that answer the process has no session.
+/// Attempts at a call that must not fail. For example, without the list of GPUs, the process has no
+/// session.
 const ATTEMPTS: u32 = 3;
 
 /// A context of the driver.
@@ -31,7 +31,7 @@ pub struct Context(pub usize);
 pub struct Event(pub usize);
 
 impl Event {
-    /// No event.
+    /// A handle that stands for no event.
     pub const NONE: Self = Self(0);
 }
 
@@ -45,8 +45,8 @@ impl Stream {
     /// The calling thread's default stream in the current context.
     pub const PER_THREAD: Self = Self(2);
 
-    /// Returns the stream that `handle` denotes for a function of the legacy or of the per-thread
-    /// kind.
+    /// Returns the stream that `handle` denotes for a function. `per_thread`: the function is of
+    /// the per-thread kind, not of the legacy kind.
     #[inline(always)]
     pub fn new(handle: CUstream, per_thread: bool) -> Self {
         match handle as usize {
@@ -56,7 +56,7 @@ impl Stream {
         }
     }
 
-    /// Whether the handle denotes a different stream in each context.
+    /// Returns whether the handle denotes a different stream in each context.
     #[inline(always)]
     pub fn is_default(self) -> bool {
         self.0 <= Self::PER_THREAD.0
@@ -69,12 +69,12 @@ impl Stream {
 
 const _: () = {
     assert!(size_of::<CUstream>() == size_of::<usize>());
-    // `Stream::LEGACY` and `PER_THREAD` have the values of the header's handles. Pointers cannot be
-    // compared in a constant.
+    // `Stream::LEGACY` and `PER_THREAD` have the values of the header's handles. A constant cannot
+    // compare pointers.
     let _: (CUstream, CUstream) = (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD);
 };
 
-/// Progress of an event or a stream.
+/// The progress of an event or a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// All earlier work is complete.
@@ -104,7 +104,7 @@ macro_rules! calls {
         }
 
         impl Calls {
-            /// Looks the functions up.
+            /// Looks the functions up, and returns them.
             ///
             /// # Errors
             /// The name of a function that the driver lacks.
@@ -145,7 +145,7 @@ impl Calls {
         self.ask_current_context().ok().flatten()
     }
 
-    /// Returns the current context, or `None` if there is none.
+    /// Returns the current context, or `None` if no context is current.
     ///
     /// # Errors
     /// The driver's error code if it does not answer.
@@ -159,13 +159,14 @@ impl Calls {
         }
     }
 
-    /// Makes `context` current in this thread.
+    /// Makes `context` current in this thread. Returns whether the driver did so.
     pub fn set_current(&self, context: Context) -> bool {
         // SAFETY: the driver checks the handle.
         unsafe { (self.set_current)(context.0 as *mut c_void) == CUDA_SUCCESS }
     }
 
-    /// Runs `work` with `context` current, and restores the thread's current context.
+    /// Runs `work` with `context` current, and restores the thread's current context. Returns the
+    /// result of `work`, or `None` if the driver does not make `context` current.
     pub fn in_context<T>(&self, context: Context, work: impl FnOnce() -> Option<T>) -> Option<T> {
         let before = self.current_context();
         if before == Some(context) {
@@ -177,11 +178,11 @@ impl Calls {
         }
         let result = work();
         let mut popped = std::ptr::null_mut();
-        // SAFETY: the result has room, and the context that was pushed above is popped.
+        // SAFETY: the result has room, and the call pops the context that was pushed above.
         let mut pop = || unsafe { (self.pop_current)(&mut popped) } == CUDA_SUCCESS;
         if !(0..ATTEMPTS).any(|_| pop()) {
-            // The pushed context stays on the stack below, but the thread's current context is
-            // restored.
+            // The pushed context stays on the stack below, but the thread's former current context
+            // is current again.
             self.set_current(before.unwrap_or(Context(0)));
         }
         result
@@ -208,8 +209,8 @@ impl Calls {
         (result == CUDA_SUCCESS && !context.is_null()).then_some(Context(context as usize))
     }
 
-    /// Writes the UUIDs of the devices in the process's order, at most `out.len()` of them. Returns
-    /// their number.
+    /// Writes the UUIDs of the devices to `out`, in the process's order, at most `out.len()` of
+    /// them. Returns their number.
     pub fn uuids(&self, out: &mut [Uuid]) -> usize {
         let mut count = 0;
         // SAFETY: the result has room.
@@ -234,13 +235,14 @@ impl Calls {
         (0..ATTEMPTS).any(|_| is_told()).then_some(uuid.bytes)
     }
 
-    /// Whether work on `stream` may be part of a capture. It may if the driver says so, or does not
-    /// say.
+    /// Returns whether work on `stream` may be part of a capture: the driver says so, or does not
+    /// answer.
     pub fn may_be_capturing(&self, stream: Stream) -> bool {
         self.is_capturing(stream) != Some(false)
     }
 
-    /// Whether work on `stream` is part of a capture. `None` if the driver does not say.
+    /// Returns whether work on `stream` is part of a capture. Returns `None` if the driver does not
+    /// answer.
     pub fn is_capturing(&self, stream: Stream) -> Option<bool> {
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the process is using the stream, and the result has room.
@@ -248,32 +250,33 @@ impl Calls {
         (result == CUDA_SUCCESS).then_some(status != CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Swaps this thread's capture mode with `mode`.
+    /// Swaps this thread's capture mode with `mode`. Returns whether the driver did so.
     fn exchange(&self, mode: &mut u32) -> bool {
         // SAFETY: only this call reads and writes the argument.
         (0..EXCHANGES).any(|_| unsafe { (self.exchange_capture_mode)(mode) } == CUDA_SUCCESS)
     }
 
-    /// Permits this thread to make any call while captures are active elsewhere, from now on.
-    /// Returns whether that succeeded.
+    /// Permits this thread to make any call while other threads capture, from now on. Returns
+    /// whether the driver agreed.
     pub fn relax_this_thread(&self) -> bool {
         self.exchange(&mut { CU_STREAM_CAPTURE_MODE_RELAXED })
     }
 
-    /// Does what [`Self::relax_this_thread`] does, until the result is dropped. Returns `None` if
-    /// it failed. In that case a call of deepres could invalidate a capture of the job.
+    /// Does what [`Self::relax_this_thread`] does, until the caller drops the result. Returns
+    /// `None` if the driver did not agree. A call of deepres could then invalidate a capture of the
+    /// job.
     pub fn relaxed(&self) -> Option<Relaxed<'_>> {
         let mut mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         self.exchange(&mut mode).then_some(Relaxed { calls: self, previous: Some(mode) })
     }
 
-    /// Does what [`Self::relaxed`] does if any capture is active. Otherwise no change of mode is
-    /// needed.
+    /// Does what [`Self::relaxed`] does if any capture is active. Otherwise the thread's mode may
+    /// stay.
     pub fn beside_captures(&self) -> Option<Relaxed<'_>> {
         if capture::is_active() { self.relaxed() } else { Some(Relaxed { calls: self, previous: None }) }
     }
 
-    /// Creates an event with timing in the current context.
+    /// Creates an event with timing in the current context, and returns it.
     pub fn create_event(&self) -> Option<Event> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the result has room.
@@ -281,7 +284,7 @@ impl Calls {
         (result == CUDA_SUCCESS && !event.is_null()).then_some(Event(event as usize))
     }
 
-    /// Records `event` on `stream`.
+    /// Records `event` on `stream`. Returns whether the driver did so.
     pub fn record(&self, event: Event, stream: Stream) -> bool {
         // SAFETY: the event belongs to deepres, and its context is alive. The driver checks the
         // stream.
@@ -300,7 +303,8 @@ impl Calls {
         Progress::of(unsafe { (self.stream_query)(stream.handle()) })
     }
 
-    /// Returns the time between two completed events, ns. It is negative if `to` was first.
+    /// Returns the time between two completed events, ns. The time is negative if `to` completed
+    /// first.
     pub fn elapsed_ns(&self, from: Event, to: Event) -> Option<i64> {
         let mut elapsed_ms = 0.0;
         // SAFETY: both events belong to deepres, their context is alive, and the result has room.
@@ -309,13 +313,14 @@ impl Calls {
         (result == CUDA_SUCCESS).then(|| (f64::from(elapsed_ms) * NS_PER_MS).round() as i64)
     }
 
-    /// Returns the primary context of a device if it is active. The question does not activate it.
+    /// Returns the primary context of a device if it is active. The call does not activate the
+    /// context.
     pub fn primary_context(&self, device: i32) -> Option<Context> {
         if self.is_primary_active(device) != Some(true) {
             return None;
         }
         let mut context = std::ptr::null_mut();
-        // SAFETY: the result has room, and the reference is given back at once.
+        // SAFETY: the result has room, and the next call gives the reference back.
         unsafe {
             if (self.primary_retain)(&mut context, device) != CUDA_SUCCESS {
                 return None;
@@ -325,7 +330,8 @@ impl Calls {
         (!context.is_null()).then_some(Context(context as usize))
     }
 
-    /// Whether a device's primary context is active. `None` if the driver does not say.
+    /// Returns whether a device's primary context is active. Returns `None` if the driver does not
+    /// answer.
     pub fn is_primary_active(&self, device: i32) -> Option<bool> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both results have room.
@@ -334,7 +340,7 @@ impl Calls {
     }
 }
 
-/// Restores the thread's capture mode when it is dropped, if the mode was changed.
+/// Restores the thread's capture mode when it is dropped, if deepres changed the mode.
 pub struct Relaxed<'a> {
     calls: &'a Calls,
     previous: Option<u32>,

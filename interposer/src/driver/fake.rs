@@ -1,5 +1,5 @@
-//! A driver for tests of the logic. It has one context, streams that run their work in order, and a
-//! clock that tests move.
+//! A fake driver for tests of the logic. It has one context, streams that run their work in order,
+//! and a clock that tests move.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,18 +22,18 @@ struct State {
     streams: HashMap<usize, u64>,
     /// When each event is reached.
     events: Vec<u64>,
-    /// Function that is called while an event is recorded.
+    /// The function that the driver calls while it records an event.
     during_record: Option<fn()>,
     /// Whether every swap of a capture mode fails.
     refuses_exchange: bool,
 }
 
 thread_local! {
-    /// Each test has its own state.
+    /// The state of this test's driver.
     static STATE: RefCell<State> = RefCell::default();
 }
 
-/// Makes the driver call `meanwhile` whenever an event is being recorded.
+/// Makes the driver call `meanwhile` whenever it records an event.
 pub fn during_record(meanwhile: fn()) {
     STATE.with_borrow_mut(|state| state.during_record = Some(meanwhile));
 }
@@ -83,12 +83,12 @@ pub fn launch(stream: Stream, ns: u64) {
     });
 }
 
-/// Lets time pass.
+/// Moves the clock forward by `ns`.
 pub fn pass(ns: u64) {
     STATE.with_borrow_mut(|state| state.now_ns += ns);
 }
 
-/// Lets time pass until all streams have finished.
+/// Moves the clock forward until all streams have finished.
 pub fn finish() {
     STATE.with_borrow_mut(|state| {
         let last_ns = state.streams.values().copied().max().unwrap_or(0);

@@ -1,5 +1,5 @@
 //! Driver calls of deepres about managed memory: allocation, moves to a GPU or to the host, and the
-//! available room.
+//! free memory.
 
 use std::ptr::null_mut;
 
@@ -16,9 +16,9 @@ use super::real;
 /// A place for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
-    /// On the GPU of that ordinal.
+    /// The GPU of that ordinal.
     Gpu(usize),
-    /// On the host.
+    /// The host.
     Host,
 }
 
@@ -38,8 +38,8 @@ impl Location {
     }
 }
 
-/// Whether managed memory moves to a GPU and back by pages, so that there can be more of it than
-/// the GPU has. `None` if the driver does not say.
+/// Returns whether managed memory moves to a GPU and back by pages, so that a process can have more
+/// of it than the GPU has. Returns `None` if the driver does not answer.
 pub fn migrates(ordinal: usize) -> Option<bool> {
     let (get, device) = real!(cuDeviceGetAttribute).zip(i32::try_from(ordinal).ok())?;
     let mut value = 0;
@@ -67,7 +67,7 @@ pub fn free_bytes() -> Option<u64> {
 }
 
 /// Allocates managed memory in the current context, which any stream may use. Returns the driver's
-/// result and the address.
+/// result and the address. Returns `None` if the driver lacks the function.
 pub fn allocate(bytes: u64) -> Option<(u32, Option<u64>)> {
     let allocate = real!(cuMemAllocManaged)?;
     let mut address = 0;
@@ -76,8 +76,9 @@ pub fn allocate(bytes: u64) -> Option<(u32, Option<u64>)> {
     Some((result, (result == CUDA_SUCCESS).then_some(address)))
 }
 
-/// Waits for all work on `stream`, and frees the memory at `address`. The wait is needed because
-/// managed memory cannot be freed in stream order.
+/// Waits for all work on `stream`, and then frees the memory at `address`. Returns the driver's
+/// result, or `None` if the driver lacks a function. The driver cannot free managed memory in
+/// stream order.
 pub fn free_behind(stream: Stream, address: u64) -> Option<u32> {
     let (wait, free) = real!(cuStreamSynchronize).zip(real!(cuMemFree_v2))?;
     // SAFETY: the driver checks the stream.
@@ -86,7 +87,7 @@ pub fn free_behind(stream: Stream, address: u64) -> Option<u32> {
     Some(if waited == CUDA_SUCCESS { unsafe { free(address) } } else { waited })
 }
 
-/// Creates a stream of the current context that waits for no other.
+/// Creates a stream of the current context that waits for no other stream.
 pub fn stream() -> Option<Stream> {
     let create = real!(cuStreamCreate)?;
     let mut stream = null_mut();
@@ -95,7 +96,7 @@ pub fn stream() -> Option<Stream> {
     (result == CUDA_SUCCESS && !stream.is_null()).then_some(Stream(stream as usize))
 }
 
-/// Tells the driver whether memory's preferred location is a GPU.
+/// Tells the driver whether a GPU is the memory's preferred location.
 pub fn prefer(address: u64, bytes: u64, ordinal: usize, is_preferred: bool) {
     let advice = match is_preferred {
         true => CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
@@ -116,7 +117,7 @@ pub fn prefer(address: u64, bytes: u64, ordinal: usize, is_preferred: bool) {
 /// call.
 pub fn prefetch(address: u64, bytes: u64, location: Location, stream: Stream) -> bool {
     let (bytes, stream) = (bytes as usize, stream.0 as *mut _);
-    // `cuMemPrefetchAsync_v2` came with CUDA 12.2. The first version remains for older drivers.
+    // `cuMemPrefetchAsync_v2` came with CUDA 12.2. Older drivers have only the first version.
     if let Some(prefetch) = real!(cuMemPrefetchAsync_v2) {
         // SAFETY: the stream belongs to deepres, and the driver checks the range.
         unsafe { prefetch(address, bytes, location.described(), 0, stream) == CUDA_SUCCESS }

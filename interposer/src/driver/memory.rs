@@ -1,5 +1,5 @@
-//! Driver calls of deepres about pools and the memory of graphs. A driver that lacks these
-//! functions has no such memory.
+//! Driver calls of deepres about pools and the memory of graphs. A driver without these functions
+//! has no such memory.
 
 use std::ptr::null_mut;
 
@@ -10,13 +10,13 @@ use deepres_abi::driver::types::{
     CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN,
     CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool,
+    CUgraph, CUgraphNode, CUmemLocation, CUmemoryPool, CUresult,
 };
 
 use super::calls::{Calls, Context};
 use super::real;
 
-/// Attempts at a driver call. A free may report the error of earlier asynchronous work.
+/// Attempts at a driver call. A free may return the error of earlier asynchronous work.
 const ATTEMPTS: u32 = 3;
 
 /// A pool of the driver.
@@ -27,7 +27,7 @@ pub struct PoolHandle(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ExecHandle(pub usize);
 
-/// GPU memory of a pool, or of a device's graphs.
+/// The GPU memory of a pool, or of a device's graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stock {
     /// All reserved memory, bytes.
@@ -43,10 +43,11 @@ impl Stock {
     }
 }
 
-/// Returns the ordinal of the device whose memory is at that location. Returns `None` if it is not
-/// a device's memory.
+/// Returns the ordinal of the device whose memory is at that location. Returns `None` if the
+/// location is not on a device.
 pub fn ordinal_at(location: CUmemLocation) -> Option<usize> {
-    /// For a locality domain, the low byte names the device and the next byte a part of it.
+    /// In the id of a locality domain, the low byte names the device, and the next byte a part of
+    /// the device.
     const LOCALITY_DEVICE_MASK: i32 = 0xff;
     let device = match location.r#type {
         CU_MEM_LOCATION_TYPE_DEVICE => location.id,
@@ -91,7 +92,7 @@ impl PoolHandle {
         ask(is_told).then_some(value)
     }
 
-    /// Returns the present memory of the pool.
+    /// Returns the present memory of the pool, if the driver tells it.
     pub fn stock(self) -> Option<Stock> {
         Some(Stock {
             reserved_bytes: self.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
@@ -99,10 +100,11 @@ impl PoolHandle {
         })
     }
 
-    /// Returns the ordinal of the pool's device, among `devices` of them. Returns `likely` if the
-    /// device cannot be found out, and `None` if the memory is no device's.
+    /// Returns the ordinal of the pool's device, if the process has `devices` devices. Returns
+    /// `likely` if the driver does not tell the device, and `None` if the pool's memory is not on a
+    /// device.
     pub fn ordinal(self, devices: usize, likely: usize) -> Option<usize> {
-        // Newer drivers report the location. With older ones, a pool that the process did not
+        // Newer drivers tell the location. With older drivers, a pool that the process did not
         // create is a device's default pool.
         match self.attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE) {
             Some(kind) => {
@@ -112,7 +114,7 @@ impl PoolHandle {
                     let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
                     kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
                 };
-                // Managed memory is charged wherever its pages are.
+                // Managed memory may lie anywhere, so it is charged to the likely device.
                 ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }
             None => {
@@ -122,7 +124,7 @@ impl PoolHandle {
         }
     }
 
-    /// Makes the pool return unused memory. Returns whether it did.
+    /// Makes the pool return unused memory. Returns whether the driver did so.
     pub fn trim(self) -> bool {
         let trim = real!(cuMemPoolTrimTo).filter(|_| self != Self::UNKNOWN);
         // SAFETY: the process uses this pool, and the driver checks it.
@@ -130,26 +132,33 @@ impl PoolHandle {
     }
 }
 
-/// Whether one of several attempts succeeds. Attempts are repeated because a failed question may
-/// distort the accounts.
+/// Returns whether one of several attempts succeeds. If a question failed, the accounts could be
+/// wrong.
 fn ask(mut is_told: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS).any(|_| is_told())
 }
 
-/// Frees an allocation that the driver made in a context and the job is not to have. The free waits
-/// for the GPU.
+/// Frees an object of the driver by `free`, in several attempts. Returns whether an attempt
+/// succeeded.
+pub fn insist(mut free: impl FnMut() -> CUresult) -> bool {
+    (0..ATTEMPTS).any(|_| free() == CUDA_SUCCESS)
+}
+
+/// Frees an allocation that the driver made in a context, and that the job may not have. The free
+/// waits for the GPU.
 pub fn take_back(calls: &Calls, context: Context, address: u64) {
     let Some(free) = real!(cuMemFree_v2) else { return };
     let Some(_relaxed) = calls.beside_captures() else { return };
-    // SAFETY: the address is an allocation that no caller was told of.
-    let freed = || (0..ATTEMPTS).find(|_| unsafe { free(address) } == CUDA_SUCCESS);
+    // SAFETY: the address is an allocation whose address no caller knows.
+    let freed = || insist(|| unsafe { free(address) }).then_some(());
     if calls.in_context(context, freed).is_none() {
-        // The context could not be made current. Most addresses can be freed without it.
+        // The driver did not make the context current. The driver can free most addresses without
+        // it.
         freed();
     }
 }
 
-/// Returns the present memory of a device's graphs.
+/// Returns the present memory of a device's graphs, if the driver tells it.
 pub fn graphs_stock(ordinal: usize) -> Option<Stock> {
     let (get, device) = real!(cuDeviceGetGraphMemAttribute).zip(i32::try_from(ordinal).ok())?;
     let ask = |attribute| {
@@ -172,10 +181,10 @@ pub fn trim_graphs(ordinal: usize) {
     }
 }
 
-/// A graph node's effect on memory.
+/// The effect of a graph node on memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryNode {
-    /// The node allocates: device, address and bytes.
+    /// The node allocates memory: device, address and bytes.
     Allocates(i32, u64, u64),
     /// The node frees the memory at an address.
     Frees(u64),
@@ -212,7 +221,8 @@ pub fn memory_nodes_of(graph: CUgraph) -> Vec<MemoryNode> {
 fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     let nodes_of = real!(cuGraphGetNodes)?;
     let mut count = 0;
-    // SAFETY: the process has just used the graph. Without a list only the count is written.
+    // SAFETY: the process has just used the graph. Without a list, the driver writes only the
+    // count.
     if unsafe { nodes_of(graph, null_mut(), &mut count) } != CUDA_SUCCESS {
         return None;
     }
@@ -225,9 +235,9 @@ fn nodes_of(graph: CUgraph) -> Option<Vec<CUgraphNode>> {
     Some(nodes)
 }
 
-/// Calls `each` with the nodes of a graph and of all its child graphs, and their kinds. Any depth is
-/// supported, because the graphs still to visit are kept on the heap. The bodies of conditional
-/// nodes are left out, because the driver allows no memory nodes there.
+/// Calls `each` with the nodes of a graph and of all its child graphs, and with their kinds. The
+/// function keeps the graphs still to visit on the heap, so they may nest to any depth. It leaves
+/// out the bodies of conditional nodes, because the driver allows no memory nodes there.
 fn walk(graph: CUgraph, each: &mut dyn FnMut(CUgraphNode, u32)) {
     let Some((type_of, child_of)) = real!(cuGraphNodeGetType).zip(real!(cuGraphChildGraphNodeGetGraph))
     else {

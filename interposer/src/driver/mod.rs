@@ -1,4 +1,5 @@
-//! The addresses of the real driver's functions. Each is looked up once and remembered.
+//! The addresses of the real driver's functions. The module looks each function up once and
+//! remembers it.
 
 pub mod calls;
 #[cfg(test)]
@@ -13,27 +14,28 @@ use deepres_abi::driver::ApiId;
 
 use crate::resolve::{self, elf};
 
-/// Size of the longest symbol of the table with its terminating NUL, rounded up.
+/// The size of the longest symbol of the table with its terminating NUL, rounded up.
 const SYMBOL_BYTES: usize = 128;
-/// Beginning of the driver library's soname, up to its version.
+/// The beginning of the soname of the driver's library, up to its version.
 const SONAME_START: &[u8] = b"libcuda.so";
-/// Beginning of the sonames of libraries that come with the driver. Among them, the management
-/// library looks the driver's version up in the driver.
+/// The beginning of the sonames of libraries that come with the driver. Among them, NVML looks up
+/// the driver's version in the driver.
 const BESIDE_DRIVER: &[u8] = b"libnvidia-";
 
-/// Addresses by [`ApiId`]. 0 if not known yet.
+/// The addresses of the real functions, by [`ApiId`]. 0 if not known yet.
 pub static REAL: [AtomicUsize; ApiId::COUNT] = [const { AtomicUsize::new(0) }; ApiId::COUNT];
-/// An address inside the libcuda that the first known function came from. 0 if none is known yet.
+/// An address inside the libcuda of the first known function. 0 if no function is known yet.
 static INSTANCE: AtomicUsize = AtomicUsize::new(0);
 /// An address inside the driver's libcuda, if the functions in `REAL` belong to a library that only
-/// forwards to it. TensorFlow has such a library, which looks each function up at its first call. 0
-/// if none is known.
+/// forwards to it. Else 0. TensorFlow has such a library, which looks each function up at its first
+/// call.
 static BEHIND: AtomicUsize = AtomicUsize::new(0);
-/// By [`ApiId`]: whether the forwarding library was given the driver's address of the function.
+/// By [`ApiId`]: whether a look-up of the forwarding library got the driver's address of the
+/// function.
 static TOLD: [AtomicBool; ApiId::COUNT] = [const { AtomicBool::new(false) }; ApiId::COUNT];
 
-/// Returns the real function with its type, or `None` if no driver has it: `real!(cuInit)`. With
-/// `by`, another function than [`address`] looks it up.
+/// Returns the real function with its type: `real!(cuInit)`. Returns `None` if no driver has the
+/// function. With `by`, another function than [`address`] looks the function up.
 macro_rules! real {
     ($symbol:ident) => {
         $crate::driver::real!($symbol by $crate::driver::address)
@@ -47,27 +49,26 @@ macro_rules! real {
 }
 pub(crate) use real;
 
-/// Returns the address of the real function, or 0 if no loaded driver has it.
+/// Returns the address of the real function, or 0 if no loaded driver has the function.
 #[inline(always)]
 pub fn address(id: ApiId) -> usize {
     let known = REAL[id as usize].load(Ordering::Acquire);
     if known != 0 { known } else { find(id) }
 }
 
-/// Returns the driver's own address of the function, for calls of deepres. A forwarding library is
-/// bypassed, because it only sees calls of the process.
+/// Returns the driver's own address of the function, for calls of deepres. These calls bypass a
+/// forwarding library, which is to see only the calls of the process.
 pub fn own_address(id: ApiId) -> usize {
     behind_symbol(id).unwrap_or_else(|| address(id))
 }
 
-/// Returns the address if it is already known.
+/// Returns the address of the real function, if it is already known.
 pub fn known(id: ApiId) -> Option<usize> {
     Some(REAL[id as usize].load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Records `found` as the real function. Does nothing if another one is known, or if `found`
-/// belongs to another copy of the driver. Returns whether `found` is the function that hooks will
-/// call.
+/// Records `found` as the real function, if no other function is known and `found` belongs to the
+/// driver that hooks call. Returns whether `found` is the function that hooks will call.
 pub fn remember(id: ApiId, found: usize) -> bool {
     if INSTANCE.load(Ordering::Acquire) == 0 {
         adopt(found);
@@ -81,8 +82,8 @@ pub fn remember(id: ApiId, found: usize) -> bool {
     }
 }
 
-/// Chooses the library whose functions hooks call. If the program is linked to a driver, that
-/// driver is chosen. Otherwise the library of `found` is chosen.
+/// Chooses the library whose functions hooks call. If the program is linked to a driver, the choice
+/// is that driver. Otherwise the choice is the library of `found`.
 #[cold]
 fn adopt(found: usize) {
     let mut buffer = [0_u8; SYMBOL_BYTES];
@@ -91,14 +92,14 @@ fn adopt(found: usize) {
         .filter(|bound| is_in_driver(*bound) && is_in_driver(found))
         .unwrap_or(found);
     let _ = INSTANCE.compare_exchange(0, bound, Ordering::AcqRel, Ordering::Relaxed);
-    // This call is made even if another thread was first. A failed look-up leaves an error in
-    // `dlerror`, and the successful look-up here clears it.
+    // This thread keeps the library even if another thread was first. A failed look-up leaves an
+    // error in `dlerror`, and the successful `dlmopen` in `keep` clears the error.
     resolve::keep(bound);
 }
 
-/// Whether `found` belongs to the driver that hooks call, or to a library that forwards to it. A
-/// second copy of the driver shares no state with the first. So its functions may not be called in
-/// place of the first one's.
+/// Returns whether `found` belongs to the driver that hooks call, or to a library that forwards to
+/// this driver. A second copy of the driver shares no state with the first copy, so hooks may not
+/// mix their functions.
 fn is_of_instance(found: usize) -> bool {
     let Some(called) = elf::Object::containing(INSTANCE.load(Ordering::Acquire)) else { return true };
     if called.contains(found) {
@@ -113,18 +114,18 @@ fn is_of_instance(found: usize) -> bool {
 /// Relation between a function that a look-up found and the function that the hook calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The hook may stand in for the function: the hook calls that function, or a library that
-    /// forwards to it.
+    /// The hook may stand in for the function: the hook calls this function, or a library that
+    /// forwards to the function.
     Hooked,
-    /// The caller is the library that the hook calls, and it asks for the function that it forwards
-    /// to. With the hook instead, the two would call each other for ever.
+    /// The hook calls a forwarding library, and this library asks for the function to which it
+    /// forwards. If the library got the hook, hook and library would call each other for ever.
     Behind,
     /// The function belongs to another copy of the driver.
     Elsewhere,
 }
 
-/// Classifies `found`, which a look-up from `caller` found. If no other function is known, hooks
-/// call `found` from now on.
+/// Returns the relation of `found`, which a look-up from `caller` found. If no other function is
+/// known, hooks call `found` from now on.
 pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
     look_behind(found);
     if remember(id, found) {
@@ -140,12 +141,12 @@ pub fn place(id: ApiId, found: usize, caller: usize) -> Found {
     if behind().is_some_and(|driver| driver.contains(found)) { tell(id, found) } else { Found::Elsewhere }
 }
 
-/// Classifies `found`, which `cuGetProcAddress` returned to a caller.
+/// Returns the relation of `found`, which `cuGetProcAddress` returned to a caller.
 pub fn place_answer(id: ApiId, found: usize) -> Found {
     look_behind(found);
     match (known(id), behind_symbol(id)) {
         (Some(called), Some(driver)) if driver == found && called != found => tell(id, found),
-        // The forwarding library was not called yet, so hooks will call the driver itself.
+        // No hook has called the forwarding library yet, so hooks will call the driver itself.
         (None, Some(driver)) if driver != found => Found::Elsewhere,
         (None, Some(_)) => {
             remember(id, found);
@@ -157,20 +158,21 @@ pub fn place_answer(id: ApiId, found: usize) -> Found {
 }
 
 /// Handles a look-up of the driver's function `found` while the hook calls a forwarding library.
+/// Returns the relation that decides the answer.
 ///
-/// The look-up may come from that library, in the middle of a call that the hook made. It does if
-/// the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first look-up is given
+/// The look-up may come from that library, in the middle of a call that the hook made. This happens
+/// if the library asks through a `dlsym` wrapper or `cuGetProcAddress`. So the first look-up gets
 /// the driver's function.
 ///
-/// Later look-ups are given the hook. They too may come from the forwarding library, and then hook
-/// and library would call each other for ever. So the hook calls the driver itself from now on.
+/// Later look-ups get the hook. They may come from the forwarding library too, and then hook and
+/// library would call each other for ever. So the hook calls the driver itself from now on.
 fn tell(id: ApiId, found: usize) -> Found {
     REAL[id as usize].store(found, Ordering::Release);
     if TOLD[id as usize].swap(true, Ordering::AcqRel) { Found::Hooked } else { Found::Behind }
 }
 
-/// Records `found` as an address in the driver, if the functions called so far belong to a library
-/// that only forwards.
+/// Records `found` as an address in the driver, if the hooks so far call a library that only
+/// forwards.
 fn look_behind(found: usize) {
     let instance = INSTANCE.load(Ordering::Acquire);
     if instance == 0 || BEHIND.load(Ordering::Acquire) != 0 || is_in_driver(instance) || !is_in_driver(found)
@@ -185,25 +187,25 @@ fn is_in_driver(address: usize) -> bool {
     elf::Object::containing(address).is_some_and(|object| is_driver(&object))
 }
 
-/// Returns the driver behind a forwarding library.
+/// Returns the driver behind a forwarding library, if there is one.
 fn behind() -> Option<elf::Object> {
     let behind = BEHIND.load(Ordering::Acquire);
     if behind == 0 { None } else { elf::Object::containing(behind) }
 }
 
-/// Returns that driver's address of the function.
+/// Returns the function's address in the driver behind a forwarding library.
 fn behind_symbol(id: ApiId) -> Option<usize> {
     let driver = behind()?;
     driver.symbol(c_string(id.symbol(), &mut [0_u8; SYMBOL_BYTES])?)
 }
 
-/// Looks the function up. The places are tried in this order:
+/// Looks the function up, and returns its address, or 0. The places are, in this order:
 ///
 /// - the libcuda in use;
 /// - the definition that the dynamic linker would have bound without the interposer;
 /// - any loaded libcuda, even one that a library loaded only for itself, such as a Python extension
 ///   with `RTLD_LOCAL`;
-/// - the next loaded library that defines the symbol, such as one that forwards.
+/// - the next loaded library that defines the symbol, such as a library that forwards.
 #[cold]
 fn find(id: ApiId) -> usize {
     let mut buffer = [0_u8; SYMBOL_BYTES];
@@ -226,14 +228,14 @@ fn find(id: ApiId) -> usize {
     }
 }
 
-/// Returns the address of `symbol` in a loaded driver library, in whatever scope that library is.
+/// Returns the address of `symbol` in a loaded driver library, in any scope.
 pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| if is_driver(object) { object.symbol(symbol) } else { None })
 }
 
-/// Returns the number of loaded libraries that bypass the interposer. They are bound to the
-/// driver's functions instead of the hooks, or look them up by the C library's own `dlsym`. A
-/// function with lazy binding counts after its first call.
+/// Returns the number of loaded libraries that bypass the interposer. The dynamic linker bound them
+/// to the driver's functions instead of the hooks, or they look functions up by the C library's own
+/// `dlsym`. A function with lazy binding counts only after its first call.
 pub fn bound_past() -> u64 {
     let lookups = resolve::c_lookups();
     let used = lookups.iter().position(|address| *address == 0).unwrap_or(lookups.len());
@@ -249,7 +251,8 @@ pub fn bound_past() -> u64 {
     count
 }
 
-/// Whether the object is linked to the driver and bound to one of its functions instead of a hook.
+/// Returns whether the object is linked to the driver, and bound to a driver function instead of
+/// its hook.
 fn is_bound_to_driver(object: &elf::Object) -> bool {
     let is_bound = |name: &CStr, bound| {
         let id = deepres_abi::driver::by_symbol(name.to_bytes())?;
@@ -259,15 +262,15 @@ fn is_bound_to_driver(object: &elf::Object) -> bool {
     object.needs(SONAME_START) && object.imports(is_bound).is_some()
 }
 
-/// Whether the object is bound to one of `lookups` instead of a hook, and contains the driver's
-/// name. Such an object opens the driver itself, as one with a static libcudart does. Objects that
-/// only look up other libraries are not counted.
+/// Returns whether the object is bound to one of `lookups` instead of a hook, and contains the
+/// driver's name. Such an object opens the driver itself, as an object with a static libcudart
+/// does. Objects that only look up other libraries do not count.
 fn looks_past(object: &elf::Object, lookups: &[usize]) -> bool {
     object.is_bound_to(lookups) && object.mentions(SONAME_START)
 }
 
-/// Whether `address` belongs to a driver in this process. Unlike [`is_in_driver`], this searches
-/// the listed objects.
+/// Returns whether `address` belongs to a driver in this process. Unlike [`is_in_driver`], this
+/// function searches the listed objects.
 fn loaded_in_driver(address: usize) -> bool {
     let is_there = |object: &elf::Object| object.contains(address).then(|| is_driver(object));
     elf::find(is_there).or_else(|| elf::find_elsewhere(is_there)).unwrap_or(false)
@@ -277,7 +280,7 @@ fn is_driver(object: &elf::Object) -> bool {
     object.soname().unwrap_or_default().to_bytes().starts_with(SONAME_START)
 }
 
-/// Whether the object is the driver, or came with it.
+/// Returns whether the object is the driver, or came with the driver.
 fn is_part_of_driver(object: &elf::Object) -> bool {
     is_driver(object) || object.soname().unwrap_or_default().to_bytes().starts_with(BESIDE_DRIVER)
 }

@@ -7,8 +7,8 @@ use crate::capture;
 use crate::driver::calls::Stream;
 use crate::{os, process};
 
-/// Ends the stream's segments, then begins the capture. The capture is counted before the call, so
-/// that no marker gets in between.
+/// Ends the stream's segments, and then begins the capture by `call`. The hook counts the capture
+/// before the call, so that no thread records a marker in between. Returns the result of `call`.
 fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     process.close_stream(stream, false);
@@ -24,8 +24,8 @@ fn begin(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Ends a capture. The capture counts as ended if the call succeeded, or if the driver then says
-/// that the stream is not capturing.
+/// Ends a capture by `call`, and returns its result. The capture counts as ended if the call
+/// succeeded, or if the driver then says that the stream does not capture.
 fn end(stream: Stream, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
     if let Some(process) = process::current()

@@ -1,4 +1,4 @@
-//! Hooks of the calls that load and unload code, which takes memory.
+//! Hooks of the calls that load and unload code. Code takes memory of the GPU.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::{
@@ -12,7 +12,8 @@ use crate::driver::real;
 use crate::meter::context::ContextState;
 use crate::process::{self, Process};
 
-/// Loads code by `load`. If deepres has to refuse it afterwards, `unload` ends it again.
+/// Loads code by `load`, and returns the result. If deepres refuses the memory afterwards, `unload`
+/// unloads the code again.
 fn load(api: ApiId, load: impl FnOnce() -> CUresult, unload: impl FnOnce()) -> CUresult {
     let _blocked = blocked_calls::begin();
     match current() {

@@ -1,8 +1,8 @@
-//! Hooks of copies, memory sets and prefetches. Copies are timed apart from kernels, and pass no
-//! gate.
+//! Hooks of copies, memory sets and prefetches. The meter times copies apart from kernels. Copies
+//! pass no gate.
 //!
-//! Each hook names its stream and the number of bytes that it moves. Copies by the same call of the
-//! same number of bytes take the same time.
+//! Each hook names the stream and the number of bytes of its copy. If copies by the same call have
+//! the same number of bytes, they take the same time.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -15,16 +15,16 @@ use crate::meter::estimates;
 use crate::meter::segment::{Kind, Launch};
 use crate::record;
 
-/// Size of a copy whose description has an unknown form.
+/// The size of a copy whose description has an unknown form.
 pub const UNKNOWN_BYTES: u64 = 0;
 
-/// The product of the numbers, or the greatest `u64`. The numbers may be arbitrary, because the
-/// driver refuses those that are too large.
+/// Returns the product of the numbers, or the greatest `u64`. The numbers may be arbitrary, because
+/// the driver refuses a copy that is too large.
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
-/// Bytes of all `count` pieces of a batch.
+/// Returns the bytes of all `count` pieces of a batch.
 fn sum(sizes: *const usize, count: usize) -> u64 {
     if sizes.is_null() || !sizes.is_aligned() {
         return UNKNOWN_BYTES;
@@ -35,7 +35,7 @@ fn sum(sizes: *const usize, count: usize) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// A copy between rectangles or boxes.
+/// The description of a copy between rectangles or boxes.
 trait Shape {
     fn bytes(&self) -> u64;
 }
@@ -63,7 +63,7 @@ fn bytes_of<S: Shape>(copy: *const S) -> u64 {
     unsafe { copy.as_ref() }.map_or(UNKNOWN_BYTES, Shape::bytes)
 }
 
-/// Times the copy that `call` makes on `stream`.
+/// Times the copy that `call` makes on `stream`. Returns the result of `call`.
 pub fn measured(
     api: ApiId,
     kind: Kind,
@@ -73,8 +73,8 @@ pub fn measured(
 ) -> CUresult {
     record::copy(api, stream, bytes);
     let _blocked = blocked_calls::begin();
-    // The key differs from those of kernels, because an API's number is far from every function's
-    // address.
+    // The key differs from all keys of kernels, because an API's number is far from every
+    // function's address.
     let key = estimates::key([api as u64, bytes, 0, 0, 0]);
     match launch::enter_copy(stream, Launch { key, kind }) {
         Some(metered) => {

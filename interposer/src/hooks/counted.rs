@@ -1,9 +1,9 @@
-//! Functions that put work on the GPU or bring memory, and that deepres does not account for. Each
-//! call is counted and passed on.
+//! Hooks of functions that put work on the GPU or take memory, and that deepres does not account
+//! for. Each hook counts the call and passes it on.
 //!
-//! The list is `deepres_abi::for_each_unaccounted_function!`. A call costs one increment and one
-//! jump. The arguments stay where the caller put them, so a hook here needs to know nothing about
-//! its function.
+//! `deepres_abi::for_each_unaccounted_function!` lists the functions. A call costs one increment
+//! and one jump. The arguments stay where the caller put them, so the hooks need no types of the
+//! functions.
 
 use std::arch::naked_asm;
 
@@ -14,7 +14,8 @@ use super::{MISSING, Table};
 use crate::coverage::OWN;
 use crate::driver::{self, REAL};
 
-/// Address of the real function, for the first call of a program that did not look the function up.
+/// Returns the address of the real function. A hook calls this at the first call of a program that
+/// did not look the function up.
 extern "C" fn find(id: u32) -> usize {
     ApiId::from_index(id as usize).map_or(0, driver::address)
 }

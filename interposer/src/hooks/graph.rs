@@ -1,5 +1,5 @@
-//! Hooks of the calls that change executable graphs. Estimates of a graph's launches are valid
-//! until then.
+//! Hooks of the calls that change executable graphs. After a change, earlier estimates of the
+//! graph's launches are no longer valid.
 
 use deepres_abi::driver::types::*;
 
@@ -19,8 +19,8 @@ super::hook! {
         cuGraphExecChildGraphNodeSetParams cuGraphNodeSetEnabled
     ] (exec, ..) |_, call| {
         let result = call();
-        // The graph is noted as changed even if the call failed. An estimate that is forgotten in
-        // vain is measured again.
+        // The hook counts a change even if the call failed. The meter then only learns the same
+        // time again.
         graphs::changed(exec as usize);
         result
     };

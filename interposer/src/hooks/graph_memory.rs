@@ -1,5 +1,5 @@
-//! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, how much
-//! the launches may need, and how much an upload takes in advance.
+//! Hooks of the calls that make graphs. The hooks find out which graphs allocate memory, the amount
+//! that their launches may need, and the amount that an upload takes in advance.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::result::CUDA_SUCCESS;
@@ -39,7 +39,7 @@ instantiate! {
     instantiate_with_flags: cuGraphInstantiateWithFlags(flags: u64);
 }
 
-/// Notes that `graph` was made executable, if the call succeeded.
+/// If the call succeeded, records that the job made `graph` executable.
 ///
 /// # Safety
 /// `exec` is null, or the driver wrote there if `result` is a success.
@@ -47,14 +47,15 @@ unsafe fn note(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) {
     if result == CUDA_SUCCESS
         && graphs::is_used()
         && let Some(process) = process::current()
-        // SAFETY: the caller guarantees this.
+        // SAFETY: the caller guarantees that `exec` is null, or that the driver wrote there.
         && let Some(exec) = unsafe { exec.as_ref() }
     {
         process.memory.graphs.instantiated(graph, ExecHandle(*exec as usize));
     }
 }
 
-/// Takes memory for graphs by `call`, where some graphs of the process allocate memory.
+/// Makes the call `call`, which takes memory for graphs. If no graph of the process allocates
+/// memory, only makes the call. Returns the result.
 fn taking(api: ApiId, taker: Taker, mut call: impl FnMut() -> CUresult) -> CUresult {
     match process::current().filter(|_| graphs::is_used()) {
         Some(process) => process.memory.take_for_graph(process, api, taker, call),
@@ -119,8 +120,8 @@ upload!(upload_ptsz, cuGraphUpload_ptsz, true);
 pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
     let Some(real) = real!(cuGraphExecDestroy) else { return MISSING };
     let process = process::current().filter(|_| graphs::is_used());
-    // This comes before the call, because the driver may give the handle to another graph as soon
-    // as it is free.
+    // The hook forgets the graph before the call. As soon as the handle is free, the driver may
+    // give it to another graph.
     let forgotten = process.and_then(|process| process.memory.graphs.forget(ExecHandle(exec as usize)));
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(exec) };
@@ -129,8 +130,8 @@ pub unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> CUresult {
     {
         process.memory.graphs.put_back(ExecHandle(exec as usize), needs);
     }
-    // The graph is noted as changed even if the call failed. An estimate that is forgotten in vain
-    // is measured again.
+    // The hook counts a change even if the call failed. The meter then only learns the same time
+    // again.
     meter::graphs::changed(exec as usize);
     if graphs::is_used() {
         memory::refresh();
@@ -174,12 +175,12 @@ fn allocation_added(params: &CUDA_MEM_ALLOC_NODE_PARAMS) {
     }
 }
 
-/// Notes that a node of any kind was added.
+/// Records that the job added a node of any kind.
 ///
 /// # Safety
 /// `params` is null, or the driver took the parameters.
 unsafe fn added(params: *const CUgraphNodeParams) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `params` is null, or that the driver took the parameters.
     let Some(params) = (unsafe { params.as_ref() }) else { return };
     if params.r#type == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
         // SAFETY: the node's type says that this member of the union was written.
@@ -187,7 +188,7 @@ unsafe fn added(params: *const CUgraphNodeParams) {
     }
 }
 
-/// Whether a node with these parameters allocates memory, or may do so.
+/// Returns whether a node with these parameters allocates memory, or may do so.
 fn may_allocate(params: *const CUgraphNodeParams) -> bool {
     // SAFETY: the pointer is null, or the caller passes it as parameters for the driver to read.
     let kind = unsafe { params.as_ref() }.map(|params| params.r#type);

@@ -18,7 +18,8 @@ use crate::meter::{estimates, graphs};
 use crate::process;
 use crate::record;
 
-/// Takes a launch that may not go at once through gate and meter.
+/// Takes a launch that may not go at once through gate and meter. Returns the result of `call`, or
+/// an error if the daemon is gone and the session fails closed.
 #[cold]
 #[inline(never)]
 fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -> CUresult {
@@ -33,7 +34,7 @@ fn metered(stream: Stream, launch: Launch, call: &mut dyn FnMut() -> CUresult) -
     }
 }
 
-/// Makes a launch that goes at once and was counted.
+/// Makes a launch by `call`, which goes at once and which the lane has counted. Returns the result.
 #[inline(always)]
 fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUresult {
     let result = call();
@@ -43,16 +44,16 @@ fn at_once(stream: Stream, kind: Kind, call: impl FnOnce() -> CUresult) -> CUres
     result
 }
 
-/// Launches a graph by `call`, where some graphs of the process allocate memory. A captured launch
-/// takes no memory.
+/// Launches a graph by `call`, in a process in which some graphs allocate memory. Returns the
+/// result. A captured launch takes no memory.
 #[cold]
 fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut() -> CUresult) -> CUresult {
     let is_captured = |calls: &Calls| capture::is_active() && calls.may_be_capturing(on);
     match process::current().filter(|process| !is_captured(&process.calls)) {
         Some(process) => {
             let taker = Taker::Launch(ExecHandle(graph as usize));
-            // The wait at the gate comes first, because memory that this launch has taken would
-            // keep other graphs waiting.
+            // The launch waits at the gate first. If it took memory before the wait, other graphs
+            // would wait for that memory.
             launch::await_turn(on);
             process.memory.take_for_graph(process, api, taker, call)
         }
@@ -60,7 +61,7 @@ fn allocating(api: ApiId, graph: CUgraphExec, on: Stream, mut call: impl FnMut()
     }
 }
 
-/// A kernel launch as its hook finds it in the arguments.
+/// A kernel launch, as its hook finds it in the arguments.
 #[derive(Clone, Copy)]
 struct KernelCall {
     api: ApiId,
@@ -72,7 +73,7 @@ struct KernelCall {
 }
 
 impl KernelCall {
-    /// A launch on the stream that `stream` denotes for the function `of`.
+    /// Returns a launch on the stream that `stream` denotes for the function `of`.
     #[inline(always)]
     fn new(
         of: Hooked,
@@ -85,7 +86,7 @@ impl KernelCall {
         Self { api: of.api, on: of.stream(stream), function, grid, block, shared_bytes }
     }
 
-    /// The launch for the meter. Launches with the same key take the same time.
+    /// Returns the launch for the meter. Launches with the same key take the same time.
     #[inline(always)]
     fn launch(self) -> Launch {
         let (grid, block) = (self.grid.map(u64::from), self.block.map(u64::from));
@@ -98,7 +99,7 @@ impl KernelCall {
         launch::goes_at_once(self.on, || self.launch())
     }
 
-    /// Makes the launch by `call`: at once, or through gate and meter.
+    /// Makes the launch by `call`: at once, or through gate and meter. Returns the result.
     #[inline(always)]
     fn make(self, mut call: impl FnMut() -> CUresult) -> CUresult {
         if self.goes_at_once() {
@@ -107,16 +108,16 @@ impl KernelCall {
         self.make_later(&mut call)
     }
 
-    /// Makes the launch by `call`, through gate and meter. The launch is recorded here, if the
-    /// process is recorded.
+    /// Makes the launch by `call`, through gate and meter. If the process writes a trace, writes
+    /// the launch to the trace. Returns the result.
     fn make_later(self, call: &mut dyn FnMut() -> CUresult) -> CUresult {
         record::launch(self.api, self.on, self.function, self.grid, self.block, self.shared_bytes);
         metered(self.on, self.launch(), call)
     }
 }
 
-/// Defines the hook of a variant of `cuLaunchKernel`, and `slow`, in which a launch goes on that
-/// does not go at once. So the hook stays short.
+/// Defines the hook of a variant of `cuLaunchKernel`, and the function `slow`. The hook calls
+/// `slow` for a launch that does not go at once, so that the hook itself stays short.
 macro_rules! kernel {
     ($symbol:ident $stream:ident ($($argument:ident: $type:ty),*) $slow:ident) => {
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
@@ -138,7 +139,7 @@ macro_rules! kernel {
         unsafe extern "C" fn $slow($($argument: $type),*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let kernel = kernel!(@call $symbol $stream ($($argument),*));
-            // SAFETY: as above.
+            // SAFETY: the caller owes this function the contract of the driver's function.
             kernel.make_later(&mut || unsafe { real($($argument),*) })
         }
     };
@@ -171,7 +172,7 @@ super::hook! {
         KernelCall::new(of, config.hStream, function, grid, block, config.sharedMemBytes).make(call)
     };
 
-    // These functions keep the block's shape to themselves.
+    // These functions do not tell the block's shape.
     [cuLaunch] (function, ..) |of, call| {
         KernelCall::new(of, std::ptr::null_mut(), function, [1; 3], [0; 3], 0).make(call)
     };
@@ -192,25 +193,26 @@ super::hook! {
                 // Only graphs without conditional nodes go at once.
                 return at_once(on, Kind::Graph, call);
             }
-            // The API tells the record that this is a graph and not a kernel.
+            // The API tells the reader of the trace that this is a graph and not a kernel.
             record::launch(of.api, on, graph as CUfunction, [0; 3], [0; 3], 0);
             metered(on, launch(), &mut &call)
         };
-        // Memory comes before the gate, because a launch that waits for memory is not on its way to
-        // the GPU.
+        // The graph takes memory before it passes the gate, because a launch that waits for memory
+        // is not yet on its way to the GPU.
         if allocations::is_used() { allocating(of.api, graph, on, pass) } else { pass() }
     };
 
-    // Makes one launch on each device, or none.
+    // This function makes one launch on each device, or none.
     [cuLaunchCooperativeKernelMultiDevice] (list, count, _) |of, call| {
         // If the count exceeds the number of devices, the driver refuses the call before it reads
         // the list.
         let devices = process::current().map_or(0, |process| process.gpus.len());
         let is_readable = !list.is_null() && count as usize <= devices;
-        // SAFETY: the caller passes a list of this length, at most one for each device, for the
-        // driver to read.
+        // SAFETY: the caller passes a list of this length, at most one entry for each device, for
+        // the driver to read.
         let list = is_readable.then(|| unsafe { std::slice::from_raw_parts(list, count as usize) });
-        // The driver refuses a list with a stream twice, and a lane can hold one launch at a time.
+        // The driver refuses a list that has a stream twice, and a lane can hold one launch at a
+        // time.
         match list.filter(|list| !has_a_stream_twice(list)) {
             Some(list) => on_each(of, list, &mut &call),
             None => {
@@ -225,15 +227,16 @@ fn has_a_stream_twice(list: &[CUDA_LAUNCH_PARAMS]) -> bool {
     list.iter().enumerate().any(|(at, one)| list[..at].iter().any(|other| other.hStream == one.hStream))
 }
 
-/// Takes each launch through its gate and meter, then makes all of them together.
+/// Takes each launch through its gate and meter, and then makes all of them together by `call`.
+/// Returns the result.
 fn on_each(of: Hooked, list: &[CUDA_LAUNCH_PARAMS], call: &mut dyn FnMut() -> CUresult) -> CUresult {
     let Some((one, rest)) = list.split_first() else { return call() };
     let grid = [one.gridDimX, one.gridDimY, one.gridDimZ];
     let block = [one.blockDimX, one.blockDimY, one.blockDimZ];
     let kernel = KernelCall::new(of, one.hStream, one.function, grid, block, one.sharedMemBytes);
-    // Only the last launch may go at once. An earlier one would be counted, but not be under way
-    // while the next one waits at its gate. The meter thread could then take the earlier launch for
-    // complete.
+    // Only the last launch may go at once. An earlier launch would be counted, but would not be
+    // under way while the next launch waits at its gate. The meter thread could then take the
+    // earlier launch for complete.
     let mut call = || on_each(of, rest, call);
     if rest.is_empty() { kernel.make(call) } else { kernel.make_later(&mut call) }
 }

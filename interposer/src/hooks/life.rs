@@ -8,11 +8,13 @@ use super::{MISSING, clear};
 use crate::blocked_calls;
 use crate::capture;
 use crate::driver::calls::{Context, Stream};
+use crate::driver::memory::insist;
 use crate::driver::real;
 use crate::meter::context::Inner;
 use crate::{os, process};
 
-/// Hook of `cuInit`. The session is announced before the call, and begins after it if it succeeded.
+/// Hook of `cuInit`. The hook announces the session to the daemon before the call. If the call
+/// succeeds, the hook starts the session.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     let Some(real) = real!(cuInit) else { return MISSING };
     let _arrival = process::announce();
@@ -24,7 +26,7 @@ pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     result
 }
 
-/// Makes a context by `call`, which writes the context's handle to `context`.
+/// Makes a context by `call`, which writes the context's handle to `context`. Returns the result.
 fn make_context(
     api: ApiId,
     context: *mut CUcontext,
@@ -36,8 +38,8 @@ fn make_context(
     };
     let end = |made: Context| {
         if let Some(destroy) = real!(cuCtxDestroy_v2) {
-            // SAFETY: the context is new, and its handle was given to nobody.
-            unsafe { destroy(made.0 as CUcontext) };
+            // SAFETY: the context is new, and no caller has its handle yet.
+            insist(|| unsafe { destroy(made.0 as CUcontext) });
         }
         // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };
@@ -47,12 +49,12 @@ fn make_context(
     process.memory.make_context(process, (api, ordinal), || false, make, end)
 }
 
-/// Returns the result, and the context that the call made.
+/// Returns `result`, and the context that the call made.
 ///
 /// # Safety
 /// `context` is null, or the driver wrote there if `result` is a success.
 unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `context` is null, or that the driver wrote there.
     let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };
     (result, handle.map(|handle| Context(*handle as usize)))
 }
@@ -65,22 +67,22 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let Some((process, ordinal)) = process::current().zip(usize::try_from(device).ok()) else {
         return call();
     };
-    // The lock orders this call with those that end the primary context, which check afterwards
-    // whether it is still active. The lock also covers the end of a new context to which deepres
-    // refuses memory.
+    // The lock orders this call with the calls that end the primary context. Those calls check
+    // afterwards whether the context is still active. If deepres refuses memory to a new context,
+    // the lock also covers the end of that context.
     let _uncancelled = os::uncancelled();
     let mut primary = process.primary(ordinal);
     let last = primary.as_deref().copied().flatten();
-    // Where the driver does not say, the primary context is active as long as the context that was
-    // last retained exists.
+    // If the driver does not say whether the primary context is active, it counts as active while
+    // the context that was last retained exists.
     let is_there = || {
         let is_active = process.calls.is_primary_active(device);
         is_active.unwrap_or_else(|| last.is_some_and(|last| process.memory.has_context(last)))
     };
     let end = |_: Context| {
         if let Some(release) = real!(cuDevicePrimaryCtxRelease_v2) {
-            // SAFETY: the reference was taken just now.
-            unsafe { release(device) };
+            // SAFETY: `make` took the reference just now.
+            insist(|| unsafe { release(device) });
         }
         // SAFETY: the driver wrote the handle there.
         unsafe { clear(context) };
@@ -89,7 +91,7 @@ pub unsafe extern "C" fn retain_primary(context: *mut CUcontext, device: CUdevic
     let make = || unsafe { made(call(), context) };
     let request = (ApiId::cuDevicePrimaryCtxRetain, ordinal);
     let result = process.memory.make_context(process, request, is_there, make, end);
-    // SAFETY: the driver wrote there if it reports success.
+    // SAFETY: the driver wrote to `context` if it reports success.
     if let (Some(primary), (_, Some(context))) = (primary.as_deref_mut(), unsafe { made(result, context) }) {
         *primary = Some(context);
     }
@@ -134,7 +136,7 @@ fn destroy_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUres
     }
 }
 
-/// Hook of `cuCtxAttach`: the current context gets one more user, and ends with its last user.
+/// Hook of `cuCtxAttach`. The current context gets one more user, and ends with its last user.
 pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> CUresult {
     let Some(real) = real!(cuCtxAttach) else { return MISSING };
     // SAFETY: the arguments are the caller's, unchanged.
@@ -145,7 +147,7 @@ pub unsafe extern "C" fn attach_context(context: *mut CUcontext, flags: u32) -> 
     }
 }
 
-/// The context of a green context.
+/// Returns the context of a green context.
 pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
     let (convert, mut context) = (real!(cuCtxFromGreenCtx)?, std::ptr::null_mut());
     // SAFETY: the result has room, and the driver checks the handle.
@@ -153,8 +155,8 @@ pub fn context_of_green(green: CUgreenCtx) -> Option<Context> {
     (result == CUDA_SUCCESS).then_some(Context(context as usize))
 }
 
-/// Hook of `cuGreenCtxDestroy`. The green context's part of the GPU goes, with the captures and
-/// events of its context. Memory stays with the primary context.
+/// Hook of `cuGreenCtxDestroy`. The driver ends the green context's part of the GPU, with the
+/// captures and events of its context. Memory stays with the primary context.
 pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     let Some(real) = real!(cuGreenCtxDestroy) else { return MISSING };
     // SAFETY: the argument is the caller's.
@@ -165,7 +167,8 @@ pub unsafe extern "C" fn destroy_green(green: CUgreenCtx) -> CUresult {
     }
 }
 
-/// Removes a user of a context. A context that was attached to lives until all its users have left.
+/// Removes a user of a context by `call`, and returns the result. The context lives until all users
+/// that attached to it have left.
 fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
     process.destroy_context(Context(context as usize), call, |result, known| {
@@ -173,12 +176,13 @@ fn leave_context(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresul
     })
 }
 
-/// Releases or resets a primary context. The context ends when it is reset, or released by its last
-/// user.
+/// Releases or resets a primary context by `call`, and returns the result. The context ends when
+/// the job resets it, or when its last user releases it.
 fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::current() else { return call() };
-    // To find its handle, the context is retained for a moment. Without the lock, another thread's
-    // release might come in between, and then the interposer's own release would end the context.
+    // To find the context's handle, the interposer retains the context for a moment. Without the
+    // lock, another thread could release the context in between. The interposer's own release would
+    // then end the context.
     let _uncancelled = os::uncancelled();
     let primary = usize::try_from(device).ok().and_then(|ordinal| process.primary(ordinal));
     let last = || match process.calls.is_primary_active(device) {
@@ -194,8 +198,8 @@ fn end_primary(device: CUdevice, is_reset: bool, call: impl FnOnce() -> CUresult
 fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     let stream = Stream::new(stream, false);
     let Some(process) = process::current().filter(|_| !stream.is_default()) else { return call() };
-    // The lanes are closed before the call, because another thread's new stream may have the handle
-    // afterwards. If the stream lives on, launches make new lanes.
+    // The hook closes the lanes before the call, because another thread's new stream may have the
+    // same handle after the call. If the stream lives on, its launches make new lanes.
     process.close_stream(stream, true);
     let leaving = capture::leave(stream);
     let result = call();

@@ -8,7 +8,8 @@ use deepres_abi::driver::types::*;
 use crate::coverage;
 use crate::resolve::{addresses, is_disabled};
 
-/// Replaces the address that the driver wrote by the address of the hook, if the function has one.
+/// Replaces the address that the driver wrote by the address of the function's hook, if there is a
+/// hook.
 ///
 /// # Safety
 /// The arguments are those of a call that returned `result`.
@@ -43,8 +44,8 @@ super::hook! {
         result
     };
 
-    // The call is counted, because deepres does not see what the program does through a private
-    // table.
+    // The hook only counts the call, because deepres cannot see the calls that a program makes
+    // through a private table.
     [cuGetExportTable] (..) |_, call| {
         coverage::count(&coverage::OWN.export_tables);
         call()

@@ -1,4 +1,4 @@
-//! Hooks of the calls that allocate and free device memory, and that report it.
+//! Hooks of the calls that allocate and free device memory, and of the calls that report it.
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::ApiId;
@@ -20,7 +20,7 @@ use crate::capture;
 use crate::coverage;
 use crate::driver::calls::Stream;
 use crate::driver::managed;
-use crate::driver::memory::{PoolHandle, ordinal_at};
+use crate::driver::memory::{PoolHandle, insist, ordinal_at};
 use crate::driver::real;
 use crate::memory::charge::{self, Shape};
 use crate::memory::oversubscription::Way;
@@ -31,8 +31,9 @@ use crate::process::{self, Process};
 use crate::record;
 use crate::thread;
 
-/// The process, and the context that a call is charged to: the current one, or the likely one if
-/// none is current.
+/// Returns the process, and the context to which a call is charged: the current context, or the
+/// likely context if none is current. If there is no such context, counts a bypass and returns
+/// `None`.
 fn current() -> Option<(&'static Process, &'static ContextState)> {
     let process = process::current()?;
     let context = process.current_context().or_else(|| process.likely_context());
@@ -42,15 +43,15 @@ fn current() -> Option<(&'static Process, &'static ContextState)> {
     Some((process, context?))
 }
 
-/// The process, and the context that a call on `stream` is charged to.
+/// Returns the process, and the context to which a call on `stream` is charged.
 fn of(stream: Stream) -> Option<(&'static Process, &'static ContextState)> {
     if stream.is_default() {
         return current();
     }
     let process = process::current()?;
     let said = || process.calls.context_of(stream).and_then(|handle| process.context(handle));
-    // If the driver does not name the context: the context of the thread's lane on the stream, or
-    // the current context, which is mostly right.
+    // If the driver does not name the context, the interposer takes the context of the thread's
+    // lane on the stream. If there is no lane, it takes the current context, which is mostly right.
     let likely = || thread::lane(&process.calls, stream).map(|lane| lane.context);
     Some((process, said().or_else(likely).or_else(|| Some(current()?.1))?))
 }
@@ -62,24 +63,24 @@ fn request_on(context: &ContextState, api: ApiId, kind: MemoryKind, bytes: u64) 
     Request { api, kind, ordinal: context.ordinal, context: context.handle().0, bytes }
 }
 
-/// Frees by `free` what the driver wrote to `place`, and clears `place`.
+/// Frees the object that the driver wrote to `place` by `free`, and clears `place`.
 ///
 /// # Safety
 /// The driver reported success, wrote a value that `free` takes, and all zeroes is a value of `T`.
 pub unsafe fn give_back<T: Copy>(place: *mut T, free: Option<unsafe extern "C" fn(T) -> CUresult>) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that the driver reported success and wrote to `place`.
     if let (Some(given), Some(free)) = unsafe { (written(place), free) } {
-        // SAFETY: the driver gave the value just now and wrote it there, and nobody else has it.
+        // SAFETY: the driver wrote the value just now, and no other code has it.
         unsafe {
-            free(given);
+            insist(|| free(given));
             clear(place);
         }
     }
 }
 
-/// Charges `bytes` to the GPU of the current context around `call`. `call` writes the allocation's
-/// name to `place`, and returns the driver's result, the name, and the bytes that it counts for in
-/// the end.
+/// Makes an allocation by `call`, and charges `bytes` to the GPU of the current context. `call`
+/// writes the allocation's name to `place`. `call` returns the driver's result, the name, and the
+/// bytes that the allocation counts for in the end. The function returns the final result.
 fn on_current_gpu<T: Copy>(
     (api, kind, bytes): (ApiId, MemoryKind, u64),
     place: *mut T,
@@ -99,14 +100,15 @@ fn on_current_gpu<T: Copy>(
 }
 
 /// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
-/// between. If deepres freed that object for lack of room, `place` is cleared, so that no dead
-/// address stays there.
+/// between. If deepres freed that object for lack of room, clears `place`, so that no dead address
+/// stays there.
 ///
 /// # Safety
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
 unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) -> CUresult {
     if result == CUDA_ERROR_OUT_OF_MEMORY && was_given {
-        // SAFETY: the caller guarantees this.
+        // SAFETY: the caller guarantees that the driver wrote to `place`, and that zeroes are valid
+        // there.
         unsafe { clear(place) };
     }
     result
@@ -117,13 +119,14 @@ unsafe fn answered<T: Copy>(result: CUresult, was_given: bool, place: *mut T) ->
 /// # Safety
 /// If `result` is a success, the driver wrote to `place`, or `place` is null.
 unsafe fn answer<T: Copy>(result: CUresult, place: *const T, named: impl FnOnce(T) -> (Name, u64)) -> Answer {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `place` is null, or that the driver wrote there.
     let given = if result == CUDA_SUCCESS { unsafe { written(place) } } else { None };
     (result, given.map(named))
 }
 
-/// The same for an allocation from a pool, or from the pool of the stream's device. A captured
-/// allocation takes no memory, because the graph will take it.
+/// Makes an allocation from `pool` by `call`, and charges it. Without `pool`, the allocation is
+/// from the pool of the stream's device. A captured allocation takes no memory, because the graph
+/// takes the memory at its launch. Returns the final result.
 fn from_pool(
     api: ApiId,
     pool: Option<CUmemoryPool>,
@@ -146,8 +149,8 @@ fn from_pool(
         // SAFETY: the driver wrote the address if it reports success.
         (result, if result == CUDA_SUCCESS { unsafe { written(place) } } else { None })
     };
-    // If the driver does not say whether the stream captures, the allocation is charged, because a
-    // capture would not make the pool grow.
+    // If the driver does not say whether the stream captures, the interposer charges the
+    // allocation. A capture would not make the pool grow, and so would cost nothing.
     if is_captured == Some(Some(true)) {
         let (result, address) = call();
         if let Some(address) = address {
@@ -162,16 +165,17 @@ fn from_pool(
     unsafe { answered(result, was_given, place) }
 }
 
-/// The value that the driver wrote through `pointer`, after a success.
+/// Returns the value that the driver wrote through `pointer`, after a success.
 ///
 /// # Safety
 /// The driver wrote there, or `pointer` is null.
 unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `pointer` is null, or that the driver wrote there.
     unsafe { pointer.as_ref() }.copied()
 }
 
-/// Allocates managed memory in place of device memory, and writes its address to `pointer`.
+/// Allocates managed memory in place of device memory, and writes its address to `pointer`. Returns
+/// the answer.
 ///
 /// # Safety
 /// `pointer` is null or may be written through.
@@ -180,17 +184,18 @@ unsafe fn beyond<T: TryFrom<u64>>(bytes: u64, pointer: *mut T) -> Answer {
         return (CUDA_ERROR_INVALID_VALUE, None);
     }
     let Some((result, address)) = managed::allocate(bytes) else { return (MISSING, None) };
-    // A caller whose type is too narrow for the address cannot use it (programs of CUDA 3.1 and
-    // before).
+    // If the caller's type is too narrow for the address, the caller cannot use the memory.
+    // Programs of CUDA 3.1 and before have such types.
     match address.and_then(|address| Some((address, T::try_from(address).ok()?))) {
         Some((address, narrow)) => {
-            // SAFETY: the caller guarantees this.
+            // SAFETY: the caller guarantees that `pointer` is null or may be written through, and
+            // it is not null.
             unsafe { pointer.write(narrow) };
             (result, Some((Name::Address(address), bytes)))
         }
         None => {
             if let (Some(address), Some(free)) = (address, real!(cuMemFree_v2)) {
-                // SAFETY: the allocation is new, and its address was given to nobody.
+                // SAFETY: the allocation is new, and no caller has its address yet.
                 unsafe { free(address) };
             }
             (result, None)
@@ -260,7 +265,7 @@ pooled! {
     alloc_pool_ptsz: cuMemAllocFromPoolAsync_ptsz(pool: CUmemoryPool), true;
 }
 
-/// Hook of `cuMemPoolCreate`. The pool's properties tell which device's memory it holds.
+/// Hook of `cuMemPoolCreate`. The pool's properties name the device whose memory the pool holds.
 pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) -> CUresult {
     let Some(real) = real!(cuMemPoolCreate) else { return MISSING };
     // SAFETY: the arguments are the caller's, unchanged.
@@ -281,14 +286,14 @@ pub unsafe extern "C" fn create_pool(pool: *mut CUmemoryPool, properties: *const
     result
 }
 
-/// The device to which a pool of this location and type of memory is charged.
+/// Returns the device to which a pool of this location and type of memory is charged, if any.
 fn ordinal_of_pool(
     process: &'static Process,
     location: CUmemLocation,
     kind: CUmemAllocationType,
 ) -> Option<usize> {
     // Managed memory may lie anywhere. A managed pool without a device is charged to the current
-    // device, or to the first one if none is current.
+    // device, or to the first device if no context is current.
     let is_managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     let current = || process.current_context().map_or(0, |context| context.ordinal);
     ordinal_at(location).or_else(|| is_managed.then(current))
@@ -323,8 +328,8 @@ gets_pool! {
     present_pool: cuMemGetMemPool;
 }
 
-/// Hook of `cuMemPoolImportFromShareableHandle`. The process that exported the pool is charged for
-/// its memory.
+/// Hook of `cuMemPoolImportFromShareableHandle`. The memory of the pool is charged to the process
+/// that exported the pool.
 pub unsafe extern "C" fn import_pool(
     pool: *mut CUmemoryPool,
     handle: *mut c_void,
@@ -354,7 +359,7 @@ pub unsafe extern "C" fn trim_graphs(device: CUdevice) -> CUresult {
     result
 }
 
-/// Brings the accounts up to date, after the process waited for the GPU or made the driver give
+/// Brings the accounts up to date. The process has waited for the GPU, or has made the driver give
 /// memory back.
 pub fn refresh() {
     if let Some(process) = process::current() {
@@ -388,8 +393,8 @@ macro_rules! pitch {
                     }
                     return answer;
                 }
-                // SAFETY: the arguments are the caller's, unchanged. The driver wrote both if it
-                // reports success.
+                // SAFETY: the arguments are the caller's, unchanged. If the driver reports success,
+                // it wrote the address and the pitch.
                 unsafe {
                     answer(real(pointer, pitch, width, height, element), pointer, |at| {
                         let bytes = written(pitch).map(|pitch| (pitch as u64).saturating_mul(height as u64));
@@ -406,7 +411,7 @@ pitch! {
     alloc_pitch: cuMemAllocPitch_v2, CUdeviceptr, usize;
 }
 
-/// Hook of `cuMemCreate`. The properties name the device, so no context need be current.
+/// Hook of `cuMemCreate`. The properties name the device, so the call needs no current context.
 pub unsafe extern "C" fn create(
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
@@ -446,8 +451,8 @@ pub unsafe extern "C" fn retain(handle: *mut CUmemGenericAllocationHandle, addre
     }
 }
 
-/// Hook of `cuMemExportToShareableHandle`. The process that exports memory is charged for it until
-/// the memory is gone.
+/// Hook of `cuMemExportToShareableHandle`. Exported memory is charged to this process until the
+/// memory is gone.
 pub unsafe extern "C" fn export(
     place: *mut c_void,
     handle: CUmemGenericAllocationHandle,
@@ -464,7 +469,7 @@ pub unsafe extern "C" fn export(
 }
 
 /// Hook of `cuMemImportFromShareableHandle`. Memory of another process is charged to that process.
-/// Memory that this process exported itself is charged here.
+/// Memory that this process exported itself is charged to this process.
 pub unsafe extern "C" fn import(
     handle: *mut CUmemGenericAllocationHandle,
     from: *mut c_void,
@@ -485,7 +490,7 @@ pub unsafe extern "C" fn import(
     process.memory.import(process, call, release)
 }
 
-/// Hooks of calls that change allocations which the process already has.
+/// Defines hooks of calls that change allocations which the process already has.
 macro_rules! changes {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*) => |$process:ident, $call:ident| $body:expr;)+) => {$(
         #[doc = concat!("Hook of `", stringify!($symbol), "`.")]
@@ -524,7 +529,7 @@ changes! {
         |process, call| process.memory.destroy_array(process, array as u64, call);
 }
 
-/// `CUarrayMapInfo`. The union that describes the part of the array is given as words.
+/// `CUarrayMapInfo`, with words in place of the union that describes the part of the array.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MapInfo {
@@ -576,8 +581,9 @@ maps_array! {
     map_array_async_ptsz: cuMemMapArrayAsync_ptsz, true;
 }
 
-/// Whether memory that is freed in the order of `stream` is managed memory that the job takes for
-/// device memory. False during a capture, which concerns neither.
+/// Returns whether `address` is oversubscribed memory: managed memory that the job takes for device
+/// memory. The job frees the memory in the order of `stream`. During a capture, returns false,
+/// because the call then only adds a node to a graph.
 fn is_beyond(address: u64, stream: Stream) -> bool {
     process::current().is_some_and(|process| {
         process.memory.oversubscription.has(address)
@@ -613,14 +619,14 @@ frees_on_streams! {
     free_async_ptsz: cuMemFreeAsync_ptsz, true;
 }
 
-/// Most bits of one element of an array.
+/// The most bits of one element of an array.
 const MOST_TEXEL_BITS: u64 = 128;
 
-/// Bits of one element of an array, all channels together. 0 means that the driver makes no such
-/// arrays.
+/// Returns the bits of one element of an array, all channels together. 0 means that the driver
+/// makes no such arrays.
 fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     use deepres_abi::driver::constants as f;
-    // Video formats have planes instead of channels, and may have three of them.
+    // Video formats have planes instead of channels, and may have three planes.
     let planes = if channels > 4 { 0 } else { u64::from(channels) };
     let channels = if planes == 3 { 0 } else { planes };
     match format {
@@ -646,7 +652,7 @@ fn texel_bits(format: CUarray_format, channels: u32) -> u64 {
     }
 }
 
-/// A descriptor of any version, as a shape.
+/// A descriptor of an array, in any version, which can tell the array's shape.
 trait Describe {
     fn shape(&self) -> Shape;
 }
@@ -691,8 +697,8 @@ macro_rules! arrays {
             // SAFETY: the pointer is null, or the caller passes it as a descriptor for the driver
             // to read.
             let Some(shape) = unsafe { descriptor.as_ref() }.map(Describe::shape) else { return call() };
-            // An array without memory of its own is not charged here. Memory that is mapped into
-            // the array is charged by itself.
+            // An array without memory of its own is charged nothing here. Memory that the job maps
+            // into the array is charged by itself.
             if shape.is_unbacked {
                 return call();
             }
@@ -715,8 +721,8 @@ arrays! {
     create_mipmapped: cuMipmappedArrayCreate(CUDA_ARRAY3D_DESCRIPTOR) -> CUmipmappedArray, levels: u32;
 }
 
-/// The tenant's limit on a GPU of this process, and the bytes that the tenant holds there. `None`
-/// if the tenant has no limit.
+/// Returns the tenant's limit on a GPU of this process, and the bytes that the tenant holds there.
+/// Returns `None` if the tenant has no limit.
 fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
     let gpu = process.gpus.get(ordinal)?;
     let limit_bytes = gpu.grant()?.memory_limit();
@@ -728,7 +734,8 @@ fn limit(process: &Process, ordinal: usize) -> Option<(u64, u64)> {
 
 macro_rules! info {
     ($name:ident, $symbol:ident, $size:ty) => {
-        /// Hook of a variant of `cuMemGetInfo`. The tenant sees its own part.
+        /// Hook of a variant of `cuMemGetInfo`. The hook reports the tenant's own part of the
+        /// memory.
         pub unsafe extern "C" fn $name(free: *mut $size, total: *mut $size) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let _blocked = blocked_calls::begin();
@@ -738,7 +745,7 @@ macro_rules! info {
             let Some(context) = process.current_context() else { return result };
             let Some((limit_bytes, held_bytes)) = limit(process, context.ordinal) else { return result };
             let narrow = |bytes: u64| <$size>::try_from(bytes).unwrap_or(<$size>::MAX);
-            // SAFETY: the driver wrote both if it reports success.
+            // SAFETY: if the driver reports success, it wrote to both pointers.
             if let (Some(free), Some(total)) = unsafe { (free.as_mut(), total.as_mut()) } {
                 *free = (*free).min(narrow(charge::left(limit_bytes, held_bytes)));
                 *total = (*total).min(narrow(limit_bytes));
@@ -752,8 +759,8 @@ info!(info_v2, cuMemGetInfo_v2, usize);
 
 macro_rules! total {
     ($name:ident, $symbol:ident, $size:ty) => {
-        /// Hook of a variant of `cuDeviceTotalMem`. The tenant sees the GPU with the size of its
-        /// own part.
+        /// Hook of a variant of `cuDeviceTotalMem`. The hook reports the size of the tenant's own
+        /// part of the memory.
         pub unsafe extern "C" fn $name(bytes: *mut $size, device: CUdevice) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             // SAFETY: the arguments are the caller's, unchanged.

@@ -1,8 +1,9 @@
-//! The functions that the process calls instead of the driver's functions. There is one for each
-//! hooked symbol, and all are listed here.
+//! The hooks: the functions that the job calls in place of the driver's functions. This module
+//! lists the hook of each hooked symbol.
 //!
-//! A hook translates: it reads its C arguments, asks a logic module, and calls the real function
-//! with the same arguments. Every result code passes through unchanged, unknown codes included.
+//! A hook reads its C arguments and asks a logic module. If the module lets the call through, the
+//! hook calls the real function with the same arguments. The hook then returns the driver's result
+//! code unchanged, even an unknown code.
 
 mod capture;
 mod code;
@@ -22,38 +23,38 @@ use deepres_abi::driver::{ApiId, StreamKind, pfn};
 
 use crate::driver::calls::Stream;
 
-/// Result of a hook whose real function no loaded driver has. Only this library defines the symbol
-/// then, so there is nothing to call.
+/// The result of a hook if no loaded driver has the real function. Only this library defines the
+/// symbol then, so there is nothing to call.
 const MISSING: u32 = deepres_abi::driver::result::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 
-/// Clears the handle that the driver wrote to `place`, because the interposer gave the object back
-/// and refuses the call. So the caller keeps no dead handle.
+/// Clears the handle that the driver wrote to `place`, so that the caller keeps no dead handle. The
+/// interposer has given the object back and refuses the call.
 ///
 /// # Safety
-/// The driver wrote there, and all zeroes is a value of `T`.
+/// The driver wrote to `place`, and all zeroes is a value of `T`.
 #[cold]
 unsafe fn clear<T: Copy>(place: *mut T) {
-    // SAFETY: the caller guarantees both.
+    // SAFETY: the caller guarantees that `place` may be written and that zeroes are valid there.
     unsafe { place.write(std::mem::zeroed()) };
 }
 
-/// Addresses of the hooks, by [`ApiId`]; null for functions without a hook.
+/// The addresses of the hooks, by [`ApiId`]; null for functions without a hook.
 struct Table([*const (); ApiId::COUNT]);
 
 // SAFETY: the pointers are addresses of functions, and nothing is written through them.
 unsafe impl Sync for Table {}
 
-/// Address of the hook of `id`, if there is one.
+/// Returns the address of the hook of `id`, if there is a hook.
 #[inline]
 pub fn address(id: ApiId) -> Option<usize> {
     let function = HOOKS.0[id as usize];
     (!function.is_null()).then_some(function as usize)
 }
 
-/// A function of the driver that a hook stands in for.
+/// A function of the driver that has a hook.
 #[derive(Clone, Copy)]
 struct Hooked {
-    /// The function.
+    /// The function's id in the driver's table.
     api: ApiId,
     is_per_thread: bool,
 }
@@ -64,19 +65,19 @@ impl Hooked {
         Self { api, is_per_thread: matches!(kind, StreamKind::PerThread) }
     }
 
-    /// The stream that `handle` denotes for this function. A null handle denotes the function's
-    /// default stream.
+    /// Returns the stream that `handle` denotes for this function. A null handle denotes the
+    /// function's default stream.
     #[inline(always)]
     fn stream(self, handle: CUstream) -> Stream {
         Stream::new(handle, self.is_per_thread)
     }
 }
 
-/// Defines hooks with the signatures of the driver's table, as `[symbols] pattern |of, call| body;`.
-/// Each hook has the name of its symbol. The pattern takes the arguments apart as a tuple, and need
-/// not name those that the body does not use. `of` is the [`Hooked`] function. `call` makes the real
-/// call with the caller's arguments. The body gives the result. A module that uses the macro imports
-/// the driver's types.
+/// Defines hooks with the signatures of the driver's table, as `[symbols] pattern |of, call|
+/// body;`. Each hook has the name of its symbol. The pattern takes the arguments apart as a tuple,
+/// and may leave out arguments that the body does not use. `of` is the [`Hooked`] function. `call`
+/// makes the real call with the caller's arguments. The body gives the result. A module that uses
+/// the macro imports the driver's types.
 macro_rules! hook {
     ($([$($symbol:ident)+] $pattern:tt |$of:tt, $call:ident| $body:expr;)+) => {
         $($(deepres_abi::driver_function!($symbol => [crate::hooks::define_hook] $pattern |$of, $call| $body);)+)+
@@ -108,10 +109,10 @@ macro_rules! define_hook {
 
 use {define_hook, hook};
 
-/// Lists the hooks as `symbol => function;`, or as `[module] { symbols }` where they have the names of
-/// their symbols. A hook must have the symbol's type in the driver's table. Each hook is exported
-/// under its symbol as a jump. So code of this library that takes a hook's address never gets the
-/// export of another library.
+/// Lists the hooks as `symbol => function;`. If hooks have the names of their symbols, the list may
+/// also be `[module] { symbols }`. A hook must have the symbol's type in the driver's table. The
+/// library exports, under each symbol, a jump to the hook. So code of this library that takes a
+/// hook's address never gets the export of another library.
 macro_rules! hooks {
     ($($symbol:ident => $($hook:ident)::+;)+ $([$module:ident] { $($named:ident)+ })+) => {
         static HOOKS: Table = {
@@ -135,7 +136,8 @@ macro_rules! hooks {
     (@export $symbol:ident $($hook:ident)::+) => {
         #[unsafe(naked)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
-        // A test program must not stand between itself and the driver.
+        // A test program must not export these symbols, because its own calls must reach the
+        // driver.
         #[cfg_attr(test, unsafe(export_name = concat!("hook_", stringify!($symbol))))]
         pub unsafe extern "C" fn $symbol() {
             std::arch::naked_asm!("endbr64", "jmp {}", sym $($hook)::+)

@@ -1,4 +1,5 @@
-//! Hooks of NVML. A tenant that asks for the state of a GPU sees its own part of the GPU.
+//! Hooks of NVML. If a tenant asks for the state of a GPU, the hooks answer with the tenant's own
+//! part of the GPU.
 
 use std::ffi::CStr;
 
@@ -11,27 +12,27 @@ use crate::nvml::{self, Function, OwnProcesses};
 
 /// A hooked function of NVML.
 pub struct Hook {
-    /// The name, and the real function.
+    /// The function's name, and the real function.
     pub function: Function,
     hook: *const (),
 }
 
-// SAFETY: the pointer is the address of a function, and nothing is written through it.
+// SAFETY: the pointer is the address of a function, and no code writes through the pointer.
 unsafe impl Sync for Hook {}
 
 impl Hook {
-    /// Address of the hook.
+    /// Returns the address of the hook.
     pub fn address(&self) -> usize {
         self.hook as usize
     }
 }
 
-/// The hook of the function exported under `symbol`.
+/// Returns the hook of the function exported under `symbol`, if there is a hook.
 pub fn by_symbol(symbol: &CStr) -> Option<&'static Hook> {
     ALL.iter().find(|hook| hook.function.name == symbol)
 }
 
-/// The answer of a hook, after NVML's own or in its place.
+/// Gives the answer of a hook: NVML's answer with changes, or an answer in its place.
 macro_rules! answer {
     (after $real:ident $call:ident($device:ident $(, $argument:ident)*) |$part:ident| $body:block) => {{
         let result = $call();
@@ -60,8 +61,8 @@ macro_rules! answer {
 }
 
 /// Defines hooks as `name = symbol(arguments)` and a way to answer. `after |part|` changes a
-/// successful answer. `instead |own, real|` gives the answer where the tenant's processes are
-/// known. `list` does the same for a list of processes. In the body, the arguments are the
+/// successful answer of NVML. If the tenant's processes are known, `instead |own, real|` answers in
+/// place of NVML. `list` does the same for a list of processes. In the body, the arguments are the
 /// caller's.
 macro_rules! hooks {
     ($($name:ident = $symbol:ident($device:ident: Device $(, $argument:ident: $type:ty)*)
@@ -110,9 +111,10 @@ macro_rules! hooks {
     };
 }
 
-/// Answers for a list by NVML's protocol, with the tenant's own processes alone. `count` is the
-/// room at `list`, and receives the number of entries. Neither the count nor the list shows
-/// anything about other tenants' processes. `ask` calls NVML.
+/// Answers a question for a list by NVML's protocol, with the tenant's own processes alone. `count`
+/// is the room at `list`, and receives the number of entries. Neither the count nor the list shows
+/// anything about other tenants' processes. `ask` calls NVML. Returns NVML's result code for this
+/// answer.
 ///
 /// # Safety
 /// `count` and `list` are null, or as the protocol requires.
@@ -122,7 +124,7 @@ unsafe fn answer_list<T: OfProcess>(
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `count` is null or as the protocol requires.
     let Some(count) = (unsafe { count.as_mut() }) else { return ask(count, list) };
     let found = match own.list(|count, list| ask(count, list)) {
         Ok(found) => found,
@@ -133,7 +135,7 @@ unsafe fn answer_list<T: OfProcess>(
         return INSUFFICIENT_SIZE;
     }
     if list.is_null() && !found.is_empty() {
-        // NVML has an error of its own for this, so it gives the answer.
+        // NVML has an error of its own for this case, so NVML gives the answer.
         return ask(&mut room, list);
     }
     if !found.is_empty() {
@@ -143,8 +145,8 @@ unsafe fn answer_list<T: OfProcess>(
     SUCCESS
 }
 
-/// Answers as [`answer_list`] does, for samples of what processes did recently. If there is no
-/// sample, NVML's answer is an error.
+/// Answers as [`answer_list`] does, for samples of the recent activity of processes. If there is no
+/// sample, returns `NOT_FOUND`, as NVML does.
 ///
 /// # Safety
 /// As for [`answer_list`].
@@ -154,14 +156,14 @@ unsafe fn answer_samples<T: OfProcess>(
     list: *mut T,
     ask: impl Fn(*mut u32, *mut T) -> Return,
 ) -> Return {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `count` and `list` are null or as the protocol requires.
     match unsafe { (answer_list(own, count, list, ask), count.as_ref()) } {
         (SUCCESS, Some(0)) => NOT_FOUND,
         (result, _) => result,
     }
 }
 
-/// Utilization of the whole GPU, in percent, as NVML reports it.
+/// Returns the utilization of the whole GPU, in percent, as NVML reports it.
 fn whole_percent(device: Device) -> Option<u32> {
     type Rates = unsafe extern "C" fn(Device, *mut Utilization) -> Return;
     let real = ALL[Id::utilization as usize].function.real();
@@ -177,7 +179,7 @@ fn whole_percent(device: Device) -> Option<u32> {
 
 hooks! {
     memory_info = nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `memory` is null, or NVML wrote the struct there.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
@@ -186,22 +188,23 @@ hooks! {
     }
 
     memory_info_v2 = nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryV2) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `memory` is null, or NVML wrote the struct there.
         if let Some(memory) = unsafe { memory.as_mut() }
             && let Some((total, free, used)) = part.memory(memory.total, memory.free)
         {
-            // Memory that others hold of the tenant's part is not available to the tenant. Such
-            // memory counts as reserved, so that the sum is the total.
+            // Other tenants may hold memory of this tenant's part, which is then not available to
+            // this tenant. The hook reports such memory as reserved, so that the sum is the total.
             let reserved = total.saturating_sub(free).saturating_sub(used);
             *memory = MemoryV2 { version: memory.version, total, reserved, free, used };
         }
     }
 
     utilization = nvmlDeviceGetUtilizationRates(device: Device, rates: *mut Utilization) after |part| {
-        // SAFETY: NVML wrote to it.
+        // SAFETY: `rates` is null, or NVML wrote the struct there.
         if let Some(rates) = unsafe { rates.as_mut() } {
             let own = part.busy_of(rates.gpu);
-            // Nobody knows which tenant used the memory's time, so it is divided as the GPU's time.
+            // NVML does not tell which tenant used the memory's time, so the hook divides it as the
+            // GPU's time.
             *rates = Utilization { gpu: own.percent(), memory: own.of(u64::from(rates.memory)) as u32 };
         }
     }
@@ -210,7 +213,7 @@ hooks! {
         // SAFETY: each pointer is null, or NVML wrote there.
         let written = unsafe { (count.as_ref(), value_kind.as_ref()) };
         if [GPU_UTILIZATION_SAMPLES, MEMORY_UTILIZATION_SAMPLES].contains(&kind)
-            // Without a list, NVML only tells for how many entries room is needed.
+            // Without a list, NVML only tells the number of entries for which it needs room.
             && !list.is_null()
             && let (Some(count), Some(value_kind)) = written
             && let Some(whole) = whole_percent(device)

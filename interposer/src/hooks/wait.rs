@@ -1,5 +1,5 @@
 //! Hooks of the calls by which a thread waits for the GPU, or makes a stream wait for something
-//! else. The hooks end the open segments, so that the time of the wait is not taken for computing.
+//! else. The hooks end the open segments, so that the meter does not take the wait for computing.
 
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::*;
@@ -12,7 +12,7 @@ use crate::launch;
 use crate::os;
 use crate::record;
 
-/// Waits by `call`.
+/// Makes the call `call`, in which the thread waits for the GPU, and returns its result.
 fn wait(api: ApiId, call: impl FnOnce() -> CUresult) -> CUresult {
     let _blocked = blocked_calls::begin();
     launch::flush();
@@ -34,7 +34,7 @@ super::hook! {
         call()
     };
 
-    // Every stream of the context waits.
+    // All streams of the context wait.
     [cuCtxWaitEvent] (context, ..) |_, call| {
         launch::interrupt_context(|| Some(Context(context as usize)));
         call()
@@ -52,7 +52,7 @@ super::hook! {
         call()
     };
 
-    // The host mostly ends these waits, perhaps the thread that makes the call.
+    // The host mostly ends these waits, and perhaps the thread that makes the call does.
     [
         cuStreamWaitValue32 cuStreamWaitValue32_ptsz cuStreamWaitValue32_v2
         cuStreamWaitValue32_v2_ptsz cuStreamWaitValue64 cuStreamWaitValue64_ptsz

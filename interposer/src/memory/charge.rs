@@ -1,57 +1,60 @@
-//! The charging rule: how much memory an allocation counts for. All accounts use it, so it has its
-//! own module.
+//! The charging rule: the amount of memory for which an allocation counts. All accounts use this
+//! rule.
 //!
 //! The driver hands out device memory in blocks of [`BLOCK_BYTES`]. It serves small requests from
-//! shared blocks, in units of [`UNIT_BYTES`]. A larger request gets blocks of its own. Whole blocks
-//! are charged.
+//! shared blocks, in units of [`UNIT_BYTES`]. A larger request gets blocks of its own. The
+//! interposer charges whole blocks.
 
-/// Size of a block, the amount that the driver takes from the device at a time.
+/// The size of a block: the amount that the driver takes from the device at a time, bytes.
 pub const BLOCK_BYTES: u64 = 2 << 20;
-/// Unit to which the driver rounds a small allocation inside a shared block.
+/// The unit to which the driver rounds a small allocation inside a shared block, bytes.
 pub const UNIT_BYTES: u64 = 512;
-/// Requests larger than this get blocks of their own.
+/// The largest request from shared blocks, bytes. Larger requests get blocks of their own.
 pub const SHARED_MAX_BYTES: u64 = BLOCK_BYTES / 2;
-/// Smallest alignment of the rows of pitched memory.
+/// The smallest alignment of the rows of pitched memory, bytes.
 pub const PITCH_BYTES: u64 = 512;
 
-/// Returns the charge of memory in blocks of its own, or in blocks that all belong to one owner.
+/// Returns the charge for memory in blocks of its own, or in blocks that all belong to one owner,
+/// bytes.
 pub fn blocks(bytes: u64) -> u64 {
     round_up(bytes, BLOCK_BYTES)
 }
 
-/// Returns the part of a limit that is left, in whole blocks. So much can be allocated at once.
+/// Returns the part of a limit that is left, in whole blocks, bytes. A job can allocate so much at
+/// once.
 pub fn left(limit_bytes: u64, held_bytes: u64) -> u64 {
     let left_bytes = limit_bytes.saturating_sub(held_bytes);
     left_bytes - left_bytes % BLOCK_BYTES
 }
 
-/// Returns the charge of managed memory, which is in the host's memory until the GPU uses it.
+/// Returns the charge for managed memory, bytes. Managed memory is in the host's memory until the
+/// GPU uses it.
 pub fn managed(bytes: u64) -> u64 {
     let unit = if bytes <= SHARED_MAX_BYTES { UNIT_BYTES } else { BLOCK_BYTES };
     round_up(bytes, unit)
 }
 
-/// Returns the distance between rows of `width` bytes where deepres chooses it.
+/// Returns the distance between rows of `width` bytes, if deepres chooses it.
 pub fn pitch(width: u64) -> u64 {
     round_up(width, PITCH_BYTES)
 }
 
-/// Returns the amount to reserve for rows of `width` bytes, before the driver has said how far
-/// apart they will be.
+/// Returns the bytes to reserve for rows of `width` bytes, before the driver has said how far apart
+/// the rows will be.
 pub fn pitched(width: u64, rows: u64) -> u64 {
     pitch(width).saturating_mul(rows)
 }
 
-/// Returns the charge of an array. Each row begins at a multiple of the pitch, as in pitched
-/// memory. The array counts for blocks of its own, because no call tells its address. Padding by
-/// the GPU's tiling is unknown and is not included.
+/// Returns the charge for an array, bytes. Each row begins at a multiple of the pitch, as in
+/// pitched memory. The array counts for blocks of its own, because no call returns its address. The
+/// charge leaves out the padding by the GPU's tiling, because its size is unknown.
 pub fn array(shape: Shape, levels: u32) -> u64 {
     let mut bytes = 0_u64;
     let halved = |extent: u64, level: u32| (extent.checked_shr(level).unwrap_or(0)).max(1);
-    // The driver makes no further levels once every extent is 1.
+    // After every extent is 1, the driver makes no further levels.
     let longest = shape.width.max(shape.height).max(if shape.is_layered { 0 } else { shape.depth });
     for level in 0..levels.clamp(1, longest.max(1).ilog2() + 1) {
-        // The depth is halved from level to level, the number of layers is not.
+        // Each level has half the depth of the level before. The number of layers stays the same.
         let depth = if shape.is_layered { shape.depth.max(1) } else { halved(shape.depth, level) };
         let row_bits = halved(shape.width, level).saturating_mul(shape.texel_bits);
         let pitch = round_up(row_bits.div_ceil(u64::from(u8::BITS)), PITCH_BYTES);
@@ -61,20 +64,20 @@ pub fn array(shape: Shape, levels: u32) -> u64 {
     blocks(bytes)
 }
 
-/// Dimensions of an array. An extent of 0 is a dimension that the array lacks.
+/// The dimensions of an array. If the array lacks a dimension, its extent is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Elements in a row.
+    /// The number of elements in a row.
     pub width: u64,
-    /// Rows.
+    /// The number of rows.
     pub height: u64,
-    /// Slices or layers.
+    /// The number of slices or layers.
     pub depth: u64,
     /// Whether `depth` counts layers, such as the faces of a cube map.
     pub is_layered: bool,
-    /// Whether the array has no memory until some is mapped into it.
+    /// Whether the array has no memory until the job maps memory into it.
     pub is_unbacked: bool,
-    /// Bits of an element, all channels together.
+    /// The number of bits of an element, all channels together.
     pub texel_bits: u64,
 }
 

@@ -1,13 +1,14 @@
-//! Memory that graphs allocate as they run. The reserved memory of a device's graphs is charged,
-//! from the first upload or launch until it is trimmed.
+//! The memory that graphs allocate while they run. For each device, the interposer charges the
+//! memory that the driver has reserved for graphs. The charge begins with the first upload or
+//! launch, and ends when the driver trims the memory.
 //!
-//! The most that an upload or launch may need is known when the graph is made executable
-//! ([`super::needs`]). That amount is reserved beforehand. The driver's spare memory and the memory
-//! that the graph itself left allocated are subtracted. Afterwards the driver reports the actual
-//! amount.
+//! When the job makes a graph executable, the interposer computes the most memory that an upload or
+//! launch of the graph may need ([`super::needs`]). Before the upload or launch, it reserves that
+//! amount. It subtracts the driver's spare memory, and the memory that the graph itself left
+//! allocated. Afterwards the driver reports the actual amount.
 //!
-//! A launch that relies on spare memory holds a [`Claim`] meanwhile, and then no other launch
-//! relies on it. Memory that is freed or trimmed counts as held until the claim ends.
+//! A launch that relies on spare memory holds a [`Claim`] meanwhile, so no other launch relies on
+//! the same memory. Until the claim ends, freed or trimmed memory counts as held.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -28,11 +29,11 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// How long a launch that would be refused waits for another launch's claim on the spare memory,
-/// ns.
+/// The time for which a launch waits for another launch's claim on the spare memory before a
+/// refusal, ns.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Whether a graph of the process ever had an allocation or free node. Until then a launch costs
+/// Whether any graph of the process ever had an allocation or free node. Before that, a launch pays
 /// only one load of this flag.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
@@ -41,7 +42,7 @@ pub fn note() {
     IS_USED.store(true, Ordering::Release);
 }
 
-/// Whether a graph of the process ever had an allocation or free node.
+/// Returns whether any graph of the process ever had an allocation or free node.
 #[inline(always)]
 pub fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
@@ -54,12 +55,12 @@ pub enum Taker {
     Launch(ExecHandle),
     /// An upload.
     Upload(ExecHandle),
-    /// An upload of a graph while it is made executable.
+    /// An upload of a graph while the job makes the graph executable.
     Graph(CUgraph),
 }
 
-/// The right of one launch or upload to rely on the spare memory of devices' graphs. `devices` has
-/// a bit for each device.
+/// The right of one launch or upload to rely on the spare memory of graphs. `devices` has a bit for
+/// each device.
 struct Claim<'g> {
     claims: &'g AtomicU64,
     devices: u64,
@@ -77,9 +78,9 @@ type Promised<'p> = (usize, Site<'p>, Promise);
 pub struct Full<'p> {
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// The amount that was asked for, bytes.
+    /// The bytes for which the graph asks.
     pub bytes: u64,
-    /// The place where it would be charged.
+    /// The place of the charge.
     pub site: Site<'p>,
     /// The reason why there is no room.
     pub(super) why: Why,
@@ -93,16 +94,16 @@ struct Marks {
     freed: Vec<u64>,
 }
 
-/// The memory of all graphs of the process. See the module.
+/// The memory of all graphs of the process, as the module's documentation explains.
 #[derive(Default)]
 pub struct Graphs {
     needs: Mutex<{ Rank::GraphNeeds as u8 }, Plain<ExecHandle, Needs>>,
-    /// Charges by device. A thread that holds this lock waits for no other thread.
+    /// The charge of each device. A thread that holds this lock waits for no other thread.
     held: Mutex<{ Rank::GraphCharges as u8 }, Vec<Held>>,
-    /// Devices with a [`Claim`], as bits.
+    /// The devices with a [`Claim`], as bits.
     claims: AtomicU64,
-    /// Addresses at which launches left memory allocated that is not freed since. The value is
-    /// false while the launch is in progress.
+    /// The addresses of memory that launches left allocated and that no thread has freed since. The
+    /// value is false while the launch is in progress.
     live: Mutex<{ Rank::GraphAddresses as u8 }, Plain<u64, bool>>,
 }
 
@@ -115,40 +116,40 @@ fn bit(ordinal: usize) -> u64 {
 }
 
 impl Graphs {
-    /// Records that `graph` was made executable.
+    /// Records that the job made `graph` executable.
     pub fn instantiated(&self, graph: CUgraph, exec: ExecHandle) {
         let needs = needs_of(graph);
         let mut all = lock(&self.needs);
-        // The driver may have reused the handle of a destroyed graph.
+        // `exec` may be the reused handle of a destroyed graph.
         all.remove(&exec);
         if !needs.is_empty() {
             all.insert(exec, needs);
         }
     }
 
-    /// Removes `exec` before it is destroyed. If it is not destroyed, the caller gives the result
-    /// to [`Self::put_back`].
+    /// Removes `exec` before the job destroys it, and returns its needs. If the driver does not
+    /// destroy it, the caller passes the result to [`Self::put_back`].
     pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
         lock(&self.needs).remove(&exec)
     }
 
-    /// Restores `exec`, because it was not destroyed.
+    /// Restores `exec`, because the driver did not destroy it.
     pub fn put_back(&self, exec: ExecHandle, needs: Needs) {
         lock(&self.needs).entry(exec).or_insert(needs);
     }
 
-    /// Records that a new node allocates at `address`. Any earlier memory there is gone.
+    /// Records that a new node allocates at `address`. So earlier memory at this address is gone.
     pub fn added(&self, address: u64) {
         lock(&self.live).remove(&address);
     }
 
-    /// Removes `address` before it is freed. Returns a value if a graph left memory there. If the
-    /// free fails, the caller gives the value to [`Self::cancel_free`].
+    /// Removes `address` before the job frees it. Returns a value if a graph left memory there. If
+    /// the free fails, the caller passes the value to [`Self::cancel_free`].
     pub fn begin_free(&self, address: u64) -> Option<bool> {
         if is_used() { lock(&self.live).remove(&address) } else { None }
     }
 
-    /// Restores `address`, because it was not freed.
+    /// Restores `address`, because the driver did not free it.
     pub fn cancel_free(&self, address: u64, is_there: bool) {
         lock(&self.live).insert(address, is_there);
     }
@@ -177,7 +178,7 @@ impl Graphs {
     fn end_launch(&self, marks: Marks, is_launched: bool) {
         let mut live = lock(&self.live);
         for address in marks.begun {
-            // Another thread may have freed the address already.
+            // Another thread may already have freed the address.
             if is_launched {
                 live.entry(address).and_modify(|is_there| *is_there = true);
             } else if live.get(&address) == Some(&false) {
@@ -210,8 +211,8 @@ impl Graphs {
         self.claims.load(Ordering::SeqCst) & bit(ordinal) != 0
     }
 
-    /// Returns the memory of a device's graphs, for the holder of a claim. Reserved memory that is
-    /// not charged yet belongs to another launch and is left out.
+    /// Returns the memory of a device's graphs, for the holder of a claim; `None` without a claim.
+    /// Leaves out reserved memory without a charge, because it belongs to another launch.
     fn claimed_stock(&self, claim: Option<&Claim<'_>>, ordinal: usize) -> Option<Stock> {
         claim.filter(|claim| claim.devices & bit(ordinal) != 0)?;
         let mut held = lock(&self.held);
@@ -220,19 +221,20 @@ impl Graphs {
         Some(Stock { reserved_bytes: stock.reserved_bytes.min(of(&mut held, ordinal).bytes), ..stock })
     }
 
-    /// Estimates the memory of a device's graphs if the driver does not report it. The estimate is
-    /// the charged amount. All of it counts as used while a launch has left anything allocated.
+    /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
+    /// it. The estimate is the charge. While any memory of a launch is still allocated, all of the
+    /// charge counts as used.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }
     }
 
-    /// Launches or uploads `taker` by `call`, and repeats that each time that other tenants made
-    /// room on the GPU. Before a refusal, `give_back` frees unused memory of the process on the
-    /// given device.
+    /// Launches or uploads `taker` by `call`, and returns the result. If the GPU lacks memory,
+    /// waits until other tenants have made room, and calls again. Before a refusal, `give_back`
+    /// frees unused memory of the process on the given device.
     ///
     /// # Errors
-    /// The device without room.
+    /// [`Full`] with the device that has no room.
     pub fn take<'p>(
         &self,
         process: &'p Process,
@@ -287,13 +289,14 @@ impl Graphs {
         for promised in promises {
             self.settle(process, of(&mut held, promised.0), promised, claim.as_ref());
         }
-        // The claim ends before any other thread settles. From here on the charged amount is the
-        // reserved amount.
+        // The claim ends before any other thread settles. From here on, the charge equals the
+        // reserved memory.
         drop(claim);
         Ok(result)
     }
 
-    /// Reserves the most that a launch or upload may need.
+    /// Reserves the most memory that a launch or upload may need. Returns the reservations, and a
+    /// claim if the launch got one.
     fn promise<'p>(
         &self,
         process: &'p Process,
@@ -310,7 +313,7 @@ impl Graphs {
             Ok(promised) => return Ok((promised, claim)),
             Err(full) => full.ordinal,
         };
-        // The claim ends first, because claimed memory is not given back.
+        // The claim ends first, because `give_back` leaves claimed memory alone.
         drop(claim);
         give_back(ordinal);
         let claim = self.await_claim(needs);
@@ -329,7 +332,7 @@ impl Graphs {
             let Some(site) = Site::of(process, need.ordinal) else { continue };
             let stock = self.claimed_stock(claim, need.ordinal);
             let bytes = need.growth(stock, |address| self.is_live(address));
-            // A request that needs no memory is granted even above the limit.
+            // A request that needs no memory succeeds even above the limit.
             match if bytes == 0 { Ok(None) } else { site.reserve(bytes) } {
                 Ok(promise) => promises.push((need.ordinal, site, promise)),
                 Err(refused) => {
@@ -351,7 +354,7 @@ impl Graphs {
     ) {
         let most_bytes = held.bytes + promise.as_ref().map_or(0, Reservation::bytes);
         let Some(mut stock) = memory::graphs_stock(ordinal) else {
-            // Without a figure from the driver, all that was reserved is charged.
+            // Without a figure from the driver, the charge is all that was reserved.
             return held.set(&site, most_bytes, promise);
         };
         let is_others = claim.is_none() && self.is_claimed(ordinal);
@@ -360,7 +363,7 @@ impl Graphs {
             && site.limit_bytes() != NO_LIMIT
             && let Some(_relaxed) = process.calls.beside_captures()
         {
-            // The driver could not use its spare memory, so it is trimmed.
+            // The driver could not use its spare memory, so the code trims it.
             memory::trim_graphs(ordinal);
             stock = memory::graphs_stock(ordinal).unwrap_or(stock);
         }
@@ -368,8 +371,8 @@ impl Graphs {
         held.set(&site, bytes, promise);
     }
 
-    /// Adjusts the charges to the amounts that the driver reports, because memory may have been
-    /// freed or trimmed.
+    /// Adjusts the charges to the amounts that the driver reports. The process may have freed or
+    /// trimmed memory.
     pub fn refresh(&self, process: &Process) {
         if !is_used() {
             return;
@@ -385,7 +388,8 @@ impl Graphs {
         }
     }
 
-    /// Makes a device's graphs return unused memory, unless a claim relies on it.
+    /// Makes a device's graphs return unused memory to the driver. Does nothing while a claim
+    /// relies on the memory.
     pub fn trim(&self, process: &Process, ordinal: usize) {
         if is_used() && !self.is_claimed(ordinal) {
             memory::trim_graphs(ordinal);

@@ -1,4 +1,4 @@
-//! The charge of one object: an amount of a kind of memory on a GPU, in one ledger.
+//! The charge for one object: an amount of one kind of memory on one GPU, in one ledger.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -12,21 +12,21 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// A charge. See the module. Its owner keeps it behind a lock.
+/// A charge, as the module's documentation explains. Its owner keeps the charge behind a lock.
 #[derive(Debug)]
 pub struct Held {
-    /// The amount.
+    /// The amount, bytes.
     pub bytes: u64,
     kind: MemoryKind,
     /// The GPU's ordinal in this process.
     ordinal: usize,
     /// The ledger that contains the charge ([`Ledger::generation`]).
     generation: u32,
-    /// The account that contains the charge. `None` if no account does.
+    /// The account that contains the charge, if any does.
     account: Option<Account<'static>>,
 }
 
-/// A charge that the driver was told to free.
+/// A charge whose memory the driver is about to free.
 #[derive(Debug)]
 pub struct Exit {
     /// The ledger that contains the charge ([`Ledger::generation`]).
@@ -50,27 +50,28 @@ impl Held {
         self.ordinal
     }
 
-    /// Charges `bytes` that the driver has just given. `promise` was reserved for them.
+    /// Charges `bytes` that the driver has just allocated, and returns the charge. `promise` is the
+    /// reservation for them.
     ///
-    /// The caller holds the lock that will guard the charge. A thread that moves all charges to a
-    /// new ledger therefore finds this one, or it is in the new ledger already.
+    /// The caller holds the lock that will guard the charge. So a thread that moves all charges to
+    /// a new ledger finds this charge, or the charge is in the new ledger already.
     pub fn new(kind: MemoryKind, ordinal: usize, site: &Site<'_>, bytes: u64, promise: Promise) -> Self {
         site.settle(promise, bytes);
         let (generation, account) = (site.ledger.generation, Some(site.account));
         let mut held = Self { bytes, kind, ordinal, generation, account };
-        // If the daemon was restarted meanwhile, the amount was settled in a former ledger.
+        // If the daemon restarted meanwhile, `settle` charged the amount in a former ledger.
         held.follow(site.session, site.gpu);
         held.count(site.gpu, bytes, 0);
         held
     }
 
-    /// Changes the amount to `bytes`. `promise` was reserved for the growth.
+    /// Changes the amount to `bytes`. `promise` is the reservation for the growth.
     pub fn set(&mut self, site: &Site<'_>, bytes: u64, promise: Promise) {
         let (more, less) = (bytes.saturating_sub(self.bytes), self.bytes.saturating_sub(bytes));
         site.settle(promise, more);
         if let Some((ledger, account)) = account(site.session, site.gpu) {
-            // If the daemon was restarted meanwhile, the old amount, the settled growth, or both
-            // may be in a former ledger.
+            // If the daemon restarted meanwhile, the old amount, the settled growth, or both may be
+            // in a former ledger.
             let kept = if self.generation == ledger.generation { self.bytes } else { 0 };
             let settled = if site.ledger.generation == ledger.generation { more } else { 0 };
             let charged = kept + settled;
@@ -93,14 +94,15 @@ impl Held {
         self.bytes = bytes;
     }
 
-    /// Marks the charge as leaving, before the driver is told to free the memory.
+    /// Marks the charge as leaving, before the caller tells the driver to free the memory. Returns
+    /// `None` if the present ledger does not contain the charge.
     pub fn leave(&self, process: &Process) -> Option<Exit> {
         let account = self.account_in(process.session()?)?;
         Some(Exit { generation: self.generation, leaving: account.leave(self.bytes) })
     }
 
-    /// Reduces the charge to the `bytes` that the driver kept. All of the charge was leaving by
-    /// `exit`.
+    /// Reduces the charge to the `bytes` that the driver kept. By `exit`, all of the charge was
+    /// leaving.
     pub fn shrink(&mut self, site: &Site<'_>, bytes: u64, exit: Option<Exit>) {
         match (exit, self.bytes.checked_sub(bytes)) {
             // The ledger did not change meanwhile.
@@ -118,14 +120,14 @@ impl Held {
         }
     }
 
-    /// Gives the charge back after the driver freed the memory.
+    /// Gives the charge back, after the driver has freed the memory.
     pub fn give_back(self, process: &Process, exit: Option<Exit>) {
         let Some(session) = process.session() else { return };
         match exit {
-            // A charge in an unmapped ledger went with that ledger.
+            // A charge in an unmapped ledger is gone with that ledger.
             Some(exit) if session.has_ledger(exit.generation) => {
                 exit.leaving.finish();
-                // The charge was moved to another ledger while the driver was busy.
+                // While the driver was busy, another thread moved the charge to another ledger.
                 if exit.generation != self.generation {
                     self.release(session);
                 }
@@ -141,21 +143,21 @@ impl Held {
         }
     }
 
-    /// Returns the account that contains the charge, if it is in the current ledger.
+    /// Returns the account that contains the charge, if the account is in the current ledger.
     fn account_in(&self, session: &Session) -> Option<Account<'static>> {
         self.account.filter(|_| self.generation == session.ledger_generation())
     }
 
-    /// Takes the charge out of its account, even if that is in a former ledger. A session that
-    /// connects again to the same daemon may get the same ledger. That ledger was emptied when the
-    /// session ended, and contains the charges made since.
+    /// Takes the charge out of its account, even if the account is in a former ledger. A session
+    /// that connects to the same daemon again may get the same ledger. The daemon emptied the slot
+    /// when the session ended, so it contains only charges since then.
     fn release(&self, session: &Session) {
         if let Some(account) = self.account.filter(|_| session.has_ledger(self.generation)) {
             account.release(self.bytes);
         }
     }
 
-    /// Moves the charge to the current ledger, if it is in a former one.
+    /// Moves the charge to the current ledger, if it is in a former ledger.
     pub fn follow(&mut self, session: &Session, gpu: &Gpu) {
         if self.generation == session.ledger_generation() {
             return;
@@ -168,14 +170,14 @@ impl Held {
         }
     }
 
-    /// Does what [`Self::follow`] does, for the GPU of the charge.
+    /// Does the same as [`Self::follow`], for the GPU of the charge.
     pub fn follow_on(&mut self, session: &Session, gpus: &[Gpu]) {
         if let Some(gpu) = gpus.get(self.ordinal) {
             self.follow(session, gpu);
         }
     }
 
-    /// Updates the meter page's amount for this kind of memory.
+    /// Updates the amount of this kind of memory on the meter page.
     fn count(&self, gpu: &Gpu, more: u64, less: u64) {
         let Some(place) = self.kind.place() else { return };
         let Some(held) = gpu.meter().and_then(|meter| meter.held_bytes.get(place)) else {
@@ -192,7 +194,7 @@ impl Held {
 }
 
 impl Exit {
-    /// Cancels the exit because the driver did not free the memory.
+    /// Cancels the exit, because the driver did not free the memory.
     pub fn cancel(self, process: &Process) {
         match process.session() {
             Some(session) => self.cancel_in(session),
@@ -200,7 +202,7 @@ impl Exit {
         }
     }
 
-    /// Does what [`Self::cancel`] does, in a given session.
+    /// Does the same as [`Self::cancel`], in a given session.
     pub fn cancel_in(self, session: &Session) {
         if !session.has_ledger(self.generation) {
             mem::forget(self);

@@ -1,13 +1,13 @@
 //! The ledgers of the tenant: the ledger of the current daemon, and the ledgers of the last few
-//! daemons before.
+//! daemons before it.
 //!
-//! A call must commit or give back its reservation in the ledger in which it made the reservation,
-//! and a call may take long. So a ledger stays mapped while the next daemons come, until its place
-//! among [`PLACES`] is reused. No count of the calls that use a ledger is kept. Instead a call
-//! carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
+//! A call must settle its reservation in the ledger in which it made the reservation, and a call
+//! may take long. So a ledger stays mapped while later daemons come, until the interposer reuses
+//! its place among [`PLACES`]. The interposer does not count the calls that use a ledger. Instead,
+//! a call carries its ledger along ([`Ledger`]), and asks [`Ledgers::has`] before it settles.
 //!
-//! The address ranges stay mapped for good. So a call that is late by that many daemons still
-//! touches only memory of deepres.
+//! The address ranges stay mapped for good. So a call that is late by that many daemons still uses
+//! only memory of deepres.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use deepres_abi::ledger::{Account, LedgerPage};
 
 use crate::pages::{self, Mapped, PageError};
 
-/// Number of ledgers that are mapped at a time.
+/// The number of ledgers that are mapped at a time.
 const PLACES: usize = 4;
 
 #[derive(Debug, Default)]
@@ -25,10 +25,11 @@ struct Place {
     slot: AtomicUsize,
 }
 
-/// The ledgers of this process. See the module.
+/// The ledgers of this process, as the module's documentation explains.
 #[derive(Debug, Default)]
 pub struct Ledgers {
-    /// Number of ledgers before the current one. The current ledger is in the place of that number.
+    /// The number of ledgers before the current ledger. The number also selects the place of the
+    /// current ledger.
     generation: AtomicU32,
     places: [Place; PLACES],
 }
@@ -37,22 +38,22 @@ pub struct Ledgers {
 #[derive(Debug, Clone, Copy)]
 pub struct Ledger {
     page: &'static LedgerPage,
-    /// The process's slot in it.
+    /// The process's slot in the ledger.
     pub slot: usize,
     /// The ledger's number among the ledgers of the process.
     pub generation: u32,
 }
 
 impl Ledgers {
-    /// Returns ledgers whose first is `page`, in which the process has `slot`.
+    /// Returns ledgers with `page` as the first, in which the process has `slot`.
     pub fn new(page: &'static LedgerPage, slot: usize) -> Self {
         let ledgers = Self::default();
         ledgers.put(0, page, slot);
         ledgers
     }
 
-    /// Makes `page` the current ledger, in which the process has `slot`. It is the ledger of the
-    /// first daemon after a time without one. Only one thread of the process calls this.
+    /// Makes `page` the current ledger, in which the process has `slot`. The page is from the first
+    /// daemon after a time without a daemon. Only one thread of the process calls this.
     pub fn follow(&self, page: &'static LedgerPage, slot: usize) {
         self.put(self.generation().wrapping_add(1), page, slot);
     }
@@ -80,15 +81,16 @@ impl Ledgers {
         let generation = self.generation();
         let place = self.place(generation);
         // SAFETY: `put` and `replace` store a page in a generation's place before they announce the
-        // generation. Pages in places are never unmapped.
+        // generation. No code unmaps pages in places.
         let page = unsafe { &*place.page.load(Ordering::Relaxed) };
         Ledger { page, slot: place.slot.load(Ordering::Relaxed), generation }
     }
 
-    /// Whether the ledger of that generation is still mapped. If it is not, its contents are gone.
+    /// Returns whether the ledger of that generation is still mapped. If it is not mapped, its
+    /// contents are gone.
     #[inline]
     pub fn has(&self, generation: u32) -> bool {
-        // The oldest place is excluded, because it is the next to be reused.
+        // The result is false for the oldest place, because the next daemon's ledger takes it.
         self.generation().wrapping_sub(generation) < PLACES as u32 - 1
     }
 
@@ -96,7 +98,7 @@ impl Ledgers {
     /// thread of the process calls this.
     ///
     /// # Errors
-    /// [`PageError`] if the page is invalid or cannot be mapped.
+    /// [`PageError`] if the page is invalid or the system does not map it.
     pub fn replace(&self, memory: &OwnedFd, slot: usize) -> Result<(), PageError> {
         const BOTH: pages::Protection = libc::PROT_READ | libc::PROT_WRITE;
         let page = Mapped::<LedgerPage>::new(memory, BOTH)?;
@@ -117,19 +119,19 @@ impl Ledgers {
 }
 
 impl Ledger {
-    /// Returns the process's account on a GPU, by the daemon's index of the GPU.
+    /// Returns the process's account on a GPU, or `None` if there is no such GPU. `index` is the
+    /// daemon's index of the GPU.
     pub fn account(&self, index: usize) -> Option<Account<'static>> {
         self.page.gpu(index)?.account(self.slot)
     }
 
-    /// Returns the process's account of the host's memory. `None` if the daemon is older and has
-    /// none.
+    /// Returns the process's account of the host's memory, or `None` if an older daemon gives none.
     pub fn host(&self) -> Option<Account<'static>> {
         let host = self.page.host();
         host.account(self.slot).filter(|_| self.slot < host.slots())
     }
 
-    /// Notes in the ledger that the process holds the file lock of its slot.
+    /// Notes in the ledger that the process holds the lock of its slot.
     pub fn set_locked(&self, index: usize) {
         if let Some(gpu) = self.page.gpu(index) {
             gpu.set_locked(self.slot);

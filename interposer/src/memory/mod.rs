@@ -1,12 +1,13 @@
-//! Device memory that the process holds. The interposer charges it to the tenant's ledger before it
-//! asks the driver.
+//! The device memory that the process holds. The interposer charges memory to the tenant's ledger
+//! before it asks the driver for the memory.
 //!
-//! The account remembers each allocation with the amount that it charged for it. A free therefore
-//! gives back exactly that amount. A free of an unknown allocation gives back nothing.
+//! The account remembers each allocation with its charge. So a free gives back exactly that charge.
+//! A free of an unknown allocation gives back nothing.
 //!
-//! Memory that several allocations share is charged as a whole: blocks of small allocations
-//! ([`slabs`]), pools ([`pools`]) and the memory of graphs ([`graphs`]). Memory that the driver
-//! takes by itself is charged afterwards ([`overhead`]).
+//! If several allocations share memory, the interposer charges the memory as a whole. Examples are
+//! blocks of small allocations ([`slabs`]), pools ([`pools`]) and the memory of graphs
+//! ([`graphs`]). The interposer charges memory that the driver takes by itself after the fact
+//! ([`overhead`]).
 
 pub mod charge;
 pub mod graphs;
@@ -50,14 +51,14 @@ use site::{Promise, Site};
 use slabs::Slabs;
 use tiles::Tile;
 
-/// Number of refusals by the limit for each line on stderr, counted in each process.
+/// The process writes one line on stderr for so many refusals by the limit.
 const REFUSALS_PER_LINE: u64 = 1000;
 
 /// A hash table with fixed hash keys. The standard library's default asks the kernel for random
-/// numbers, and aborts the process if the job's system call filter refuses them.
+/// numbers. If the job's system call filter refuses them, the standard library aborts the process.
 pub type Plain<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
-/// Key of an allocation. Addresses and the kinds of handles are separate number spaces.
+/// The key of an allocation. Addresses and each kind of handle have number spaces of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     /// A device address.
@@ -73,28 +74,28 @@ struct Entry {
     held: Held,
     /// The context whose end frees the allocation, or 0.
     context: usize,
-    /// For physical memory: the number of handles and mappings that keep it alive.
+    /// For physical memory: the number of handles and mappings that keep the memory alive.
     uses: u32,
-    /// Whether the process exported the memory, so that more than these uses may keep it alive.
+    /// Whether the process exported the memory. If so, other processes may keep it alive too.
     is_exported: bool,
 }
 
-/// All allocations of the process with their charges. See the module.
+/// All allocations of the process with their charges, as the module's documentation explains.
 #[derive(Default)]
 pub struct Accounts {
     entries: Mutex<{ Rank::Allocations as u8 }, Plain<Name, Entry>>,
-    /// Mappings of physical memory: length and handle of each mapping, by address.
+    /// The mappings of physical memory: the length and handle of each mapping, by address.
     mappings: Mutex<{ Rank::Mappings as u8 }, BTreeMap<u64, (u64, u64)>>,
     slabs: Slabs,
-    /// Memory beyond the limit.
+    /// The memory beyond the limit.
     pub oversubscription: Oversubscription,
     /// The process's memory pools.
     pub pools: Pools,
-    /// Memory that the process's graphs allocate.
+    /// The memory that the process's graphs allocate.
     pub graphs: Graphs,
-    /// Contexts, and memory that the driver takes by itself.
+    /// The contexts, and the memory that the driver takes by itself.
     overhead: Overhead,
-    /// Memory that is mapped into arrays.
+    /// The memory that is mapped into arrays.
     tiles: Mutex<{ Rank::Tiles as u8 }, Vec<Tile>>,
     /// Whether the process ever exported physical memory.
     has_exported: AtomicBool,
@@ -112,14 +113,15 @@ pub struct Request {
     pub ordinal: usize,
     /// The context whose end will free the allocation, or 0.
     pub context: usize,
-    /// The amount to charge. For linear memory and pools: the amount that the caller asked for.
+    /// The amount to charge, bytes. For linear memory and pools: the amount for which the caller
+    /// asked.
     pub bytes: u64,
 }
 
-/// Why a request is refused.
+/// The reason for a refusal.
 #[derive(Debug, Clone, Copy)]
 enum Why {
-    /// The limit leaves no room for it.
+    /// The limit leaves no room for the request.
     Limit(Refused),
     /// The driver has no memory left.
     Driver,
@@ -128,12 +130,12 @@ enum Why {
 /// The driver's answer to a request: the result, and the name and the bytes of the allocation.
 pub type Answer = (u32, Option<(Name, u64)>);
 
-/// Locks a mutex.
+/// Locks a mutex, and returns the guard.
 pub fn lock<const RANK: u8, T>(mutex: &Mutex<RANK, T>) -> Guard<'_, T> {
     mutex.lock()
 }
 
-/// Locks a mutex, unless another thread holds it.
+/// Locks a mutex, or returns `None` if another thread has the lock.
 pub fn try_lock<const RANK: u8, T>(mutex: &Mutex<RANK, T>) -> Option<Guard<'_, T>> {
     mutex.try_lock()
 }
@@ -143,12 +145,12 @@ impl Request {
         matches!(self.kind, MemoryKind::Linear | MemoryKind::Pitch)
     }
 
-    /// Whether the driver serves the request from a block that it shares with others.
+    /// Returns whether the driver serves the request from a block that it shares with others.
     fn is_small(&self) -> bool {
         self.is_linear() && self.bytes <= SHARED_MAX_BYTES
     }
 
-    /// Returns the amount to reserve, bytes.
+    /// Returns the amount to reserve for the request, bytes.
     fn reserved_bytes(&self) -> u64 {
         match self.is_linear() {
             _ if self.is_small() => BLOCK_BYTES,
@@ -163,12 +165,12 @@ impl Accounts {
         lock(&self.entries)
     }
 
-    /// Reserves memory for `request`, asks the driver by `call`, and records the allocation under
-    /// the name that `call` returned. If the limit leaves no room, refuses the request and does not
-    /// ask the driver.
+    /// Allocates memory for `request`, and returns the result for the job. First reserves the
+    /// memory, then asks the driver by `call`, and then records the allocation under the name from
+    /// `call`. If the limit leaves no room, refuses the request without a call.
     ///
-    /// Small linear allocations share blocks. If the job may oversubscribe, linear and managed
-    /// memory is served beyond the limit.
+    /// Small linear allocations share blocks. If the job may oversubscribe, it gets linear and
+    /// managed memory beyond the limit.
     pub fn allocate(&self, process: &Process, request: Request, call: &mut dyn FnMut(Way) -> Answer) -> u32 {
         let Some(site) = Site::of(process, request.ordinal) else { return call(Way::Device).0 };
         let reserved_bytes = request.reserved_bytes();
@@ -210,8 +212,8 @@ impl Accounts {
     }
 
     /// Allocates a small request although the limit leaves no room for another block. The request
-    /// is placed beside others in a block that is already charged. Returns `None` if no block has
-    /// room for it.
+    /// must fit beside other allocations in a charged block. Returns `None` if no block has room
+    /// for the request.
     #[cold]
     fn allocate_in_a_hole(
         &self,
@@ -228,7 +230,7 @@ impl Accounts {
         let Some((Name::Address(address), bytes)) = named.filter(|_| result == CUDA_SUCCESS) else {
             return Some(self.answered(site, request, result));
         };
-        // The driver may use a new block although an existing block has room.
+        // The driver may use a new block, although an existing block has room.
         let promise = if self.slabs.knows(address) { Ok(None) } else { site.reserve(BLOCK_BYTES) };
         match promise {
             Ok(promise) => {
@@ -242,8 +244,8 @@ impl Accounts {
         }
     }
 
-    /// Allocates by `call` from `pool`. Without a pool, `call` allocates from the current pool of
-    /// the request's device.
+    /// Allocates by `call` from `pool`, and returns the result for the job. Without a pool, `call`
+    /// allocates from the current pool of the request's device.
     pub fn allocate_from_pool(
         &self,
         process: &Process,
@@ -260,7 +262,7 @@ impl Accounts {
     }
 
     /// Launches or uploads a graph by `call`, if there is room for the memory that the graph
-    /// allocates.
+    /// allocates. Returns the result for the job.
     pub fn take_for_graph(
         &self,
         process: &Process,
@@ -277,8 +279,8 @@ impl Accounts {
         }
     }
 
-    /// Reserves `bytes`. If there is no room, first frees unused memory of pools and graphs and tries
-    /// once more.
+    /// Reserves `bytes`, and returns the reservation. If there is no room, first frees unused
+    /// memory of pools and graphs, and tries once more.
     fn promise(
         &self,
         process: &Process,
@@ -315,15 +317,15 @@ impl Accounts {
         let entry = Entry { held, context: request.context, uses: 1, is_exported: false };
         let replaced = entries.insert(name, entry);
         drop(entries);
-        // The driver gives a name out again only once it is free. A replaced entry means that its
-        // free bypassed the interposer.
+        // The driver gives a name out again only after its free. So if an entry was there, its free
+        // bypassed the interposer.
         if let Some(freed) = replaced {
             freed.held.give_back(process, None);
         }
     }
 
-    /// Handles the driver's answer to a request for which the limit had room. Counts a refusal if
-    /// the GPU is full.
+    /// Handles the driver's answer to a request for which the limit had room. If the GPU is full,
+    /// counts a refusal. Returns the result for the job.
     fn answered(&self, site: &Site<'_>, request: &Request, result: u32) -> u32 {
         match result {
             CUDA_ERROR_OUT_OF_MEMORY => self.refuse(site, request, Why::Driver),
@@ -342,7 +344,7 @@ impl Accounts {
         let (api, wanted, gpu) = (request.api.symbol(), Bytes(request.bytes), request.ordinal);
         let refused = match why {
             Why::Limit(refused) => refused,
-            // The job sees the same error as without deepres.
+            // The job gets the same error as without deepres.
             Why::Driver => {
                 say!(Debug, "{api}: the driver has no {wanted} left on GPU {gpu}");
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -365,7 +367,7 @@ impl Accounts {
         CUDA_ERROR_OUT_OF_MEMORY
     }
 
-    /// Frees the allocation at an address by `free`.
+    /// Frees the allocation at an address by `free`, and returns the result of `free`.
     pub fn free_address(&self, process: &Process, address: u64, free: impl FnOnce() -> u32) -> u32 {
         let free = match self.slabs.free(process, address, free) {
             Ok(result) => return result,
@@ -393,8 +395,9 @@ impl Accounts {
         result
     }
 
-    /// Runs `free`, and gives back the charge of `name` if `free` succeeds. The entry is removed
-    /// before `free` runs, because the driver may afterwards give the same name to another thread.
+    /// Runs `free`, and gives back the charge of `name` if `free` succeeds. Returns the result of
+    /// `free`. Removes the entry before `free` runs, because the driver may afterwards give the
+    /// same name to another thread.
     pub fn free(&self, process: &Process, name: Name, free: impl FnOnce() -> u32) -> u32 {
         let entry = self.entries().remove(&name);
         let Some(mut entry) = entry else { return free() };
@@ -407,8 +410,8 @@ impl Accounts {
                 exit.cancel(process);
             }
             let mut entries = self.entries();
-            // The check is made under the lock, because the thread that ends the context afterwards
-            // removes the entries that it finds here.
+            // The check is under the lock. So a thread that ends the context later removes the
+            // entries that it finds here.
             if process.is_gone(entry.context) {
                 entry.held.give_back(process, None);
                 return result;
@@ -421,7 +424,7 @@ impl Accounts {
         result
     }
 
-    /// Updates the accounts of pools and graphs after the process has waited for the GPU. Both may
+    /// Updates the accounts of pools and graphs, after the process has waited for the GPU. Both may
     /// have returned memory to the driver meanwhile.
     #[inline]
     pub fn refresh(&self, process: &Process) {
@@ -429,7 +432,7 @@ impl Accounts {
         self.graphs.refresh(process);
     }
 
-    /// Removes all allocations that ended with a context.
+    /// Removes all allocations that ended with a context, and gives back their charges.
     pub fn forget_context(&self, context: usize, process: &Process) {
         self.forget_tiles_of(process, context);
         for (_, entry) in self.entries().extract_if(|_, entry| entry.context == context) {
@@ -445,7 +448,8 @@ impl Accounts {
         self.end_overhead_of(process, context);
     }
 
-    /// Moves all charges to a new ledger of the session. New allocations are charged there already.
+    /// Moves all charges to a new ledger of the session. The interposer already charges new
+    /// allocations there.
     pub fn move_to(&self, session: &Session, gpus: &[Gpu]) {
         self.entries().values_mut().for_each(|entry| entry.held.follow_on(session, gpus));
         self.slabs.move_to(session, gpus);

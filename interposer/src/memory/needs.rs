@@ -1,11 +1,11 @@
 //! The memory that the launches of one graph need.
 //!
-//! The driver fixes the address of an allocation node when the node is added. It gives an address
-//! out again only to a node that is ordered behind the free of the earlier memory. A launch maps
-//! memory at all of the addresses, and may reuse memory that another graph no longer uses.
+//! When the job adds an allocation node, the driver fixes the node's address. The driver gives an
+//! address out again only to a node that is ordered behind the free of the earlier memory. A launch
+//! maps memory at all these addresses, and may reuse memory that another graph no longer uses.
 //!
-//! So a graph never needs more than its addresses cover, in whole blocks. Its own mapped memory and
-//! the spare memory of the device's graphs are subtracted.
+//! So a graph never needs more than its addresses cover, in whole blocks. The memory that the graph
+//! has mapped already, and the spare memory of the device's graphs, reduce the need.
 
 use std::ops::Range;
 
@@ -13,23 +13,23 @@ use super::Plain;
 use super::charge::BLOCK_BYTES;
 use crate::driver::memory::{MemoryNode, Stock};
 
-/// The need on one device.
+/// The need of one graph on one device.
 #[derive(Debug, Clone)]
 pub struct Need {
     /// The device's ordinal.
     pub ordinal: usize,
-    /// Bytes that all addresses of the graph cover together.
+    /// The bytes that all addresses of the graph cover together.
     total_bytes: u64,
-    /// Allocations that a launch leaves allocated: address, and the blocks there.
+    /// The allocations that a launch leaves allocated: the address, and the blocks there.
     kept: Vec<(u64, Range<u64>)>,
 }
 
-/// The needs of one graph. See the module.
+/// The needs of one graph, as the module's documentation explains.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
     /// The needs on each device.
     pub devices: Vec<Need>,
-    /// Addresses that a launch may free.
+    /// The addresses that a launch may free.
     pub freed: Vec<u64>,
 }
 
@@ -44,7 +44,7 @@ fn covered(mut ranges: Vec<Range<u64>>) -> u64 {
     bytes
 }
 
-/// Returns the whole blocks that an allocation touches.
+/// Returns the whole blocks that an allocation touches, as a range of addresses.
 fn blocks_at(address: u64, bytes: u64) -> Range<u64> {
     let end = address.saturating_add(bytes).checked_next_multiple_of(BLOCK_BYTES);
     address - address % BLOCK_BYTES..end.unwrap_or(u64::MAX)
@@ -87,7 +87,7 @@ impl Needs {
         Self { devices: devices.into_iter().map(finished).collect(), freed }
     }
 
-    /// Whether the graph neither allocates nor frees memory.
+    /// Returns whether the graph neither allocates nor frees memory.
     pub fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.freed.is_empty()
     }
@@ -99,9 +99,9 @@ impl Needs {
 }
 
 impl Need {
-    /// Returns the most by which a launch may grow the memory of the device's graphs. `stock` is
-    /// the present memory of those graphs, or `None` if no launch may rely on it. `is_live` tells
-    /// whether the memory at an address is allocated.
+    /// Returns the most bytes by which a launch may grow the memory of the device's graphs. `stock`
+    /// is the present memory of those graphs, or `None` if this launch must not rely on it.
+    /// `is_live` returns whether the memory at an address is allocated.
     pub fn growth(&self, stock: Option<Stock>, is_live: impl Fn(u64) -> bool) -> u64 {
         let Some(stock) = stock else { return self.total_bytes };
         let live = self.kept.iter().filter(|(address, _)| is_live(*address));

@@ -1,10 +1,11 @@
-//! Memory that the driver takes by itself, for contexts and code. No driver call tells the amount.
-//! NVML shows it: it is the memory of the process beyond all other charges. On each GPU it is one
-//! charge.
+//! The memory that the driver takes by itself, for contexts and code. No call of the driver returns
+//! the amount, but NVML shows it: the memory of the process beyond all other charges. On each GPU,
+//! this memory is one charge.
 //!
-//! A look asks NVML by the daemon. The interposer looks when a context was made or has ended, and
-//! when free memory of the GPU changed while the driver loaded or unloaded code. If the limit has no
-//! room for the growth, the new context or the new code is ended again, and the call is refused.
+//! In a *look*, the interposer asks NVML through the daemon. The interposer looks when a context
+//! begins or ends. It also looks if the GPU's free memory changed while the driver loaded or
+//! unloaded code. If the limit has no room for the growth, the interposer ends the new context or
+//! code again, and refuses the call.
 //!
 //! If NVML does not answer in time, the meter thread looks again later, and waits for no answer.
 
@@ -32,27 +33,27 @@ use crate::os;
 use crate::process::Process;
 use crate::session::Session;
 
-/// How often NVML is asked until the account is equal before and after the question. After so many
-/// tries the last figure is taken.
+/// The most questions to NVML in one look. The look ends when the account is equal before and after
+/// a question. After so many questions, the look uses the last figure.
 const LOOKS: u32 = 4;
-/// First and longest pause between two looks of the meter thread, ns.
+/// The first and the longest pause between two looks of the meter thread, ns.
 const PAUSE_NS: (u64, u64) = (100_000_000, 10_000_000_000);
-/// How long an answer to the meter thread may take, ns. The daemon gives up sooner.
+/// The time limit of an answer to the meter thread, ns. The daemon stops sooner.
 const ANSWER_NS: u64 = 3_000_000_000;
-/// Interval at which the meter thread checks for an answer, ns.
+/// The time between two checks of the meter thread for an answer, ns.
 const LOOK_NS: u64 = 2_000_000;
-/// Number of unanswered looks of the meter thread after which the job is warned.
+/// The number of unanswered looks of the meter thread after which it warns the job.
 const TOLD_AFTER: u32 = 4;
 
 /// The state of one GPU.
 struct OnGpu {
-    /// Held by the thread that looks, so that no older figure replaces a newer one.
+    /// A thread holds this lock while it looks, so that no older figure replaces a newer figure.
     turn: Mutex<{ Rank::OverheadTurn as u8 }, ()>,
-    /// Held for a few instructions at a time.
+    /// A thread holds this lock only for a few instructions at a time.
     held: Mutex<{ Rank::OverheadCharge as u8 }, Held>,
-    /// Growth by the context that was measured last, bytes.
+    /// The growth by the context that the interposer measured last, bytes.
     context_bytes: AtomicU64,
-    /// Whether the last look had no result.
+    /// Whether the last look got no answer of NVML, so that the meter thread must look again.
     is_due: AtomicBool,
 }
 
@@ -61,11 +62,12 @@ struct Known {
     handle: usize,
     /// The ordinal of the context's GPU.
     ordinal: usize,
-    /// Measured growth by the context and by the code in it, bytes.
+    /// The measured growth by the context and by the code in it, bytes.
     grown_bytes: i64,
 }
 
-/// The contexts of the process, and the memory that the driver takes by itself. See the module.
+/// The contexts of the process, and the memory that the driver takes by itself. The module's
+/// documentation explains more.
 pub struct Overhead {
     contexts: Mutex<{ Rank::OverheadContexts as u8 }, Vec<Known>>,
     gpus: [OnGpu; MAX_GPUS],
@@ -84,14 +86,14 @@ impl Default for Overhead {
 }
 
 impl Overhead {
-    /// Removes a context that has ended.
+    /// Removes a context that has ended, and returns it if it was known.
     fn forget(&self, handle: usize) -> Option<Known> {
         let mut contexts = lock(&self.contexts);
         let place = contexts.iter().position(|known| known.handle == handle)?;
         Some(contexts.remove(place))
     }
 
-    /// Notes that a context or the code in it has grown.
+    /// Records that a context or the code in it has grown by `bytes`.
     fn note_growth(&self, handle: usize, bytes: i64) {
         if let Some(known) = lock(&self.contexts).iter_mut().find(|known| known.handle == handle) {
             known.grown_bytes = known.grown_bytes.saturating_add(bytes);
@@ -118,14 +120,14 @@ impl Overhead {
     }
 }
 
-/// A growth without room.
+/// A growth for which the limit has no room.
 struct Excess {
     bytes: u64,
     refused: Refused,
 }
 
-/// Returns the size of a GPU's account, bytes, and whether no request is under way. The driver may
-/// have given the memory of such a request already, so it counts.
+/// Returns the size of a GPU's account, bytes, and whether no request is under way. The size
+/// includes pending bytes, because the driver may already have given the memory of such a request.
 fn account(site: &Site<'_>) -> (u64, bool) {
     let (held_bytes, pending_bytes) = (site.account.held_bytes(), site.account.pending_bytes());
     (held_bytes.saturating_add(pending_bytes), pending_bytes == 0)
@@ -133,10 +135,11 @@ fn account(site: &Site<'_>) -> (u64, bool) {
 
 impl Accounts {
     /// Makes a context on the GPU `ordinal` by `make`, and charges the memory that the driver takes
-    /// for it. If the context `is_there` already, only runs `make`.
+    /// for the context. Returns the result for the job. If the context `is_there` already, only
+    /// runs `make`.
     ///
-    /// `make` returns the result and the handle. `end` destroys a context that is refused
-    /// afterwards.
+    /// `make` returns the driver's result and the handle. If the limit has no room, `end` destroys
+    /// the new context.
     pub fn make_context(
         &self,
         process: &Process,
@@ -152,8 +155,7 @@ impl Accounts {
         let Some(made) = made.filter(|_| result == CUDA_SUCCESS) else {
             return self.answered(&site, &request, result);
         };
-        // An old entry with the same handle means that the end of that context bypassed the
-        // interposer.
+        // If an old entry has the same handle, the end of that context bypassed the interposer.
         self.overhead.forget(made.0);
         lock(&self.overhead.contexts).push(Known { handle: made.0, ordinal, grown_bytes: 0 });
         let likely_bytes = gpu.context_bytes.load(Ordering::Relaxed);
@@ -172,8 +174,9 @@ impl Accounts {
         result
     }
 
-    /// Loads code into the current `context` by `load`. If the limit has no room for the memory that
-    /// the driver took for the code, runs `unload` and refuses the call.
+    /// Loads code into the current `context` by `load`. Returns the result for the job. If the
+    /// limit has no room for the memory that the driver took for the code, runs `unload` and
+    /// refuses the call.
     pub fn load_code(
         &self,
         process: &Process,
@@ -206,7 +209,7 @@ impl Accounts {
         }
     }
 
-    /// Unloads code from the current `context` by `unload`.
+    /// Unloads code from the current `context` by `unload`, and returns the result of `unload`.
     pub fn unload_code(
         &self,
         process: &Process,
@@ -223,7 +226,7 @@ impl Accounts {
         result
     }
 
-    /// Takes in the end of a context.
+    /// Adjusts the charge after the end of a context.
     pub(super) fn end_overhead_of(&self, process: &Process, context: usize) {
         let Some(Known { ordinal, grown_bytes, .. }) = self.overhead.forget(context) else { return };
         if self.overhead.ordinals().contains(&ordinal) {
@@ -239,8 +242,8 @@ impl Accounts {
         lock(&gpu.held).set(&site, 0, None);
     }
 
-    /// Looks at a GPU where memory may have been given back, or was taken by a call that is not
-    /// refused. `change_bytes` is the likely change.
+    /// Looks at a GPU after a call that the interposer does not refuse. The call may have taken
+    /// memory or given memory back. `change_bytes` is the likely change.
     pub(super) fn look_again(&self, process: &Process, ordinal: usize, change_bytes: i64) {
         let Some(site) = self.asked_site(process, ordinal) else { return };
         if self.overhead.gpus[ordinal].is_due.load(Ordering::Acquire) {
@@ -248,7 +251,7 @@ impl Accounts {
         }
         let api = ApiId::cuCtxDestroy_v2;
         let request = Request { api, kind: MemoryKind::Driver, ordinal, context: 0, bytes: 0 };
-        // Nothing is refused here, so there is no error.
+        // This look refuses nothing, so it returns no error.
         let _ = self.look(process, &site, request, change_bytes, false);
     }
 
@@ -257,8 +260,9 @@ impl Accounts {
         self.overhead.ordinals().into_iter().for_each(|ordinal| self.look_again(process, ordinal, 0));
     }
 
-    /// Looks at all GPUs on which the process has contexts, after the call `api` succeeded. If a
-    /// limit has no room for what the process got, runs `undo` and refuses the call.
+    /// Looks at all GPUs on which the process has contexts, after the call `api` succeeded. Returns
+    /// the result for the job. If a limit has no room for the new memory, runs `undo` and refuses
+    /// the call.
     pub(super) fn admit_everywhere(&self, process: &Process, api: ApiId, undo: impl FnOnce()) -> u32 {
         for ordinal in self.overhead.ordinals() {
             let Some(site) = self.asked_site(process, ordinal) else { continue };
@@ -271,17 +275,17 @@ impl Accounts {
         CUDA_SUCCESS
     }
 
-    /// Returns the site of a GPU about which a daemon can be asked.
+    /// Returns the site of a GPU, or `None` if no daemon can answer a question about the GPU.
     fn asked_site<'p>(&self, process: &'p Process, ordinal: usize) -> Option<Site<'p>> {
         let site = Site::of(process, ordinal).filter(|_| ordinal < MAX_GPUS)?;
         site.session.standalone().is_none().then_some(site)
     }
 
-    /// Charges the memory that NVML reports beyond the other charges. `change_bytes` is the likely
-    /// change. Returns the growth, or `None` if NVML did not answer.
+    /// Looks at a GPU: charges the memory that NVML reports beyond the other charges.
+    /// `change_bytes` is the likely change. Returns the growth, or `None` if NVML did not answer.
     ///
     /// # Errors
-    /// If the limit has no room for the growth, and the call behind it `may_be_refused`.
+    /// [`Excess`] if the limit has no room for the growth, and the call `may_be_refused`.
     fn look(
         &self,
         process: &Process,
@@ -316,7 +320,8 @@ impl Accounts {
     }
 
     /// Returns the memory that NVML reports for the process, and the size of the account at that
-    /// moment.
+    /// moment. Returns `None` if NVML did not answer, or if the answer does not belong to the
+    /// site's account.
     fn ask_nvml(&self, process: &Process, site: &Site<'_>, ordinal: usize) -> Option<(u64, u64)> {
         self.refresh(process);
         let mut looks = LOOKS;
@@ -334,8 +339,9 @@ impl Accounts {
     /// Returns the memory beyond the other charges, if NVML reports `seen_bytes` while the account
     /// has `account_bytes`.
     ///
-    /// Managed memory may be on the GPU or not, so NVML leaves a range. The result is the former
-    /// charge with its likely change, or the end of the range next to that.
+    /// Managed memory may be on the GPU or not, so NVML's figure leaves a range. The result is the
+    /// former charge with its likely change. If that is outside the range, the result is the nearer
+    /// end of the range.
     fn beyond(
         &self,
         site: &Site<'_>,
@@ -354,36 +360,39 @@ impl Accounts {
         held_bytes.saturating_add_signed(change_bytes).clamp(least_bytes, most_bytes)
     }
 
-    /// Whether a context exists that the interposer saw being made.
+    /// Returns whether a context exists that the interposer saw begin.
     pub fn has_context(&self, context: Context) -> bool {
         self.device_of_context(context).is_some()
     }
 
-    /// Returns the ordinal of the context's GPU, if the interposer saw the context being made.
+    /// Returns the ordinal of the context's GPU, or `None` if the interposer did not see the
+    /// context begin.
     pub fn device_of_context(&self, context: Context) -> Option<usize> {
         let contexts = lock(&self.overhead.contexts);
         contexts.iter().find(|known| known.handle == context.0).map(|known| known.ordinal)
     }
 
-    /// Returns the existing context that was made last.
+    /// Returns the newest of the existing contexts, or `None` if there is none.
     pub fn last_context(&self) -> Option<Context> {
         lock(&self.overhead.contexts).last().map(|known| Context(known.handle))
     }
 }
 
-/// Returns the free memory of the current context's GPU. It also works during a stream capture.
+/// Returns the free memory of the current context's GPU, bytes. The function works during a stream
+/// capture too.
 fn free_bytes(process: &Process) -> Option<u64> {
     let _relaxed = process.calls.beside_captures()?;
     managed::free_bytes()
 }
 
-/// Whether a figure belongs to the site's account: the account was not moved to a new ledger, and
-/// the tenant's memory is not on the host.
+/// Returns whether a figure belongs to the site's account. The figure does not if the account moved
+/// to a new ledger, or if the GPU's gate is paused. The memory of a suspended tenant is on the
+/// host.
 fn is_usable(site: &Site<'_>) -> bool {
     site.is_present() && !site.gpu.is_paused()
 }
 
-/// A question that was sent to the daemon.
+/// A question that the meter thread sent to the daemon.
 #[derive(Debug)]
 struct Asked {
     question: Question,
@@ -393,13 +402,13 @@ struct Asked {
     until_ns: u64,
 }
 
-/// The looks of the meter thread. See the module.
+/// The looks of the meter thread, as the module's documentation explains.
 #[derive(Debug)]
 pub struct LateLooks {
     due_ns: u64,
     pause_ns: u64,
     asked: Option<Asked>,
-    /// Number of looks, which chooses the GPU of the next one.
+    /// The number of looks. It selects the GPU of the next look.
     looks: usize,
     in_vain: u32,
 }
@@ -411,8 +420,8 @@ impl Default for LateLooks {
 }
 
 impl LateLooks {
-    /// Sends the next question or looks for an answer. Returns the time until the next call is due,
-    /// ns. `None` if no look is due.
+    /// Sends the next question, or checks for an answer. Returns the time until the next call is
+    /// due, ns, or `None` if no look is due.
     pub fn step(&mut self, process: &Process, now_ns: u64) -> Option<u64> {
         let due = process.memory.overhead.due();
         if due.is_empty() {
@@ -470,8 +479,8 @@ impl LateLooks {
 }
 
 impl Accounts {
-    /// Charges what NVML told the meter thread. Returns false if the account was not at rest
-    /// meanwhile, or another thread is looking.
+    /// Charges the amount that NVML reported to the meter thread. Returns false if the account
+    /// changed meanwhile, or if another thread is looking.
     fn settle_late(&self, process: &Process, ordinal: usize, seen_bytes: u64, before_bytes: u64) -> bool {
         let gpu = &self.overhead.gpus[ordinal];
         let Some(_turn) = try_lock(&gpu.turn) else { return false };

@@ -1,8 +1,9 @@
-//! Memory beyond the limit, for a tenant with `--oversubscribe managed`. It is managed memory, and
-//! it is on the GPU while the tenant has a lease.
+//! Oversubscription: memory beyond the limit, for a tenant with `--oversubscribe managed`. This
+//! memory is managed memory, and is on the GPU while the tenant has a lease.
 //!
-//! Such an allocation is in no ledger. This module counts it, and the meter page shows it beside
-//! the memory that the tenant holds. Both together stay below the size of the GPU.
+//! No ledger contains such an allocation. This module counts it, and the meter page shows it beside
+//! the memory that the tenant holds. The memory that the tenant holds and the memory beyond the
+//! limit together stay below the size of the GPU.
 //!
 //! The meter thread moves the memory to the GPU and back in parts ([`crate::meter::mover`]). The
 //! part of an allocation that is on the GPU is always its beginning.
@@ -25,62 +26,66 @@ use crate::os::{self, Patience};
 use crate::process::Process;
 use crate::session::Session;
 
-/// Source of the memory for a request for linear memory.
+/// The kind of memory for a request for linear memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Device memory, as the job asked.
+    /// Device memory, for which the job asked.
     Device,
-    /// Managed memory instead.
+    /// Managed memory, in place of device memory.
     Managed,
 }
 
-/// States of [`OnGpu::ability`]: whether the GPU can have more managed memory than it has room for.
+/// The values of [`OnGpu::ability`]: whether a GPU can move managed memory, so that it can have
+/// more than its size.
 const UNKNOWN: u8 = 0;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// The host's total memory divided by this stays reserved for other programs.
+/// The interposer leaves other programs the host's total memory divided by this number.
 const HOST_RESERVE_PARTS: u64 = 16;
 
-/// How long a request waits while other processes of the tenant hold reservations of host memory,
-/// ns. It is the time of one driver call.
+/// The time for which a request waits for reservations of host memory by other processes of the
+/// tenant, ns. A driver call takes less.
 const PATIENCE_NS: u64 = 100_000_000;
 
 /// An allocation beyond the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Length of the allocation, bytes.
+    /// The length of the allocation, bytes.
     pub bytes: u64,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
     /// The context whose end frees the allocation.
     pub context: usize,
-    /// Whether the meter thread moves the allocation. It does not if the job itself asked for
-    /// managed memory, because then the job places it.
+    /// Whether the meter thread moves the allocation. If the job itself asked for managed memory,
+    /// the job places the allocation.
     moves: bool,
-    /// Whether the driver was told that the allocation's preferred location is the GPU.
+    /// Whether the interposer told the driver that the GPU is the allocation's preferred location.
     is_preferred: bool,
-    /// Length of the beginning that was moved to the GPU, bytes.
+    /// The length of the part that the meter thread moved to the GPU, bytes. The part is the
+    /// beginning of the allocation.
     brought_bytes: u64,
-    /// The maximum of `brought_bytes` since the allocation was made or found immovable. The part
-    /// between `brought_bytes` and this maximum is in the host's memory.
+    /// The maximum of `brought_bytes` since the job made the allocation, or since the driver
+    /// refused to move it. The part between `brought_bytes` and this maximum is in the host's
+    /// memory.
     most_brought_bytes: u64,
 }
 
-/// A part of an allocation that is to be moved.
+/// A part of an allocation that the meter thread is about to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Address of the whole allocation.
+    /// The address of the whole allocation.
     pub base: u64,
-    /// Address of the part.
+    /// The address of the part.
     pub address: u64,
-    /// Length of the part, bytes.
+    /// The length of the part, bytes.
     pub bytes: u64,
-    /// Length of the whole allocation, bytes.
+    /// The length of the whole allocation, bytes.
     pub whole_bytes: u64,
     /// The allocation's context.
     pub context: usize,
-    /// Whether the driver must first be told that the allocation's preferred location is the GPU.
+    /// Whether the meter thread must first tell the driver that the GPU is the allocation's
+    /// preferred location.
     pub is_first: bool,
 }
 
@@ -91,24 +96,24 @@ struct OnGpu {
     ability: AtomicU8,
 }
 
-/// All allocations beyond the limit of this process. See the module.
+/// All allocations of this process beyond the limit, as the module's documentation explains.
 #[derive(Default)]
 pub struct Oversubscription {
     /// Whether the job asked for oversubscription.
     is_wanted: AtomicBool,
-    /// Whether there ever was such an allocation. Until then a free costs only one load of this
-    /// field.
+    /// Whether the process ever had such an allocation. Before that, a free pays only one load of
+    /// this field.
     is_used: AtomicBool,
     gpus: [OnGpu; MAX_GPUS],
     pieces: Mutex<{ Rank::Oversubscribed as u8 }, BTreeMap<u64, Piece>>,
-    /// Host memory that is reserved for these allocations and not used yet, bytes.
+    /// The host memory that these allocations have reserved and do not use yet, bytes.
     promised_bytes: AtomicU64,
-    /// Held while `promised_bytes` is copied to the tenant's ledger.
+    /// A thread holds this lock while it copies `promised_bytes` to the tenant's ledger.
     telling: Mutex<{ Rank::HostAccount as u8 }, ()>,
 }
 
-/// Bytes that are already counted for an allocation in progress. Dropping the value takes them off
-/// again.
+/// Bytes that already count for an allocation in progress. A drop of the value takes the bytes out
+/// of the count.
 struct Counted<'a>(&'a OnGpu, u64);
 
 impl Drop for Counted<'_> {
@@ -123,12 +128,12 @@ impl Oversubscription {
         self.is_wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the job asked for oversubscription.
+    /// Returns whether the job asked for oversubscription.
     pub fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Relaxed)
     }
 
-    /// Whether there is, or ever was, an allocation beyond the limit.
+    /// Returns whether the process ever had an allocation beyond the limit.
     #[inline(always)]
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
@@ -138,18 +143,19 @@ impl Oversubscription {
         self.gpus.get(ordinal)
     }
 
-    /// Returns all bytes beyond the limit on a GPU, and how many of them were moved to it.
+    /// Returns all bytes beyond the limit on a GPU, and the part that the meter thread moved to the
+    /// GPU.
     pub fn amounts(&self, ordinal: usize) -> (u64, u64) {
         let load = |amount: &AtomicU64| amount.load(Ordering::Relaxed);
         self.gpu(ordinal).map_or((0, 0), |gpu| (load(&gpu.held_bytes), load(&gpu.brought_bytes)))
     }
 
-    /// Whether `address` is the beginning of an allocation beyond the limit.
+    /// Returns whether `address` is the beginning of an allocation beyond the limit.
     pub fn has(&self, address: u64) -> bool {
         self.is_used() && lock(&self.pieces).contains_key(&address)
     }
 
-    /// Whether a GPU supports memory beyond the limit. Warns once if it does not.
+    /// Returns whether a GPU supports memory beyond the limit. If it does not, warns once.
     fn is_able(&self, ordinal: usize) -> bool {
         let Some(gpu) = self.gpu(ordinal) else { return false };
         match gpu.ability.load(Ordering::Relaxed) {
@@ -169,8 +175,8 @@ impl Oversubscription {
         }
     }
 
-    /// Counts `bytes` more. Returns `None` if the sum with the tenant's held memory would exceed
-    /// the size of the GPU.
+    /// Counts `bytes` more. Returns `None` if the process's memory beyond the limit and the
+    /// tenant's held memory together would exceed the size of the GPU.
     fn count(&self, ordinal: usize, tenant_bytes: u64, bytes: u64) -> Option<Counted<'_>> {
         let gpu = self.gpu(ordinal)?;
         let total_bytes = managed::total_bytes(ordinal)?;
@@ -182,9 +188,9 @@ impl Oversubscription {
         Some(Counted(gpu, bytes))
     }
 
-    /// Reserves `bytes` of the host's memory, because the driver may move them there. Returns
-    /// `None` if the processes of the tenant together may not have so many. The inner promise is
-    /// `None` if the reservation is in no ledger.
+    /// Reserves `bytes` of the host's memory, because the driver may move the allocation there.
+    /// Returns `None` if the host has no room for so many bytes of the tenant's processes together.
+    /// The inner promise is `None` if no ledger contains the reservation.
     fn promise_by_host(&self, site: &Site<'_>, bytes: u64) -> Option<Promise> {
         let host = {
             let _uncancelled = os::uncancelled();
@@ -199,7 +205,7 @@ impl Oversubscription {
         account.reserve(bytes, room_bytes, || patience.goes_on(PATIENCE_NS)).ok().map(Some)
     }
 
-    /// Writes the amount of reserved host memory of this process into the tenant's ledger.
+    /// Writes the amount of this process's reserved host memory into the tenant's ledger.
     fn tell_of_host(&self, session: &Session) {
         let Some(account) = session.ledger().host() else { return };
         let _one_at_a_time = lock(&self.telling);
@@ -212,13 +218,13 @@ impl Oversubscription {
     }
 
     fn enter(&self, address: u64, piece: Piece, counted: Counted<'_>) {
-        // From here on the entry in the table stands for these counted bytes.
+        // From here on, the entry in the table stands for these counted bytes.
         std::mem::forget(counted);
         self.is_used.store(true, Ordering::Relaxed);
         self.promised_bytes.fetch_add(piece.promised_bytes(), Ordering::Relaxed);
         let replaced = lock(&self.pieces).insert(address, piece);
-        // The driver gives an address out again only once it is free. A replaced entry means that
-        // its free bypassed the interposer.
+        // The driver gives an address out again only after its free. So if an entry was there, its
+        // free bypassed the interposer.
         if let Some(gone) = replaced {
             self.uncount(&gone);
         }
@@ -231,14 +237,15 @@ impl Oversubscription {
         self.promised_bytes.fetch_sub(piece.promised_bytes(), Ordering::Relaxed);
     }
 
-    /// Frees the allocation at `address` by `free`. Returns `free` if the address is unknown here.
-    /// The entry is removed before `free` runs, because the driver may afterwards give the same
-    /// address to another thread.
+    /// Frees the allocation at `address` by `free`, and returns the result of `free`. If this
+    /// module does not know the address, returns `free` itself as the error. Removes the entry
+    /// before `free` runs, because the driver may afterwards give the same address to another
+    /// thread.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let Some(piece) = lock(&self.pieces).remove(&address) else { return Err(free) };
         let result = free();
-        // `is_gone` is asked under the lock. Otherwise the context could end, and its entries be
-        // removed, before this entry is in the table again.
+        // The code asks `is_gone` under the lock. Otherwise another thread could end the context
+        // and remove its entries before this entry is in the table again.
         let mut pieces = lock(&self.pieces);
         if result == CUDA_SUCCESS || process.is_gone(piece.context) {
             self.uncount(&piece);
@@ -263,7 +270,7 @@ impl Oversubscription {
         }
     }
 
-    /// Returns the next part to move to a GPU, of at most `most_bytes`.
+    /// Returns the next part to move to a GPU, of at most `most_bytes`, or `None` if there is none.
     pub fn next_to_bring(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
         let pieces = lock(&self.pieces);
         let mut waiting = pieces.iter().filter(|(_, piece)| {
@@ -274,7 +281,8 @@ impl Oversubscription {
         (bytes > 0).then(|| piece.part(*base, piece.brought_bytes, bytes))
     }
 
-    /// Returns the next part to move off a GPU, of at most `most_bytes`.
+    /// Returns the next part to move off a GPU, of at most `most_bytes`, or `None` if there is
+    /// none.
     pub fn next_to_let_go(&self, ordinal: usize, most_bytes: u64) -> Option<Move> {
         let pieces = lock(&self.pieces);
         let mut there =
@@ -284,9 +292,9 @@ impl Oversubscription {
         Some(piece.part(*base, piece.brought_bytes - bytes, bytes))
     }
 
-    /// Sets the preferred location of the allocations on a GPU, and returns those that changed. The
-    /// caller tells the driver about them. Allocations with no part on the GPU are only ever set to
-    /// false.
+    /// Sets whether the GPU is the preferred location of the allocations on it. Returns the
+    /// allocations that changed; the caller tells the driver about them. For true, the method
+    /// leaves out allocations without a part on the GPU.
     pub fn turn_preferred(&self, ordinal: usize, is_preferred: bool) -> Vec<(u64, Piece)> {
         let mut pieces = lock(&self.pieces);
         let others = pieces.iter_mut().filter(|(_, piece)| {
@@ -302,7 +310,7 @@ impl Oversubscription {
     }
 
     /// Records that the part `done` is now on the GPU (`is_there`) or no longer there. Does nothing
-    /// if the allocation is not the same any more.
+    /// if another allocation has taken the place of the allocation.
     pub fn moved(&self, done: &Move, is_there: bool) {
         let offset_bytes = done.address - done.base;
         let brought_bytes = if is_there { offset_bytes } else { offset_bytes + done.bytes };
@@ -319,20 +327,20 @@ impl Oversubscription {
         });
     }
 
-    /// Records that the driver refused to move the part `tried`. The meter thread no longer moves
-    /// this allocation.
+    /// Records that the driver refused to move the part `tried`. From now on, the meter thread does
+    /// not move this allocation.
     pub fn stays(&self, tried: &Move) {
         let offset_bytes = tried.address - tried.base;
         self.change(tried, &[offset_bytes, offset_bytes + tried.bytes], |piece, gpu| {
             (piece.moves, piece.is_preferred) = (false, false);
             gpu.brought_bytes.fetch_sub(piece.brought_bytes, Ordering::Relaxed);
-            // The location of the memory is now unknown.
+            // Nobody knows now where the memory is.
             (piece.brought_bytes, piece.most_brought_bytes) = (0, 0);
         });
     }
 
-    /// Changes the allocation that `part` belongs to, if it is still the same allocation. It is the
-    /// same if its length and context agree and its `brought_bytes` is among the given values.
+    /// Changes the allocation of `part`, if it is still the same allocation. For this, its length
+    /// and context must agree, and its `brought_bytes` must be among the given values.
     fn change(&self, part: &Move, brought_bytes: &[u64], change: impl FnOnce(&mut Piece, &OnGpu)) {
         let mut pieces = lock(&self.pieces);
         let Some(piece) = pieces.get_mut(&part.base) else { return };
@@ -364,8 +372,8 @@ impl Oversubscription {
 }
 
 impl Piece {
-    /// Returns the host memory that must stay reserved: the whole length, less the part that is
-    /// already in the host's memory.
+    /// Returns the host memory that must stay reserved, bytes: the whole length, less the part that
+    /// is already in the host's memory.
     fn promised_bytes(&self) -> u64 {
         self.bytes - (self.most_brought_bytes - self.brought_bytes)
     }
@@ -383,11 +391,12 @@ impl Piece {
 }
 
 impl Accounts {
-    /// Allocates memory beyond the limit by `call`, for a request that exceeds the limit or the GPU.
-    /// Returns `None` if this request may not be served beyond the limit.
+    /// Allocates memory beyond the limit by `call`, for a request that exceeds the limit or the
+    /// GPU. Returns the result for the job, or `None` if this request cannot have memory beyond the
+    /// limit.
     ///
-    /// If the job itself asked for managed memory, it places the memory. Otherwise it takes the
-    /// memory for device memory, and the meter thread moves it.
+    /// If the job itself asked for managed memory, the job places the memory. Otherwise the job
+    /// treats the memory as device memory, and the meter thread moves it.
     #[cold]
     pub(super) fn allocate_oversubscribed(
         &self,
@@ -408,8 +417,8 @@ impl Accounts {
         let (result, named) = call(if moves { Way::Managed } else { Way::Device });
         let Some((Name::Address(address), _)) = named.filter(|_| result == CUDA_SUCCESS) else {
             site.withdraw(promise);
-            // If the driver has no managed memory either, the caller's ordinary refusal tells the
-            // job the same.
+            // If the driver has no managed memory either, the caller refuses the request, and the
+            // job gets the same error.
             return (result != CUDA_ERROR_OUT_OF_MEMORY).then_some(result);
         };
         let Request { ordinal, context, .. } = *request;
@@ -424,10 +433,10 @@ impl Accounts {
         };
         beyond.enter(address, piece, counted);
         beyond.publish(site.session, &process.gpus);
-        // The promise is withdrawn only now: the amount counts twice for a moment, rather than not
-        // at all.
+        // The code withdraws the promise only now. So the amount counts twice for a moment, and is
+        // never left out.
         site.withdraw(promise);
-        // The meter thread is to move the new memory to the GPU, and nothing else wakes it.
+        // Nothing else wakes the meter thread, which must move the new memory to the GPU.
         process.wake_meter();
         Some(result)
     }
@@ -453,8 +462,8 @@ impl Host {
         Some(Self { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
     }
 
-    /// Returns the amount that the host can give in all. Memory that was given is no longer
-    /// "available" once it is used.
+    /// Returns the memory that the host can still give, bytes. Memory that the host has given is
+    /// not "available" after its first use.
     fn room_bytes(&self) -> u64 {
         self.available_bytes.saturating_sub(self.total_bytes / HOST_RESERVE_PARTS)
     }

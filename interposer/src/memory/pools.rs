@@ -1,12 +1,13 @@
-//! Memory pools. A pool is charged for all memory that it has reserved on its device, whether in
-//! use or not.
+//! The memory pools of the process. The charge of a pool is all memory that the pool has reserved
+//! on its device, in use or not.
 //!
-//! The driver decides how much a pool grows by an allocation. So the largest possible growth is
-//! reserved before the call, and after it the pool reports its actual size. Each time the process
-//! has waited for the GPU, the pool is asked again, because it may have returned memory.
+//! The driver decides how much a pool grows by an allocation. So before the call, the interposer
+//! reserves the largest possible growth. After the call, it asks the pool for its actual size. Each
+//! time the process has waited for the GPU, the interposer asks the pool again, because the pool
+//! may have returned memory.
 //!
-//! If the limit leaves no room for growth, unused memory of pools is given back first. After that
-//! an allocation is still allowed if it fits into the pool without growth.
+//! If the limit leaves no room for growth, the interposer first makes pools return unused memory.
+//! After that, an allocation may still succeed if it fits into the pool without growth.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,33 +28,33 @@ use crate::meter::gpu::Gpu;
 use crate::process::Process;
 use crate::session::Session;
 
-/// Smallest growth of a pool, bytes. It grows by more if more is asked for.
+/// The smallest growth of a pool, bytes. A larger allocation makes the pool grow by more.
 const GROWTH_BYTES: u64 = 32 << 20;
 
 /// A memory pool.
 pub struct Pool {
     handle: PoolHandle,
-    /// The device of the pool's memory. `None` if the memory is the host's or another process's.
+    /// The device of the pool's memory, or `None` if the memory is the host's or another process's.
     ordinal: Option<usize>,
-    /// Whether the pool is destroyed. It can then no longer be asked, and its handle may belong to
-    /// another pool.
+    /// Whether the job has destroyed the pool. The interposer can then no longer ask the pool, and
+    /// the handle may belong to another pool.
     is_destroyed: AtomicBool,
-    /// The pool's charge. The lock is held while the pool may be growing, and while it is being
-    /// destroyed.
+    /// The charge of the pool. A thread holds this lock while the pool may be growing, and while
+    /// the thread destroys the pool.
     state: Mutex<{ Rank::PoolCharge as u8 }, Held>,
-    /// Live allocations of the pool with their sizes. They belong to no context and outlive
+    /// The live allocations of the pool, with their sizes. They belong to no context and outlive
     /// contexts.
     live: Mutex<{ Rank::PoolAllocations as u8 }, Plain<u64, u64>>,
 }
 
-/// All pools of the process. See the module.
+/// All pools of the process, as the module's documentation explains.
 pub struct Pools {
     is_used: AtomicBool,
     pools: Mutex<{ Rank::Pools as u8 }, Vec<Arc<Pool>>>,
-    /// Whether the meter thread must look again at a destroyed pool. All its allocations are freed,
-    /// but the streams may not have reached the frees yet.
+    /// Whether the meter thread must check a destroyed pool again. The job has freed all
+    /// allocations of such a pool, but the streams may not have reached the frees yet.
     is_release_due: AtomicBool,
-    /// Last known current pool of each device. 0 if none is known.
+    /// The last known current pool of each device; 0 if none is known.
     present: [AtomicUsize; MAX_GPUS],
 }
 
@@ -68,17 +69,17 @@ impl Default for Pools {
     }
 }
 
-/// An allocation of a pool that is being freed.
+/// An allocation of a pool that the job is freeing.
 pub struct Freed(Arc<Pool>, u64, u64);
 
-/// Returns the largest amount by which an allocation may make a pool grow.
+/// Returns the most bytes by which an allocation of `bytes` may make a pool grow.
 fn growth(bytes: u64) -> u64 {
     charge::blocks(bytes).max(GROWTH_BYTES)
 }
 
 impl Pool {
-    /// Returns the pool's charge. Returns `None` while another thread allocates from the pool,
-    /// because that thread will settle the charge.
+    /// Returns the charge of the pool. Returns `None` while another thread allocates from the pool,
+    /// because the other thread will settle the charge.
     fn try_state(&self) -> Option<Guard<'_, Held>> {
         try_lock(&self.state)
     }
@@ -102,22 +103,22 @@ impl Pool {
         held.set(site, bytes, promise);
     }
 
-    /// Returns the largest part of the pool's reservation that its live allocations may use.
+    /// Returns the most bytes of the pool's reserved memory that its live allocations may use.
     fn used_bytes(&self) -> u64 {
         lock(&self.live).values().map(|bytes| growth(*bytes)).sum()
     }
 
-    /// Makes the pool return unused memory to the driver. Returns whether it did.
+    /// Makes the pool return unused memory to the driver. Returns whether the pool did so.
     fn trim(&self, process: &Process, held: &mut Held, site: &Site<'_>) -> bool {
         !self.is_destroyed()
             && self.trim_by(process, held, site, || self.handle.trim(), |is_trimmed| *is_trimmed)
     }
 
-    /// Trims the pool by `call`. `gave_all` says for the answer of `call` whether only used memory
-    /// is left.
+    /// Trims the pool by `call`, and returns the answer of `call`. From this answer, `gave_all`
+    /// computes whether only used memory is left.
     ///
-    /// The amount that the driver will take back is not known before. So all of the charge counts
-    /// as leaving meanwhile, and requests that lack that room wait.
+    /// Nobody knows beforehand how much memory the driver will take back. So all of the charge
+    /// counts as leaving during the call. Meanwhile, requests that lack this room wait.
     fn trim_by<T>(
         &self,
         process: &Process,
@@ -137,7 +138,8 @@ impl Pool {
         answer
     }
 
-    /// Allocates from the pool, without waiting for room. See [`Pools::allocate`].
+    /// Allocates from the pool, without a wait for room. Returns the driver's result
+    /// ([`Pools::allocate`]).
     fn allocate(
         &self,
         process: &Process,
@@ -171,8 +173,8 @@ impl Pool {
                 Ok(result)
             }
             Err(refused) => {
-                // If the pool cannot be trimmed, unexpected growth could not be undone. Then the
-                // request is refused.
+                // If the interposer cannot trim the pool, it could not undo unexpected growth. So
+                // it refuses the request.
                 let fits = |stock: &Stock| gives_back && stock.spare_bytes() >= bytes;
                 let Some(before) = self.handle.stock().filter(fits) else {
                     return Err(refused);
@@ -185,7 +187,7 @@ impl Pool {
                 if grown != 0 {
                     match site.reserve(grown) {
                         Ok(promise) => self.settle(&mut state, site, promise),
-                        // The spare memory is too fragmented, or not yet free for this stream.
+                        // The spare memory is too fragmented, or is not free for this stream yet.
                         Err(refused) => {
                             memory::take_back(&process.calls, Context(context), at);
                             self.trim(process, &mut state, site);
@@ -200,8 +202,8 @@ impl Pool {
     }
 }
 
-/// Returns the living pool with that handle. If there are several, the last one is right: the
-/// driver destroyed the others, and they are not marked yet.
+/// Returns the living pool with this handle. If several pools have the handle, returns the last.
+/// The driver has destroyed the others, and the interposer has not marked them yet.
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
     pools.iter().rfind(|pool| pool.handle == handle && !pool.is_destroyed()).cloned()
 }
@@ -211,13 +213,13 @@ impl Pools {
         if self.is_used.load(Ordering::Relaxed) { lock(&self.pools).clone() } else { Vec::new() }
     }
 
-    /// Returns the pool with that handle. If it is unknown, adds it with the device that `ordinal`
-    /// returns.
+    /// Returns the pool with this handle. If the pool is unknown, adds the pool with the device
+    /// that `ordinal` returns.
     pub fn get(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> Arc<Pool> {
         self.get_or_add(handle, ordinal).0
     }
 
-    /// Does what [`Self::get`] does. The second value is true if the pool was known.
+    /// Returns the same pool as [`Self::get`], and whether the pool was known.
     fn get_or_add(&self, handle: PoolHandle, ordinal: impl FnOnce() -> Option<usize>) -> (Arc<Pool>, bool) {
         let mut pools = lock(&self.pools);
         match find(&pools, handle) {
@@ -226,11 +228,11 @@ impl Pools {
         }
     }
 
-    /// Forgets a pool that was unknown before and from which nothing was allocated. Its handle may
-    /// be invalid.
+    /// Forgets a pool that was unknown before a failed allocation. The handle of such a pool may be
+    /// invalid.
     fn forget_unused(&self, pool: &Arc<Pool>) {
-        /// The list's reference and the caller's. With so few, no other thread is about to use the
-        /// pool.
+        /// The list and the caller have a reference each. If there are no others, no other thread
+        /// is about to use the pool.
         const HOLDERS: usize = 2;
         let mut pools = lock(&self.pools);
         let has_nothing =
@@ -240,7 +242,8 @@ impl Pools {
         }
     }
 
-    /// Adds a pool that the driver has just made. Its memory is on the device `ordinal`.
+    /// Adds a pool that the driver has just made, with memory on the device `ordinal`. Returns the
+    /// pool.
     pub fn created(&self, handle: PoolHandle, ordinal: Option<usize>) -> Arc<Pool> {
         self.push(&mut lock(&self.pools), handle, ordinal)
     }
@@ -264,10 +267,10 @@ impl Pools {
     /// `ordinal`.
     ///
     /// Before a refusal, `give_back` frees unused memory of the rest of the process on the given
-    /// device. Returns the result, and the place of the charge if there is one.
+    /// device. Returns the driver's result, and the site of the charge if there is one.
     ///
     /// # Errors
-    /// [`Refused`], with the site.
+    /// [`Refused`] with the site, if the limit leaves no room.
     pub fn allocate<'p>(
         &self,
         process: &'p Process,
@@ -285,7 +288,8 @@ impl Pools {
             let Some((ordinal, site)) = pool.site(process) else { break Ok((call().0, None)) };
             let give_back = || give_back(ordinal);
             let result = pool.allocate(process, &site, context, bytes, &give_back, &mut call);
-            // The pool's lock is free while this request waits for others to be moved off the GPU.
+            // While this request waits for other tenants to leave the GPU, no thread holds the
+            // pool's lock.
             match result {
                 Ok(CUDA_ERROR_OUT_OF_MEMORY) if site.await_room(growth(bytes)) => {}
                 Ok(result) => break Ok((result, Some(site))),
@@ -299,8 +303,8 @@ impl Pools {
     }
 
     /// Returns the pool from which `cuMemAllocAsync` allocates on a device. If the driver does not
-    /// say, returns the last known one, or the device's default pool, or a stand-in without a
-    /// handle.
+    /// name the pool, returns the last known pool, or else the device's default pool. If there is
+    /// neither, returns a stand-in without a handle.
     fn present(&self, ordinal: usize) -> Arc<Pool> {
         let known = self.present.get(ordinal);
         match PoolHandle::current(ordinal) {
@@ -326,8 +330,8 @@ impl Pools {
         known.unwrap_or_else(|| self.push(&mut pools, PoolHandle::UNKNOWN, Some(ordinal)))
     }
 
-    /// Removes the allocation at `address` before it is freed. Returns `None` if it belongs to no
-    /// pool.
+    /// Removes the allocation at `address` before the job frees it. Returns `None` if the
+    /// allocation belongs to no pool.
     pub fn begin_free(&self, address: u64) -> Option<Freed> {
         self.all().into_iter().find_map(|pool| {
             let bytes = lock(&pool.live).remove(&address)?;
@@ -349,7 +353,7 @@ impl Pools {
         lock(&pool.live).insert(address, bytes);
     }
 
-    /// Adjusts the charge of every pool, because some may have returned memory.
+    /// Adjusts the charge of each pool, because some pools may have returned memory.
     pub fn refresh(&self, process: &Process) {
         for pool in self.all() {
             let Some((mut state, (_, site))) = pool.try_state().zip(pool.site(process)) else { continue };
@@ -361,9 +365,9 @@ impl Pools {
         }
     }
 
-    /// Gives back the charge of a destroyed pool. The driver keeps the memory until all allocations
-    /// are freed and the streams have reached those frees. It does not report that moment. Only the
-    /// end of the streams' work shows it.
+    /// Gives back the charge of a destroyed pool. The driver keeps the pool's memory until the job
+    /// has freed all allocations and the streams have reached those frees. The driver does not
+    /// report that moment. Only the end of the streams' work shows it.
     fn release(&self, process: &Process, pool: &Arc<Pool>, state: &mut Held, site: &Site<'_>) {
         if !lock(&pool.live).is_empty() {
             return;
@@ -380,13 +384,13 @@ impl Pools {
         process.wake_meter();
     }
 
-    /// Whether the meter thread must look again at a destroyed pool.
+    /// Returns whether the meter thread must check a destroyed pool again.
     pub fn is_release_due(&self) -> bool {
         self.is_release_due.load(Ordering::SeqCst)
     }
 
     /// Gives back the charges of destroyed pools whose work is complete. The meter thread calls
-    /// this after it has read the markers. It waits for no other thread.
+    /// this after it has read the markers. This method waits for no other thread.
     pub fn release_due(&self, process: &Process) {
         if !self.is_release_due() {
             return;
@@ -401,7 +405,7 @@ impl Pools {
         }
     }
 
-    /// Makes the pools of a device return unused memory.
+    /// Makes the pools of a device return unused memory to the driver.
     pub fn trim(&self, process: &Process, ordinal: usize) {
         for pool in self.all().iter().filter(|pool| pool.ordinal == Some(ordinal)) {
             let Some((mut state, site)) = pool.try_state().zip(Site::of(process, ordinal)) else { continue };
@@ -413,9 +417,9 @@ impl Pools {
         }
     }
 
-    /// Trims a pool by `call`. `is_of_all` says whether `call` trims all unused memory or a part.
-    /// The lock keeps other threads from allocating meanwhile, because they may rely on spare
-    /// memory.
+    /// Trims a pool by `call`, and returns the result of `call`. `is_of_all` says whether `call`
+    /// trims all unused memory or a part. Meanwhile the lock keeps other threads from allocating,
+    /// because they may rely on spare memory.
     pub fn trim_one(
         &self,
         process: &Process,
@@ -432,14 +436,15 @@ impl Pools {
         }
     }
 
-    /// Destroys a pool by `call`. Used memory of the pool stays charged until it is freed.
+    /// Destroys a pool by `call`, and returns the result of `call`. Used memory of the pool stays
+    /// charged until the job frees it.
     pub fn destroy(&self, process: &Process, handle: PoolHandle, call: impl FnOnce() -> u32) -> u32 {
         let Some(pool) = find(&lock(&self.pools), handle) else { return call() };
         {
             let mut state = lock(&pool.state);
             if let Some((_, site)) = pool.site(process) {
-                // Destroying trims the pool too. It is trimmed beforehand, because a destroyed pool
-                // can no longer be asked.
+                // The destruction trims the pool too. The code trims the pool beforehand, because
+                // it cannot ask a destroyed pool for its size.
                 pool.trim(process, &mut state, &site);
             }
             let result = call();
@@ -489,7 +494,7 @@ mod tests {
         let pools = Pools::default();
         let old = pools.created(handle, Some(0));
         assert!(Arc::ptr_eq(&pools.get(handle, || None), &old));
-        // The driver has destroyed the pool, but the destroying thread has not marked it yet.
+        // The driver has destroyed the pool, but the thread that destroys it has not marked it yet.
         let being_destroyed = lock(&old.state);
         let new = pools.created(handle, Some(1));
         assert!(Arc::ptr_eq(&pools.get(handle, || None), &new));

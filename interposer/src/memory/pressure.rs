@@ -1,6 +1,6 @@
-//! Tells a job to give memory back, if the job asked to be told (`DEEPRES_PRESSURE`). That is the
-//! case if the job's limit was lowered below the memory that it holds, or if another tenant waits
-//! for memory. The job gets the signal that it named, if it handles that signal.
+//! Tells a job to give memory back, if the job asked for this (`DEEPRES_PRESSURE`). There are two
+//! reasons: the daemon lowered the limit below the memory that the tenant holds, or another tenant
+//! waits for memory. The job gets the signal that it named, if it has a handler for the signal.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -9,18 +9,18 @@ use crate::log::say;
 use crate::meter::gpu::Gpu;
 use crate::session::Session;
 
-/// State that the meter thread keeps for this. See the module.
+/// The state that the meter thread keeps for this, as the module's documentation explains.
 pub struct Pressure {
     signal: Option<i32>,
     seen: Vec<Seen>,
 }
 
-/// State of a GPU at the last look.
+/// The state of a GPU at the last check.
 #[derive(Default)]
 struct Seen {
-    /// The limit, if the tenant was above it.
+    /// The limit, if the tenant held more than the limit.
     passed_bytes: Option<u64>,
-    /// How often other tenants had waited, and the ledger in which this was counted
+    /// The ledger's count of other tenants' waits, with the number of the ledger
     /// ([`Ledger::generation`]).
     ///
     /// [`Ledger::generation`]: crate::memory::ledgers::Ledger::generation
@@ -28,10 +28,10 @@ struct Seen {
 }
 
 impl Seen {
-    /// Stores the new state. Returns whether the job is to be told.
+    /// Stores the new state. Returns whether the job must be told.
     fn take_in(&mut self, passed_bytes: Option<u64>, generation: u32, presses: u32) -> bool {
         let is_lowered = passed_bytes.is_some_and(|now| self.passed_bytes.is_none_or(|before| now < before));
-        // Waits of others before the first look are not news.
+        // Waits of other tenants before the first check are not news.
         let is_pressed = self.presses.is_some_and(|(of, before)| of == generation && before != presses);
         *self = Self { passed_bytes, presses: Some((generation, presses)) };
         is_lowered || is_pressed
@@ -39,13 +39,13 @@ impl Seen {
 }
 
 impl Pressure {
-    /// Returns the state for a process with `gpus` GPUs. `signal` is the signal that the job asked
-    /// for.
+    /// Returns the state for a process with `gpus` GPUs. `signal` is the signal for which the job
+    /// asked.
     pub fn new(signal: Option<i32>, gpus: usize) -> Self {
         Self { signal, seen: (0..gpus).map(|_| Seen::default()).collect() }
     }
 
-    /// Looks at all GPUs, and sends the signal if there is news.
+    /// Checks all GPUs, and sends the signal if there is news.
     pub fn look(&mut self, session: &Session, gpus: &[Gpu]) {
         let Some(signal) = self.signal else { return };
         let ledger = session.ledger();
@@ -64,8 +64,8 @@ impl Pressure {
     }
 }
 
-/// Sends this process a signal. Returns false if the signal has no handler, because then it would
-/// end the process or be ignored.
+/// Sends this process a signal. Returns false if the process has no handler for the signal. Without
+/// a handler, the signal would end the process or do nothing.
 fn raise(signal: i32) -> bool {
     let mut present = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the call only reads the present handler, and writes it into a struct of the right
@@ -78,8 +78,8 @@ fn raise(signal: i32) -> bool {
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
         return false;
     }
-    // SAFETY: the call involves no memory. This thread blocks all signals, so another thread takes
-    // this one.
+    // SAFETY: the call uses no memory. This thread blocks all signals, so another thread takes the
+    // signal.
     unsafe { libc::kill(libc::getpid(), signal) == 0 }
 }
 

@@ -1,9 +1,9 @@
-//! Physical memory (`cuMemCreate`). It lives until its last handle is released and its last mapping
-//! is gone, in any process.
+//! Physical memory (`cuMemCreate`). The driver keeps it until the last handle is released and the
+//! last mapping is gone, in any process.
 //!
 //! The account counts the handles and mappings of this process that it knows. Memory that the
-//! process exported may live on by an import. So after each release that may matter, NVML tells
-//! whether the memory is still there ([`super::overhead`]).
+//! process exported may live on by an import. So after each release that may matter, the interposer
+//! asks NVML whether the memory is still there ([`super::overhead`]).
 
 use std::collections::{BTreeMap, btree_map};
 use std::sync::atomic::Ordering;
@@ -16,7 +16,8 @@ use crate::lock_order::Guard;
 use crate::process::Process;
 
 impl Accounts {
-    /// Takes one use of physical memory away while `free` runs.
+    /// Releases a handle of physical memory by `free`, and returns the result of `free`. The handle
+    /// does not count while `free` runs.
     pub fn release_handle(&self, process: &Process, handle: u64, free: impl FnOnce() -> u32) -> u32 {
         let name = Name::Handle(handle);
         let (is_last, may_live_on) = match self.entries().get_mut(&name) {
@@ -25,7 +26,7 @@ impl Accounts {
                 (false, false)
             }
             Some(entry) => (true, entry.is_exported),
-            // An unknown handle was imported.
+            // The process imported an unknown handle.
             None => (true, self.has_exported.load(Ordering::Acquire)),
         };
         if !is_last {
@@ -42,8 +43,8 @@ impl Accounts {
         result
     }
 
-    /// Adds a handle or mapping that keeps the memory of `handle`. Returns false if the handle is
-    /// unknown.
+    /// Counts another handle or mapping that keeps the memory of `handle` alive. Returns false if
+    /// the handle is unknown.
     pub fn retain_handle(&self, handle: u64) -> bool {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&Name::Handle(handle)) else { return false };
@@ -59,8 +60,9 @@ impl Accounts {
         }
     }
 
-    /// Imports memory by `import`. If it is the process's own and nothing else kept it, it is charged
-    /// from here on. If the limit has no room for it, runs `release` and refuses the call.
+    /// Imports memory by `import`, and returns the result for the job. If the memory is the
+    /// process's own and had no other use left, charges the memory from now on. If the limit has no
+    /// room for the memory, runs `release` and refuses the call.
     pub fn import(&self, process: &Process, import: impl FnOnce() -> u32, release: impl FnOnce()) -> u32 {
         let result = import();
         if result != CUDA_SUCCESS {
@@ -69,7 +71,7 @@ impl Accounts {
         self.admit_everywhere(process, ApiId::cuMemImportFromShareableHandle, release)
     }
 
-    /// Whether imported memory may be the process's own.
+    /// Returns whether imported memory may be the process's own.
     pub fn has_exported(&self) -> bool {
         self.has_exported.load(Ordering::Acquire)
     }
@@ -78,8 +80,9 @@ impl Accounts {
         lock(&self.mappings)
     }
 
-    /// Maps `handle` at `address` by `map`. The use is counted before `map` runs, because another
-    /// thread may release the handle as soon as the driver has mapped it.
+    /// Maps `handle` at `address` by `map`, and returns the result of `map`. Counts the use before
+    /// `map` runs, because another thread may release the handle as soon as the driver has mapped
+    /// it.
     pub fn map(
         &self,
         process: &Process,
@@ -107,7 +110,7 @@ impl Accounts {
                 self.release_handle(process, handle, || CUDA_SUCCESS);
             }
         } else if is_kept && !is_noted {
-            // The driver accepted the mapping, so the unmap of the old mapping bypassed the
+            // The driver accepted the mapping. So the job unmapped the old mapping past the
             // interposer.
             let gone = self.mappings().insert(address, (bytes, handle));
             if let Some((_, gone)) = gone {
@@ -117,9 +120,9 @@ impl Accounts {
         result
     }
 
-    /// Obtains a further handle of the memory at `address` by `retain`, which also returns the
-    /// handle. The use is counted before `retain` runs, because another thread may unmap the memory
-    /// as soon as the driver has returned the handle.
+    /// Gets another handle of the memory at `address` by `retain`, which also returns the handle.
+    /// Returns the result of `retain`. Counts the use before `retain` runs, because another thread
+    /// may unmap the memory as soon as the driver has returned the handle.
     pub fn retain(
         &self,
         process: &Process,
@@ -143,7 +146,8 @@ impl Accounts {
         result
     }
 
-    /// Runs `unmap`, which unmaps all mappings within `bytes` bytes at `address`.
+    /// Runs `unmap`, which unmaps all mappings within `bytes` bytes at `address`. Returns the
+    /// result of `unmap`.
     pub fn unmap(&self, process: &Process, address: u64, bytes: u64, unmap: impl FnOnce() -> u32) -> u32 {
         let end = address.saturating_add(bytes);
         let gone: Vec<(u64, (u64, u64))> = self
@@ -152,7 +156,7 @@ impl Accounts {
             .collect();
         let result = unmap();
         if result == CUDA_SUCCESS {
-            // An unknown mapping is one of imported memory.
+            // An unknown mapping is of imported memory.
             if gone.is_empty() && self.has_exported() {
                 self.look_everywhere(process);
             }

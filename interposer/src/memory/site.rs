@@ -1,5 +1,5 @@
-//! The place where a request is charged: the tenant's account on the request's GPU, and the limit
-//! there.
+//! The site of a request: the account to which the interposer charges the request, and the tenant's
+//! limit on the request's GPU.
 
 use std::mem;
 
@@ -14,11 +14,11 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// How long a request waits for unfinished requests of others, ns. A driver call takes 1 µs to 1
-/// ms, but a free may take until the GPU has finished its work.
+/// The time for which a request waits for unfinished requests of others, ns. A driver call takes 1
+/// µs to 1 ms. But a free may take until the GPU has finished its work.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Session, GPU, ledger and account of one request. See the module.
+/// The session, GPU, ledger and account of one request, as the module's documentation explains.
 #[derive(Clone, Copy)]
 pub struct Site<'p> {
     /// The session.
@@ -27,16 +27,17 @@ pub struct Site<'p> {
     pub gpu: &'p Gpu,
     /// The ledger that was current when the request began.
     pub ledger: Ledger,
-    /// The process's account in that ledger.
+    /// The account of the process in the ledger.
     pub account: Account<'static>,
     grant: &'p GrantSlot,
 }
 
-/// The reservation for a request. `None` if there is no limit.
+/// The reservation for a request, or `None` if the tenant has no limit.
 pub type Promise = Option<Reservation<'static>>;
 
 impl<'p> Site<'p> {
-    /// Returns the site for the GPU `ordinal`, if there is a session and the GPU is managed.
+    /// Returns the site for the GPU `ordinal`. Returns `None` if there is no session, or if the
+    /// daemon does not manage the GPU.
     pub fn of(process: &'p Process, ordinal: usize) -> Option<Self> {
         let (session, gpu) = process.session().zip(process.gpus.get(ordinal))?;
         let ledger = session.ledger();
@@ -44,22 +45,22 @@ impl<'p> Site<'p> {
         Some(Self { session, gpu, ledger, account, grant })
     }
 
-    /// Returns the current limit of the tenant on the GPU.
+    /// Returns the tenant's present limit on the GPU, bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.grant.memory_limit()
     }
 
-    /// Whether a request of this process has a reservation.
+    /// Returns whether any request of this process has a reservation.
     pub fn is_anything_promised(&self) -> bool {
         self.account.pending_bytes() != 0
     }
 
-    /// Whether the site's ledger is still the current one.
+    /// Returns whether the site's ledger is still the current ledger.
     pub fn is_present(&self) -> bool {
         self.ledger.generation == self.session.ledger_generation()
     }
 
-    /// Reserves `bytes` for the request.
+    /// Reserves `bytes` for the request, and returns the reservation.
     ///
     /// # Errors
     /// [`Refused`] if the held memory leaves no room.
@@ -79,13 +80,13 @@ impl<'p> Site<'p> {
         if self.grant.memory_limit_is(limit_bytes) {
             return Ok(reservation);
         }
-        // The reservation was made under another limit.
+        // The site made the reservation under another limit.
         self.withdraw(Some(reservation));
         Err(Refused { held_bytes: self.account.tenant_held_bytes() })
     }
 
-    /// Tries to reserve again if the limit has changed meanwhile, or if slots of dead sessions
-    /// could be cleared.
+    /// Tries to reserve again if the limit has changed meanwhile, or if the slots of dead sessions
+    /// have been cleared. Returns the reservation.
     #[cold]
     fn reserve_anew(
         &self,
@@ -113,9 +114,9 @@ impl<'p> Site<'p> {
         }
     }
 
-    /// Runs `call`, and runs it again each time that other tenants made room for `bytes` that the
-    /// GPU lacked. The request has no promise while it waits, so that the rest of the tenant goes
-    /// on. Returns the result with the promise that is left.
+    /// Runs `call`, and returns the result with the promise that is left. If the GPU lacks memory,
+    /// waits until other tenants have made room for `bytes`, and runs `call` again. The request has
+    /// no promise while it waits, so that the rest of the tenant can allocate.
     pub fn ask<T>(
         &self,
         bytes: u64,
@@ -137,22 +138,22 @@ impl<'p> Site<'p> {
         (answered, promise)
     }
 
-    /// Waits until other tenants made room for `bytes`, because the driver has no memory left.
-    /// Returns false if no room can be made.
+    /// Waits until other tenants have made room for `bytes`, because the driver has no memory left.
+    /// Returns false if the daemon can make no room.
     #[cold]
     pub fn await_room(&self, bytes: u64) -> bool {
         room::wait(self.session, self.gpu, (&self.ledger, self.account), bytes)
     }
 
-    /// Withdraws a promise that is not needed. If the promise's ledger is no longer mapped, the
-    /// promise went with it.
+    /// Withdraws a promise that the request does not need. If the promise's ledger is no longer
+    /// mapped, the promise is gone with the ledger.
     pub fn withdraw(&self, promise: Promise) {
         if !self.session.has_ledger(self.ledger.generation) {
             mem::forget(promise);
         }
     }
 
-    /// Records that the driver gave `bytes`, which may be more or less than the promise.
+    /// Records that the driver allocated `bytes`, which may be more or less than the promise.
     pub fn settle(&self, promise: Promise, bytes: u64) {
         if !self.session.has_ledger(self.ledger.generation) {
             return mem::forget(promise);

@@ -1,11 +1,12 @@
-//! Small allocations. The driver serves them from shared blocks, so whole blocks are charged.
+//! Small allocations. The driver serves them from shared blocks, so the interposer charges whole
+//! blocks.
 //!
-//! A block is known by its addresses. It is charged from its first allocation until its last one is
-//! freed.
+//! The interposer knows a block by its addresses. The charge of a block lasts from its first
+//! allocation until the job has freed its last allocation.
 //!
-//! A request normally reserves a whole block, because the driver may need a new one. If the limit
+//! A request normally reserves a whole block, because the driver may need a new block. If the limit
 //! leaves no room for a block, the request may still fit into an existing block. Such a request
-//! runs alone ([`Slabs::alone`]): it waits until no other request of the process has a reservation,
+//! runs alone ([`Slabs::alone`]). It waits until no other request of the process has a reservation,
 //! and later small requests wait for it ([`Slabs::reserve`]). So no other request can take the free
 //! place that it found.
 
@@ -26,10 +27,10 @@ use crate::os::Patience;
 use crate::process::Process;
 use crate::session::Session;
 
-/// Number of places in a block.
+/// The number of places in a block.
 const UNITS: u64 = BLOCK_BYTES / UNIT_BYTES;
-/// How long a request waits until it is alone, ns. A free may stay in the driver until the GPU has
-/// finished its work.
+/// The time for which a request waits until it is alone, ns. A free may stay in the driver until
+/// the GPU has finished its work.
 const ALONE_NS: u64 = 20_000_000;
 
 /// A block that contains at least one allocation.
@@ -37,28 +38,28 @@ struct Block {
     held: Held,
     /// The context whose end frees the block.
     context: usize,
-    /// The allocations: the place where each begins, and its length in units.
+    /// The allocations: the place at which each begins, and its length in units.
     pieces: BTreeMap<u64, u64>,
-    /// Allocations that are being freed.
+    /// The allocations that the job is freeing.
     leaving: Vec<Piece>,
-    /// Set while all allocations of the block are being freed.
+    /// The exit of the block's charge, while the job is freeing all allocations of the block.
     exit: Option<Exit>,
 }
 
-/// A small allocation: the place where it begins, and its length in units.
+/// A small allocation: the place at which it begins, and its length in units.
 type Piece = (u64, u64);
 
-/// All shared blocks of the process. See the module.
+/// All shared blocks of the process, as the module's documentation explains.
 #[derive(Default)]
 pub struct Slabs {
-    /// Blocks by block number.
+    /// The blocks, by block number.
     blocks: Mutex<{ Rank::Blocks as u8 }, Plain<u64, Block>>,
-    /// Held by the request that runs alone.
+    /// The request that runs alone holds this lock.
     turn: Mutex<{ Rank::SlabsTurn as u8 }, ()>,
     is_anyone_alone: AtomicBool,
 }
 
-/// Permission to run alone. See [`Slabs::alone`].
+/// The permission to run alone ([`Slabs::alone`]).
 pub struct Alone<'a> {
     slabs: &'a Slabs,
     _turn: Guard<'a, ()>,
@@ -75,14 +76,14 @@ impl Block {
         Self { held, context, pieces: BTreeMap::new(), leaving: Vec::new(), exit: None }
     }
 
-    /// Notes that all allocations of the block are no longer being freed.
+    /// Notes that the block keeps an allocation, so that its charge stays.
     fn stay(&mut self, process: &Process) {
         if let Some(exit) = self.exit.take() {
             exit.cancel(process);
         }
     }
 
-    /// Whether `units` consecutive places are free.
+    /// Returns whether `units` consecutive places are free.
     fn has_hole(&self, units: u64) -> bool {
         let pieces = self.pieces.iter().map(|(place, length)| (*place, *length));
         let mut taken: Vec<Piece> = pieces.chain(self.leaving.iter().copied()).collect();
@@ -98,7 +99,7 @@ impl Block {
     }
 }
 
-/// Returns the number of the block that contains an address, and the place in that block.
+/// Returns the number of the block that contains an address, and the place in the block.
 fn place_of(address: u64) -> (u64, u64) {
     (address / BLOCK_BYTES, address % BLOCK_BYTES / UNIT_BYTES)
 }
@@ -108,7 +109,8 @@ impl Slabs {
         lock(&self.blocks)
     }
 
-    /// Reserves the amount of `request`. A small request waits while another one runs alone.
+    /// Reserves the amount of `request`, and returns the reservation. While another request runs
+    /// alone, a small request waits.
     ///
     /// # Errors
     /// [`Refused`] if the held memory leaves no room.
@@ -123,8 +125,8 @@ impl Slabs {
         }
     }
 
-    /// Lets a request without a reservation run alone. Waits until no other request of the process
-    /// has one. Returns `None` if that takes too long.
+    /// Lets a request without a reservation run alone, while the result lives. Waits until no other
+    /// request of the process has a reservation. Returns `None` if the wait takes too long.
     pub fn alone(&self, site: &Site<'_>) -> Option<Alone<'_>> {
         let mut patience = Patience::default();
         let turn = loop {
@@ -144,19 +146,19 @@ impl Slabs {
         Some(alone)
     }
 
-    /// Whether an allocation of `bytes` fits into an existing block of `context`.
+    /// Returns whether an allocation of `bytes` fits into an existing block of `context`.
     pub fn has_hole(&self, context: usize, bytes: u64) -> bool {
         let units = bytes.div_ceil(UNIT_BYTES);
         self.blocks().values().any(|block| block.context == context && block.has_hole(units))
     }
 
-    /// Whether the block that contains `address` is charged.
+    /// Returns whether the block that contains `address` is charged.
     pub fn knows(&self, address: u64) -> bool {
         self.blocks().contains_key(&place_of(address).0)
     }
 
-    /// Records an allocation of `bytes` that the driver placed at `address`. `promise` reserved a
-    /// block for it, and is withdrawn if the block is already charged.
+    /// Records an allocation of `bytes` that the driver placed at `address`. `promise` is the
+    /// reservation of a block. If the block is already charged, the method withdraws the promise.
     pub fn insert(
         &self,
         process: &Process,
@@ -169,7 +171,8 @@ impl Slabs {
         let (number, place) = place_of(address);
         let units = bytes.div_ceil(UNIT_BYTES).clamp(1, UNITS);
         let mut blocks = self.blocks();
-        // A block without allocations is being freed. Its addresses may be another GPU's by now.
+        // If a block has no allocation left, the job is freeing the block. Its addresses may be
+        // another GPU's by now.
         let is_others = |block: &Block| block.pieces.is_empty() && block.held.ordinal() != request.ordinal;
         if blocks.get(&number).is_some_and(is_others)
             && let Some(Block { held, exit, .. }) = blocks.remove(&number)
@@ -179,13 +182,14 @@ impl Slabs {
         match blocks.get_mut(&number) {
             Some(block) => {
                 site.withdraw(promise);
-                // If all other allocations of the block were being freed, the block stays charged.
+                // If the job was freeing all other allocations of the block, the block stays
+                // charged.
                 block.stay(process);
                 if block.pieces.is_empty() {
                     block.context = request.context;
                 }
-                // The driver gives a place out again only once it is free. A piece that is already
-                // recorded there was freed past the interposer, and is replaced.
+                // The driver gives a place out again only after its free. So if a piece was
+                // recorded there, its free bypassed the interposer, and the new piece replaces it.
                 block.pieces.insert(place, units);
             }
             None => {
@@ -197,7 +201,8 @@ impl Slabs {
         }
     }
 
-    /// Frees the allocation at `address` by `free`. Returns `free` if the address is unknown here.
+    /// Frees the allocation at `address` by `free`, and returns the result of `free`. If this
+    /// module does not know the address, returns `free` itself as the error.
     pub fn free<F: FnOnce() -> u32>(&self, process: &Process, address: u64, free: F) -> Result<u32, F> {
         let (number, place) = place_of(address);
         let mut blocks = self.blocks();
@@ -216,7 +221,7 @@ impl Slabs {
     /// Records whether the driver freed an allocation.
     fn end_leaving(&self, process: &Process, number: u64, piece: Piece, is_freed: bool) {
         let mut blocks = self.blocks();
-        // If the context ended meanwhile, nothing is left to do.
+        // If the context has ended meanwhile, nothing is left to do.
         let Some(block) = blocks.get_mut(&number) else { return };
         let Some(at) = block.leaving.iter().position(|one| *one == piece) else { return };
         block.leaving.swap_remove(at);
@@ -232,7 +237,7 @@ impl Slabs {
         }
     }
 
-    /// Removes the blocks that ended with a context.
+    /// Removes the blocks that ended with a context, and gives back their charges.
     pub fn forget_context(&self, process: &Process, context: usize) {
         for (_, Block { held, exit, .. }) in self.blocks().extract_if(|_, block| block.context == context) {
             held.give_back(process, exit);

@@ -1,5 +1,5 @@
-//! Physical memory that is mapped into sparse arrays. Such a mapping is a use of the memory, until
-//! the job unmaps the same part, or destroys the array.
+//! Physical memory that is mapped into sparse arrays. Such a mapping counts as a use of the memory,
+//! until the job unmaps the same part or destroys the array.
 
 use deepres_abi::driver::result::CUDA_SUCCESS;
 
@@ -16,7 +16,7 @@ pub struct Operation {
     pub array: u64,
     /// The part of the array.
     pub part: Part,
-    /// The memory to map there. `None` unmaps the part.
+    /// The memory to map to the part. `None` unmaps the part.
     pub handle: Option<u64>,
 }
 
@@ -41,9 +41,9 @@ impl Accounts {
         }
     }
 
-    /// Runs `call`, which carries out `operations` on arrays of `context`. The memory to map is
-    /// retained before, because another thread may release its handle as soon as the driver has
-    /// mapped it.
+    /// Runs `call`, which carries out `operations` on arrays of `context`. Returns the result of
+    /// `call`. Retains the memory before `call` runs, because another thread may release its handle
+    /// as soon as the driver has mapped it.
     pub fn map_tiles(
         &self,
         process: &Process,
@@ -69,10 +69,11 @@ impl Accounts {
         result
     }
 
-    /// Destroys an array by `destroy`, and releases the memory that is mapped into it.
+    /// Destroys an array by `destroy`, and releases the memory that is mapped into the array.
+    /// Returns the result of `destroy`.
     pub fn destroy_array(&self, process: &Process, array: u64, destroy: impl FnOnce() -> u32) -> u32 {
-        // The tiles are removed before `destroy` runs, because the driver may afterwards give the
-        // same handle to another thread.
+        // The method removes the tiles before `destroy` runs, because the driver may afterwards
+        // give the same handle to another thread.
         let gone = self.take_tiles(|tile| tile.array == array);
         let result = self.free(process, Name::Array(array), destroy);
         if result == CUDA_SUCCESS {

@@ -1,9 +1,10 @@
-//! The GPU time that this process is charged on one GPU: the times of all its streams, with
-//! overlapping times counted once.
+//! The GPU time that this process is charged on one GPU. The account adds up the times of all
+//! streams, and counts overlapping times once.
 //!
-//! Measured times have a place on the time line, and their union is exact. Estimated times have no
-//! place. In short spells every launch is measured ([`Account::spell`]), and these show how much of
-//! the estimated times overlaps with other streams.
+//! Measured times have a place on the time line, and the account computes their exact union.
+//! Estimated times have no place. In a *spell*, a short time that comes every few milliseconds, the
+//! meter measures every launch ([`Account::spell`]). The spells show which part of the estimated
+//! times overlaps with work of other streams.
 
 use std::time::Duration;
 
@@ -14,66 +15,71 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// GPU time over which the overlap of streams is averaged.
+/// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// A segment is charged without a place if it was busy for less than this part of its time.
+/// If launches took less than this percentage of the time from their beginning to their end, they
+/// get no place on the time line.
 const DENSE_PERCENT: u64 = 90;
-/// A single launch of at least this length is treated like a segment, and has a place on the time
-/// line. A spell would hardly see the whole of it. By their events, launches that wait for its SMs
-/// seem to run beside it.
+/// A single launch that takes at least this long gets a place on the time line outside spells too.
+/// A spell would hardly see the whole launch. If other launches wait for the launch's SMs, their
+/// events make them seem to run beside it.
 const LONG_NS: u64 = ns(Duration::from_micros(500));
 /// Time between two spells. Streams with the same pace keep their relative positions for
-/// milliseconds, so many short spells show more than few long ones.
+/// milliseconds, so many short spells show more than few long spells.
 const SPELL_EVERY_NS: u64 = ns(Duration::from_millis(8));
-/// A spell lasts for one part in this many of `SPELL_EVERY_NS`.
+/// A spell lasts for one part in this many of [`SPELL_EVERY_NS`].
 const SPELL_PART: u64 = 5;
-/// A spell ignores work in this first part of it. Beside that work ran launches of segments that
-/// were open before, which have no place.
+/// A spell ignores work in its first part of this length. Launches of older segments may have run
+/// beside such work, and these launches have no place.
 const SETTLING_NS: u64 = ns(Duration::from_micros(500));
-/// A spell also ignores work in this last part of it, because work beside it may not have been seen
-/// complete yet.
+/// A spell ignores work in its last part of this length too. The meter thread may not yet have seen
+/// other work beside such work complete.
 const TRAILING_NS: u64 = ns(Duration::from_micros(300));
-/// Weight that the earlier spells keep after each new spell. So about 16 spells count.
+/// The weight that the results of earlier spells keep after each new spell. So about 16 spells
+/// count.
 const SPELL_KEPT: f64 = 1.0 - 1.0 / 16.0;
-/// Two streams run beside each other if launches of both were measured within this time.
+/// Two streams run beside each other if the meter measured launches of both within this time.
 const BESIDE_NS: u64 = ns(Duration::from_millis(100));
-/// If the launches of all streams together are at least this far apart, all of them are measured
-/// all the time. Measuring all costs no more than segments would, and leaves nothing to estimate.
+/// If the launches of all streams together are at least this far apart, the meter measures every
+/// launch all the time. Measuring each launch then costs no more than measuring segments, and the
+/// meter need not estimate.
 const APART_NS: u64 = ns(Duration::from_micros(40));
-/// Measured GPU time, ns, that spells need before their result is used.
+/// Measured GPU time, ns, that the spells must have seen before the account uses their result.
 const TELLING_NS: f64 = 50_000.0;
 
-/// The account of one GPU, as the module describes it.
+/// The account of one GPU, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Account {
     kernels: Union,
     copies: Union,
-    /// Times of recent segments, and the part of the time line that only these covered.
+    /// The times of recent segments, and the part of the time line that only these segments
+    /// covered.
     streams_ns: u64,
     covered_ns: u64,
-    /// Fraction of estimated times that is charged.
+    /// The fraction of estimated times that the account charges.
     counts: f64,
-    /// Result of the spells, recent ones weighted most: the times of single launches, and the part
-    /// of them that nothing else covered.
+    /// The result of the spells, with recent spells weighted most. `singles_ns` is the time of
+    /// single launches, and `added_ns` the part of this time that no other work covered.
     singles_ns: f64,
     added_ns: f64,
     spell: Option<Spell>,
     spell_due_ns: u64,
     had_sparse: bool,
-    /// The stream that was measured last, and when another stream was measured before it.
+    /// The stream that the meter measured last, and when it last changed from one stream to
+    /// another.
     stream: usize,
     other_stream_ns: Option<u64>,
-    /// When the last charged work ended, ns of the host's clock.
+    /// When the last charged kernel or graph ended, ns of the host's clock.
     pub ended_ns: u64,
-    /// Whether anything is in flight, copies included.
+    /// Whether work of this process is in flight, copies included.
     pub is_occupied: bool,
-    /// Lanes with kernels or graphs in flight.
+    /// The number of lanes with kernels or graphs in flight.
     pub computing_lanes: u32,
     /// Whether kernels were in flight since the previous look, even if they have completed by now.
     pub has_computed: bool,
     /// When `has_computed` was last true.
     pub computed_ns: u64,
-    /// Since when kernels have been in flight without a break, as far as the looks show.
+    /// Since when kernels have been in flight at every look of the meter thread.
     pub computing_since_ns: Option<u64>,
 }
 
@@ -102,27 +108,27 @@ impl Default for Account {
     }
 }
 
-/// GPU time that launches add to the process's account.
+/// The GPU time that launches add to the process's account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
-    /// The added time, ns.
+    /// The time that was added, ns.
     pub ns: u64,
-    /// The part of the time line that they covered, if known.
+    /// The part of the time line that the launches covered, if known.
     pub place: Option<(i64, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Spell {
-    /// Beginning and end of the time in which work is judged.
+    /// Beginning and end of the time in which the spell counts work, ns on the time line.
     judged: (i64, i64),
     ends_ns: u64,
-    /// Launches that were measured in the spell.
+    /// The number of launches that the meter measured in the spell.
     launches: u64,
-    /// All work in the spell.
+    /// The union of all work in the spell.
     all: Union,
-    /// All work except single launches.
+    /// The union of all work except single launches.
     dense: Union,
-    /// As in [`Account`].
+    /// The time of single launches, and the part of this time that no other work covered.
     singles_ns: u64,
     added_ns: u64,
 }
@@ -137,7 +143,7 @@ impl Spell {
             self.singles_ns += end_ns.abs_diff(start_ns);
             self.added_ns += self.all.add(start_ns, end_ns);
         } else {
-            // Time that only a single launch had covered before now belongs to this segment.
+            // This time counted for a single launch so far. From now on it belongs to the segment.
             let covered_ns = self.dense.add(start_ns, end_ns);
             self.added_ns = (self.added_ns + self.all.add(start_ns, end_ns)).saturating_sub(covered_ns);
         }
@@ -145,22 +151,24 @@ impl Spell {
 }
 
 impl Account {
-    /// Prepares a look at all lanes. Returns whether anything was in flight at the previous look.
+    /// Prepares the account for a look at all lanes. Returns whether work was in flight at the
+    /// previous look.
     pub fn begin_look(&mut self) -> bool {
         self.computing_lanes = 0;
         self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
     }
 
-    /// Time between `now_ns` and the expected end of the work in flight, if that work takes
-    /// `queued_ns`. The work runs since the end of the work before it.
+    /// Returns how far `now_ns` is from the expected end of the work in flight, before or after the
+    /// end, ns. By its estimate, the work takes `queued_ns`. The work runs since the end of the
+    /// work before it.
     pub fn ns_from_end(&self, queued_ns: u64, now_ns: u64) -> u64 {
         let began_ns = self.computing_since_ns.unwrap_or(now_ns).max(self.ended_ns);
         queued_ns.abs_diff(now_ns.saturating_sub(began_ns))
     }
 
-    /// Notes that launches of a stream were measured at `now_ns`. `stream` is any number that
-    /// distinguishes it from other streams.
+    /// Records that the meter thread charged launches of a stream at `now_ns`. `stream` is any
+    /// number that distinguishes the stream from other streams.
     pub fn saw(&mut self, stream: usize, now_ns: u64) {
         if self.stream != 0 && self.stream != stream {
             self.other_stream_ns = Some(now_ns);
@@ -168,20 +176,21 @@ impl Account {
         self.stream = stream;
     }
 
-    /// Whether several streams run, judged by recent measurements, because a stream with gaps is
-    /// idle at most looks.
+    /// Returns whether several streams run. Recent measurements count too, because at most looks a
+    /// stream with gaps is idle.
     fn has_several(&self, now_ns: u64) -> bool {
         self.computing_lanes > 1
             || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
     }
 
     /// Charges launches that took `took_ns` between `began_ns` and `end_ns`. Returns the GPU time
-    /// that the launches add to the process's account. `single`: it is one launch, of a stream that
-    /// has gaps.
+    /// that the launches add to the process's account. `single`: there is one launch, on a stream
+    /// that has gaps.
     ///
-    /// How much of a single launch other streams cover is known only in a spell, in which their
-    /// launches are all measured too. Outside a spell, a place beside launches that were not
-    /// measured would correct a part of the overlap twice, or not at all.
+    /// Only a spell shows which part of a single launch other streams cover, because the meter then
+    /// measures their launches too. Outside a spell, other launches beside the single launch have
+    /// no place. A place for the single launch would then correct a part of the overlap twice, or
+    /// not at all.
     pub fn charge(&mut self, took_ns: u64, (began_ns, end_ns): (i64, i64), single: bool) -> Charged {
         let is_dense = took_ns * 100 >= end_ns.abs_diff(began_ns) * DENSE_PERCENT;
         let single = single && took_ns < LONG_NS;
@@ -199,24 +208,26 @@ impl Account {
         Charged { ns: fresh_ns, place: Some(place) }
     }
 
-    /// Whether only a part of a time without a place is charged, because streams overlap.
+    /// Returns whether the account charges only a part of an estimated time, because streams
+    /// overlap.
     fn is_corrected(&self) -> bool {
         self.counts < 1.0
     }
 
-    /// Charges a time that has no place. Returns the time to add.
+    /// Charges an estimated time, which has no place on the time line. Returns the time to add, ns.
     pub fn charge_unplaced(&mut self, took_ns: u64) -> u64 {
         self.had_sparse = true;
         (took_ns as f64 * self.counts) as u64
     }
 
-    /// Charges copies, which have an account of their own. Returns the time to add.
+    /// Charges copies, whose union is separate from that of kernels. Returns the time to add, ns.
     pub fn charge_copy(&mut self, measured: &Measured, end_ns: i64) -> u64 {
         self.copies.add(end_ns - measured.took_ns, end_ns)
     }
 
-    /// Sum of the streams' times over the GPU time that they cover, in thousandths, each time that
-    /// enough was measured.
+    /// Returns the sum of the streams' times over the GPU time that the streams cover, in
+    /// thousandths. Returns `None` while the measurements since the last result cover too little
+    /// time.
     pub fn overlap_permille(&mut self) -> Option<u64> {
         if self.covered_ns <= OVERLAP_OVER_NS {
             return None;
@@ -226,8 +237,8 @@ impl Account {
         Some(u64::try_from(permille).unwrap_or(u64::MAX))
     }
 
-    /// Whether every launch is to be measured now. A spell begins now and then where several
-    /// streams are busy and one of them has gaps.
+    /// Returns whether the meter is to measure every launch now. If several streams are busy and
+    /// one of them has gaps, a spell begins now and then.
     pub fn spell(&mut self, now_ns: u64) -> bool {
         if let Some(spell) = &self.spell {
             if now_ns < spell.ends_ns {
@@ -331,7 +342,7 @@ mod tests {
         let mut account = Account { counts: 0.5, ..Account::default() };
         let long_ns = LONG_NS as i64;
         assert_eq!(account.charge(LONG_NS, (0, long_ns), true).place, Some((0, long_ns)));
-        // The second launch waited for SMs that the first one occupied.
+        // The second launch waited for SMs that the first launch occupied.
         assert_eq!(account.charge(2 * LONG_NS, (0, 2 * long_ns), true).ns, LONG_NS);
         assert_eq!(account.charge(1_000, (long_ns, long_ns + 1_000), true).ns, 500, "a short one");
     }

@@ -1,6 +1,6 @@
-//! Finds out whether the job's own threads have all ended. A program whose first thread ends by
-//! itself (`pthread_exit`) goes on until its last thread ends, and then exits. A thread of deepres
-//! must not be that last one.
+//! Checks whether the job's own threads have all ended. A program whose first thread ends by itself
+//! (`pthread_exit`) goes on until its last thread ends, and then exits. So the threads of deepres
+//! must not keep such a program alive.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -13,18 +13,18 @@ use crate::os;
 
 /// The meter thread's name.
 pub const METER: &str = "deepres-meter";
-/// Name of the thread that writes the trace.
+/// The name of the thread that writes the trace.
 pub const RECORD: &str = "deepres-record";
 
-/// Ids of deepres's own threads: the meter thread, and the thread that writes the trace. 0 means
-/// none.
+/// Ids of deepres's own threads: the meter thread, and the thread that writes the trace. 0 means no
+/// thread.
 static OURS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// The folder of the process's threads, `/proc/self/task`. The folder is opened early, because the
-/// job may later lose sight of that file system, or use up all descriptors.
+/// The folder of the process's threads, `/proc/self/task`. deepres opens the folder early. The job
+/// may later lose sight of `/proc`, or use up all descriptors.
 static FOLDER: Place = Place::none();
 
-/// Counts the calling thread as one of deepres's own, until it calls [`count_out`].
+/// Counts the calling thread as one of deepres's own threads, until the thread calls [`count_out`].
 pub fn count_in() {
     let own = os::thread_id();
     let is_taken =
@@ -32,7 +32,7 @@ pub fn count_in() {
     OURS.iter().find(is_taken);
 }
 
-/// Notes that the calling thread is about to end.
+/// Records that the calling thread, one of deepres's own, is about to end.
 pub fn count_out() {
     let own = os::thread_id();
     for place in &OURS {
@@ -40,7 +40,7 @@ pub fn count_out() {
     }
 }
 
-/// Forgets the parent's threads, in a forked child. The calling thread is the child's only thread.
+/// Forgets the parent's threads, in a forked child whose only thread calls this.
 pub fn forget() {
     OURS.iter().for_each(|own| own.store(0, Ordering::Relaxed));
     if let Some(folder) = FOLDER.swap(None) {
@@ -48,7 +48,7 @@ pub fn forget() {
     }
 }
 
-/// Opens the folder, and keeps it open if the job can spare the descriptor.
+/// Opens the folder of threads, and keeps it open if the job can spare the descriptor.
 pub fn keep_folder() {
     let Some(folder) = open().map(OwnDescriptor::new) else { return };
     let before = if folder.is_to_spare() { FOLDER.swap(Some(folder)) } else { Some(folder) };
@@ -57,8 +57,8 @@ pub fn keep_folder() {
     }
 }
 
-/// Whether the first thread has ended and only deepres's own threads are left. False if this cannot
-/// be found out.
+/// Returns whether the first thread has ended and only deepres's own threads are left. If the
+/// threads cannot be read, returns false.
 pub fn is_left() -> bool {
     let first = process::id();
     let are_ours = |folder: RawFd| has_ended(folder, first) && all(folder, |id| id == first || is_ours(id));
@@ -84,9 +84,9 @@ fn is_ours(thread: u32) -> bool {
     OURS.iter().any(|own| own.load(Ordering::Relaxed) == thread)
 }
 
-/// Whether a thread is a zombie, as the first thread is once it ended before the others. A zombie
-/// has no program any more, so its `exe` link cannot be read. The check needs no further
-/// descriptor.
+/// Returns whether a thread has ended. If the first thread ends before the others, it stays as a
+/// zombie. A zombie has no program any more, so its `exe` link cannot be read. The check needs no
+/// further descriptor.
 fn has_ended(folder: RawFd, thread: u32) -> bool {
     let mut name = String::new();
     if write!(name, "{thread}/exe\0").is_err() {
@@ -99,7 +99,7 @@ fn has_ended(folder: RawFd, thread: u32) -> bool {
     read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
 }
 
-/// Whether `holds` is true of every thread. False if the threads cannot be read.
+/// Returns whether `holds` is true of every thread. If the threads cannot be read, returns false.
 fn all(folder: RawFd, holds: impl Fn(u32) -> bool) -> bool {
     /// Offsets of the length and the name in a directory entry (`struct linux_dirent64`).
     const LENGTH_AT: usize = 16;

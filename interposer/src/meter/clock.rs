@@ -1,22 +1,23 @@
-//! Aligns the device's clock, on which events have their times, with the host's clock. Pure.
+//! Aligns the device's clock, which gives the times of events, with the host's clock. The
+//! calculation is pure.
 //!
-//! The driver gives an event's time as a distance from a base event, on the device's clock. Nothing
-//! tells the base event's time on the host's clock. An event that is seen complete was complete by
-//! then, so each look gives an upper bound. The promptest look within some seconds gives the time
-//! to some microseconds.
+//! The driver gives an event's time as a distance from a base event, on the device's clock. The
+//! driver does not tell the base event's time on the host's clock. An event that a thread sees
+//! complete was complete by then, so each look gives an upper bound of the event's time. The
+//! promptest look of some seconds gives the time with an error of some microseconds.
 //!
 //! The two clocks drift apart by some tens of millionths, in either direction. So the time line
-//! must move forward as well as back. A time line that only ever moved back would fall behind
-//! without end where the device's clock is the slower one. The time lines of contexts and processes
-//! that began at different times would then drift apart.
+//! must move forward as well as back. If the device's clock is slower, a time line that only moved
+//! back would fall behind without end. The time lines of contexts and processes that began at
+//! different times would then drift apart.
 
-/// Shortest time, ns, over which looks are collected before the time line is moved forward …
+/// The shortest window, ns, after which the alignment may move the time line forward.
 const WINDOW_NS: i64 = 1_000_000_000;
-/// … and the fewest looks in that time. Looks are up to 0.4 ms apart, so the promptest of this many
-/// comes only some microseconds late.
+/// The fewest looks in a window of that length. Looks are up to 0.4 ms apart, so the promptest of
+/// this many comes only some microseconds late.
 const LOOKS: u32 = 64;
-/// After this time, ns, fewer looks are enough: their delay is then less than the clocks would
-/// drift apart otherwise.
+/// After a window of this length, ns, fewer looks are enough. Their delay is then less than the
+/// clocks would otherwise drift apart.
 const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 
 /// The alignment of one context's events.
@@ -24,21 +25,21 @@ const LONGEST_WINDOW_NS: i64 = 8_000_000_000;
 pub struct Alignment {
     /// Time of the base event on the host's clock.
     base_ns: i64,
-    /// When the present window began, the looks in it, and the delay of the promptest one.
+    /// The beginning of the present window, the looks in it, and the delay of the promptest look.
     began_ns: i64,
     looks: u32,
     least_late_ns: i64,
 }
 
 impl Alignment {
-    /// Begins with a base event that was just seen complete, at `now_ns`.
+    /// Returns an alignment whose base event a thread has just seen complete, at `now_ns`.
     pub fn new(now_ns: i64) -> Self {
         Self { base_ns: now_ns, began_ns: now_ns, looks: 0, least_late_ns: i64::MAX }
     }
 
-    /// Compares the clocks by an event that lies `since_base_ns` after the base and was seen
-    /// complete at `now_ns`. Returns the distance by which the whole time line was moved. The caller
-    /// moves its own values on the time line too.
+    /// Compares the clocks by an event that lies `since_base_ns` after the base event, and that a
+    /// thread saw complete at `now_ns`. Returns the distance by which the whole time line moved,
+    /// ns. The caller moves its own values on the time line by the same distance.
     pub fn look(&mut self, since_base_ns: i64, now_ns: i64) -> i64 {
         let late_ns = now_ns - self.at(since_base_ns);
         self.looks = self.looks.saturating_add(1);
@@ -59,12 +60,13 @@ impl Alignment {
         moved_ns
     }
 
-    /// Place of an event that lies `since_base_ns` after the base, on the host's clock.
+    /// Returns the time on the host's clock of an event that lies `since_base_ns` after the base
+    /// event.
     pub fn at(&self, since_base_ns: i64) -> i64 {
         self.base_ns + since_base_ns
     }
 
-    /// Makes the event at `at_ns` the new base.
+    /// Makes the event at `at_ns` the new base event.
     pub fn rebase(&mut self, at_ns: i64) {
         self.base_ns = at_ns;
     }
@@ -76,7 +78,7 @@ mod tests {
 
     const PPM: i64 = 1_000_000;
     const SECOND_NS: i64 = 1_000_000_000;
-    /// Longest time between an event and the look that sees it.
+    /// The longest time between an event and the look that sees it.
     const LATEST_NS: i64 = 400_000;
 
     /// A device whose clock is fast by `ppm` millionths. The test looks at the device every
@@ -100,7 +102,7 @@ mod tests {
             }
         }
 
-        /// Error of the place of an event that completed at `at_ns`.
+        /// Looks at an event that completed at `at_ns`. Returns the error of its place, ns.
         fn look(&mut self, at_ns: i64) -> i64 {
             self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let late_ns = (self.random >> 33) as i64 % LATEST_NS;
@@ -114,7 +116,7 @@ mod tests {
             placed_ns - at_ns
         }
 
-        /// Largest error of any place, without the first seconds.
+        /// Returns the largest error of any place after the first ten seconds, ns.
         fn farthest_ns(&mut self, from_ns: i64, to_ns: i64) -> i64 {
             let mut farthest_ns = 0;
             let mut at_ns = from_ns;

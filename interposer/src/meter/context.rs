@@ -1,4 +1,4 @@
-//! A context of the driver with its lanes, and the clock that its events share.
+//! A context of the driver with its lanes, and the time line of the context's events.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -12,16 +12,16 @@ use crate::driver::calls::{Calls, Context, Event, Stream};
 use crate::lock_order::{Guard, Mutex, Rank};
 use crate::os;
 
-/// Distance from the base event at which a new base is chosen. The driver gives the distance as a
-/// float of milliseconds, which is precise to about 1 µs after 10 s.
+/// If an event lies this far from the base event, the context gets a new base event. The driver
+/// gives the distance as a float of milliseconds, which after 10 s is precise to about 1 µs.
 const REBASE_NS: i64 = 5_000_000_000;
-/// A context that cannot be made current for this long is given up. A hand-off waits for work in
-/// flight no longer than this.
+/// If the driver does not make a context current for this long, the meter thread no longer waits
+/// for the context's work. So a hand-off waits no longer than this for such work.
 const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// The state of a context of the driver. The state lives as long as the process, because threads
-/// keep references to its lanes. Once the context is gone, the state serves another context, with
-/// all its lanes. So a job may make as many contexts as it likes.
+/// keep references to its lanes. After the end of the context, the state serves another context,
+/// with all its lanes. So a job may make any number of contexts.
 #[derive(Debug)]
 pub struct ContextState {
     handle: AtomicUsize,
@@ -29,29 +29,31 @@ pub struct ContextState {
     pub gpu: &'static Gpu,
     /// The GPU's ordinal in this process.
     pub ordinal: usize,
-    /// Whether the context is destroyed. The driver may then give its handle to another context.
+    /// Whether the context is destroyed. The driver may then give the same handle to another
+    /// context.
     is_dead: AtomicBool,
-    /// Lanes that belong to a stream.
+    /// The number of lanes that belong to a stream.
     lanes: AtomicU32,
     inner: Mutex<{ Rank::Context as u8 }, Inner>,
 }
 
-/// The data under the context's lock. No event or stream of the context dies while a thread holds
-/// the lock.
+/// The data under the context's lock. While a thread holds the lock, no other thread destroys an
+/// event or stream of the context.
 #[derive(Debug, Default)]
 pub struct Inner {
-    /// Every lane, used or not.
+    /// All lanes, used or not.
     pub lanes: Vec<&'static Lane>,
     /// Events' time less the host's time, for segments that find their stream idle.
     pub offset: Middle,
-    /// Host time of recording an event and a launch.
+    /// Host time that one record of an event and one launch take together.
     pub lead: Middle,
-    /// The stream on which memory is moved ([`super::mover`]). The stream ends with the context.
+    /// The stream on which the meter thread moves memory ([`super::mover`]). The driver destroys
+    /// the stream with the context.
     pub moving: Option<Stream>,
-    /// Since when the meter thread has been unable to make the context current.
+    /// Since when the driver has not made the context current for the meter thread.
     unreachable_since_ns: Option<u64>,
     base: Option<Base>,
-    /// Users that attached to the context after the first one.
+    /// The number of users of the context beside the first user.
     attached: u32,
 }
 
@@ -62,7 +64,7 @@ struct Base {
 }
 
 impl ContextState {
-    /// State of a new context on a GPU.
+    /// Returns the state of a new context on a GPU.
     pub fn new(handle: Context, gpu: &'static Gpu, ordinal: usize) -> Self {
         Self {
             handle: AtomicUsize::new(handle.0),
@@ -74,50 +76,52 @@ impl ContextState {
         }
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle of the context.
     #[inline(always)]
     pub fn handle(&self) -> Context {
         Context(self.handle.load(Ordering::Relaxed))
     }
 
-    /// Whether this state belongs to `handle`, and the context is alive.
+    /// Returns whether this state belongs to `handle`, and the context is alive.
     #[inline(always)]
     pub fn is_alive_as(&self, handle: Context) -> bool {
-        // The order matters: a thread that sees the context alive also sees its present handle.
+        // The order of the two reads matters. If a thread sees the context alive, it also sees the
+        // context's present handle.
         !self.is_dead() && self.handle() == handle
     }
 
     /// Makes this the state of another context on the same GPU. The caller makes sure that no other
-    /// thread does so.
+    /// thread does the same at this time.
     pub fn revive(&self, handle: Context) {
         self.handle.store(handle.0, Ordering::Relaxed);
         self.is_dead.store(false, Ordering::Release);
     }
 
-    /// Locks the context. The meter thread holds the lock while it queries events. Hooks hold the
-    /// lock when they are about to destroy a stream or the context. A launch does not take the lock
-    /// once its thread has a lane.
+    /// Locks the context, and returns the lock. The meter thread holds the lock while it queries
+    /// events. Hooks hold the lock while they destroy a stream or the context. Once a thread has a
+    /// lane, its launches do not take the lock.
     pub fn lock(&self) -> Guard<'_, Inner> {
         self.inner.lock()
     }
 
-    /// Whether the context is gone.
+    /// Returns whether the context is destroyed.
     pub fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Acquire)
     }
 
-    /// As [`Self::lock`], if no other thread has the lock.
+    /// Locks the context if no other thread has the lock. Returns the lock, or `None`.
     pub fn try_lock(&self) -> Option<Guard<'_, Inner>> {
         self.inner.try_lock()
     }
 
-    /// Whether any work of the context may be unfinished. Does not wait for the lock.
+    /// Returns whether any work of the context may be unfinished. If another thread has the lock,
+    /// returns true.
     pub fn may_have_work(&self) -> bool {
         self.try_lock().is_none_or(|inner| inner.lanes.iter().any(|lane| lane.is_busy()))
     }
 
-    /// Notes that every stream of the context is about to wait for something else than its own
-    /// work, whichever thread launches on it. The caller gives the context's `handle`.
+    /// Records that all streams of the context, of all threads, are about to wait for something
+    /// else than their own work. If `handle` no longer names this context, does nothing.
     /// `awaits_host`: the streams may wait for the host.
     pub fn interrupt(&self, handle: Context, calls: &Calls, thread_id: u32, awaits_host: bool) {
         let inner = self.lock();
@@ -125,7 +129,8 @@ impl ContextState {
             return;
         }
         for lane in &inner.lanes {
-            // The per-thread stream of another thread has no name in this thread.
+            // In this thread, the handle of the per-thread stream does not name another thread's
+            // stream.
             if lane.stream() == Some(Stream::PER_THREAD) && lane.owner() != thread_id {
                 lane.note_wait();
             } else {
@@ -137,7 +142,8 @@ impl ContextState {
         }
     }
 
-    /// Charges the complete segments by their measured times, before the context is destroyed.
+    /// Charges the complete segments by their measured times, before the driver destroys the
+    /// context.
     pub fn charge_complete(&self, calls: &Calls, inner: &mut Inner) {
         for lane in inner.lanes.clone() {
             let (over, newest) = lane.over(inner, calls);
@@ -146,7 +152,8 @@ impl ContextState {
                 let Some(contents) = lane.oldest(inner).map(Segment::contents) else { break };
                 let place = newest.and_then(|newest| inner.locate(calls, lane, newest, seen_ns));
                 if !contents.is_copy {
-                    // The measured time may include pauses, and an estimate may be missing.
+                    // The measured time may include pauses, so the lower of the two times counts.
+                    // There may be no estimate.
                     let took_ns =
                         place.filter(|_| !contents.is_end_only).map(|(start, end)| end.abs_diff(start));
                     let known_ns = (contents.expected_ns != 0).then_some(contents.expected_ns);
@@ -159,33 +166,35 @@ impl ContextState {
         }
     }
 
-    /// Marks the context as destroyed: nothing of it may be touched from now on. Work that nobody
-    /// saw complete is charged by its estimates, or by the time that passed if that is less.
+    /// Marks the context as destroyed. From now on, no thread may touch anything of the context.
+    /// Charges the work that the meter thread has not seen complete: by its estimates, or by the
+    /// time that passed if this time is less.
     pub fn kill(&self, inner: &mut Inner) {
         inner.lanes.iter().for_each(|lane| lane.retire(inner));
         self.charge_unseen(inner);
         inner.lanes.iter().for_each(|lane| lane.forget_events(inner));
         *inner = Inner { lanes: std::mem::take(&mut inner.lanes), ..Inner::default() };
-        // From now on this state may be reused for another context.
+        // From now on, another context may get this state.
         self.is_dead.store(true, Ordering::Release);
     }
 
-    /// Called when the meter thread cannot make the context current, at `now_ns`, and so cannot see
-    /// whether its work is complete. The state may be temporary. After a while, the work no longer
-    /// counts as in flight and is charged as at the context's end. Returns whether that has
-    /// happened.
+    /// Called when the driver does not make the context current for the meter thread, at `now_ns`.
+    /// The work of the context then counts as in flight for one second, because the refusal may be
+    /// temporary. After that, the method charges the work by its estimates and returns true.
+    /// Before, it returns false.
     pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {
             return false;
         }
-        // The lanes keep their events, because the driver may still have these.
+        // The lanes keep their events, because the driver may still have them.
         inner.lanes.iter().for_each(|lane| lane.discard(inner));
         self.charge_unseen(inner);
         true
     }
 
-    /// Removes all closed segments of the context and charges them. No segment may be open.
+    /// Removes all closed segments of the context, and charges them. No segment of the context is
+    /// open.
     fn charge_unseen(&self, inner: &Inner) {
         let now_ns = os::now_ns();
         let (mut expected_ns, mut most_ns) = (0_u64, 0);
@@ -196,7 +205,8 @@ impl ContextState {
                 if !contents.is_copy {
                     let unknown_ns = if contents.expected_ns == 0 { u64::MAX } else { contents.expected_ns };
                     expected_ns = expected_ns.saturating_add(unknown_ns);
-                    // The stream's work that was seen complete ran before.
+                    // Work of the stream that the meter thread has seen complete ran before this
+                    // segment.
                     let previous_ns =
                         lane.previous_end_ns(inner).map_or(0, |end_ns| end_ns.max(0).unsigned_abs());
                     most_ns = most_ns.max(now_ns.saturating_sub(contents.began_ns.max(previous_ns)));
@@ -208,7 +218,8 @@ impl ContextState {
         self.gpu.add_late(expected_ns.min(most_ns));
     }
 
-    /// Runs `call`, which may add a user of the context. No user leaves meanwhile.
+    /// Runs `call`, which may add a user of the context, and returns its result. Meanwhile no user
+    /// leaves.
     pub fn attach<T>(&self, call: impl FnOnce() -> T, is_attached: impl FnOnce(&T) -> bool) -> T {
         let _uncancelled = os::uncancelled();
         let mut inner = self.lock();
@@ -219,26 +230,28 @@ impl ContextState {
         result
     }
 
-    /// Number of lanes that belong to a stream.
+    /// Returns the number of lanes that belong to a stream.
     pub fn lanes(&self) -> u32 {
         self.lanes.load(Ordering::Relaxed)
     }
 
-    /// Adds `more` to the number of lanes.
+    /// Adds `more` to the number of lanes that belong to a stream.
     pub fn count_lane(&self, more: i32) {
         self.lanes.fetch_add(more as u32, Ordering::Relaxed);
     }
 
-    /// Creates two events in this context.
+    /// Creates two events in this context, and returns them.
     pub fn create_events(&self, calls: &Calls) -> Option<(Event, Event)> {
         calls.in_context(self.handle(), || Some((calls.create_event()?, calls.create_event()?)))
     }
 
-    /// Returns a lane for the calling thread on a stream of the context with `handle`. The result is
-    /// the thread's own lane, a lane that nobody uses any more, or a new lane.
+    /// Returns a lane for the calling thread on a stream of the context with `handle`. The result
+    /// is the thread's own lane, a lane that no thread uses any more, or a new lane. Returns `None`
+    /// if `handle` no longer names this context.
     pub fn lane(&'static self, handle: Context, stream: Stream, thread_id: u32) -> Option<LaneOwner> {
         let mut inner = self.lock();
-        // The context may have been destroyed meanwhile, and this state reused for another one.
+        // Another thread may have destroyed the context meanwhile, and given this state to another
+        // context.
         if !self.is_alive_as(handle) {
             return None;
         }
@@ -268,13 +281,14 @@ impl Inner {
         left.is_some()
     }
 
-    /// Notes that the meter thread made the context current.
+    /// Records that the driver made the context current for the meter thread.
     pub fn reached(&mut self, _meter: MeterThread) {
         self.unreachable_since_ns = None;
     }
 
-    /// Compares the clocks by an event that was seen complete at `seen_ns`. The meter thread gives
-    /// the newest event of its look: earlier events were complete for an unknown time.
+    /// Compares the clocks by an event that the meter thread saw complete at `seen_ns`. The thread
+    /// gives the newest complete event, because earlier events may have been complete for a long
+    /// time.
     pub fn align(&mut self, calls: &Calls, newest: Event, seen_ns: i64) {
         let Some(base) = &mut self.base else { return };
         let Some(since_base_ns) = calls.elapsed_ns(base.event, newest) else { return };
@@ -282,10 +296,11 @@ impl Inner {
         self.move_by(moved_ns);
     }
 
-    /// Returns where `lane`'s oldest segment lies, in ns on the process's time line, or `None` if
-    /// the driver does not say. The segment ended before `newest`, which was seen complete at
-    /// `seen_ns`, or is `newest`. Now and then the segment's end event becomes the new base, and the
-    /// segment gets the old base event in its place.
+    /// Returns the beginning and end of `lane`'s oldest segment, in ns on the process's time line.
+    /// Returns `None` if the driver does not tell them. The meter thread saw the event `newest`
+    /// complete at `seen_ns`. The segment ended with this event or before. Now and then, the
+    /// segment's end event becomes the new base event, and the segment gets the old base event in
+    /// its place.
     pub fn locate(&mut self, calls: &Calls, lane: &Lane, newest: Event, seen_ns: i64) -> Option<(i64, i64)> {
         let segment = lane.oldest(self)?;
         let contents = segment.contents();
@@ -312,7 +327,7 @@ impl Inner {
         Some((end_ns - took_ns, end_ns))
     }
 
-    /// Moves all values on the time line by `moved_ns`, because the time line itself was moved.
+    /// Moves all values on the time line by `moved_ns`, because the time line itself moved.
     fn move_by(&mut self, moved_ns: i64) {
         if moved_ns == 0 {
             return;

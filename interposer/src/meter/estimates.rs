@@ -1,49 +1,52 @@
-//! The time that a launch takes, learned from segments that held one launch. The time serves the
-//! window on work in flight, and the charge of launches that were counted and not timed.
+//! The table of estimates: the mean time of each known launch, learned from segments with one
+//! launch. The interposer bounds the work in flight by the estimates. The meter thread charges
+//! launches by them that no event timed.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::thread::MeterThread;
 
-/// Buckets of the table, and places in each. A bucket is one cache line. If there are more
-/// different kernels than places, they overwrite each other and are learned again.
+/// The buckets of the table, and the places in each bucket. A bucket is one cache line. If a job
+/// has more kernels than the table has places, the kernels overwrite each other, and the table
+/// learns them again.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
-/// Weight of a new measurement: one part in this many.
+/// The weight of a new measurement in the mean: one part in this many.
 const WEIGHT: u64 = 4;
-/// A measurement counts as at most this many times the mean. So one measurement that a busy machine
-/// made long does not stand for all that follow. If a kernel really takes longer now, the mean
-/// follows within a few measurements …
+/// The table counts a measurement as at most this many times the mean. So one measurement that a
+/// busy machine made long does not change the estimate for all launches after it. If a kernel
+/// really takes longer from now on, the mean follows within a few measurements.
 const MOST_TIMES_KNOWN: u64 = 3;
-/// … because each recent long measurement raises the limit four times. A kernel that takes long now
-/// and then was not made long by the machine. If the long runs were cut off, nobody would be
-/// charged for them.
+/// The steps by which each long measurement raises that limit, to four times its value. If a kernel
+/// takes long again and again, the machine is not the cause. If the table cut these long times off,
+/// no tenant would be charged for them.
 const MORE_PER_LONG: u8 = 64;
-/// Steps that double the limit. Each measurement within the limit takes one step back.
+/// The number of steps that double the limit. Each measurement within the limit takes one step
+/// back.
 const MORE_PER_DOUBLING: u8 = 32;
-/// Most steps: 128 times the limit.
+/// The most steps. They raise the limit to 128 times its lowest value.
 const MOST_MORE: u8 = 224;
-/// A kernel whose times scatter takes its mean divided by this, at the least. A bound above that
-/// does not contradict the mean.
+/// If a kernel's times scatter, the table assumes that the shortest time is at least the mean
+/// divided by this. So a bound above that value does not contradict the mean.
 const TIMES_SCATTERED: u64 = 2;
 
-/// Table of mean times by key.
+/// The table of mean times by key.
 #[derive(Debug)]
 pub struct Estimates {
     buckets: Box<[Bucket]>,
-    /// Histories by place, outside the cache line that a launch reads.
+    /// The histories of the places, outside the cache line that a launch reads.
     histories: Box<[[History; WAYS]]>,
 }
 
-/// History of a place's measurements. Only the meter thread writes it.
+/// The history of a place's measurements. Only the meter thread writes the history.
 #[derive(Debug, Default)]
 struct History {
-    /// Steps by which the limit is above [`MOST_TIMES_KNOWN`]. [`MORE_PER_DOUBLING`] steps double
-    /// it.
+    /// The steps by which the limit is above [`MOST_TIMES_KNOWN`]. [`MORE_PER_DOUBLING`] steps
+    /// double the limit.
     more: AtomicU8,
-    /// Number of measurements and bounds, up to the greatest `u8`.
+    /// The number of measurements and bounds of the place's key, at most the greatest `u8`.
     measured: AtomicU8,
-    /// Whether at least one of them was a measurement and not only a bound.
+    /// Whether the table has a measurement of the key, and not only bounds.
     is_measured: AtomicBool,
 }
 
@@ -72,14 +75,15 @@ impl Estimates {
         self.buckets.get(key as usize % BUCKETS)
     }
 
-    /// Mean time of a launch with this key, ns.
+    /// Returns the mean time of a launch with this key, ns, if the table knows the key.
     #[inline(always)]
     pub fn get(&self, key: u64) -> Option<u64> {
         let place = self.bucket(key)?.0.iter().find(|place| place.key.load(Ordering::Relaxed) == key)?;
         Some(place.mean_ns.load(Ordering::Relaxed))
     }
 
-    /// Number of measurements and bounds that the mean rests on, up to the greatest `u8`.
+    /// Returns the number of measurements and bounds behind the mean of this key, at most the
+    /// greatest `u8`.
     pub fn measured(&self, key: u64) -> u8 {
         self.history(key).map_or(0, |history| history.measured.load(Ordering::Relaxed))
     }
@@ -91,9 +95,9 @@ impl Estimates {
         of_key.map(|(_, history)| history)
     }
 
-    /// Notes that a launch took no more than `most_ns`, where its time was not measured exactly.
-    /// Once the key was measured, a bound is used only if it is far below the mean. Otherwise the
-    /// mean of scattered times would follow the shortest of them.
+    /// Records that a launch took no more than `most_ns`, if the meter could not measure its exact
+    /// time. Once the table has a measurement of the key, the table uses a bound only if it is far
+    /// below the mean. Otherwise the mean of scattered times would follow the shortest times.
     pub fn bound(&self, _meter: MeterThread, key: u64, most_ns: u64) {
         let scatters = self.history(key).is_some_and(|history| history.is_measured.load(Ordering::Relaxed));
         let part = if scatters { TIMES_SCATTERED } else { 1 };
@@ -102,15 +106,15 @@ impl Estimates {
         }
     }
 
-    /// Notes that a launch took `took_ns`. Returns the time as which the launch counts, or `None`
-    /// for the first launch.
+    /// Records that a launch took `took_ns`. Returns the time by which the table counts the launch,
+    /// ns. Returns `None` for the first launch with this key.
     pub fn learn(&self, _meter: MeterThread, key: u64, took_ns: u64) -> Option<u64> {
         self.take(key, took_ns, true)
     }
 
     fn take(&self, key: u64, took_ns: u64, is_measured: bool) -> Option<u64> {
-        /// Bits that choose the place that a new key takes in a full bucket. These bits do not
-        /// choose the bucket.
+        /// The bits that choose the place of a new key in a full bucket. These bits do not choose
+        /// the bucket.
         const VICTIM_SHIFT: u32 = 32;
         let bucket = key as usize % BUCKETS;
         let (Bucket(places), histories) = self.buckets.get(bucket).zip(self.histories.get(bucket))?;
@@ -150,7 +154,8 @@ impl Estimates {
     }
 }
 
-/// Odd numbers without a pattern (digits of π), one for each word of a key.
+/// Odd numbers without a pattern, one for each word of a key. The first number is 2⁶⁴ divided by
+/// the golden ratio. The others are digits of π with the last bit set.
 const MULTIPLIERS: [u64; 5] = [
     0x9e37_79b9_7f4a_7c15,
     0x243f_6a88_85a3_08d3,
@@ -159,8 +164,8 @@ const MULTIPLIERS: [u64; 5] = [
     0x082e_fa98_ec4e_6c89,
 ];
 
-/// Mixes words into a key that is never 0. The products do not depend on each other, because this
-/// is on the launch path.
+/// Mixes words into a key that is never 0. The products do not depend on each other, because the
+/// function runs on the launch path.
 #[inline(always)]
 pub fn key(words: [u64; 5]) -> u64 {
     const FOLD: u32 = 32;
@@ -171,8 +176,8 @@ pub fn key(words: [u64; 5]) -> u64 {
     ((sum ^ (sum >> FOLD)).wrapping_mul(MULTIPLIERS[0]) >> 1) | 1 << 63
 }
 
-/// Key of a kernel launch: identifies launches of the same function and geometry, which take the
-/// same time.
+/// Returns the key of a kernel launch. Launches of the same function with the same geometry have
+/// the same key, and take the same time.
 #[inline(always)]
 pub fn launch_key(function: u64, grid: [u64; 3], block: [u64; 3], shared_bytes: u64) -> u64 {
     let pair = |high: u64, low: u64| high << u32::BITS | low;

@@ -1,4 +1,4 @@
-//! One GPU as this process sees it: the session's pages for it, and the work in flight on it.
+//! One GPU as this process sees it: the session's pages for the GPU, and the work in flight on it.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -13,20 +13,20 @@ use super::thread::MeterThread;
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::{os, process};
 
-/// A replaceable reference to something that lives as long as the process.
+/// A replaceable reference to a value that lives as long as the process.
 #[derive(Debug)]
 pub struct Shared<T: 'static>(AtomicPtr<T>);
 
 impl<T> Shared<T> {
-    /// Holds no reference yet.
+    /// Returns a holder without a reference.
     pub const fn none() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// Returns the present reference.
+    /// Returns the present reference, if there is one.
     #[inline(always)]
     pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: only `set` stores here, and it takes references that live for ever.
+        // SAFETY: only `set` stores here, and `set` takes references that live for ever.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
@@ -37,13 +37,13 @@ impl<T> Shared<T> {
     }
 }
 
-/// GPU time that may be queued while the gate is open, where the grant gives no value. A queue of
-/// this depth keeps any GPU busy.
+/// GPU time, ns, that the process may queue while the gate is open and the grant gives no other
+/// value. A queue of this depth keeps any GPU busy.
 const RUN_AHEAD_NS: u64 = 100_000_000;
-/// Overlap of streams that run one after another.
+/// The overlap of streams that run one after another, in thousandths.
 const NO_OVERLAP_PERMILLE: u64 = 1000;
 
-/// One GPU of the process, as the module describes it.
+/// One GPU of the process, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Gpu {
     grant: Shared<GrantSlot>,
@@ -51,25 +51,27 @@ pub struct Gpu {
     /// The daemon's index of the GPU, or [`UNMANAGED`].
     index: AtomicU32,
     bell: Place,
-    /// Estimated GPU time launched and not seen complete, ns.
+    /// Sum of the estimates of launches that the meter thread has not yet seen complete, ns.
     queued_ns: AtomicU64,
     /// Sum of the streams' times over the GPU time that they cover, in thousandths.
     overlap_permille: AtomicU64,
-    /// Count of completions, and the futex on which threads wait for room in their window.
+    /// Count of completions. Threads wait on this futex for room in their window.
     freed: AtomicU32,
-    /// Threads that wait on `freed`.
+    /// The number of threads that wait on `freed`.
     window_waiters: AtomicU32,
-    /// The count of completions at which a thread gave up waiting for another one.
+    /// The count of completions at which a thread last gave up its wait for room.
     stuck_at: AtomicU32,
-    /// Epoch of the lease under which a thread was last seen to go on.
+    /// Epoch of the lease under which a thread last passed the gate.
     entered: AtomicU32,
-    /// When that thread went on, if it had waited and no work has run since; else 0.
+    /// When the first thread passed the gate under that lease. 0 if the thread had not waited, or
+    /// if work has run since.
     entered_ns: AtomicU64,
     /// The state of leases of one launch.
     pub only_launch: OnlyLaunch,
-    /// Whether every launch is to be measured for a while.
+    /// Whether the meter is to measure every launch at present.
     is_fine: AtomicBool,
-    /// Estimated GPU time of launches outside any segment that were not charged yet, ns.
+    /// Estimated GPU time, ns, of launches without a segment that the meter thread has not charged
+    /// yet.
     late_ns: AtomicU64,
     /// Estimates of launches on this GPU.
     pub estimates: Estimates,
@@ -98,7 +100,8 @@ impl Default for Gpu {
 }
 
 impl Gpu {
-    /// Takes over the session's pages and bell for this GPU.
+    /// Connects the GPU to a session: stores the daemon's index of the GPU, and the session's pages
+    /// and bell.
     pub fn connect(
         &self,
         index: u8,
@@ -113,13 +116,13 @@ impl Gpu {
         self.grant.set(Some(grant));
     }
 
-    /// Forgets the launches taken under the present session's leases, before another session's
-    /// grant comes.
+    /// Forgets the launches that the process made under the present session's leases of one launch.
+    /// The caller does so before the grant of another session comes.
     pub fn forget_only_launch(&self) {
         self.only_launch.forget();
     }
 
-    /// Sets the grant that launches obey.
+    /// Replaces the grant that launches obey.
     pub fn set_grant(&self, grant: &'static GrantSlot) {
         self.grant.set(Some(grant));
     }
@@ -132,49 +135,51 @@ impl Gpu {
         self.index.store(u32::from(UNMANAGED), Ordering::Relaxed);
     }
 
-    /// The daemon's index of the GPU, if the daemon manages it.
+    /// Returns the daemon's index of the GPU, if the daemon manages the GPU.
     pub fn index(&self) -> Option<usize> {
         let index = self.index.load(Ordering::Relaxed);
         (index != u32::from(UNMANAGED)).then_some(index as usize)
     }
 
-    /// The grant, if the daemon manages this GPU.
+    /// Returns the GPU's slot of the grant page, if the daemon manages the GPU.
     #[inline(always)]
     pub fn grant(&self) -> Option<&'static GrantSlot> {
         self.grant.get()
     }
 
-    /// GPU time that may be queued while the gate is open, ns.
+    /// Returns the GPU time that the process may queue while the gate is open, ns.
     pub fn run_ahead_ns(&self) -> u64 {
         self.grant().and_then(GrantSlot::run_ahead_ns).unwrap_or(RUN_AHEAD_NS)
     }
 
-    /// The meter slot, if the daemon manages this GPU.
+    /// Returns the GPU's slot of the meter page, if the daemon manages the GPU.
     pub fn meter(&self) -> Option<&'static MeterSlot> {
         self.meter.get()
     }
 
-    /// Whether the time of copies is charged.
+    /// Returns whether the tenant is charged for the time of its copies.
     pub fn charges_copies(&self) -> bool {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
 
-    /// Whether launches pass without a look at a lease.
+    /// Returns whether the gate is open. If the daemon does not manage the GPU, returns true.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
         self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
     }
 
-    /// Whether the tenant is kept off the GPU: paused, or suspended with its memory on the host.
+    /// Returns whether the daemon keeps the tenant off the GPU: the tenant is paused, or suspended
+    /// with its memory on the host.
     #[inline]
     pub fn is_paused(&self) -> bool {
         self.grant().is_some_and(|grant| grant.gate().state == GateState::Paused)
     }
 
-    /// Tells the arbiter about a change that it waits for.
+    /// Rings the bell, to tell the arbiter about a change for which the arbiter waits. Without a
+    /// bell, wakes the meter thread.
     pub fn ring(&self) {
-        // Without a daemon there is no bell, because the meter thread decides, and it can be woken
-        // directly. With a daemon, the arbiter also looks by itself now and then.
+        // Without a daemon, the process has no bell: the meter thread decides, and any thread can
+        // wake the meter thread. With a daemon, the arbiter also looks by itself now and then.
         if self.index().is_some()
             && !self.bell.get().is_some_and(OwnDescriptor::ring)
             && let Some(process) = process::current()
@@ -183,30 +188,33 @@ impl Gpu {
         }
     }
 
-    /// Whether the gate lets the process launch: it is open, or there is a lease.
+    /// Returns whether the gate lets the process launch: the gate is open, or there is a lease.
     pub fn may_launch(&self) -> bool {
         self.grant().is_none_or(|grant| matches!(grant.gate().state, GateState::Open | GateState::Leased))
     }
 
-    /// Notes that a thread is about to look at the gate. Until the result is dropped, this counts
-    /// as work in flight.
+    /// Marks the calling thread as about to read the gate, and returns the mark. Until the caller
+    /// drops the mark, the arbiter takes it for work in flight. Returns `None` if there is no meter
+    /// slot.
     pub fn start_launching(&self) -> Option<Launching<'static>> {
         self.meter().map(MeterSlot::start_launching)
     }
 
-    /// Notes that something was launched that the meter thread does not see yet.
+    /// Reports on the meter page that work is in flight, after a launch that the meter thread does
+    /// not see yet.
     pub fn set_in_flight(&self) {
         if let Some(meter) = self.meter() {
             meter.set_in_flight();
         }
     }
 
-    /// Estimated GPU time in flight, ns.
+    /// Returns the estimated GPU time in flight, ns.
     pub fn queued_ns(&self) -> u64 {
         self.share_ns(self.queued_ns.load(Ordering::Relaxed))
     }
 
-    /// GPU time that `ns` of a stream's time take, at the recent overlap of streams.
+    /// Returns the GPU time that `ns` of a stream's time take, at the recent overlap of streams,
+    /// ns.
     pub fn share_ns(&self, ns: u64) -> u64 {
         let overlap_permille = self.overlap_permille.load(Ordering::Relaxed);
         if ns == 0 || overlap_permille <= NO_OVERLAP_PERMILLE {
@@ -214,7 +222,7 @@ impl Gpu {
         }
         match ns.checked_mul(NO_OVERLAP_PERMILLE) {
             Some(thousands) => thousands / overlap_permille,
-            // Values this large are months, so whole overlaps are precise enough.
+            // Times this large are months, so whole overlaps are precise enough.
             None => ns / (overlap_permille / NO_OVERLAP_PERMILLE),
         }
     }
@@ -224,18 +232,18 @@ impl Gpu {
         self.overlap_permille.store(permille, Ordering::Relaxed);
     }
 
-    /// Whether every launch is to be measured at present.
+    /// Returns whether the meter is to measure every launch at present.
     pub fn is_fine(&self) -> bool {
         self.is_fine.load(Ordering::Relaxed)
     }
 
-    /// See [`Self::is_fine`].
+    /// Sets [`Self::is_fine`].
     pub fn set_fine(&self, _meter: MeterThread, is_fine: bool) {
         self.is_fine.store(is_fine, Ordering::Relaxed);
     }
 
-    /// Notes that a thread goes on under a lease, if it is the first. `waited_until_ns`: when its
-    /// wait ended, if it had waited.
+    /// Records that a thread passes the gate under a lease, if no thread passed the gate under this
+    /// lease before. `waited_until_ns`: when the thread's wait ended, if the thread had waited.
     pub fn enter(&self, waited_until_ns: Option<u64>) {
         let epoch = self.grant().map_or(0, |grant| grant.gate().epoch);
         if self.entered.load(Ordering::Relaxed) != epoch {
@@ -244,8 +252,9 @@ impl Gpu {
         }
     }
 
-    /// Notes that work ran on the GPU from `start_ns` on. Returns `start_ns` if this is the first
-    /// work under the present lease, and its thread had waited for the lease.
+    /// Records that work ran on the GPU from `start_ns` on. Returns `start_ns` if this is the first
+    /// work under the present lease, and its thread had waited for the lease. Otherwise returns
+    /// `None`.
     pub fn begins(&self, _meter: MeterThread, start_ns: u64) -> Option<u64> {
         let entered_ns = self.entered_ns.load(Ordering::Relaxed);
         let is_first = entered_ns != 0 && start_ns >= entered_ns;
@@ -253,15 +262,15 @@ impl Gpu {
         (is_first && taken().is_ok()).then_some(start_ns)
     }
 
-    /// Adds to the estimated time in flight.
+    /// Adds an estimate to the estimated time in flight.
     pub fn queue(&self, estimate_ns: u64) {
         if estimate_ns != 0 {
             self.queued_ns.fetch_add(estimate_ns, Ordering::Relaxed);
         }
     }
 
-    /// Takes completed work from the estimated time in flight, and wakes threads that wait for
-    /// room.
+    /// Subtracts the estimate of completed work from the estimated time in flight. Wakes threads
+    /// that wait for room.
     pub fn unqueue(&self, estimate_ns: u64) {
         let _ = self.queued_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued_ns| {
             Some(queued_ns.saturating_sub(estimate_ns))
@@ -272,30 +281,30 @@ impl Gpu {
         }
     }
 
-    /// Sets the estimated time in flight to 0, because nothing is in flight. Estimates that were
-    /// lost on the way no longer count.
+    /// Sets the estimated time in flight to 0, because nothing is in flight. Estimates that no
+    /// completion has subtracted no longer count.
     pub fn empty_queue(&self, _meter: MeterThread) {
         self.queued_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Completions so far, modulo 2³².
+    /// Returns the number of completions so far, modulo 2³².
     pub fn completions(&self) -> u32 {
         self.freed.load(Ordering::SeqCst)
     }
 
-    /// Notes that nothing has completed for a long time. Until something completes, no thread waits
-    /// for it again.
+    /// Records that nothing has completed for a long time since the count of `completions`. Until
+    /// the next completion, no thread waits for room.
     pub fn give_up_at(&self, completions: u32) {
         self.stuck_at.store(completions, Ordering::Relaxed);
     }
 
-    /// Whether a thread gave up waiting and nothing has completed since.
+    /// Returns whether a thread gave up its wait, and nothing has completed since.
     pub fn is_stuck(&self) -> bool {
         self.stuck_at.load(Ordering::Relaxed) == self.completions()
     }
 
-    /// Sleeps until something completes, at most `timeout_ns`. Returns at once if `is_full` no
-    /// longer holds.
+    /// Sleeps until the next completion, for at most `timeout_ns`. If `is_full` does not hold at
+    /// the beginning, returns at once.
     pub fn await_freed(&self, timeout_ns: u64, is_full: impl Fn() -> bool) {
         self.window_waiters.fetch_add(1, Ordering::SeqCst);
         let seen = self.freed.load(Ordering::SeqCst);
@@ -305,17 +314,18 @@ impl Gpu {
         self.window_waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Adds the estimated GPU time of launches outside any segment, ns.
+    /// Adds the estimated GPU time of launches without a segment, ns.
     pub fn add_late(&self, took_ns: u64) {
         self.late_ns.fetch_add(took_ns, Ordering::Relaxed);
     }
 
-    /// Takes the time that was added since the last call, ns. The caller charges the time.
+    /// Returns the time that other threads added since the last call, ns. The caller charges this
+    /// time.
     pub fn take_late_ns(&self, _meter: MeterThread) -> u64 {
         self.late_ns.swap(0, Ordering::Relaxed)
     }
 
-    /// Counts launches, and the markers that were recorded for them.
+    /// Adds launches, and the markers recorded for them, to the counters of the meter page.
     pub fn count(&self, launches: Launches, markers: u64) {
         let Some(meter) = self.meter() else { return };
         let kernels = launches.all().saturating_sub(launches.graphs());

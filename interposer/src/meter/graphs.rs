@@ -1,23 +1,25 @@
-//! The properties of executable graphs beside their times: how often each was changed, and whether
-//! launches of the same graph may differ.
+//! The properties of executable graphs beside their times: the count of changes of each graph, and
+//! whether launches of the same graph may differ.
 //!
-//! The key of a launch includes the count of changes. So an estimate from before a change never
-//! counts for the graph after the change, whenever it was learned. The same holds for an earlier
-//! graph with the same handle.
+//! The key of a graph's launch includes the count of changes. So an estimate from before a change
+//! never counts for the graph after the change, even if the meter thread learns the estimate later.
+//! The same holds for the estimate of an earlier graph with the same handle.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::estimates;
 use super::segment::{Kind, Launch};
 
-/// Counters of changes. Graphs that share a counter change their keys together.
+/// The number of counters of changes. If graphs share a counter, their keys change together.
 const PLACES: usize = 4096;
-/// Low bits of a handle that are ignored. Handles are addresses, so these bits hardly differ.
+/// The low bits of a handle that the choice of a counter ignores. Handles are addresses, so these
+/// bits hardly differ.
 const SAME_BITS: u32 = 5;
 
 static CHANGES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
-/// Whether the process makes graphs with conditional nodes, which decide while they run what they
-/// do. Which graphs have such nodes is not examined: from then on all graphs are timed.
+/// Whether the process makes graphs with conditional nodes. Such nodes decide at run time, so
+/// launches of a graph may differ. The interposer does not examine which graphs have such nodes.
+/// From the first such node on, the meter times all graphs.
 static VARIES: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -25,7 +27,7 @@ fn place(graph: usize) -> &'static AtomicU32 {
     &CHANGES[(graph >> SAME_BITS) % PLACES]
 }
 
-/// A launch of an executable graph.
+/// Returns the launch of an executable graph, with its present key.
 #[inline(always)]
 pub fn launch(graph: usize) -> Launch {
     let changes = place(graph).load(Ordering::Relaxed);
@@ -33,12 +35,12 @@ pub fn launch(graph: usize) -> Launch {
     Launch { key: estimates::key([graph as u64, u64::from(changes), 0, 0, 0]), kind }
 }
 
-/// Notes that a graph was changed or destroyed.
+/// Records that the job changed or destroyed a graph.
 pub fn changed(graph: usize) {
     place(graph).fetch_add(1, Ordering::Relaxed);
 }
 
-/// Notes that graphs may have conditional nodes from now on.
+/// Records that the job's graphs may have conditional nodes from now on.
 pub fn vary() {
     VARIES.store(true, Ordering::Relaxed);
 }

@@ -1,25 +1,25 @@
 //! A lane: the launches of one thread on one stream, cut into segments. A pair of events times each
 //! segment.
 //!
-//! Only the launching thread (the lane's owner thread) opens a segment and counts in it, so the
-//! launch path needs no atomic read-modify-write. Either the owner thread or the meter thread
-//! closes the segment. [`Tally`] decides which of the two may act, and it accounts for each launch
-//! exactly once. Closed segments go through a ring to the meter thread.
+//! Only the launching thread, the lane's owner thread, opens segments and counts launches in them.
+//! So the launch path needs no atomic read-modify-write. The owner thread or another thread, mostly
+//! the meter thread, closes a segment. [`Tally`] decides which thread may act, and accounts for
+//! each launch exactly once. Closed segments go through a ring to the meter thread.
 //!
-//! While the gate is open, a segment lasts about [`SEGMENT_NS`] and each launch adds its estimate.
-//! So gaps between launches need no timing ([`super::measure`]). A launch without an estimate and a
-//! long graph get a segment of their own, and so does every now and then any launch. While the GPU
-//! is contended, launches that come one by one into an idle stream get a segment each, and so does
-//! every graph.
+//! While the gate is open, a segment lasts about half a millisecond, and each launch adds its
+//! estimate. So the meter need not time gaps between launches ([`super::measure`]). Three kinds of
+//! launch get a segment of their own: a launch without an estimate, a long graph, and now and then
+//! any launch. While the GPU is contended, each graph gets a segment of its own. So does each
+//! launch that comes alone into an idle stream.
 //!
-//! Three kinds of caller have methods of their own, and each shows that it is one:
+//! Three kinds of caller have methods of their own, and each caller proves its kind:
 //!
 //! - the owner thread, by a [`LaneOwner`] ([`owner`]);
 //! - a thread that holds the context's lock, by a reference to [`Inner`] ([`locked`]);
-//! - the meter thread, by a [`MeterThread`] beside that reference ([`reader`]).
+//! - the meter thread, by a [`MeterThread`] together with that reference ([`reader`]).
 //!
-//! Any thread may close a segment ([`close`]), and may note or ask what the stream waits for
-//! ([`waits`]).
+//! Any thread may close a segment ([`close`]). Any thread may record or ask whether the stream
+//! waits for something ([`waits`]).
 //!
 //! [`Inner`]: super::context::Inner
 //! [`MeterThread`]: super::thread::MeterThread
@@ -48,21 +48,21 @@ use super::gpu::Gpu;
 use super::segment::Launches;
 use crate::driver::calls::Stream;
 
-/// How long a segment should last, ns, both of GPU time and of host time. Recording two events of 1
-/// µs each then takes less than 1 % of it. A tenant's charged time is then less than a quantum
-/// behind.
+/// The time that a segment should last, ns, both of GPU time and of host time. The two events of a
+/// segment cost 1 µs each, which is less than 1 % of this time. A tenant's charge is then less than
+/// a quantum behind its use.
 const SEGMENT_NS: u64 = 500_000;
 
-/// A lane, as the module describes it. The launch path reads the first two fields, which lie in one
-/// cache line.
+/// A lane, as the module's documentation explains. The launch path reads the first two fields,
+/// which lie in one cache line.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Lane {
-    /// Launches, counted by [`Kind::one`].
+    /// All launches, counted by [`Kind::one`].
     ///
     /// [`Kind::one`]: super::segment::Kind::one
     tally: Tally,
-    /// GPU that the launches run on.
+    /// The GPU of the launches.
     pub gpu: &'static Gpu,
     /// The context of the stream.
     pub context: &'static ContextState,
@@ -76,7 +76,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane for `stream`, owned by the thread `owner`.
+    /// Returns a lane for `stream`, owned by the thread `owner`.
     pub fn new(gpu: &'static Gpu, context: &'static ContextState, stream: Stream, owner: u32) -> Self {
         Self {
             tally: Tally::default(),
@@ -92,28 +92,28 @@ impl Lane {
         }
     }
 
-    /// The stream, or `None` for a lane that nobody uses.
+    /// Returns the stream, or `None` for a lane that no thread uses.
     pub fn stream(&self) -> Option<Stream> {
         Some(Stream(self.stream.load(Ordering::Acquire))).filter(|stream| stream.0 != 0)
     }
 
-    /// The owner thread: the thread that launches.
+    /// Returns the id of the owner thread, which launches.
     pub fn owner(&self) -> u32 {
         self.owner.load(Ordering::Relaxed)
     }
 
-    /// Launches that no closed segment had.
+    /// Returns the launches that belong to no closed segment.
     fn unaccounted(&self) -> Launches {
         Launches(self.tally.unaccounted().launched)
     }
 
-    /// Estimated time of the launches that no closed segment had, ns.
+    /// Returns the estimated time of the launches that belong to no closed segment, ns.
     fn unaccounted_ns(&self) -> u64 {
         self.tally.unaccounted().ns
     }
 
-    /// If no segment is open: counts the launches that came after the last segment was closed.
-    /// Called by the owner thread and the meter thread.
+    /// If no segment is open, counts and charges the launches that came after a thread closed the
+    /// last segment. Any thread may call this.
     pub fn settle(&self) {
         if let Some(late) = self.tally.settle().filter(|late| late.launched as i64 > 0) {
             self.gpu.add_late(late.ns);
@@ -121,32 +121,34 @@ impl Lane {
         }
     }
 
-    /// Whether a segment is open.
+    /// Returns whether a segment is open.
     pub fn is_open(&self) -> bool {
         self.tally.is_open()
     }
 
-    /// Whether any work of this lane is unfinished, as far as the meter thread knows.
+    /// Returns whether any work of this lane is unfinished, as far as the meter thread knows.
     pub fn is_busy(&self) -> bool {
         self.is_open() || self.ring.waiting() != 0
     }
 
-    /// Whether any kernel or graph of this lane is unfinished, as far as the meter thread knows.
+    /// Returns whether a kernel or graph of this lane is unfinished, as far as the meter thread
+    /// knows.
     pub fn is_computing(&self) -> bool {
         self.ring.is_computing() || (self.is_open() && !self.open.is_copy())
     }
 
-    /// Launches in the open segment, or `None` if no segment can be closed.
+    /// Returns the number of launches in the open segment, or `None` if no thread may close a
+    /// segment now.
     fn open_launches(&self) -> Option<u32> {
         self.tally.is_closable().then(|| self.unaccounted().all())
     }
 
-    /// Mean GPU time of a launch, ns; 0: not measured yet.
+    /// Returns the mean GPU time of a launch, ns; 0: not measured yet.
     pub fn mean_ns(&self) -> u64 {
         self.learned.mean_ns()
     }
 
-    /// Segments that the meter thread has processed (modulo 2³²).
+    /// Returns the number of segments that the meter thread has processed (modulo 2³²).
     pub fn completed(&self) -> u32 {
         self.ring.completed()
     }

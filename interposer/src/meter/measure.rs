@@ -1,45 +1,51 @@
-//! Calculates how much GPU time the launches of one segment took, from two events and the host's
-//! clock. Pure.
+//! Calculates the GPU time that the launches of one segment took, from two events and the host's
+//! clock. The calculation is pure.
 //!
-//! The time between the events is an upper bound, but not a tight one. If the stream was idle, the
-//! first event lies before the first launch was even submitted. A program that launches more slowly
-//! than the GPU runs leaves gaps between its launches.
+//! The time between the events is an upper bound. The launches may have taken much less time. If
+//! the stream was idle, the first event completes before the thread has submitted the first launch.
+//! If a program launches more slowly than the GPU runs, the stream has gaps between the launches.
 //!
-//! There is also a lower bound: once the last launch is submitted, the stream has no gaps.
+//! The lower bound is the time from the submission of the last launch to the last event. In this
+//! time, the stream has no gaps.
 //!
-//! Where the two bounds meet, the time is exact. The bounds meet for every segment of one launch.
-//! The bounds also meet for every segment that waited behind other work until all of the segment
-//! was submitted. Between the bounds, the estimates of the launches decide.
+//! If the two bounds meet, the time is exact. The bounds meet in two cases. First, the segment is a
+//! single kernel or graph, and its thread was not interrupted. Second, the segment waited behind
+//! other work until the thread had submitted all its launches. If the bounds do not meet, the
+//! result is the sum of the launches' estimates, limited by the bounds. Without estimates, the
+//! result is the upper bound.
 
-/// A stream counts as idle if its last segment ended longer ago than this. The value is above the
-/// rounding of the real driver's events (half a microsecond).
+/// If a segment begins more than this after the end of the stream's previous segment, the stream
+/// was idle in between. The value is above the rounding of the real driver's events (half a
+/// microsecond).
 const EDGE_NS: i64 = 2_000;
-/// The longest time that recording an event and a launch take together on the host, on every
-/// driver. If the two took longer, or longer than `TIMES_USUAL` times their usual time, the thread
-/// was interrupted. The interruption may lie between a call and the reading of the clock.
+/// The longest time that one record of an event and one launch take together on the host, on every
+/// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
+/// thread counts as interrupted. The interruption may lie between a call and the reading of the
+/// clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
-/// A segment has waited behind other work if it begins this much later after its submission than a
-/// segment on an idle stream does. The value is above any interruption that passes unnoticed.
+/// On an idle stream, a segment begins some time after its submission. If a segment begins this
+/// much later still, the segment has waited behind other work. The value is above any interruption
+/// that the module does not notice.
 const WAITED_NS: i64 = 100_000;
-/// Assumed upper limit of the events' time less the host's time, as long as no offset was measured.
-/// Events are placed on the host's clock by the meter thread's looks ([`super::clock`]), which
-/// seldom come later than this.
+/// Assumed upper limit of the events' time less the host's time, until the meter has measured an
+/// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look
+/// seldom comes later than this after an event.
 const ALIGNED_NS: i64 = 2_000_000;
-/// The rounding of events, and a margin.
+/// The rounding of the driver's event times, with a margin.
 const ROUNDING_NS: i64 = 1_000;
 /// Bounds that differ by at most one part in this many count as equal.
 const EXACT_PART: i64 = 50;
 
-/// The observations of a completed segment. Times of events are on one time line, and times of the
-/// host are on its clock.
+/// The observations of a completed segment. The times of events lie on the process's time line, and
+/// the times of the host on the host's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Observed {
     /// Time of the event before the first launch.
     pub start_ns: i64,
     /// Time of the event after the last launch.
     pub end_ns: i64,
-    /// Where the stream's previous segment ended.
+    /// End of the stream's previous segment, if known.
     pub previous_end_ns: Option<i64>,
     /// Host time before the first event was recorded.
     pub asked_ns: i64,
@@ -51,35 +57,35 @@ pub struct Observed {
     pub closed_ns: i64,
     /// Host time after the last event was recorded.
     pub ended_ns: i64,
-    /// Events' time less the host's time for a segment that finds its stream idle, if known.
+    /// Events' time less the host's time, for a segment that finds its stream idle, if known.
     pub offset_ns: Option<i64>,
-    /// Usual host time of recording an event and a launch, if known.
+    /// Usual host time of one record of an event and one launch together, if known.
     pub usual_ns: Option<i64>,
     /// Estimated time of the launches. 0 means that there is no estimate.
     pub expected_ns: i64,
-    /// Whether the stream may have waited for something else in between, or the launch's call
-    /// returned only when the launch was complete.
+    /// Whether the stream may have waited for something else between the launches. The value is
+    /// also true if the launch's call returned only when the launch was complete.
     pub may_wait: bool,
-    /// Whether all earlier work of the stream was seen complete when the segment began, and nothing
-    /// made the stream wait.
+    /// Whether the segment found its stream quiet: the meter thread had seen all earlier work of
+    /// the stream complete, and nothing made the stream wait.
     pub is_quiet: bool,
-    /// Whether the segment is one launch.
+    /// Whether the segment has exactly one launch.
     pub is_alone: bool,
     /// Whether the segment holds copies.
     pub is_copy: bool,
 }
 
-/// The result of measuring a segment.
+/// The result of the calculation for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
-    /// Earliest moment at which the launches' time begins, on the events' time line. For one launch
-    /// that ran up to the end event, the moment at which it began.
+    /// The earliest moment at which the launches can have begun, on the events' time line. If the
+    /// segment is one launch that ran up to the end event, the moment at which the launch began.
     pub start_ns: i64,
-    /// How long the launches took.
+    /// The time that the launches took, ns.
     pub took_ns: i64,
-    /// Upper bound of the time.
+    /// The upper bound of that time, ns.
     pub most_ns: i64,
-    /// Whether the time is measured, not estimated.
+    /// Whether the bounds meet, so that the time is measured and not estimated.
     pub is_exact: bool,
     /// Whether the stream was idle before the segment.
     pub was_idle: bool,
@@ -88,28 +94,29 @@ pub struct Measured {
 }
 
 impl Observed {
-    /// Host time that recording the first event and the first launch took.
+    /// Returns the host time that the record of the first event and the first launch took, ns.
     pub fn before_first_ns(&self) -> i64 {
         (self.first_ns - self.asked_ns).max(0)
     }
 
-    /// Whether the segment waited behind work that no segment covers: a launch that the driver
-    /// accepted late, after the end of its segment.
+    /// Returns whether the segment waited behind work that no segment covers. Such work is, for
+    /// example, a launch that the driver accepted late, after the end of its segment.
     fn has_waited(&self) -> bool {
         let at_once_ns = self.offset_ns.map_or(ALIGNED_NS, |offset_ns| offset_ns + WAITED_NS);
         !self.is_quiet && self.start_ns - self.began_ns > at_once_ns
     }
 
-    /// Calculates the time of the launches, as the module describes it.
+    /// Calculates the time of the launches, as the module's documentation explains.
     pub fn measure(&self) -> Measured {
         let whole_ns = (self.end_ns - self.start_ns).max(0);
         let was_idle =
             self.previous_end_ns.is_none_or(|end_ns| self.start_ns - end_ns > EDGE_NS) && !self.has_waited();
         let before_first_ns = self.before_first_ns();
         let usual_ns = self.usual_ns.map_or(UNINTERRUPTED_NS, |usual_ns| usual_ns * TIMES_USUAL);
-        // The call of a copy goes on for an unknown time after the driver has accepted the copy.
+        // The call of a copy may go on long after the driver has accepted the copy.
         let is_uninterrupted = !self.is_copy && before_first_ns <= usual_ns.min(UNINTERRUPTED_NS);
-        // Least and greatest time from the first event to the beginning of the first launch.
+        // The least and the greatest time from the first event to the beginning of the first
+        // launch.
         let (lead_least_ns, lead_most_ns) = match (was_idle && !self.may_wait, is_uninterrupted) {
             (false, _) => (0, 0),
             (true, true) => ((self.first_ns - self.began_ns).max(0), (self.first_ns - self.began_ns).max(0)),
@@ -125,14 +132,14 @@ impl Observed {
             0
         } else {
             let (closed_ns, ended_ns) = (since_start_ns(self.closed_ns), since_start_ns(self.ended_ns));
-            // If the end event came as soon as it was submitted, it did not wait for the last
-            // launch. The event then does not show when that launch ended.
+            // If the end event completed as soon as the thread submitted it, the event did not wait
+            // for the last launch. The event then does not show when the last launch ended.
             let late_ns = if whole_ns > ended_ns + ROUNDING_NS { 0 } else { self.ended_ns - self.closed_ns };
             (whole_ns - closed_ns.max(lead_most_ns) - late_ns).clamp(0, most_ns)
         };
         let took_ns = if self.expected_ns > 0 { self.expected_ns.clamp(least_ns, most_ns) } else { most_ns };
-        // One launch has no gaps, so the rest of the time lies before it. The exception is a rest
-        // that is longer than the launch can have been submitted late.
+        // One launch has no gaps, so the rest of the time lies before the launch. If the rest is
+        // longer than a late submission explains, the launch may lie anywhere.
         let runs_up_to_end = self.is_alone && whole_ns - took_ns <= lead_most_ns + ROUNDING_NS;
         let start_ns = if runs_up_to_end { self.end_ns - took_ns } else { self.start_ns + lead_least_ns };
         Measured {
@@ -147,8 +154,8 @@ impl Observed {
     }
 }
 
-/// The median of the latest values. A single value may be wrong because of an interruption, and the
-/// measured quantity drifts.
+/// The median of the latest values. An interruption may make a single value wrong, and the measured
+/// quantity drifts.
 #[derive(Debug, Default)]
 pub struct Middle {
     latest: [i64; Self::REMEMBERED],
@@ -158,7 +165,7 @@ pub struct Middle {
 impl Middle {
     const REMEMBERED: usize = 7;
 
-    /// Adds a value.
+    /// Adds a value. If the store is full, the value replaces the oldest value.
     pub fn learn(&mut self, value: i64) {
         if let Some(place) = self.latest.get_mut(self.seen % Self::REMEMBERED) {
             *place = value;
@@ -166,14 +173,14 @@ impl Middle {
         self.seen += 1;
     }
 
-    /// Moves all remembered values, because the quantity itself was moved.
+    /// Moves all remembered values by `moved_ns`, because the time line itself moved.
     pub fn move_by(&mut self, moved_ns: i64) {
         for value in &mut self.latest {
             *value += moved_ns;
         }
     }
 
-    /// The median, if there is any value.
+    /// Returns the median, if there is any value.
     pub fn get(&self) -> Option<i64> {
         let mut known = self.latest;
         let known = known.get_mut(..self.seen.min(Self::REMEMBERED))?;
@@ -186,15 +193,14 @@ impl Middle {
 mod tests {
     use super::*;
 
-    /// The host time at which the events' time line begins. Below it, the delay between the
-    /// submission and the start of a launch on an idle stream.
+    /// The host time at which the events' time line begins.
     const ORIGIN_NS: i64 = 5_000_000;
     const LATENCY_NS: i64 = 3_000;
     const KERNEL_NS: i64 = 6_000;
     const RECORD_NS: i64 = 300;
 
-    /// A stream with a kernel every `every_ns`. The first kernel waits behind `backlog_ns` of other
-    /// work.
+    /// Returns the observations of a stream with a kernel every `every_ns`, and the kernels' exact
+    /// time. The first kernel waits behind `backlog_ns` of other work.
     fn stream(launches: i64, every_ns: i64, backlog_ns: i64) -> (Observed, i64) {
         let asked_ns = 10_000_000;
         let began_ns = asked_ns + RECORD_NS;
@@ -256,8 +262,8 @@ mod tests {
             let measured = Observed { expected_ns: 1, offset_ns, ..behind }.measure();
             assert_eq!((measured.took_ns, measured.is_exact, measured.offset_ns), (exact_ns, true, None));
         }
-        // A segment that found its stream quiet gives the offset, whatever was known of the clocks
-        // before.
+        // If a segment found its stream quiet, the segment shows the offset, whatever offset was
+        // known before.
         let quiet = Observed { is_quiet: true, ..behind }.measure();
         assert_eq!(quiet.offset_ns, Some(LATENCY_NS - ORIGIN_NS + BACKLOG_NS));
     }
@@ -342,8 +348,8 @@ mod tests {
         let measured = late.measure();
         assert_eq!((measured.start_ns, measured.took_ns), (late.end_ns - exact_ns, exact_ns));
         assert!(!measured.is_exact);
-        // An end event that came late by itself does not show this. Nor does a segment whose stream
-        // waited for something else.
+        // If only the end event came late, the segment does not show where the launch ran. The same
+        // holds if the stream waited for something else.
         let end_late = Observed {
             ended_ns: observed.ended_ns + LATE_NS,
             end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,

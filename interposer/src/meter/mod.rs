@@ -1,5 +1,5 @@
-//! Metering of GPU time: segments of launches between pairs of events, and the thread that reads
-//! them.
+//! Metering of GPU time: the job's threads cut their launches into segments between pairs of
+//! events, and the meter thread reads the segments.
 
 pub mod account;
 pub mod alone;

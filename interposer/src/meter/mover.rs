@@ -1,19 +1,19 @@
-//! Moves memory beyond the limit to the GPU when the process may use the GPU, and lets it go when
-//! others may. Run by the meter thread.
+//! Moves oversubscribed memory: to the GPU while the process may use the GPU, and off the GPU while
+//! other tenants use it. The meter thread runs the mover.
 //!
-//! While the gate is open or there is a lease, the mover brings such memory part by part, as far as
-//! there is room. The driver itself brings the rest when a kernel touches it.
+//! While the gate is open or leased, the mover brings oversubscribed memory to the GPU part by
+//! part, as far as the GPU has room. When a kernel touches the rest, the driver itself brings it.
 //!
 //! Once the gate has closed and nothing is in flight, the mover tells the driver that the memory no
-//! longer belongs on the GPU. When the driver needs room, this memory is then evicted first. The
-//! mover also makes room for the next holder: as much as this process used for memory beyond the
-//! limit. If the GPU has less free memory than that, the mover moves such memory to the host.
+//! longer belongs on the GPU. When the driver needs room, it evicts this memory first. The mover
+//! also makes room for the next holder: as much as this process used for oversubscribed memory. If
+//! the GPU has less free memory than that, the mover moves oversubscribed memory to the host.
 //!
-//! Where there is room for all, nothing moves. Where no other process takes the freed room, the
-//! mover frees none for a while ([`Room`]), because the others have all they need.
+//! If the GPU has room for all tenants, the mover moves nothing. If no other process takes the
+//! freed room, the others have all they need, and the mover makes no room for a while ([`Room`]).
 //!
-//! One part is under way at a time on a GPU, so that the meter thread soon returns to metering.
-//! Nothing moves while a stream is captured.
+//! On each GPU, one part is under way at a time, so that the meter thread soon returns to metering.
+//! While a thread captures a stream, the mover moves nothing.
 
 use std::mem;
 
@@ -24,19 +24,20 @@ use crate::memory::oversubscription::Move;
 use crate::meter::context::Inner;
 use crate::process::Process;
 
-/// Bytes that are moved at a time. Such a move takes a millisecond or two on a bus of 16 to 32
-/// GB/s.
+/// The size of a part, bytes. On a bus of 16 to 32 GB/s, the move of a part takes a millisecond or
+/// two.
 const PART_BYTES: u64 = 32 << 20;
-/// Bytes that stay free on the GPU, because contexts and code come and go.
+/// Bytes that the mover leaves free on the GPU, because contexts and code come and go.
 const SPARE_BYTES: u64 = 32 << 20;
-/// Time between two looks at the gate, while there is memory beyond the limit and nothing else
-/// wakes the thread.
+/// Time between two looks at the gate, while the process has oversubscribed memory and nothing else
+/// wakes the meter thread.
 pub const LOOK_NS: u64 = 5_000_000;
 
-/// The amount of work that was found on a GPU.
+/// The amount of work for the mover on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moves {
-    /// No memory is beyond the limit there.
+    /// The process has no oversubscribed memory on the GPU, or nothing to do until the gate
+    /// changes.
     None,
     /// There is nothing to move at present.
     Rest,
@@ -44,31 +45,33 @@ pub enum Moves {
     More,
 }
 
-/// Room that no process has taken after this time is not wanted. With leases of some milliseconds,
-/// the others have brought something by then.
+/// If no process has taken the freed room after this time, no process needs it. With leases of some
+/// milliseconds, the other processes have brought some memory to the GPU by then.
 const TRIED_NS: u64 = 500_000_000;
-/// How long no room is made after that, at first and at most. If a process needs room meanwhile,
-/// the driver itself moves memory out.
+/// The time for which the mover then makes no room: at first, and at most. If a process needs room
+/// meanwhile, the driver itself moves memory off the GPU.
 const FIRST_KEEP_NS: u64 = 1_000_000_000;
 const LAST_KEEP_NS: u64 = 8_000_000_000;
-/// Bytes that may be under way when the free memory is read.
+/// Bytes that may be on their way to or from the GPU while the mover reads the free memory.
 const UNDER_WAY_BYTES: u64 = 2 * PART_BYTES;
 
-/// Whether other processes take the room that is made for them. The sum of the free memory and this
-/// process's own memory there shrinks only if another process takes some.
+/// Decides whether other processes take the room that the mover makes. The decision rests on the
+/// sum of the GPU's free memory and this process's oversubscribed memory there. The sum shrinks
+/// only if another process takes memory.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Room {
-    /// The greatest sum, bytes, since another process last took something.
+    /// The greatest sum, bytes, since another process last took some memory.
     most_bytes: u64,
-    /// Since when room has been made that no process has taken.
+    /// Since when the mover has made room that no process has taken.
     tried_since_ns: Option<u64>,
     keep_ns: u64,
-    /// No room is made before this time.
+    /// The mover makes no room before this time.
     keeps_until_ns: u64,
 }
 
 impl Room {
-    /// Notes that the free memory and this process's memory there sum to `sum_bytes`.
+    /// Takes in the present sum of the free memory and this process's oversubscribed memory,
+    /// `sum_bytes`.
     fn look(&mut self, sum_bytes: u64) {
         if sum_bytes.saturating_add(UNDER_WAY_BYTES) < self.most_bytes {
             *self = Self { most_bytes: sum_bytes, ..Self::default() };
@@ -76,7 +79,7 @@ impl Room {
         self.most_bytes = self.most_bytes.max(sum_bytes);
     }
 
-    /// Whether room is to be made now.
+    /// Returns whether the mover is to make room now.
     fn is_wanted(&mut self, now_ns: u64) -> bool {
         if now_ns < self.keeps_until_ns {
             return false;
@@ -96,19 +99,21 @@ impl Room {
 #[derive(Debug, Default)]
 pub struct Mover {
     room: Room,
-    /// Whether the process may use the GPU again, since the last look.
+    /// Whether the gate has let the process use the GPU again since the last move.
     is_back: bool,
-    /// Bytes that must be free before the mover stops letting memory go, once the gate has closed.
+    /// Bytes that must be free on the GPU before the mover stops moving memory to the host.
     owed_bytes: Option<u64>,
-    /// There was no room, or no need, at the last look. The next look comes at this time, or once
-    /// the gate has changed.
+    /// At the last look, there was no room, or no need to move. The next look comes at this time,
+    /// or once the gate has changed.
     rests_until_ns: u64,
     may_launch: bool,
 }
 
 impl Mover {
-    /// Does one part of the work for the GPU `ordinal`. `is_busy`: something is in flight there.
-    /// `is_relaxed`: the thread may call the driver while others capture.
+    /// Does one part of the work for the GPU `ordinal`. Returns the amount of work that is left.
+    /// `is_busy`: this process has work in flight on the GPU. `is_relaxed`: the meter thread may
+    /// call the driver while other threads capture; the method sets this flag once the driver
+    /// agrees.
     pub fn step(
         &mut self,
         process: &'static Process,
@@ -127,8 +132,8 @@ impl Mover {
             *self = Self { may_launch, is_back: may_launch, room: self.room, ..Self::default() };
         }
         if !may_launch && brought_bytes == 0 {
-            // There is nothing to bring until a launch passes the gate, which wakes the thread.
-            // Nothing is there that could be let go.
+            // There is nothing to bring until a launch passes the gate, and such a launch wakes the
+            // thread. There is also no memory on the GPU that the mover could move to the host.
             return Moves::None;
         }
         if capture::is_active() || now_ns < self.rests_until_ns {
@@ -154,7 +159,7 @@ impl Mover {
         let (_, brought_bytes) = beyond.amounts(ordinal);
         let mut next = beyond.next_to_bring(ordinal, PART_BYTES);
         if self.is_back {
-            // One piece is needed to find a context, even if nothing is to be brought.
+            // The mover needs one piece to find a context, even if there is nothing to bring.
             next = next.or_else(|| beyond.next_to_let_go(ordinal, 0));
         }
         let Some(next) = next else { return Moves::Rest };
@@ -197,8 +202,9 @@ impl Mover {
         })
     }
 
-    /// Runs `work` with a context current in which `part` can be moved on the GPU. No thread
-    /// destroys the context meanwhile.
+    /// Makes a context current in which the driver can move `part`, and runs `work`. Returns the
+    /// result of `work`, or [`Moves::Rest`] if there is no such context. Meanwhile no other thread
+    /// destroys the context.
     fn with(
         process: &'static Process,
         (ordinal, part): (usize, &Move),
@@ -210,7 +216,8 @@ impl Mover {
             contexts.iter().map(|context| (context.handle().0, context.ordinal)).collect();
         let Some(carrier) = carrier(&known, part.context, ordinal) else { return Moves::Rest };
         let (context, handle) = (contexts[carrier], Context(known[carrier].0));
-        // A thread that destroys the context may hold the lock as long as the context's work takes.
+        // While a thread destroys the context, it may hold the lock as long as the context's work
+        // takes.
         let Some(mut inner) = context.try_lock() else { return Moves::Rest };
         if !context.is_alive_as(handle) || !process.calls.set_current(handle) {
             return Moves::Rest;
@@ -224,8 +231,8 @@ impl Mover {
         work(&mut inner)
     }
 
-    /// Has the driver move `part`, once the previous part has arrived. The caller has made a
-    /// context of the GPU current.
+    /// Has the driver move `part`, if the previous part has arrived. The caller has made a context
+    /// of the GPU current. Returns the amount of work that is left.
     fn carry(process: &Process, inner: &mut Inner, part: &Move, location: Location) -> Moves {
         let beyond = &process.memory.oversubscription;
         inner.moving = inner.moving.or_else(managed::stream);
@@ -246,7 +253,7 @@ impl Mover {
         if managed::prefetch(part.address, part.bytes, location, stream) {
             beyond.moved(part, location != Location::Host);
         } else {
-            // A part that stays where it is belongs on no GPU.
+            // If the driver refuses to move a part, the part's allocation gets no preferred GPU.
             prefer(false);
             beyond.stays(part);
         }
@@ -254,9 +261,10 @@ impl Mover {
     }
 }
 
-/// Chooses the context that can move memory allocated in `context` on the GPU `ordinal`. `contexts`
-/// are handles with their GPUs. The choice is `context` itself. If `context` is gone and its memory
-/// is not, as with a green context, the choice is any context of that GPU.
+/// Chooses the context in which the GPU `ordinal` can move memory that was allocated in `context`.
+/// Returns its index in `contexts`, which are handles with their GPUs. The choice is `context`
+/// itself. Memory may outlive its context, as with a green context; the choice is then any context
+/// of the GPU.
 fn carrier(contexts: &[(usize, usize)], context: usize, ordinal: usize) -> Option<usize> {
     let own = contexts.iter().position(|(handle, _)| *handle == context);
     own.or_else(|| contexts.iter().position(|(_, of)| *of == ordinal))

@@ -1,5 +1,5 @@
-//! Finds the daemon again after its connection ended. The meter thread does this between two looks,
-//! and never waits for the daemon.
+//! Finds the daemon again after the connection to it ended. The meter thread takes one step between
+//! two looks, and never waits for the daemon.
 
 use super::thread::MeterThread;
 use crate::descriptor::OwnDescriptor;
@@ -7,28 +7,28 @@ use crate::handshake::{ConnectError, Pending};
 use crate::log::say;
 use crate::process::Process;
 
-/// Shortest and longest pause between two attempts to find a daemon, ns. A daemon that came back
-/// waits for its tenants as long as the longest pause.
+/// The shortest and the longest pause between two attempts to find a daemon, ns. A daemon that came
+/// back may have to wait for a tenant as long as the longest pause.
 const PAUSE_NS: (u64, u64) = (50_000_000, 250_000_000);
-/// Longest pause, ns, in a process that never had a session with a daemon, because there may never
-/// be one.
+/// The longest pause, ns, in a process that never had a session with a daemon, because there may
+/// never be a daemon.
 const FIRST_PAUSE_NS: u64 = 1_000_000_000;
-/// Pause after a refusal that the same daemon would repeat, ns.
+/// The pause after a refusal that the same daemon would repeat, ns.
 const REFUSED_PAUSE_NS: u64 = 30_000_000_000;
-/// Pause after a refusal for lack of room, ns.
+/// The pause after a refusal for lack of room, ns.
 const FULL_PAUSE_NS: u64 = 2_000_000_000;
-/// Longest time for the daemon's answer, ns. A daemon that reads a hello much later refuses it
-/// because of its clock.
+/// The longest wait for the daemon's answer, ns. If a daemon reads a hello much later, the daemon
+/// refuses the hello because of the time in it.
 const ANSWER_NS: u64 = 3_000_000_000;
 
-/// State of the attempts.
+/// The state of the attempts to find a daemon.
 #[derive(Debug)]
 pub struct Reconnect {
     /// When the next step is due, ns.
     due_ns: u64,
     pause_ns: u64,
     pending: Option<Pending>,
-    /// Whether the log already tells why there is no session, since the last session.
+    /// Whether the log has told, since the last session, why there is no session.
     is_told: bool,
 }
 
@@ -44,18 +44,18 @@ impl Reconnect {
         *self = Self { due_ns: now_ns.saturating_add(PAUSE_NS.0), ..Self::default() };
     }
 
-    /// A descriptor that becomes readable when there is something to do. `None` if there is no
-    /// attempt under way.
+    /// Returns a descriptor that becomes readable when there is a step to do. Returns `None` while
+    /// no attempt is under way.
     pub fn socket(&self) -> Option<OwnDescriptor> {
         self.pending.as_ref().map(Pending::socket)
     }
 
-    /// When the next step is due at the latest.
+    /// Returns when the next step is due at the latest, ns.
     pub fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// Does the next step, if one is due.
+    /// Does the next step, if a step is due.
     pub fn step(&mut self, meter: MeterThread, process: &'static Process, now_ns: u64) {
         let answer = match self.pending.take() {
             Some(pending) => match pending.finish() {
@@ -104,7 +104,7 @@ impl Reconnect {
     }
 }
 
-/// Whether the process never had a session with a daemon.
+/// Returns whether the process never had a session with a daemon.
 fn is_first(process: &Process) -> bool {
     process.session().is_none_or(|session| session.sessions() == 0)
 }

@@ -1,4 +1,4 @@
-//! A closed segment: its two events, its launches, and the host times that belong to them.
+//! A closed segment: its two events, its launches, and the host's times around them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -12,100 +12,103 @@ pub enum Kind {
     Kernel,
     /// A graph.
     Graph,
-    /// A graph with conditional nodes: each launch of it may do something else.
+    /// A graph with conditional nodes. Different launches of such a graph may do different work.
     VaryingGraph,
-    /// A copy or a memory set whose call returns at once.
+    /// A copy or a memory set whose call returns before the work is complete.
     Copy,
-    /// A copy whose call returns when the copy is complete.
+    /// A copy whose call returns once the copy is complete.
     SyncCopy,
 }
 
 impl Kind {
-    /// Whether the launch moves bytes instead of computing.
+    /// Returns whether the launch moves bytes instead of computing.
     pub fn is_copy(self) -> bool {
         matches!(self, Self::Copy | Self::SyncCopy)
     }
 
-    /// Whether the launch is a graph.
+    /// Returns whether the launch is a graph.
     #[inline(always)]
     pub fn is_graph(self) -> bool {
         matches!(self, Self::Graph | Self::VaryingGraph)
     }
 
-    /// One launch of this kind, in the form in which [`Launches`] are counted: all launches in the
-    /// low 32 bits, graphs in the high 32 bits.
+    /// Returns one launch of this kind as a summand for [`Launches`]. The low 32 bits count all
+    /// launches, and the high 32 bits count graphs.
     #[inline(always)]
     pub fn one(self) -> u64 {
         if self.is_graph() { 1 | 1 << u32::BITS } else { 1 }
     }
 }
 
-/// Launches, as the difference of two counts of [`Kind::one`].
+/// A number of launches, as the difference of two sums of [`Kind::one`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launches(pub u64);
 
 impl Launches {
-    /// Number of launches.
+    /// Returns the number of launches.
     pub fn all(self) -> u32 {
         self.0 as u32
     }
 
-    /// Number of graphs among the launches.
+    /// Returns the number of graphs among the launches.
     pub fn graphs(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
 }
 
-/// A launch, as far as metering distinguishes it.
+/// A launch, with the properties that the meter distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Identifies launches that take the same time: a hash of function and geometry, of a graph, or
-    /// of the size of a copy.
+    /// Identifies launches that take the same time. The key of a kernel is a hash of function and
+    /// geometry. The key of a copy is a hash of its size. The key of a graph is a hash of its
+    /// handle and its count of changes.
     pub key: u64,
     /// The kind of work.
     pub kind: Kind,
 }
 
-/// The data that is written into a segment when it is closed.
+/// The data that a thread writes into a segment when it closes the segment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Contents {
-    /// Launches in the segment.
+    /// The number of launches in the segment.
     pub launches: u32,
-    /// The key of the launch if there is only one, else 0.
+    /// The key of the launch if the segment has only one launch, else 0.
     pub key: u64,
-    /// Time that was added to the GPU's queue for the segment, ns.
+    /// GPU time that the segment adds to the GPU's estimated time in flight, ns.
     pub queued_ns: u64,
-    /// Estimated time of its launches, ns.
+    /// Estimated time of the segment's launches, ns. 0 means that there is no estimate.
     pub expected_ns: u64,
-    /// Estimated time of the copies that it took in, ns.
+    /// Estimated time of the copies that a segment of kernels took in, ns.
     pub copied_ns: u64,
-    /// See [`Observed`].
+    /// Host time before the first event was recorded, ns.
     pub asked_ns: u64,
-    /// See [`Observed`].
+    /// Host time after the first event was recorded, ns.
     pub began_ns: u64,
-    /// See [`Observed`].
+    /// Host time after the first launch, ns.
     pub first_ns: u64,
-    /// See [`Observed`].
+    /// Host time after the last launch, before the last event was recorded, ns.
     pub closed_ns: u64,
-    /// See [`Observed`].
+    /// Host time after the last event was recorded, ns.
     pub ended_ns: u64,
-    /// See [`Observed`].
+    /// Whether the stream may have waited for something else between the launches.
     pub may_wait: bool,
-    /// See [`Observed`].
+    /// Whether the stream had no unfinished work when the segment began, and nothing made the
+    /// stream wait.
     pub is_quiet: bool,
-    /// Whether it holds copies instead of kernels.
+    /// Whether the segment holds copies instead of kernels.
     pub is_copy: bool,
-    /// Whether only the segment's end was recorded. The launches are then charged by their
-    /// estimates.
+    /// Whether the segment has no start event, only an end event. The meter thread then charges the
+    /// launches by their estimates.
     pub is_end_only: bool,
-    /// Whether no end event could be recorded, so that there is nothing to measure.
+    /// Whether the segment has no end event, so that the meter thread cannot measure it.
     pub is_lost: bool,
 }
 
 macro_rules! segment {
     ($($field:ident: $atomic:ident,)+) => {
-        /// A place in a lane's ring. The two events of a place move from a processed segment to the
-        /// next one that is opened. So a warm lane creates no events on the launch path.
+        /// A place in a lane's ring. Once the meter thread has processed the place's segment, the
+        /// two events of the segment move to the next segment that the lane opens. So a lane that
+        /// has run for a while creates no events on the launch path.
         #[derive(Debug, Default)]
         pub struct Segment {
             start: AtomicUsize,
@@ -114,12 +117,13 @@ macro_rules! segment {
         }
 
         impl Segment {
-            /// Writes the segment's data, before the meter thread gets the segment.
+            /// Writes the segment's data, before the ring passes the segment to the meter thread.
             pub fn fill(&self, contents: &Contents) {
                 $(self.$field.store(contents.$field, Ordering::Relaxed);)+
             }
 
-            /// Reads the segment's data. Called by the meter thread after it got the segment.
+            /// Returns the segment's data. Only a thread that got the segment from the ring calls
+            /// this.
             pub fn contents(&self) -> Contents {
                 Contents { $($field: self.$field.load(Ordering::Relaxed),)+ }
             }
@@ -146,12 +150,12 @@ segment! {
 }
 
 impl Segment {
-    /// The event before the first launch.
+    /// Returns the event before the first launch.
     pub fn start(&self) -> Event {
         Event(self.start.load(Ordering::Relaxed))
     }
 
-    /// The event after the last one.
+    /// Returns the event after the last launch.
     pub fn end(&self) -> Event {
         Event(self.end.load(Ordering::Relaxed))
     }
@@ -162,21 +166,21 @@ impl Segment {
         self.end.store(end.0, Ordering::Relaxed);
     }
 
-    /// Takes the two events away.
+    /// Takes the two events away from the segment, and returns them: start and end.
     pub fn take_events(&self) -> (Event, Event) {
         let take = |event: &AtomicUsize| Event(event.swap(Event::NONE.0, Ordering::Relaxed));
         (take(&self.start), take(&self.end))
     }
 
-    /// Takes the end event away and leaves `spare` in its place.
+    /// Replaces the end event by `spare`. Returns the former end event.
     pub fn swap_end(&self, spare: Event) -> Event {
         Event(self.end.swap(spare.0, Ordering::Relaxed))
     }
 }
 
 impl Contents {
-    /// The segment's own observations. The values that depend on neighbouring segments stay at
-    /// their defaults.
+    /// Returns the segment's own observations. The arguments are the times of its events, ns. The
+    /// values that depend on neighbouring segments stay at their defaults.
     pub fn observed(&self, (start_ns, end_ns): (i64, i64)) -> Observed {
         let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         Observed {
@@ -196,7 +200,7 @@ impl Contents {
         }
     }
 
-    /// The key of its only launch, if there is only one.
+    /// Returns the key of the segment's launch, if the segment has only one launch.
     pub fn only_key(&self) -> Option<u64> {
         (self.key != 0).then_some(self.key)
     }

@@ -1,4 +1,6 @@
-//! The meter thread: reads the times of segments, keeps the meter page, and watches the connection.
+//! The meter thread. In each *look*, the thread reads the lanes of all contexts, charges the
+//! complete segments, and writes the meter page. Between two looks, the thread watches the
+//! connection to the daemon.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
@@ -25,45 +27,49 @@ use crate::process::{self, Process};
 use crate::record;
 use crate::session::Session;
 
-/// Pause between two looks while another tenant waits for the work in flight. A hand-off may lose
-/// twice this time.
+/// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
+/// hand-off may take up to twice this time longer.
 const TICK_CONTENDED_NS: u64 = 50_000;
-/// Pause once the gate has closed and little is left in flight. The GPU idles from the end of the
-/// work until the thread sees it.
+/// Pause between two looks once the gate has closed and little work is left in flight. Between the
+/// end of the work and the next look, the GPU idles.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// The work left in flight counts as little below this time, by its estimate and the time for which
-/// it has run. Work that is overdue by more may never end.
+/// If the estimate of the work in flight, or the rest of the estimate, is at most this time, the
+/// work counts as little. If longer work is overdue by more than this time, the work does not count
+/// as little, because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
-/// Pause while something is in flight and the GPU is not contended.
+/// Pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
-/// Pause while nothing is in flight, soon after something was, and the GPU is not contended. No
-/// launch ends this pause. While the GPU is contended, the thread looks as often as with work in
-/// flight. The next launch mostly comes at once then, and the next tenant waits for it.
+/// Pause between two looks while nothing is in flight and all gates are open, before the thread
+/// sleeps. A launch does not end this pause. If a gate is leased or closed, the pause is
+/// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
+/// waits for its end.
 const TICK_LINGER_NS: u64 = 2_000_000;
-/// Looks without anything in flight before the thread sleeps until it is woken.
+/// After this many looks without work in flight, the thread sleeps for up to [`SLEEP_NS`].
 const LINGER_TICKS: u32 = 10;
-/// Longest sleep while nothing is in flight. A launch or the connection ends it.
+/// Longest sleep while nothing is in flight. A launch, or the end of the connection, ends the sleep
+/// early.
 const SLEEP_NS: u64 = 1_000_000_000;
-/// Time between two looks whether any of the job's own threads is left. A look costs one system
+/// Time between two checks whether any of the job's own threads is left. A check costs one system
 /// call.
 const COMPANY_NS: u64 = 1_000_000_000;
-/// A process that launches after a pause of this length rings the bell. The arbiter looks at
-/// resting tenants seldom, and while the gate is open nothing else tells it of the launch.
+/// If a process launches after a pause of this length, the meter thread rings the bell. The arbiter
+/// looks at resting tenants seldom, and while the gate is open, nothing else tells the arbiter of
+/// the launch.
 const RESTED_NS: u64 = 100_000_000;
-/// Size of the stack. The stack also holds the thread-local data of every library. Pages that are
-/// not touched cost nothing.
+/// Size of the meter thread's stack. The stack also holds the thread-local data of every library.
+/// Pages that the thread does not touch cost nothing.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Shows that the caller is the meter thread. Only [`start`] makes one, and the value stays in its
-/// thread.
+/// Proof that the caller is the meter thread. Only [`start`] makes a value, and the value cannot
+/// leave its thread.
 #[derive(Debug, Clone, Copy)]
 pub struct MeterThread(PhantomData<*const ()>);
 
-/// Starts the thread with every signal blocked. Signal handlers belong to the job, and run on its
-/// own threads.
+/// Starts the meter thread with every signal blocked, because signal handlers belong to the job and
+/// run on the job's threads.
 ///
 /// # Errors
-/// The error of the thread's creation.
+/// The error of the system, if it cannot create the thread.
 pub fn start(process: &'static Process) -> io::Result<()> {
     // SAFETY: all zeroes is a valid signal set.
     let (mut all, mut previous) =
@@ -74,7 +80,7 @@ pub fn start(process: &'static Process) -> io::Result<()> {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
     }
-    // The folder is opened here, because the caller may soon be in a place without it.
+    // The caller opens the folder here, because the process may soon lose sight of `/proc`.
     alone::keep_folder();
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
@@ -86,7 +92,8 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     started.map(drop)
 }
 
-/// The slot of the meter page for when a lease's first work began and its last work ended on a GPU.
+/// Returns the slot of the meter page with the times at which this session's work on a GPU began
+/// and ended. Returns `None` if the process has no session or the daemon does not manage the GPU.
 fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
     process.session()?.meter().edges(gpu.index()?)
 }
@@ -96,19 +103,19 @@ struct Meter {
     process: &'static Process,
     accounts: Vec<Account>,
     ticked_ns: u64,
-    /// When the thread last looked whether any of the job's own threads is left.
+    /// When the thread last checked whether any of the job's own threads is left.
     company_ns: u64,
-    /// When the thread last looked whether its descriptors are still its own.
+    /// When the thread last checked whether the job has closed the thread's descriptors.
     checked_ns: u64,
     idle_ticks: u32,
     is_relaxed: bool,
     reconnect: Reconnect,
     pressure: Pressure,
-    /// One for each GPU.
+    /// The mover of each GPU.
     movers: Vec<Mover>,
-    /// The greatest amount of work that any mover has.
+    /// The greatest amount of work that any mover had at its last step.
     moves: Moves,
-    /// When the next turn is due without a daemon.
+    /// Without a daemon: when the meter thread must next act as the arbiter.
     turn_at_ns: Option<u64>,
     late: LateLooks,
 }
@@ -134,8 +141,8 @@ impl Meter {
     }
 
     fn run(mut self) {
-        // Without this, sleeps of tens of µs would last 50 µs longer. A failure only costs
-        // precision.
+        // With the default timer slack, sleeps of tens of µs would last 50 µs longer. If the call
+        // fails, the sleeps are only less precise.
         // SAFETY: the call changes only this thread's timer slack.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         while !self.process.is_stopping() {
@@ -149,7 +156,8 @@ impl Meter {
         self.process.set_stopped(self.here);
     }
 
-    /// Looks now and then whether the job's own threads have all ended.
+    /// Once every [`COMPANY_NS`], checks whether the job's own threads have all ended. Returns true
+    /// if the check shows that they have.
     fn is_left(&mut self) -> bool {
         if self.ticked_ns.saturating_sub(self.company_ns) < COMPANY_NS {
             return false;
@@ -158,8 +166,9 @@ impl Meter {
         alone::is_left()
     }
 
-    /// Ends the process's last thread, by which the process exits. The exit handlers run in this
-    /// thread, as they would in any other last thread.
+    /// Stops the interposer and unblocks the signals. The meter thread is the process's last
+    /// thread, so the process exits when the thread returns. The exit handlers run in this thread,
+    /// as in any last thread.
     fn end(&self) {
         self.process.set_stopped(self.here);
         process::stop();
@@ -171,7 +180,8 @@ impl Meter {
         }
     }
 
-    /// Looks once at everything. Returns whether anything is in flight.
+    /// Looks once at all contexts, and writes the meter page. Returns whether any work is in
+    /// flight.
     fn tick(&mut self) -> bool {
         let now_ns = os::now_ns();
         let passed_ns = now_ns.saturating_sub(self.ticked_ns);
@@ -212,7 +222,7 @@ impl Meter {
             meter.updated_ns.store(now_ns, Ordering::Relaxed);
             let says_busy = meter.in_flight().is_some();
             if is_busy && !says_busy {
-                // The page is new, because the daemon came back while work was in flight.
+                // The meter page is new, because the daemon came back while work was in flight.
                 gpu.set_in_flight();
             } else if !is_busy && says_busy {
                 self.settle(ordinal);
@@ -229,7 +239,7 @@ impl Meter {
         any
     }
 
-    /// Moves memory beyond the limit.
+    /// Moves oversubscribed memory to or from the GPUs.
     #[cold]
     fn move_memory(&mut self, now_ns: u64) {
         self.moves = Moves::None;
@@ -243,13 +253,14 @@ impl Meter {
         }
     }
 
-    /// Reports that nothing is in flight on a GPU, unless a launch came meanwhile. Called when
-    /// everything was seen complete.
+    /// Reports on the meter page that nothing is in flight on a GPU. The caller has seen all work
+    /// complete. If a launch came meanwhile, the method reports nothing.
     fn settle(&self, ordinal: usize) {
         let Some(gpu) = self.process.gpus.get(ordinal) else { return };
         let Some(meter) = gpu.meter() else { return };
-        // A launch marks its lane open before it sets `in_flight`. So a launch that the look below
-        // misses changes the mark again.
+        // A launch marks its lane open before it sets `in_flight`. If the check below misses a
+        // launch, the launch therefore changes `in_flight` after this reading, and `meter.settle`
+        // fails.
         let Some(seen) = meter.in_flight() else { return };
         let contexts = self.process.contexts();
         let is_open = contexts.iter().any(|context| {
@@ -273,11 +284,11 @@ impl Meter {
         }
     }
 
-    /// Looks at the lanes of a context.
+    /// Reads the lanes of a context, and charges their complete segments.
     fn read(&mut self, context: &'static ContextState, now_ns: u64) {
         let calls = &self.process.calls;
-        // A thread that destroys the context may hold the lock as long as the context's work takes.
-        // The thread must see the work of other contexts meanwhile.
+        // While a thread destroys the context, it may hold the lock as long as the context's work
+        // takes. The meter thread must see the work of other contexts meanwhile.
         let Some(mut inner) = context.try_lock() else {
             let is_busy = context.gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
             if let Some(account) = self.accounts.get_mut(context.ordinal).filter(|_| is_busy) {
@@ -305,7 +316,7 @@ impl Meter {
                     self.is_relaxed = calls.relax_this_thread();
                 }
                 if !self.is_relaxed && capture::is_active() {
-                    // The driver's queries could end a capture.
+                    // The driver's queries could end another thread's capture.
                     return;
                 }
                 is_current = true;
@@ -324,8 +335,9 @@ impl Meter {
         }
     }
 
-    /// Handles a context that cannot be made current. The work of the context counts as in flight
-    /// for a while, and is then given up.
+    /// Handles a context that the driver does not make current. For a while, the work of the
+    /// context counts as in flight. After that, the meter thread no longer waits for the work, and
+    /// charges it.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(self.here, inner, now_ns) {
             return;
@@ -336,7 +348,7 @@ impl Meter {
         }
     }
 
-    /// Charges the complete segments of a lane.
+    /// Charges the complete segments of a lane, and removes them.
     fn complete(&mut self, context: &ContextState, inner: &mut Inner, lane: &Lane) {
         let calls = &self.process.calls;
         let (over, newest) = lane.over(inner, calls);
@@ -361,7 +373,7 @@ impl Meter {
         }
     }
 
-    /// Charges a segment whose events lie at `times`.
+    /// Charges a segment that began and ended at `times`, ns on the process's time line.
     fn charge(
         &mut self,
         context: &ContextState,
@@ -397,8 +409,8 @@ impl Meter {
             return;
         }
         let took_ns = measured.took_ns.unsigned_abs();
-        // The estimate limits `longest_ns`. The first launch of a kernel may include the time in
-        // which the driver loads it, and a single launch may have been interrupted.
+        // The estimate limits `longest_ns`. The time of a kernel's first launch may include the
+        // time in which the driver loads the kernel. A single launch may have been interrupted.
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
@@ -427,7 +439,7 @@ impl Meter {
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
 
-    /// Charges a segment whose end alone was recorded, by its estimate.
+    /// Charges a segment that has only an end event, by its estimate.
     fn charge_known(
         &mut self,
         context: &ContextState,
@@ -438,14 +450,15 @@ impl Meter {
     ) {
         lane.set_previous_end(inner, Some(end_ns));
         if contents.launches > 1 {
-            // The segment grew because there was no room for more segments, so it may have gaps.
+            // The segment may have gaps, because it grew while the ring had no room for more
+            // segments.
             return self.charge_lost(context, contents);
         }
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
-    /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`. `single`: as in
-    /// [`Account::charge`].
+    /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`, and records when they
+    /// began and ended. `single`: there is one launch, on a stream that has gaps.
     fn charge_kernels(
         &mut self,
         context: &ContextState,
@@ -464,8 +477,9 @@ impl Meter {
         self.charge_time(context, lane, single, (start_ns, end_ns), took_ns);
     }
 
-    /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`: kernels, and copies
-    /// where copies are charged. `single`: as in [`Account::charge`].
+    /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`. The stream ran
+    /// kernels, or copies for which the tenant is charged. `single`: there is one launch, on a
+    /// stream that has gaps.
     fn charge_time(
         &mut self,
         context: &ContextState,
@@ -489,7 +503,7 @@ impl Meter {
         meter.compute_ns.fetch_add(charged.ns, Ordering::Relaxed);
     }
 
-    /// Charges launches outside any segment.
+    /// Charges the launches that no segment contains.
     fn charge_late(&mut self) {
         for (ordinal, gpu) in self.process.gpus.iter().enumerate() {
             if gpu.meter().is_some() {
@@ -498,7 +512,7 @@ impl Meter {
         }
     }
 
-    /// Charges a segment whose place is unknown, by its estimate.
+    /// Charges a segment whose place on the time line is unknown, by its estimate.
     fn charge_lost(&mut self, context: &ContextState, contents: &Contents) {
         if contents.is_copy {
             self.charge_copied(context, contents.expected_ns);
@@ -507,7 +521,7 @@ impl Meter {
         }
     }
 
-    /// Whether another tenant waits for the work in flight on a GPU, and the work ends soon.
+    /// Returns whether, on any GPU, the gate has closed and the work in flight ends soon.
     fn is_drained_soon(&self) -> bool {
         self.process.gpus.iter().zip(&self.accounts).any(|(gpu, account)| {
             let is_busy = || gpu.meter().is_some_and(|meter| meter.in_flight().is_some());
@@ -520,8 +534,8 @@ impl Meter {
         })
     }
 
-    /// Counts copies whose time is known, but not their place, and charges them where copies are
-    /// charged.
+    /// Counts copies whose time is known, but not their place on the time line. If the tenant is
+    /// charged for copies, charges the time.
     fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
         let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
         meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -530,7 +544,7 @@ impl Meter {
         }
     }
 
-    /// Charges `took_ns` on a GPU whose place is unknown.
+    /// Charges `took_ns` of GPU time whose place on the time line is unknown.
     fn charge_unplaced(&mut self, ordinal: usize, gpu: &Gpu, took_ns: u64) {
         let Some(account) = self.accounts.get_mut(ordinal).filter(|_| took_ns != 0) else { return };
         let Some(meter) = gpu.meter() else { return };
@@ -539,7 +553,8 @@ impl Meter {
         self.process.charge(gpu, charged_ns);
     }
 
-    /// Sleeps until the next look, or until the connection ends.
+    /// Sleeps until the next look is due, a launch wakes the thread, or the connection ends. Before
+    /// the sleep, the method takes the next step of a search for the daemon.
     fn pause(&mut self, is_busy: bool) {
         let now_ns = os::now_ns();
         if self.process.session().is_some_and(Session::seeks_daemon) {
@@ -574,8 +589,8 @@ impl Meter {
         }
         let mut is_deep = !is_busy && sleep_ns > TICK_LINGER_NS;
         if is_deep && !self.process.prepare_sleep(self.here) {
-            // Something may be in flight after all, so the sleep is short. The pause must not turn
-            // into a busy loop.
+            // Work may be in flight after all, so the sleep is short. The sleep is not 0, because
+            // the thread must not loop without a pause.
             (is_deep, sleep_ns) = (false, TICK_ALONE_NS.min(sleep_ns));
         }
         let socket = if seeks_daemon { self.reconnect.socket() } else { session.socket() };
@@ -598,7 +613,7 @@ impl Meter {
 
 #[cfg(test)]
 impl MeterThread {
-    /// Lets a test stand in for the meter thread.
+    /// Returns the proof for a test that stands in for the meter thread.
     pub const fn acted() -> Self {
         Self(PhantomData)
     }

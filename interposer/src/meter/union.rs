@@ -1,9 +1,9 @@
-//! Adds up intervals so that time in several of them counts once.
+//! Adds up intervals, and counts time that lies in several intervals once.
 
 use std::collections::VecDeque;
 
-/// Most intervals that are remembered. Older ones are forgotten, and an interval that overlaps a
-/// forgotten one counts in full.
+/// The most intervals that a union remembers. If there are more, the union forgets the earliest
+/// interval. An interval that overlaps a forgotten interval counts in full.
 const REMEMBERED: usize = 256;
 
 /// The intervals so far, sorted and without overlap.
@@ -13,7 +13,8 @@ pub struct Union {
 }
 
 impl Union {
-    /// Adds `start..end`. Returns how much of it was not covered before.
+    /// Adds the interval from `start` to `end`. Returns the length of the part that was not covered
+    /// before.
     pub fn add(&mut self, start: i64, end: i64) -> u64 {
         if end <= start {
             return 0;

@@ -1,8 +1,8 @@
-//! Answers of NVML to a tenant: of each GPU, the tenant's own part.
+//! The answers of NVML to a tenant: the tenant's own part of each GPU.
 //!
 //! A process with a session reads its tenant's memory from its own pages, with or without a daemon.
-//! A process can use NVML without CUDA, and then it may have no session. The pages also lack the
-//! tenant's other processes. In both cases the interposer asks the daemon for a [`View`], by a
+//! But a process can use NVML without CUDA, and then it may have no session. The pages also lack
+//! the tenant's other processes. In both cases the interposer asks the daemon for a [`View`], on a
 //! connection that ends with the answer.
 
 pub mod types;
@@ -20,16 +20,17 @@ use crate::memory::charge;
 use crate::resolve::{self, elf};
 use crate::{handshake, os, process};
 
-/// Beginning of the management library's soname, up to its version.
+/// The beginning of NVML's soname, up to its version.
 const SONAME_START: &[u8] = b"libnvidia-ml.so";
 /// Room for a GPU's UUID in NVML's format (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`).
 const UUID_BYTES: usize = 96;
-/// How long an answer of the daemon is reused, ns. A monitor asks several questions in a row.
+/// How long the process reuses an answer of the daemon, ns. A monitor asks several questions in a
+/// row.
 const FRESH_NS: u64 = 20_000_000;
-/// Time after a failed question in which the process does not ask the daemon again, about any GPU,
-/// ns.
+/// If the daemon did not answer a question, the process does not ask it again for this long, about
+/// any GPU, ns.
 const RETRY_NS: u64 = 1_000_000_000;
-/// Number of processes on a GPU for which NVML is given room at first, and at most.
+/// The number of processes on a GPU for which NVML gets room at first, and at most.
 const FIRST_ROOM: u32 = 64;
 const MOST_ROOM: u32 = 1 << 16;
 /// Parts per million in one percent.
@@ -43,13 +44,13 @@ pub struct Function {
 }
 
 impl Function {
-    /// Returns a function that is not looked up yet.
+    /// Returns a function that no look-up has found yet.
     pub const fn new(name: &'static CStr) -> Self {
         Self { name, real: AtomicUsize::new(0) }
     }
 
-    /// Records `found` as the real function unless another one is known. Returns whether the hook
-    /// will call `found`.
+    /// Records `found` as the real function, if no other function is known. Returns whether the
+    /// hook will call `found`.
     pub fn remember(&self, found: usize) -> bool {
         if self.real.load(Ordering::Acquire) == 0 && !kept().is_some_and(|object| object.contains(found)) {
             resolve::keep(found);
@@ -68,7 +69,7 @@ impl Function {
             return known;
         }
         let bound = resolve::next_definition(self.name).or_else(|| loaded(self.name));
-        // The kept library is tried last. It is needed if the client has the library in a separate
+        // The kept library comes last. The hook needs it if the job has the library in a separate
         // namespace.
         if let Some(found) = bound.or_else(|| kept()?.symbol(self.name)) {
             self.remember(found);
@@ -77,18 +78,17 @@ impl Function {
     }
 }
 
-/// An address inside the library that was kept last. Mostly there is only one. 0 if none is kept
-/// yet.
+/// An address inside the library that `remember` last kept loaded. Mostly there is only one such
+/// library. 0 if there is none yet.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the library that was kept last.
+/// Returns the library that `remember` last kept loaded.
 fn kept() -> Option<elf::Object> {
     let kept = KEPT.load(Ordering::Acquire);
     if kept == 0 { None } else { elf::Object::containing(kept) }
 }
 
-/// Returns the address of `symbol` in a loaded management library, in whatever scope that library
-/// is.
+/// Returns the address of `symbol` in a loaded NVML library, in any scope.
 pub fn loaded(symbol: &CStr) -> Option<usize> {
     elf::find(|object| {
         let name = object.soname().unwrap_or_default().to_bytes();
@@ -101,7 +101,7 @@ pub struct Part {
     uuid: Uuid,
     /// The tenant's memory according to this process's own session.
     own: Option<Own>,
-    /// The daemon's answer, if there is no session.
+    /// The daemon's answer, if the process has no session.
     view: Option<View>,
 }
 
@@ -115,8 +115,8 @@ struct Own {
 }
 
 impl Part {
-    /// Returns the total, free and used bytes that replace the whole GPU's. Returns `None` if the
-    /// tenant has no limit.
+    /// Returns the total, free and used bytes that replace the whole GPU's figures. Returns `None`
+    /// if the tenant has no limit.
     pub fn memory(&self, total: u64, free: u64) -> Option<(u64, u64, u64)> {
         let (limit_bytes, held_bytes) = match (self.own, &self.view) {
             (Some(own), _) => (own.limit_bytes, own.held_bytes),
@@ -131,8 +131,8 @@ impl Part {
         Some((total, free.min(charge::left(total, used)), used))
     }
 
-    /// Returns how busy the tenant keeps a GPU that is busy for `whole_percent` of the time. If the
-    /// tenant's part is unknown, it is all of that time.
+    /// Returns the tenant's busy time on a GPU that is busy for `whole_percent` of the time. If the
+    /// tenant's part is unknown, the result is all of that time.
     pub fn busy_of(&self, whole_percent: u32) -> Busy {
         let whole_percent = whole_percent.max(1);
         let own_percent = self.busy_percent().map_or(whole_percent, |own| own.min(whole_percent));
@@ -143,8 +143,9 @@ impl Part {
         Some(self.view()?.gpus[0].recent_ppm.div_ceil(PPM_PER_PERCENT))
     }
 
-    /// Returns the tenant's processes. Returns `None` if they are unknown. In a pid namespace other
-    /// than the daemon's they are unknown, and NVML there lists only processes of that namespace.
+    /// Returns the tenant's processes, or `None` if they are unknown. In a pid namespace other than
+    /// the daemon's, they are unknown. In such a namespace, NVML lists only the namespace's own
+    /// processes.
     pub fn processes(&self) -> Option<OwnProcesses> {
         self.view().filter(|view| view.asker_pid == std::process::id()).map(OwnProcesses)
     }
@@ -198,7 +199,7 @@ impl OwnProcesses {
     }
 
     /// Returns the elements of an NVML list that are about these processes. `ask` makes NVML write
-    /// at most `count` elements, and stores in `count` how many there are.
+    /// at most `count` elements, and stores the number of all elements in `count`.
     ///
     /// # Errors
     /// NVML's error code.
@@ -216,8 +217,8 @@ impl OwnProcesses {
                     list.truncate(kept);
                     return Ok(list);
                 }
-                // Other processes may start meanwhile, so the room grows by more than NVML asks
-                // for.
+                // Other processes may start meanwhile, so the room grows beyond the number that
+                // NVML gives.
                 INSUFFICIENT_SIZE if room < MOST_ROOM => {
                     room = count.saturating_mul(2).max(room.saturating_mul(2)).min(MOST_ROOM)
                 }
@@ -227,8 +228,8 @@ impl OwnProcesses {
     }
 }
 
-/// Returns the tenant's part of `device`. Returns `None` if the GPU is not managed, or if its part
-/// is unknown.
+/// Returns the tenant's part of `device`. Returns `None` if the daemon does not manage the GPU, or
+/// if the tenant's part is unknown.
 pub fn part(device: Device) -> Option<Part> {
     if resolve::is_disabled() {
         return None;
@@ -264,15 +265,16 @@ struct Answer {
 
 /// The daemon's latest answers.
 static ANSWERS: Mutex<Vec<Answer>> = Mutex::new(Vec::new());
-/// Time of the last failed question (`CLOCK_MONOTONIC`), or 0 if the last question was answered.
+/// Time of the last failed question (`CLOCK_MONOTONIC`), or 0 if the daemon answered the last
+/// question.
 static FAILED_NS: AtomicU64 = AtomicU64::new(0);
 /// The process whose question failed. Its forked children ask for themselves.
 static FAILED_IN: AtomicU32 = AtomicU32::new(0);
 
 fn view(uuid: Uuid) -> Option<View> {
     let (now_ns, pid) = (os::now_ns(), std::process::id());
-    // The lock is never waited for, because the process may have been forked while another thread
-    // held it.
+    // The process never waits for the lock, because it may be a forked child whose parent had
+    // another thread with the lock.
     if let Ok(answers) = ANSWERS.try_lock()
         && let Some(answer) = answers.iter().find(|answer| answer.uuid == uuid && answer.pid == pid)
         && now_ns.saturating_sub(answer.at_ns) < FRESH_NS
@@ -286,7 +288,7 @@ fn view(uuid: Uuid) -> Option<View> {
     }
     static CONFIG: OnceLock<Config> = OnceLock::new();
     let answer = handshake::view(CONFIG.get_or_init(Config::read), &[uuid], failed_ns != 0);
-    // The time is taken after the answer, because the question may take longer than an answer stays
+    // The time is read after the answer, because the question may take longer than an answer stays
     // valid.
     let at_ns = os::now_ns();
     let Ok(view) = answer else {
@@ -319,8 +321,8 @@ fn uuid_of(device: Device) -> Option<Uuid> {
     parse(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)
 }
 
-/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. Parts of a GPU (`MIG-…`)
-/// are not managed.
+/// Reads a UUID of the form `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`. The daemon does not manage
+/// parts of a GPU (`MIG-…`), so the function refuses them.
 fn parse(text: &str) -> Option<Uuid> {
     let mut uuid = Uuid::default();
     let mut digits = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-');

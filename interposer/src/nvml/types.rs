@@ -1,20 +1,20 @@
 //! The structures of NVML that hooks read and change. The layouts follow NVIDIA's published header.
 
-/// An opaque device.
+/// A device, whose content only NVML knows.
 pub type Device = *mut core::ffi::c_void;
-/// Return code of every call.
+/// The return code of every call.
 pub type Return = u32;
 
-/// `NVML_SUCCESS`
+/// `NVML_SUCCESS`: NVML did as the caller asked.
 pub const SUCCESS: Return = 0;
-/// `NVML_ERROR_NOT_FOUND`
+/// `NVML_ERROR_NOT_FOUND`: NVML has no such entry.
 pub const NOT_FOUND: Return = 6;
-/// `NVML_ERROR_INSUFFICIENT_SIZE`
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: the caller's list is too short.
 pub const INSUFFICIENT_SIZE: Return = 7;
-/// `NVML_ERROR_FUNCTION_NOT_FOUND`
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`: the library lacks the function.
 pub const FUNCTION_NOT_FOUND: Return = 13;
 
-/// `nvmlMemory_t`
+/// `nvmlMemory_t`: the memory of a GPU, bytes.
 #[repr(C)]
 pub struct Memory {
     pub total: u64,
@@ -22,7 +22,7 @@ pub struct Memory {
     pub used: u64,
 }
 
-/// `nvmlMemory_v2_t`
+/// `nvmlMemory_v2_t`: the memory of a GPU, bytes, with the reserved part apart.
 #[repr(C)]
 pub struct MemoryV2 {
     pub version: u32,
@@ -32,14 +32,14 @@ pub struct MemoryV2 {
     pub used: u64,
 }
 
-/// `nvmlUtilization_t`, in percent.
+/// `nvmlUtilization_t`: how busy a GPU and its memory are, percent.
 #[repr(C)]
 pub struct Utilization {
     pub gpu: u32,
     pub memory: u32,
 }
 
-/// `nvmlProcessInfo_v1_t`
+/// `nvmlProcessInfo_v1_t`: a process on a GPU, and the memory that it uses.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProcessV1 {
@@ -47,7 +47,7 @@ pub struct ProcessV1 {
     pub used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, which the third version of the calls uses too.
+/// `nvmlProcessInfo_v2_t`: a process on a GPU. The third version of the calls uses this struct too.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProcessV2 {
@@ -57,15 +57,15 @@ pub struct ProcessV2 {
     pub compute_instance: u32,
 }
 
-/// `NVML_GPU_UTILIZATION_SAMPLES`
+/// `NVML_GPU_UTILIZATION_SAMPLES`: samples of how busy a GPU is.
 pub const GPU_UTILIZATION_SAMPLES: u32 = 1;
-/// `NVML_MEMORY_UTILIZATION_SAMPLES`
+/// `NVML_MEMORY_UTILIZATION_SAMPLES`: samples of how busy a GPU's memory is.
 pub const MEMORY_UTILIZATION_SAMPLES: u32 = 2;
-/// `NVML_VALUE_TYPE_UNSIGNED_INT`
+/// `NVML_VALUE_TYPE_UNSIGNED_INT`: a sample's value is an unsigned int.
 const UNSIGNED_INT: u32 = 1;
-/// `NVML_VALUE_TYPE_UNSIGNED_LONG`
+/// `NVML_VALUE_TYPE_UNSIGNED_LONG`: a sample's value is an unsigned long.
 const UNSIGNED_LONG: u32 = 2;
-/// `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`
+/// `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`: a sample's value is an unsigned long long.
 const UNSIGNED_LONG_LONG: u32 = 3;
 
 /// `nvmlSample_t`: a time and a value. NVML reports the value's type beside the list.
@@ -77,9 +77,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Changes the value, if its type is one that utilisation has.
+    /// If `kind` is a type that utilisation samples have, replaces the value by `scaled` of the
+    /// value.
     pub fn scale(&mut self, kind: u32, scaled: impl Fn(u64) -> u64) {
-        /// Bits of the union that an unsigned int does not use.
+        /// The bits of the union that an unsigned int does not use.
         const UNUSED: u64 = !(u32::MAX as u64);
         match kind {
             UNSIGNED_INT => {
@@ -91,7 +92,7 @@ impl Sample {
     }
 }
 
-/// `nvmlProcessUtilizationSample_t`
+/// `nvmlProcessUtilizationSample_t`: how busy a process kept a GPU at a time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ProcessSample {
@@ -100,7 +101,7 @@ pub struct ProcessSample {
     pub percent: [u32; 4],
 }
 
-/// `nvmlProcessDetail_v1_t`
+/// `nvmlProcessDetail_v1_t`: a process on a GPU, in a list of processes with details.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Detail {
@@ -111,10 +112,10 @@ pub struct Detail {
     pub protected: u64,
 }
 
-/// `nvmlProcessDetailList_v1`: the version by which a caller names the list's layout.
+/// The version by which a caller names the layout of [`DetailList`].
 pub const DETAIL_LIST_V1: u32 = 1 << 24 | size_of::<DetailList>() as u32;
 
-/// `nvmlProcessDetailList_v1_t`
+/// `nvmlProcessDetailList_v1_t`: a list of processes on a GPU, with details.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct DetailList {
@@ -124,7 +125,7 @@ pub struct DetailList {
     pub list: *mut Detail,
 }
 
-/// `nvmlProcessUtilizationInfo_v1_t`
+/// `nvmlProcessUtilizationInfo_v1_t`: how busy a process kept the engines of a GPU at a time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UtilizationInfo {
@@ -133,7 +134,7 @@ pub struct UtilizationInfo {
     pub percent: [u32; 6],
 }
 
-/// `nvmlProcessesUtilizationInfo_v1_t`
+/// `nvmlProcessesUtilizationInfo_v1_t`: a list of [`UtilizationInfo`] since a time.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UtilizationList {
@@ -146,7 +147,7 @@ pub struct UtilizationList {
 /// The version by which a caller names the layout of [`UtilizationList`].
 pub const UTILIZATION_LIST_V1: u32 = 1 << 24 | size_of::<UtilizationList>() as u32;
 
-/// An element about one process.
+/// An element of a list about processes.
 pub trait OfProcess: Copy {
     /// Returns the process's pid.
     fn pid(&self) -> u32;
@@ -163,7 +164,7 @@ macro_rules! of_process {
     )+};
 }
 
-/// Accounting lists contain only pids.
+/// An accounting list contains only pids.
 impl OfProcess for u32 {
     fn pid(&self) -> u32 {
         *self

@@ -1,4 +1,4 @@
-//! Events as words of a ring, and records of them.
+//! Encodes events: calls become words of a ring, and these words become records of the trace.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,11 @@ use super::ring::Event;
 use crate::driver::calls::Stream;
 use crate::meter::estimates;
 
-/// How much earlier than the first call of a chunk another of it may be, ns: rings are read one after the other.
+/// A chunk's calls may be this much earlier than its first call, ns, because the recording thread
+/// reads one ring after the other.
 const BEFORE_NS: u64 = 1_000_000_000;
 
-/// Kinds of events.
+/// The kinds of events.
 const LAUNCH: u64 = 1;
 const COPY: u64 = 2;
 const MEMORY: u64 = 3;
@@ -23,7 +24,8 @@ const WAIT: u64 = 4;
 const TOOK: u64 = 5;
 const NAME: u64 = 6;
 
-/// The second word: kind, API, whether captured, and bytes of shared memory.
+/// The parts of the second word: kind, API, whether the call was captured, and bytes of shared
+/// memory.
 const API_SHIFT: u32 = 8;
 const CAPTURED_SHIFT: u32 = 24;
 const SHARED_SHIFT: u32 = 32;
@@ -38,7 +40,7 @@ const fn pair(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << u32::BITS
 }
 
-/// A launch.
+/// Returns the event of a launch.
 #[expect(clippy::too_many_arguments, reason = "they are a launch's")]
 pub fn launch(
     at_ns: u64,
@@ -55,27 +57,27 @@ pub fn launch(
     [at_ns, head, function, stream, pair(grid[0], grid[1]), pair(grid[2], block[0]), pair(block[1], block[2])]
 }
 
-/// A copy.
+/// Returns the event of a copy.
 pub fn copy(at_ns: u64, api: ApiId, stream: Stream, bytes: u64) -> Event {
     [at_ns, head(COPY, api), bytes, stream.0 as u64, 0, 0, 0]
 }
 
-/// An allocation.
+/// Returns the event of an allocation.
 pub fn memory(at_ns: u64, api: ApiId, bytes: u64) -> Event {
     [at_ns, head(MEMORY, api), bytes, 0, 0, 0, 0]
 }
 
-/// A wait.
+/// Returns the event of a wait.
 pub fn wait(at_ns: u64, api: ApiId, lasted_ns: u64) -> Event {
     [at_ns, head(WAIT, api), lasted_ns, 0, 0, 0, 0]
 }
 
-/// A measured time.
+/// Returns the event of a measured time.
 pub fn took(key: u64, took_ns: u64) -> Event {
     [0, TOOK, key, took_ns, 0, 0, 0]
 }
 
-/// A name.
+/// Returns the event of a function's name.
 pub fn name(function: u64, name: &'static [u8]) -> Event {
     [0, NAME, function, name.as_ptr() as u64, name.len() as u64, 0, 0]
 }
@@ -84,25 +86,25 @@ pub fn name(function: u64, name: &'static [u8]) -> Event {
 pub struct Encoder {
     pid: u32,
     began_ns: u64,
-    /// The first call of the chunk, once there is one.
+    /// The time from which the chunk counts the times of its calls, ns, once it has a call.
     base_ns: Option<u64>,
     records: Vec<u8>,
     shapes: BTreeMap<[u64; 5], u64>,
 }
 
 impl Encoder {
-    /// For the process `pid`, which begins to record now.
+    /// Returns an encoder for the process `pid`, which begins to record at `began_ns`.
     pub fn new(pid: u32, began_ns: u64) -> Self {
         Self { pid, began_ns, base_ns: None, records: Vec::new(), shapes: BTreeMap::new() }
     }
 
-    /// Whether the next records belong into the next chunk.
+    /// Returns whether the next records must go into the next chunk.
     pub fn is_full(&self) -> bool {
         // One event makes two records at most.
         self.records.len() > MAX_CHUNK_BYTES - 4 * MAX_RECORD_BYTES
     }
 
-    /// The chunk, if there is anything in it.
+    /// Returns the chunk of the records so far, if there are any, and begins the next chunk.
     pub fn chunk(&mut self) -> Option<Vec<u8>> {
         if self.records.is_empty() {
             return None;
@@ -119,19 +121,19 @@ impl Encoder {
         Some([head.as_bytes(), &records].concat())
     }
 
-    /// Notes that so many records were lost, if any.
+    /// Adds a record that `count` events were lost, if any were lost.
     pub fn lost(&mut self, count: u64) {
         if count > 0 {
             self.record(&Record::Lost(count));
         }
     }
 
-    /// The process ends in order.
+    /// Adds the record of the recording's end, because the process ends in order.
     pub fn end(&mut self) {
         self.record(&Record::End);
     }
 
-    /// Adds an event of a thread.
+    /// Adds the records of an event of `thread`.
     pub fn event(&mut self, thread: u32, event: &Event) {
         let [call_ns, head, what, more, ..] = *event;
         let (kind, api) = (head & KIND_MASK, (head >> API_SHIFT & API_MASK) as u16);
@@ -139,11 +141,12 @@ impl Encoder {
             return self.record(&Record::Took(what, more));
         }
         if kind == NAME {
-            // SAFETY: `name` put address and length of bytes there that are never freed.
+            // SAFETY: `name` stored the address and length of bytes that are never freed.
             let name = unsafe { std::slice::from_raw_parts(more as *const u8, event[4] as usize) };
             return self.record(&Record::Name(what, &name[..name.len().min(MAX_NAME_BYTES)]));
         }
-        // A thread's call may be a little earlier than another's that came first into the chunk.
+        // A thread's call may be a little earlier than the call of another thread that came into
+        // the chunk first.
         let base_ns = *self.base_ns.get_or_insert(call_ns.saturating_sub(BEFORE_NS));
         let at_ns = call_ns.saturating_sub(base_ns);
         match kind {
@@ -158,7 +161,8 @@ impl Encoder {
         }
     }
 
-    /// The number of a launch's kernel and geometry, which is told first if it is new.
+    /// Returns the number of a launch's kernel and geometry. If they are new, adds a record of
+    /// them.
     fn shape(&mut self, api: u16, launch: &Event) -> u64 {
         let [_, head, function, _, first, second, third] = *launch;
         let shared_bytes = head >> SHARED_SHIFT;

@@ -1,7 +1,9 @@
-//! Recording (`deepres run --record`): what the process asks of the driver, into a file. `deepres_abi::recording` is the format.
+//! Recording (`deepres run --record`): writes the job's calls of the driver into the trace.
+//! [`deepres_abi::recording`] is the format.
 //!
-//! Each thread puts what it does into a ring of its own; a thread of ours encodes and writes it. While nothing is recorded a launch pays
-//! nothing: the word that says whether a capture is under way ([`crate::capture`]) says this too.
+//! Each thread puts its calls into a ring of its own, and the recording thread encodes and writes
+//! them. Without a recording, a launch costs nothing more: the word that tells of captures
+//! ([`crate::capture`]) also tells of a recording.
 
 mod encode;
 mod ring;
@@ -30,21 +32,22 @@ use crate::thread as own_thread;
 use encode::Encoder;
 use ring::{Event, Ring, RingOwner};
 
-/// How often what threads did is written, ns.
+/// How often the recording thread writes the calls of all threads, ns.
 const LOOK_NS: u64 = 5_000_000;
-/// How long the end of the process waits until everything is written, ns.
+/// The longest time for which the end of the process waits for the recording thread, ns.
 const END_LIMIT_NS: u64 = 2_000_000_000;
-/// How often it looks whether it is, ns.
+/// How often the end of the process checks whether the recording thread has written everything, ns.
 const END_LOOK_NS: u64 = 200_000;
-/// Threads that record, at most: each has a ring of half a MiB. What others do is counted as lost.
+/// The most threads that record at a time. Each has a ring of half a MiB. The calls of further
+/// threads count as lost.
 const MAX_RINGS: usize = 256;
-/// Functions of which a thread remembers that it gave their names.
+/// The number of functions that a thread remembers as already named in the trace.
 const NAMED: usize = 256;
 
 /// A recording that is under way.
 struct Recording {
     rings: Mutex<{ Rank::Rings as u8 }, Vec<&'static Ring>>,
-    /// The ring of those for whom there is none: it only counts.
+    /// The ring of threads for which there is no ring. It only counts lost calls.
     crowd: Ring,
     is_ending: AtomicBool,
     is_ended: AtomicBool,
@@ -53,17 +56,18 @@ struct Recording {
 static RECORDING: AtomicPtr<Recording> = AtomicPtr::new(ptr::null_mut());
 
 fn current() -> Option<&'static Recording> {
-    // SAFETY: only `start` stores here, a leaked box.
+    // SAFETY: only `start` and `forget` store here: a leaked box, or null.
     unsafe { RECORDING.load(Ordering::Acquire).as_ref() }
 }
 
 thread_local! {
-    /// This thread's ring, given back at the thread's end.
+    /// This thread's ring. The thread gives the ring back when it ends.
     static OWN: RefCell<Option<RingOwner<'static>>> = const { RefCell::new(None) };
     static NAMES: [Cell<usize>; NAMED] = const { [const { Cell::new(0) }; NAMED] };
 }
 
-/// Begins to record into `path`, to which `deepres run` has written the head. Failing that the job runs unrecorded, and says so.
+/// Begins to record into `path`, to which `deepres run` has written the head. If the recording
+/// cannot begin, the job runs without it, and the log says so.
 pub fn start(path: &Path) {
     let started =
         OpenOptions::new().append(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW).open(path).and_then(
@@ -90,7 +94,7 @@ pub fn start(path: &Path) {
     }
 }
 
-/// In a forked child: the parent's recording is not its own.
+/// In a forked child: forgets the parent's recording.
 pub fn forget() {
     RECORDING.store(ptr::null_mut(), Ordering::Release);
     capture::set_recording(false);
@@ -98,7 +102,8 @@ pub fn forget() {
     NAMES.with(|names| names.iter().for_each(|name| name.set(0)));
 }
 
-/// The process ends: writes what there is, for a bounded time.
+/// Ends the recording, because the process ends. Waits for a bounded time until the recording
+/// thread has written everything.
 pub fn end() {
     let Some(recording) = current() else { return };
     capture::set_recording(false);
@@ -109,7 +114,7 @@ pub fn end() {
     }
 }
 
-/// The recording thread.
+/// Runs the recording thread: writes the events of all rings, until the recording ends.
 fn write_all(recording: &'static Recording, file: OwnDescriptor) {
     let mut encoder = Encoder::new(std::process::id(), os::now_ns());
     loop {
@@ -142,16 +147,16 @@ fn write_all(recording: &'static Recording, file: OwnDescriptor) {
     }
 }
 
-/// Appends what was encoded as one chunk, in one write.
+/// Appends the encoded records to the trace as one chunk, in one write.
 fn write(file: OwnDescriptor, encoder: &mut Encoder) -> io::Result<()> {
     let Some(chunk) = encoder.chunk() else { return Ok(()) };
     let number = file.number().ok_or_else(|| io::Error::other("the job has closed it"))?;
     let written = os::write(number, &chunk)?;
-    // A part of a chunk is the end of what can be read.
+    // A reader of the trace stops at an incomplete chunk.
     if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
 
-/// Puts an event into the thread's ring.
+/// Puts an event into the thread's ring. If the thread has no ring, counts the event as lost.
 fn push(event: &Event) {
     let Some(recording) = current() else { return };
     // A thread that is ending has no ring any more.
@@ -181,7 +186,7 @@ fn ring(recording: &'static Recording) -> Option<RingOwner<'static>> {
     ring.adopt(thread)
 }
 
-/// A kernel's launch, before it.
+/// Records the launch of a kernel or graph, before the launch.
 pub fn launch(
     api: ApiId,
     stream: Stream,
@@ -199,21 +204,21 @@ pub fn launch(
     push(&encode::launch(at_ns, api, stream, function as u64, grid, block, shared_bytes, is_captured));
 }
 
-/// A copy, set or prefetch.
+/// Records a copy, a memory set or a prefetch.
 pub fn copy(api: ApiId, stream: Stream, bytes: u64) {
     if capture::is_recording() {
         push(&encode::copy(os::now_ns(), api, stream, bytes));
     }
 }
 
-/// An allocation.
+/// Records an allocation.
 pub fn memory(api: ApiId, bytes: u64) {
     if capture::is_recording() {
         push(&encode::memory(os::now_ns(), api, bytes));
     }
 }
 
-/// Runs a call that waits for the GPU.
+/// Runs a call that waits for the GPU, and records the call. Returns the call's result.
 pub fn wait<T>(api: ApiId, call: impl FnOnce() -> T) -> T {
     if !capture::is_recording() {
         return call();
@@ -224,14 +229,15 @@ pub fn wait<T>(api: ApiId, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A launch of this key took so long.
+/// Records that a launch with this key took `took_ns`.
 pub fn took(key: u64, took_ns: u64) {
     if capture::is_recording() {
         push(&encode::took(key, took_ns));
     }
 }
 
-/// Gives a function's name, the first time that this thread launches it. It is about to be loaded by the launch anyway.
+/// Records a function's name, the first time that this thread launches the function. The question
+/// for the name may load the function, but the launch would load it anyway.
 fn name(api: ApiId, function: CUfunction) {
     const SHIFT: u32 = 6;
     let address = function as usize;
@@ -247,19 +253,21 @@ fn name(api: ApiId, function: CUfunction) {
     }
     let mut found = ptr::null();
     let of_function = real!(cuFuncGetName).is_some_and(|real| {
-        // SAFETY: the result has room; the handle is what the caller is about to launch.
+        // SAFETY: the result has room. The handle is the function that the caller is about to
+        // launch.
         unsafe { real(&mut found, function) == CUDA_SUCCESS }
     });
     let mut of_kernel = || {
         real!(cuKernelGetName).is_some_and(|real| {
-            // SAFETY: as above; a kernel's handle may be launched like a function's.
+            // SAFETY: the result has room. A launch takes a kernel's handle as well as a
+            // function's.
             unsafe { real(&mut found, function as CUkernel) == CUDA_SUCCESS }
         })
     };
     if !(of_function || of_kernel()) || found.is_null() {
         return;
     }
-    // SAFETY: the driver's name of a function that is loaded, ended by a zero byte.
+    // SAFETY: the driver's name of a loaded function ends with a null byte.
     let text = unsafe { CStr::from_ptr(found) };
     push(&encode::name(address as u64, Box::leak(text.to_bytes().into())));
 }

@@ -1,20 +1,22 @@
-//! What one thread has to say, on its way to the file: a ring that the thread fills and the recording thread empties, without a lock.
+//! A ring of one thread's events on their way to the trace. The thread fills the ring and the
+//! recording thread empties it, without a lock.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Events that a ring has room for: more than a thread makes between two looks of the recording thread.
+/// The number of events for which a ring has room: more than a thread makes between two looks of
+/// the recording thread.
 const PLACES: u32 = 8192;
-/// Words of an event.
+/// The number of words of an event.
 pub const WORDS: usize = 7;
 
 /// An event, as the thread writes it.
 pub type Event = [u64; WORDS];
 
-/// See the module.
+/// A ring, as the module's documentation explains.
 #[derive(Debug)]
 pub struct Ring {
-    /// The thread that fills it.
+    /// The thread that fills the ring.
     thread: AtomicU32,
     is_free: AtomicBool,
     head: AtomicU32,
@@ -24,7 +26,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring that no thread has.
+    /// Returns a ring that no thread has.
     pub fn new() -> Self {
         Self {
             thread: AtomicU32::new(0),
@@ -36,7 +38,7 @@ impl Ring {
         }
     }
 
-    /// Takes the oldest event out. Called by the recording thread.
+    /// Takes the oldest event out, and returns it. Only the recording thread calls this.
     pub fn pop(&self) -> Option<Event> {
         let tail = self.tail.load(Ordering::Relaxed);
         if tail == self.head.load(Ordering::Acquire) {
@@ -48,22 +50,23 @@ impl Ring {
         Some(event)
     }
 
-    /// Counts an event that has no ring. Called by any thread.
+    /// Counts an event that found no place in a ring. Any thread may call this.
     pub fn count_lost(&self) {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many events were lost since the last call.
+    /// Returns the number of events that were lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
 
-    /// The thread whose events these are.
+    /// Returns the id of the thread whose events are in the ring.
     pub fn thread(&self) -> u32 {
         self.thread.load(Ordering::Relaxed)
     }
 
-    /// Gives the ring to the calling thread `thread`, if no thread has it and it is empty.
+    /// Gives the ring to the calling thread `thread`, if no thread has the ring and it is empty.
+    /// Otherwise returns `None`.
     pub fn adopt(&self, thread: u32) -> Option<RingOwner<'_>> {
         let is_empty = self.tail.load(Ordering::Acquire) == self.head.load(Ordering::Relaxed);
         let is_adopted = is_empty && self.is_free.swap(false, Ordering::Acquire);
@@ -74,8 +77,8 @@ impl Ring {
     }
 }
 
-/// A ring in the hands of the thread that fills it. When the thread ends and this is dropped,
-/// another thread may have the ring once it is empty.
+/// A ring in the hands of the thread that fills it. When the thread ends, it drops this value. Once
+/// the ring is empty, another thread may then have it.
 #[derive(Debug)]
 pub struct RingOwner<'a> {
     ring: &'a Ring,
@@ -84,7 +87,7 @@ pub struct RingOwner<'a> {
 }
 
 impl RingOwner<'_> {
-    /// Puts an event in, or counts it as lost.
+    /// Puts an event in. If the ring is full, counts the event as lost.
     pub fn push(&self, event: &Event) {
         let ring = self.ring;
         let head = ring.head.load(Ordering::Relaxed);

@@ -7,13 +7,13 @@ use crate::coverage;
 use crate::driver::{self, Found};
 use crate::hooks;
 
-/// Returns the address to give the caller instead of `found`, the driver's answer for `family` in
-/// `version`. `per_thread`: whether the caller asked for the variants for per-thread default
-/// streams. That decides between variants that share an address.
+/// Returns the address that the caller gets instead of `found`, the driver's answer for `family` in
+/// `version`. `per_thread`: the caller asked for the variants for per-thread default streams. If
+/// two variants share an address, this flag decides between them.
 ///
-/// The address decides, so the hook has the ABI that the driver chose, whatever version was asked
-/// for. An address that no export of the driver has is returned unchanged. The function never
-/// guesses.
+/// Otherwise the address alone decides, so the hook has the ABI that the driver chose, for any
+/// version. If no export of the driver has the address, returns the address unchanged. The function
+/// never guesses.
 pub fn hook_for(family: &[u8], found: usize, version: u32, per_thread: bool) -> usize {
     let (mut is_hooked_family, mut chosen) = (false, None);
     for id in table::variants(family).chain(table::by_symbol(family)) {
@@ -54,7 +54,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes `address` the driver's address of a function in this test. Nobody calls that address.
+    /// Makes `address` the driver's address of a function in this test, and returns the address of
+    /// the hook. No test calls that address.
     fn at(id: ApiId, address: usize) -> usize {
         assert!(driver::remember(id, address));
         hooks::address(id).unwrap()

@@ -1,6 +1,6 @@
-//! Other copies of this library in the process. The machine may preload one everywhere, for
-//! example, and a container or a job may bring another. The first copy in the search order does the
-//! work, and passes over the others. Those let every call through.
+//! Other copies of this library in the process. For example, the machine may preload one copy
+//! everywhere, and a container or a job may bring another copy. The first copy in the search order
+//! does the work, and passes over the others. The other copies let every call through.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::decide::own_address;
 use super::elf::{self, Object};
 
-/// The soname of every copy, which build.rs passes to the linker.
+/// The soname of every copy. `build.rs` passes it to the linker.
 const SONAME: &CStr = c"libdeepres.so";
 
 const UNKNOWN: u8 = 0;
@@ -17,8 +17,8 @@ const FIRST: u8 = 2;
 const BEHIND: u8 = 3;
 static STANDING: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Returns the position of this copy among the preloaded copies. It is looked up at the first use,
-/// before the program can have loaded further copies.
+/// Returns the position of this copy among the preloaded copies. The first call looks the position
+/// up, before the program can have loaded further copies.
 fn standing() -> u8 {
     match STANDING.load(Ordering::Relaxed) {
         UNKNOWN => {
@@ -38,18 +38,18 @@ fn standing() -> u8 {
     }
 }
 
-/// Whether the object is a copy of this library, and not this one.
+/// Returns whether the object is another copy of this library.
 fn is_other(object: &Object) -> bool {
     object.soname().is_some_and(|soname| soname == SONAME) && !object.contains(own_address())
 }
 
-/// Whether another copy does the work.
+/// Returns whether another copy does the work.
 pub fn is_behind_another() -> bool {
     standing() == BEHIND
 }
 
-/// Passes over the copies behind this one. `found` is the address where a look-up found `name`, or
-/// 0. Returns the first definition from there on that is in no copy.
+/// Passes over the copies behind this copy. `found` is the address at which a look-up found `name`,
+/// or 0. Returns the first definition of `name`, from `found` on, that is in no other copy.
 pub fn skip(mut found: usize, name: &CStr) -> Option<usize> {
     while found != 0 && standing() == FIRST && Object::containing(found).as_ref().is_some_and(is_other) {
         found = elf::next_after(found, name)?;

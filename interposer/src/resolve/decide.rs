@@ -1,5 +1,5 @@
-//! Decides the answer of a `dlsym` or `dlvsym`. It runs inside look-ups of any program at any time.
-//! So it takes no lock of deepres, allocates nothing, and does no initialisation that waits.
+//! Decides the answer of a `dlsym` or `dlvsym`. The code runs inside look-ups of any program at any
+//! time. So it takes no lock of deepres, allocates nothing, and does no initialisation that waits.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -11,20 +11,20 @@ use crate::coverage;
 use crate::driver::{self as real, Found};
 use crate::hooks::{self, nvml};
 
-/// Beginning of every driver function's name.
+/// The beginning of every driver function's name.
 const DRIVER: &[u8; 2] = b"cu";
-/// Beginning of every management function's name, cut to the same length.
+/// The beginning of every NVML function's name, cut to the same length.
 const MANAGEMENT: &[u8; 2] = b"nv";
 
-/// A hooked function.
+/// A function with a hook.
 enum Hooked {
     Driver(ApiId, usize),
     Management(&'static nvml::Hook),
 }
 
 impl Hooked {
-    /// Returns the function exported under `symbol`, if it is hooked. Notes a driver function that
-    /// is not hooked as looked up.
+    /// Returns the function exported under `symbol`, if it has a hook. If a driver function has no
+    /// hook, records the look-up for the coverage.
     fn by_symbol(symbol: &CStr) -> Option<Self> {
         if symbol.to_bytes().starts_with(MANAGEMENT) {
             return nvml::by_symbol(symbol).map(Self::Management);
@@ -44,8 +44,8 @@ impl Hooked {
         }
     }
 
-    /// Classifies `found`, which a look-up from `caller` found, relative to the function that the
-    /// hook calls.
+    /// Returns the relation of `found`, which a look-up from `caller` found, to the function that
+    /// the hook calls.
     fn place(&self, found: usize, caller: usize) -> Found {
         match self {
             Self::Driver(id, _) => real::place(*id, found, caller),
@@ -63,8 +63,7 @@ impl Hooked {
         }
     }
 
-    /// Returns the address of the real function in a loaded library, in whatever scope that library
-    /// is.
+    /// Returns the address of the real function in a loaded library, in any scope.
     fn loaded(&self, symbol: &CStr) -> Option<usize> {
         match self {
             Self::Driver(..) => real::loaded(symbol),
@@ -72,7 +71,7 @@ impl Hooked {
         }
     }
 
-    /// Counts a look-up of this function that was answered, with the hook or without.
+    /// Counts an answered look-up of this function. `is_hooked`: the caller got the hook.
     fn note(&self, is_hooked: bool) {
         if let Self::Driver(id, _) = self {
             coverage::note(*id, is_hooked);
@@ -83,12 +82,12 @@ impl Hooked {
     }
 }
 
-/// The next step of the entry point. The pair is returned in two registers.
+/// The next step of the entry point. A function returns the pair in two registers.
 #[repr(C)]
 pub struct Answer {
-    /// The address to jump to, or 0.
+    /// The address to which the entry point jumps, or 0.
     jump: usize,
-    /// The value to return if there is no jump. It may be null.
+    /// The value that the entry point returns if there is no jump. The value may be null.
     value: usize,
 }
 
@@ -110,11 +109,11 @@ static REAL_DLVSYM: AtomicUsize = AtomicUsize::new(0);
 /// The C library's functions, if a caller looked them up by a handle.
 static C_DLSYM: AtomicUsize = AtomicUsize::new(0);
 static C_DLVSYM: AtomicUsize = AtomicUsize::new(0);
-/// Sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
+/// The sonames of the C library, and of the part of it that contained `dlsym` before glibc 2.34.
 const C_LIBRARIES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
 
-/// Returns the definition that would be found without this library: the next one after it in the
-/// search order. That may be another preloaded library's.
+/// Returns the definition that a look-up would find without this library: the next definition after
+/// it in the search order. The definition may belong to another preloaded library.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Relaxed);
     if known != 0 {
@@ -130,18 +129,18 @@ pub fn own_address() -> usize {
     &raw const REAL_DLSYM as usize
 }
 
-/// Whether `address` is in this library.
+/// Returns whether `address` is in this library.
 pub fn is_own(address: usize) -> bool {
     elf::Object::containing(own_address()).is_some_and(|own| own.contains(address))
 }
 
-/// The entry point of `dlsym` calls this. `caller` is the entry point's return address.
+/// Decides for the entry point of `dlsym`. `caller` is the entry point's return address.
 pub unsafe extern "C" fn decide_dlsym(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
     // SAFETY: `next` returns 0 or a definition of `dlsym`, and the arguments are the process's own.
     unsafe { decide_before(next(&REAL_DLSYM, c"dlsym"), handle, name, caller) }
 }
 
-/// The entry point for callers that looked up the C library's own `dlsym` calls this.
+/// Decides for the entry point of callers that looked up the C library's own `dlsym`.
 pub unsafe extern "C" fn decide_dlsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
@@ -151,6 +150,8 @@ pub unsafe extern "C" fn decide_dlsym_by_handle(
     unsafe { decide_before(C_DLSYM.load(Ordering::Acquire), handle, name, caller) }
 }
 
+/// Decides for a `dlsym` whose real function is `target`.
+///
 /// # Safety
 /// `target` is 0 or a library's definition of `dlsym`. The other arguments are those that the
 /// process passed to the entry point.
@@ -164,7 +165,7 @@ unsafe fn decide_before(target: usize, handle: *mut c_void, name: *const c_char,
     unsafe { decide(handle, name, caller, target, |handle| dlsym(handle, name) as usize) }
 }
 
-/// The entry point of `dlvsym` calls this.
+/// Decides for the entry point of `dlvsym`.
 pub unsafe extern "C" fn decide_dlvsym(
     handle: *mut c_void,
     name: *const c_char,
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn decide_dlvsym(
     unsafe { decide_version_before(next(&REAL_DLVSYM, c"dlvsym"), handle, name, version, caller) }
 }
 
-/// The entry point for callers that looked up the C library's own `dlvsym` calls this.
+/// Decides for the entry point of callers that looked up the C library's own `dlvsym`.
 pub unsafe extern "C" fn decide_dlvsym_by_handle(
     handle: *mut c_void,
     name: *const c_char,
@@ -187,6 +188,8 @@ pub unsafe extern "C" fn decide_dlvsym_by_handle(
     unsafe { decide_version_before(C_DLVSYM.load(Ordering::Acquire), handle, name, version, caller) }
 }
 
+/// Decides for a `dlvsym` whose real function is `target`.
+///
 /// # Safety
 /// As for [`decide_before`], with `dlvsym` instead of `dlsym`.
 unsafe fn decide_version_before(
@@ -228,8 +231,8 @@ impl Lookup {
         }
     }
 
-    /// Returns this library's entry in front of `found`, the C library's function. Returns 0 if the
-    /// entry is already in front of another C library's function.
+    /// Returns this library's entry in front of `found`, the C library's function. If the entry is
+    /// already in front of another C library's function, returns 0.
     fn entry_before(&self, found: usize) -> usize {
         let (place, entry) = match self {
             Self::Dlsym => (&C_DLSYM, entry::dlsym_by_handle_entry as *const () as usize),
@@ -242,8 +245,8 @@ impl Lookup {
         }
     }
 
-    /// Returns the answer for a `caller` that asked for the next definition after it in the search
-    /// order.
+    /// Returns the answer for a `caller` that asked for the next definition after its own in the
+    /// search order.
     fn next_for(&self, caller: usize, target: usize) -> Answer {
         if elf::is_before(caller, own_address()) { Answer::value(self.entry()) } else { Answer::jump(target) }
     }
@@ -252,9 +255,9 @@ impl Lookup {
     /// order.
     ///
     /// The C library's function calls no other library. So an entry of deepres in front of it
-    /// cannot lead in a circle. A caller after this library gets `found` itself. The interposer's
-    /// own look-ups may go through that caller, or the caller may implement a function that hooks
-    /// call.
+    /// cannot lead in a circle. If the caller comes after this library, it gets `found` itself, for
+    /// two reasons. The interposer's own look-ups may go through that caller. Or the caller may
+    /// implement a function that hooks call.
     fn found_by(&self, caller: usize, found: usize) -> Answer {
         if found == 0 || !is_c_library(found) || is_disabled() {
             return Answer::value(found);
@@ -265,8 +268,8 @@ impl Lookup {
                 return Answer::value(entry);
             }
         }
-        // A library that the interposer's own look-ups go through is not counted, because its
-        // question comes after the interposer's.
+        // If the interposer's own look-ups go through the caller's library, this look-up does not
+        // count, because the interposer has decided before.
         let nexts = [next(&REAL_DLSYM, c"dlsym"), next(&REAL_DLVSYM, c"dlvsym")];
         let is_next = |object: elf::Object| nexts.iter().any(|next| object.contains(*next));
         if !elf::Object::containing(caller).is_some_and(is_next) {
@@ -276,7 +279,7 @@ impl Lookup {
     }
 }
 
-/// Whether `address` is in the C library.
+/// Returns whether `address` is in the C library.
 fn is_c_library(address: usize) -> bool {
     elf::Object::containing(address).as_ref().is_some_and(is_of_c_library)
 }
@@ -285,7 +288,7 @@ fn is_of_c_library(object: &elf::Object) -> bool {
     object.soname().is_some_and(|soname| C_LIBRARIES.contains(&soname))
 }
 
-/// Number of look-up functions in the C library, and the most namespaces that glibc supports.
+/// The number of look-up functions in the C library, and the most namespaces that glibc supports.
 const LOOKUPS: usize = 2;
 const NAMESPACES: usize = 16;
 
@@ -310,10 +313,10 @@ pub fn c_lookups() -> [usize; LOOKUPS * NAMESPACES] {
 /// Decides the answer of a look-up. `look_up(handle)` asks the real function for `name`, from
 /// inside this library.
 ///
-/// The real function answers names that are not hooked. It also answers a look-up of `dlsym` by a
-/// library after this one, which must not get this library again. A library before this one must
-/// get it, however. The real `dlvsym` would pass over the export here, which has no version, and so
-/// would a handle of the C library.
+/// The real function answers for names without a hook. If a library after this library looks up
+/// `dlsym`, the real function answers too, because that library must not get this library again. A
+/// library before this library must get the entry here. The real `dlvsym` would pass over the
+/// export here, which has no version. A handle of the C library would pass over it too.
 ///
 /// # Safety
 /// `name` is null or a terminated string.
@@ -343,21 +346,22 @@ unsafe fn decide(
     // SAFETY: `name` is a terminated string.
     let symbol = unsafe { CStr::from_ptr(name) };
     let Some(hooked) = Hooked::by_symbol(symbol) else { return Answer::jump(target) };
-    // Without a driver on the machine these look-ups must find nothing, although this library
-    // exports the name. So it is checked whether a real function exists where the caller would
-    // look. After that the order of objects decides. For a caller before this library, the export
-    // here comes first. A caller after it (another interposer) gets the definition behind it.
+    // Without a driver on the machine, these look-ups must find nothing, although this library
+    // exports the name. So the code checks whether a real function exists where the caller would
+    // look. After that, the order of objects decides. For a caller before this library, the export
+    // here comes first. A caller after this library, such as another interposer, gets the
+    // definition behind itself.
     let visible = || {
         if copies::skip(look_up(libc::RTLD_NEXT), symbol).is_some() {
             return true;
         }
-        // Otherwise only a library that loaded a driver for itself alone sees one.
+        // If a library loaded a driver for itself alone, only that library sees the driver.
         let Some(real) = hooked.loaded(symbol) else { return false };
         let is_visible = in_scope_of(caller, &look_up).is_some_and(|found| found == real);
         if is_visible {
             hooked.remember(real);
         } else {
-            // Repeats the failed look-up, so that the client gets its error message from `dlerror`.
+            // Repeats the failed look-up, so that the caller gets its error message from `dlerror`.
             look_up(libc::RTLD_NEXT);
         }
         is_visible
@@ -367,8 +371,8 @@ unsafe fn decide(
             return Answer::value(0);
         }
         hooked.note(true);
-        // If `target` is another library's `dlsym`, it would answer relative to itself. So the next
-        // definition after the caller is looked up here.
+        // If `target` is another library's `dlsym`, it would answer relative to itself. So this
+        // code itself looks up the next definition after the caller.
         let is_lost = handle == libc::RTLD_NEXT && !is_c_library(target);
         if is_lost && elf::next_after(caller, symbol).is_some_and(is_own) {
             return Answer::value(hooked.address());
@@ -395,7 +399,7 @@ unsafe fn decide(
     Answer::value(if place == Found::Hooked { hooked.address() } else { found })
 }
 
-/// Whether `name` begins with `start`.
+/// Returns whether `name` begins with `start`.
 ///
 /// # Safety
 /// `name` is a terminated string.
@@ -408,12 +412,12 @@ unsafe fn begins_with(name: *const c_char, start: &[u8; 2]) -> bool {
 fn in_scope_of(caller: usize, look_up: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
     let mut info = unsafe { std::mem::zeroed::<libc::Dl_info>() };
-    // SAFETY: the result has room, and any address may be asked about.
+    // SAFETY: the result has room, and the call accepts any address.
     let known = unsafe { libc::dladdr(caller as *const c_void, &mut info) };
     if known == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the name belongs to a loaded object, and nothing new is loaded.
+    // SAFETY: the name belongs to a loaded object, and the call loads nothing new.
     let scope = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if scope.is_null() {
         return None;
@@ -439,7 +443,7 @@ pub fn next_definition(symbol: &CStr) -> Option<usize> {
     copies::skip(found, symbol)
 }
 
-/// Returns the address of `symbol` in the first library after this one that defines it, in whatever
+/// Returns the address of `symbol` in the first library after this library that defines it, in any
 /// scope.
 pub fn next_loaded(symbol: &CStr) -> Option<usize> {
     copies::skip(elf::next_after(own_address(), symbol)?, symbol)
@@ -450,8 +454,8 @@ const ENABLED: u8 = 1;
 const DISABLED: u8 = 2;
 static SWITCH: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether `DEEPRES_DISABLE=1` turned everything off, or another copy of the library does the work.
-/// The environment is read once, at the first use.
+/// Returns whether `DEEPRES_DISABLE=1` turned everything off, or another copy of the library does
+/// the work. The first call reads the environment.
 pub fn is_disabled() -> bool {
     match SWITCH.load(Ordering::Relaxed) {
         UNREAD => {

@@ -1,7 +1,7 @@
 //! Looks symbols up in loaded objects without `dlsym`, in the objects' own tables.
 //!
-//! The interposer needs this because it replaces `dlsym`: to find the real `dlsym`, and to find a
-//! driver's addresses independently of other preloaded libraries' changes to `dlsym`.
+//! The interposer replaces `dlsym`, so it needs these look-ups to find the real `dlsym`. They also
+//! find a driver's addresses when another preloaded library changes `dlsym`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::{mem, ptr};
@@ -27,12 +27,13 @@ const STT_OBJECT: u8 = 1;
 const STT_FUNC: u8 = 2;
 const SYMBOL_TYPE_MASK: u8 = 0xf;
 const SHN_UNDEF: u16 = 0;
-/// Relocations that store a function's address in a word.
+/// The types of relocations that store a function's address in a word.
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
-/// Bit of a version number. A symbol with such a version is found only by that version's name.
+/// Bit of a version number. A look-up finds a symbol with such a version only by the version's
+/// name.
 const VERSION_HIDDEN: u16 = 0x8000;
-/// Number of bits in a word of the Bloom filter.
+/// The number of bits in a word of the Bloom filter.
 const BLOOM_WORD_BITS: u32 = u64::BITS;
 
 #[repr(C)]
@@ -65,11 +66,12 @@ impl Object {
     }
 
     /// Returns the object that contains `address` in another link-map namespace (`dlmopen`). Only
-    /// code in that namespace can list its objects, so the object is read by its header in memory.
+    /// code in that namespace can list its objects, so this function reads the object's header in
+    /// memory.
     fn of_other_namespace(address: usize) -> Option<Self> {
         // SAFETY: all zeroes are a valid Dl_info, which contains only pointers.
         let mut info = unsafe { mem::zeroed::<libc::Dl_info>() };
-        // SAFETY: the result has room, and any address may be asked about.
+        // SAFETY: the result has room, and the call accepts any address.
         if unsafe { libc::dladdr(address as *const c_void, &mut info) } == 0 || info.dli_fbase.is_null() {
             return None;
         }
@@ -98,7 +100,7 @@ impl Object {
         Some(object)
     }
 
-    /// Whether `address` is in one of the object's segments.
+    /// Returns whether `address` is in one of the object's segments.
     pub fn contains(&self, address: usize) -> bool {
         self.segments().iter().any(|header| {
             let start = self.base.wrapping_add(header.p_vaddr as usize);
@@ -107,7 +109,7 @@ impl Object {
     }
 
     /// Returns the address at which the object defines the function or variable `name`. If the
-    /// object has several versions, returns the default one.
+    /// object has several versions, returns the default version.
     pub fn symbol(&self, name: &CStr) -> Option<usize> {
         let tables = Tables::of(self)?;
         tables.candidates(name, |index| {
@@ -125,7 +127,7 @@ impl Object {
         Some(unsafe { CStr::from_ptr((strings as *const c_char).add(offset as usize)) })
     }
 
-    /// Whether the object is linked to a library whose name begins with `start`.
+    /// Returns whether the object is linked to a library whose name begins with `start`.
     pub fn needs(&self, start: &[u8]) -> bool {
         let Some(strings) = self.table(DT_STRTAB) else { return false };
         self.entries().any(|(tag, offset)| {
@@ -136,9 +138,9 @@ impl Object {
         })
     }
 
-    /// Calls `visit` with each imported symbol and the address that it is bound to, until `visit`
-    /// returns a value. A symbol with lazy binding has an address in the object itself until its
-    /// first call.
+    /// Calls `visit` with each imported symbol and the address to which the symbol is bound, until
+    /// `visit` returns a value. Returns this value. Until its first call, a symbol with lazy
+    /// binding has an address in the object itself.
     pub fn imports<T>(&self, mut visit: impl FnMut(&CStr, usize) -> Option<T>) -> Option<T> {
         let tables = Tables::of(self)?;
         self.bindings(|symbol, bound| {
@@ -152,15 +154,15 @@ impl Object {
         })
     }
 
-    /// Whether any import of the object is bound to one of these addresses.
+    /// Returns whether any import of the object is bound to one of these addresses.
     pub fn is_bound_to(&self, addresses: &[usize]) -> bool {
         self.bindings(|_, bound| addresses.contains(&bound).then_some(())).is_some()
     }
 
     /// Does what [`Self::imports`] does, with the symbols' indices.
     fn bindings<T>(&self, mut visit: impl FnMut(usize, usize) -> Option<T>) -> Option<T> {
-        // Relocations without a symbol come first and are skipped, because large libraries have
-        // millions of them.
+        // Relocations without a symbol come first. The function skips them, because large libraries
+        // have millions of them.
         let without = self.dynamic(DT_RELACOUNT).unwrap_or(0) as usize;
         let tables = [(DT_RELA, DT_RELASZ, without), (DT_JMPREL, DT_PLTRELSZ, 0)];
         tables.into_iter().find_map(|(table, bytes, first)| {
@@ -183,7 +185,7 @@ impl Object {
         })
     }
 
-    /// Whether the object's read-only data, which includes its constants, contains `text`.
+    /// Returns whether the object's read-only data, which includes its constants, contains `text`.
     pub fn mentions(&self, text: &[u8]) -> bool {
         self.segments().iter().any(|header| {
             let is_constant = header.p_flags & (libc::PF_R | libc::PF_W) == libc::PF_R;
@@ -217,7 +219,7 @@ impl Object {
             // SAFETY: the dynamic section is an array that ends with DT_NULL, and the iteration
             // ends there.
             let (tag, value) = unsafe { ((*entry).tag, (*entry).value) };
-            // SAFETY: this entry is not the last one, so the next one exists.
+            // SAFETY: this entry is not the last entry, so the next entry exists.
             next = (tag != DT_NULL).then(|| unsafe { entry.add(1) });
             next.map(|_| (tag, value))
         })
@@ -274,7 +276,7 @@ impl Tables {
     }
 
     /// Calls `accept` with the indices that the hash table gives for `name`, until `accept` returns
-    /// a value.
+    /// a value. Returns this value.
     fn candidates<T>(&self, name: &CStr, accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
         match (self.gnu_hash, self.hash) {
             // SAFETY: the dynamic section says that this is a GNU hash table.
@@ -286,6 +288,8 @@ impl Tables {
     }
 }
 
+/// Does what [`Tables::candidates`] does, for a GNU hash table.
+///
 /// # Safety
 /// `table` is an object's `DT_GNU_HASH`.
 unsafe fn gnu_candidates<T>(
@@ -332,6 +336,8 @@ unsafe fn gnu_candidates<T>(
     }
 }
 
+/// Does what [`Tables::candidates`] does, for a System V hash table.
+///
 /// # Safety
 /// `table` is an object's `DT_HASH`.
 unsafe fn sysv_candidates<T>(
@@ -363,9 +369,9 @@ unsafe fn sysv_candidates<T>(
     }
 }
 
-/// Calls `visit` with every object until `visit` returns a value. The order is that of the link
-/// map: the program, preloaded libraries, the rest. Takes the dynamic linker's lock, as `dlsym`
-/// itself does.
+/// Calls `visit` with every object until `visit` returns a value, and returns this value. The order
+/// is that of the link map: the program, preloaded libraries, the rest. Takes the dynamic linker's
+/// lock, as `dlsym` itself does.
 pub fn find<T>(visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     struct Visit<F, T> {
         visit: F,
@@ -429,10 +435,11 @@ struct LinkMap {
 
 const PAGE_BYTES: usize = 4096;
 
-/// From this version on `Namespace` has the field `next`.
+/// From this version on, [`Namespace`] has the field `next`.
 const NAMESPACES_VERSION: c_int = 2;
 
-/// Whether memory is mapped at `address`. A library need not be mapped from its lowest address on.
+/// Returns whether memory is mapped at `address`. A library need not be mapped from its lowest
+/// address on.
 fn is_mapped(address: usize) -> bool {
     let mut is_resident = 0;
     // SAFETY: the call asks about one page, and the answer has room.
@@ -440,8 +447,8 @@ fn is_mapped(address: usize) -> bool {
         && unsafe { libc::mincore(address as *mut c_void, PAGE_BYTES, &mut is_resident) } == 0
 }
 
-/// Does what [`find`] does, for the objects of all other namespaces (`dlmopen`). Finds nothing if
-/// glibc is older than 2.35, because older versions do not list them.
+/// Does what [`find`] does, for the objects of all other namespaces (`dlmopen`). Versions of glibc
+/// before 2.35 do not list these objects, so with them the function finds nothing.
 pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<T> {
     let first = find(|object| object.symbol(c"_r_debug"))? as *const Namespace;
     // `find` holds the dynamic linker's lock, so no object comes or goes inside it.
@@ -470,7 +477,7 @@ pub fn find_elsewhere<T>(mut visit: impl FnMut(&Object) -> Option<T>) -> Option<
     .flatten()
 }
 
-/// Returns the first definition of `name` in an object after the one that contains `address`.
+/// Returns the first definition of `name` in an object after the object that contains `address`.
 pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
     let mut passed = false;
     find(|object| {
@@ -482,7 +489,8 @@ pub fn next_after(address: usize, name: &CStr) -> Option<usize> {
     })
 }
 
-/// Whether the object that contains `one` comes before the different object that contains `other`.
+/// Returns whether the object that contains `one` comes before the different object that contains
+/// `other`.
 pub fn is_before(one: usize, other: usize) -> bool {
     find(|object| match (object.contains(one), object.contains(other)) {
         (true, false) => Some(true),

@@ -1,9 +1,9 @@
-//! `dlsym` and `dlvsym` as the process sees them. They are assembly, because they must keep the
+//! `dlsym` and `dlvsym` as the job sees them. They are assembly, because they must keep the
 //! caller's return address.
 //!
-//! `RTLD_NEXT` and `RTLD_DEFAULT` are relative to the caller, which the real function knows only by
-//! its return address. So a look-up that deepres does not answer continues by a jump, with every
-//! argument and the stack unchanged.
+//! `RTLD_NEXT` and `RTLD_DEFAULT` are relative to the caller, and the real function knows the
+//! caller only by the return address. If deepres does not answer a look-up, the entry point
+//! therefore jumps to the real function, with every argument and the stack unchanged.
 
 use std::arch::naked_asm;
 
@@ -68,24 +68,24 @@ macro_rules! dlvsym {
 }
 
 dlsym! {
-    /// `dlsym`, in front of the next definition in the search order.
+    /// Stands in for `dlsym`, in front of the next definition in the search order.
     dlsym_entry, decide_dlsym
 }
 dlsym! {
-    /// `dlsym`, in front of the C library's.
+    /// Stands in for `dlsym`, in front of the C library's function.
     dlsym_by_handle_entry, decide_dlsym_by_handle
 }
 dlvsym! {
-    /// `dlvsym`, in front of the next definition in the search order.
+    /// Stands in for `dlvsym`, in front of the next definition in the search order.
     dlvsym_entry, decide_dlvsym
 }
 dlvsym! {
-    /// `dlvsym`, in front of the C library's.
+    /// Stands in for `dlvsym`, in front of the C library's function.
     dlvsym_by_handle_entry, decide_dlvsym_by_handle
 }
 
-/// The export `dlsym`. It is separate from `dlsym_entry`, whose address then is in this library
-/// even if another library's export comes first.
+/// The export `dlsym`. The export is separate from `dlsym_entry`. So even if another library's
+/// export comes first, the address of `dlsym_entry` is in this library.
 #[unsafe(naked)]
 #[cfg_attr(not(test), unsafe(export_name = "dlsym"))]
 #[cfg_attr(test, unsafe(export_name = "hook_dlsym"))]

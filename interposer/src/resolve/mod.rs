@@ -1,9 +1,9 @@
-//! How a client's look-up of a driver function ends at the hook. There are three routes:
+//! The ways in which a job's look-up of a driver function ends at the hook. There are three routes:
 //!
 //! | route | handled by |
 //! |---|---|
 //! | linked against libcuda | the exports of [`crate::hooks`] come first in the search order |
-//! | `dlsym`, `dlvsym` | [`entry`] jumps to the real one, unless [`decide`] has another answer |
+//! | `dlsym`, `dlvsym` | [`entry`] jumps to the real function, unless [`decide`] answers |
 //! | `cuGetProcAddress` | [`addresses`] maps the driver's answer to the hook of the same ABI |
 
 pub mod addresses;

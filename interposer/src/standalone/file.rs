@@ -1,11 +1,12 @@
-//! The file that the processes of a tenant share, in a private directory. A process finds or makes
-//! the file, and uses it only after checking everything about it. The last process removes the
-//! file.
+//! The file that the processes of a tenant share without a daemon, in a private directory. A
+//! process finds or makes the file, and checks everything about the file before it uses it. The
+//! last process removes the file.
 //!
-//! Record locks, which the kernel releases, show which processes live. Each process holds the lock
-//! on the byte of its slot. A process that can lock the whole file is the only user. Such a lock
-//! (`F_SETLK`) never outlives its process and is not inherited by a child. In return, closing *any*
-//! descriptor of the file releases the process's locks, so a process has only one descriptor.
+//! Record locks show which processes live, because the kernel releases them. Each process holds the
+//! lock on the byte of its slot. A process that can lock the whole file is the only user. Such a
+//! lock (`F_SETLK`) ends with its process, and a child does not inherit it. But if a process closes
+//! *any* descriptor of the file, it loses its locks. So a process has only one descriptor of the
+//! file.
 
 use std::ffi::{CStr, CString};
 use std::fmt::{self, Write as _};
@@ -25,27 +26,28 @@ use crate::descriptor::{OwnDescriptor, apart};
 use crate::lock_order::{Mutex, Rank};
 use crate::os;
 
-/// Folder below the directory of deepres, for the files of tenants without a daemon.
+/// The folder in the directory of deepres for the files of tenants without a daemon.
 const FOLDER: &str = "standalone";
 const FOLDER_MODE: u32 = 0o700;
-/// Mode of the directory of deepres itself, if it has to be made. A daemon uses the same mode.
+/// The mode of the directory of deepres itself, if the process must make it as root. A daemon uses
+/// the same mode.
 const SYSTEM_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o600;
-/// Permission bits of group and others.
+/// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
 /// The first bytes of a page of any version.
 const MAGIC: &[u8] = b"deepres\0";
 const FILE_BYTES: usize = size_of::<StandalonePage>();
-/// Most attempts to find the file while another process makes or removes it, and the pause between
-/// two attempts, ns. Making or removing it takes some system calls.
+/// The most attempts to find the file while another process makes or removes it, and the pause
+/// between two attempts, ns. To make or remove the file takes some system calls.
 const ATTEMPTS: u32 = 1_000;
 const ATTEMPT_PAUSE_NS: u64 = 1_000_000;
-/// Prefix of the names of unfinished files. The name of a tenant's file contains no point.
+/// The prefix of the names of unfinished files. The name of a finished file contains no dot.
 const UNFINISHED: &str = "new.";
-/// Length of a lock that reaches to the end of the file, wherever that is.
+/// The length of a lock that reaches to the end of the file, wherever the end is.
 const TO_THE_END: i64 = 0;
 
-/// Why a tenant's file cannot be shared.
+/// The reason for which the processes cannot share a tenant's file.
 #[derive(Debug)]
 pub enum FileError {
     /// A system call failed.
@@ -54,11 +56,11 @@ pub enum FileError {
     Folder(PathBuf),
     /// The file does not belong to this user alone, or is not a regular file.
     Foreign,
-    /// The file was not made by deepres.
+    /// deepres did not make the file.
     Garbage,
     /// Living processes use another layout of the page.
     Layout(LayoutError),
-    /// Every slot is taken.
+    /// Other processes have all slots.
     Full,
 }
 
@@ -96,25 +98,26 @@ pub struct TenantFile {
     folder: PathBuf,
     name: CString,
     descriptor: OwnDescriptor,
-    /// This process's slot of the ledger.
+    /// This process's slot in the ledger.
     pub slot: usize,
     /// The page in the file.
     pub page: &'static StandalonePage,
-    /// Held while a thread looks for dead processes. Locks belong to the process, so one of two
-    /// such threads would release the other's locks.
+    /// A thread holds this lock while it looks for dead processes. Record locks belong to the
+    /// process, so one of two such threads would release the other's record locks.
     burying: Mutex<{ Rank::Burial as u8 }, ()>,
 }
 
 impl TenantFile {
-    /// The path of `tenant`'s file in the directory of deepres.
+    /// Returns the path of `tenant`'s file in the directory of deepres.
     pub fn path(directory: &Path, tenant: &str) -> PathBuf {
         directory.join(FOLDER).join(file_name(tenant))
     }
 
-    /// Opens or makes `tenant`'s file in the directory of deepres, and takes a slot.
+    /// Opens or makes `tenant`'s file in the directory of deepres, takes a slot, and returns the
+    /// file.
     ///
     /// # Errors
-    /// [`FileError`]; nothing is left behind.
+    /// [`FileError`]. After an error, the process holds no slot and no descriptor.
     pub fn open(directory: &Path, tenant: &str) -> Result<Self, FileError> {
         let folder = directory.join(FOLDER);
         let name = CString::new(file_name(tenant)).map_err(|_| FileError::Garbage)?;
@@ -139,10 +142,11 @@ impl TenantFile {
         Err(FileError::Full)
     }
 
-    /// Gives back what dead processes of the tenant held. Returns whether there were any.
+    /// Gives back the memory that dead processes of the tenant held. Returns whether any held
+    /// memory.
     pub fn bury_dead(&self) -> bool {
         let _alone = self.burying.lock();
-        // A process that has lost its own lock must not judge others by their locks.
+        // If this process has lost its own lock, it must not judge other processes by their locks.
         let Some(number) = self.descriptor.number() else { return false };
         let ledgers = || self.page.ledger().all(MAX_GPUS);
         let used = ledgers().map(|ledger| ledger.slots()).max().unwrap_or(0);
@@ -152,8 +156,8 @@ impl TenantFile {
             if lock(number, libc::F_WRLCK, slot as i64, 1).is_ok() {
                 found |= clear(self.page, slot) != 0;
                 if slot + 1 == unused_from {
-                    // The slot stays locked until the ledgers have shrunk, so that no process
-                    // begins to use it meanwhile.
+                    // The slot stays locked until the ledgers have shrunk, so that no process takes
+                    // it meanwhile.
                     unused_from = slot;
                 } else {
                     unlock(number, slot..slot + 1);
@@ -171,16 +175,16 @@ impl TenantFile {
         if lock(number, libc::F_WRLCK, 0, TO_THE_END).is_err() {
             return;
         }
-        // The lock stays until the process is gone, so no process joins a file that is about to be
-        // removed.
+        // The lock stays until the process is gone. So no process joins a file that this process is
+        // about to remove.
         if let Ok(at) = open_directory(&self.folder) {
             unlink(&at, &self.name);
         }
-        // This fails if the folder holds files of other tenants.
+        // The call fails if the folder holds files of other tenants.
         let _ = fs::remove_dir(&self.folder);
     }
 
-    /// Closes the descriptor, in a forked child, which does not use the file.
+    /// Closes the descriptor, in a forked child. The child does not use the file.
     ///
     /// # Safety
     /// No thread of this process uses the file from now on.
@@ -189,15 +193,15 @@ impl TenantFile {
     }
 }
 
-/// Name of the file for `tenant`. Letters, digits, `-` and `_` stay as they are, and every other
-/// byte is written in hexadecimal.
+/// Returns the name of the file for `tenant`. Letters, digits, `-` and `_` stay. Each other byte
+/// becomes `%` and its hexadecimal digits.
 fn file_name(tenant: &str) -> String {
     let mut name = String::with_capacity(tenant.len());
     for byte in tenant.bytes() {
         if byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' {
             name.push(char::from(byte));
         } else {
-            // Writing to a string cannot fail.
+            // A write to a string cannot fail.
             let _ = write!(name, "%{byte:02x}");
         }
     }
@@ -209,8 +213,8 @@ fn user() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// Opens the folder, and makes it if necessary. All later steps use this descriptor, so nobody can
-/// put another folder in its place.
+/// Opens the folder, and makes it if necessary. Returns its descriptor. All later steps use this
+/// descriptor, so nobody can put another folder in its place.
 fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
     let mode = if user() == 0 { SYSTEM_MODE } else { FOLDER_MODE };
     fs::DirBuilder::new()
@@ -235,23 +239,23 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the path ends with a null byte.
     let descriptor = cvt(unsafe { libc::open(path.as_ptr(), flags) })?;
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
+    // SAFETY: the call above opened the descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Opens `name` in the folder. `O_NONBLOCK` prevents waiting, because the name may belong to a
-/// pipe.
+/// Opens `name` in the folder, and returns the descriptor. `O_NONBLOCK` prevents a wait, because
+/// the name may belong to a pipe.
 fn open_file(at: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: the name ends with a null byte.
     let descriptor = cvt(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, FILE_MODE) })?;
-    // SAFETY: the descriptor was just opened, and nothing else owns it.
+    // SAFETY: the call above opened the descriptor, and nothing else owns it.
     Ok(apart(unsafe { OwnedFd::from_raw_fd(descriptor) }))
 }
 
 fn unlink(at: &OwnedFd, name: &CStr) {
-    // SAFETY: the name ends with a null byte. The result does not matter if the file is gone
-    // already.
+    // SAFETY: the name ends with a null byte. If the file is gone already, the result does not
+    // matter.
     unsafe { libc::unlinkat(at.as_raw_fd(), name.as_ptr(), 0) };
 }
 
@@ -265,14 +269,14 @@ fn status(descriptor: &OwnedFd) -> io::Result<libc::stat> {
 
 /// Unlocks these slots.
 fn unlock(number: RawFd, slots: Range<usize>) {
-    // A length of 0 would mean up to the end of the file.
+    // To the kernel, a length of 0 means up to the end of the file.
     if !slots.is_empty() {
-        // This can fail only for a closed descriptor.
+        // The call can fail only for a closed descriptor.
         let _ = lock(number, libc::F_UNLCK, slots.start as i64, slots.len() as i64);
     }
 }
 
-/// Changes the process's lock on bytes of the file, without waiting.
+/// Changes the process's lock on bytes of the file, without a wait.
 fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
     let what = libc::flock {
         l_type: kind as i16,
@@ -285,12 +289,12 @@ fn lock(number: RawFd, kind: i32, start: i64, bytes: i64) -> io::Result<()> {
     cvt(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const what) }).map(drop)
 }
 
-/// Empties a slot on every GPU. Returns the bytes that the slot held.
+/// Empties a slot on every GPU and on the host. Returns the bytes that the slot held.
 fn clear(page: &StandalonePage, slot: usize) -> u64 {
     page.ledger().all(MAX_GPUS).filter_map(|ledger| ledger.clear(slot)).sum()
 }
 
-/// Whether deepres made the file, in any version.
+/// Returns whether any version of deepres made the file.
 fn is_ours(descriptor: &OwnedFd) -> bool {
     let mut magic = [0_u8; MAGIC.len()];
     // SAFETY: the buffer has room for the given length.
@@ -315,9 +319,9 @@ fn sweep(folder: &Path, at: &OwnedFd) {
 
 type Joined = (OwnedFd, usize, &'static StandalonePage);
 
-/// Takes a slot in an existing file. Returns `None` if only dead processes used the file, which is
-/// then removed. Also returns `None` if another process is just making or removing the file, or all
-/// slots are taken.
+/// Takes a slot in an existing file, and returns the slot and the page. If only dead processes used
+/// the file, removes the file and returns `None`. Also returns `None` if another process is making
+/// or removing the file, or if no slot is free.
 fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>, FileError> {
     let look = || status(&descriptor).map_err(failed("it cannot be looked at"));
     let found = look()?;
@@ -326,7 +330,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Foreign);
     }
     if lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, TO_THE_END).is_ok() {
-        // No living process uses the file. Times in it may come from an earlier boot.
+        // No living process uses the file. Times in the file may come from an earlier boot.
         if !is_ours(&descriptor) {
             return Err(FileError::Garbage);
         }
@@ -346,25 +350,25 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         return Err(FileError::Layout(LayoutError::Short(bytes, FILE_BYTES)));
     }
     let address = map(&descriptor).map_err(failed("it cannot be mapped"))?;
-    // SAFETY: the memory was just mapped with this length, and is never unmapped once the page is
-    // in use.
+    // SAFETY: the code has just mapped the memory with this length. While the page is in use, no
+    // code unmaps it.
     match unsafe { page::view::<StandalonePage>(address, FILE_BYTES) } {
         Ok(page) => {
             take_slot(page, slot);
             Ok(Some((descriptor, slot, page)))
         }
         Err(error) => {
-            // SAFETY: the mapping was made above, and no reference into it exists.
+            // SAFETY: the code above made the mapping, and no reference into the mapping exists.
             unsafe { libc::munmap(address.cast(), FILE_BYTES) };
             Err(FileError::Layout(error))
         }
     }
 }
 
-/// Makes the file under another name until it is complete. Returns `None` if another process was
-/// first.
+/// Makes the file under another name, and gives it its name when it is complete. Returns `None` if
+/// another process was first.
 fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
-    // A process in another namespace may have the same id, so the name includes the time.
+    // A process in another namespace may have the same id, so the name also contains the time.
     let temporary = format!("{UNFINISHED}{}.{}", std::process::id(), os::now_ns());
     let temporary = CString::new(temporary).map_err(|_| FileError::Garbage)?;
     let descriptor = match open_file(at, &temporary, libc::O_CREAT | libc::O_EXCL) {
@@ -380,10 +384,10 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
         match cvt(linked) {
             Ok(_) => Ok(Some(page)),
             Err(error) => {
-                // SAFETY: the mapping was made by `fill`, and its only reference is dropped here.
+                // SAFETY: `fill` made the mapping, and its only reference ends here.
                 unsafe { libc::munmap(ptr::from_ref(page).cast_mut().cast(), FILE_BYTES) };
-                // Another process was first. Or another process took this file for one that dead
-                // processes left, before this process had locked the file.
+                // There are two reasons. Another process was first. Or another process removed this
+                // file as a dead process's file, before this process had locked it.
                 let is_to_be_tried_again = matches!(error.raw_os_error(), Some(libc::EEXIST | libc::ENOENT));
                 if is_to_be_tried_again { Ok(None) } else { Err(error) }
             }
@@ -391,14 +395,15 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
     });
     unlink(at, &temporary);
     let page = match made {
-        // A process that clears away files of dead processes is just looking at this one.
+        // Another process looks for files of dead processes, and holds the lock of this file for a
+        // moment.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Ok(None),
         made => made.map_err(failed("it cannot be made"))?,
     };
     Ok(page.map(|page| (descriptor, 0, page)))
 }
 
-/// Turns an empty file into a tenant's file, with this process in the first slot.
+/// Makes a tenant's file of an empty file, with this process in the first slot. Returns the page.
 fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
     lock(descriptor.as_raw_fd(), libc::F_WRLCK, 0, 1)?;
     // The umask may have removed bits of the mode.
@@ -414,22 +419,22 @@ fn fill(descriptor: &OwnedFd) -> io::Result<&'static StandalonePage> {
         // Without this check, the kernel would end the process with a signal (`SIGXFSZ`).
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
-    // The space is allocated now, because a later write to the mapping without space kills the
-    // process.
+    // The code allocates the space now. Otherwise a later write to the mapping could find no space,
+    // and the kernel would kill the process.
     // SAFETY: the call takes no pointers.
     let error = unsafe { libc::posix_fallocate(descriptor.as_raw_fd(), 0, FILE_BYTES as i64) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error));
     }
     let address = map(descriptor)?;
-    // SAFETY: the memory was just mapped, is zero as in any new file, and is never unmapped while
-    // the page is in use.
+    // SAFETY: the code has just mapped the memory, which is zero as in any new file. While the page
+    // is in use, no code unmaps it.
     let page = unsafe { page::create::<StandalonePage>(address, FILE_BYTES) }.map_err(io::Error::other)?;
     take_slot(page, 0);
     Ok(page)
 }
 
-/// Clears whatever the slot's last owner left, and opens the slot.
+/// Clears everything that the slot's last owner left, and opens the slot.
 fn take_slot(page: &StandalonePage, slot: usize) {
     clear(page, slot);
     for ledger in page.ledger().all(MAX_GPUS) {

@@ -4,7 +4,8 @@ use std::{io, ptr};
 
 use deepres_abi::page::{self, Page};
 
-/// Maps a page in private memory that stays until the process ends. A forked child gets a copy.
+/// Returns a new page in private memory, which stays mapped until the process ends. A forked child
+/// gets a copy.
 pub fn page<P: Page>() -> io::Result<&'static P> {
     let bytes = size_of::<P>();
     // SAFETY: a new mapping at an address that the kernel chooses.
@@ -21,6 +22,6 @@ pub fn page<P: Page>() -> io::Result<&'static P> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the memory was just mapped, is zero and writable, and is never unmapped.
+    // SAFETY: the code has just mapped the memory. It is zero and writable, and no code unmaps it.
     unsafe { page::create::<P>(address.cast(), bytes) }.map_err(io::Error::other)
 }

@@ -1,13 +1,13 @@
-//! Limits without a daemon. The process is its own arbiter, with the same pages, gate and meter as
-//! under a daemon.
+//! Standalone: limits without a daemon. The process is its own arbiter, with the same pages, gate
+//! and meter as under a daemon.
 //!
-//! The meter thread plays the arbiter, and charges work that was on the GPU to the tenant's
-//! [`Allowance`]. While the allowance is overdrawn, the gate is closed. Otherwise there is a lease
-//! with a window, which bounds the work in flight. Overuse is made up for later, so the share is
-//! exact in the long run.
+//! The meter thread does the arbiter's part. It charges the GPU time of the process to the tenant's
+//! [`Allowance`]. While the tenant must pause for used time, the gate is closed. Otherwise the
+//! process has a lease with a window, which bounds the work in flight. The pauses make up for all
+//! used time, so the share is exact in the long run.
 //!
-//! Processes of one tenant take turns ([`turns`]). The meter thread also writes the heartbeat. A
-//! launch waits at the gate only as long as the heartbeat is fresh.
+//! The processes of a tenant take turns ([`turns`]). The meter thread also writes the heartbeat. A
+//! launch waits at the gate only while the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
@@ -31,25 +31,26 @@ use crate::config::{Config, Limit};
 use crate::log::say;
 use crate::os;
 
-/// Most estimated GPU time in flight, ns. This much keeps the GPU busy between two looks of the
-/// meter thread on a busy machine. A process may use the whole window before the gate closes. So a
-/// tenant with a share of 10 % has the GPU for this time in every ten times this time.
+/// The most estimated GPU time in flight, ns. On a busy machine, this much work lasts from one
+/// check of the meter thread to the next. A process may use the whole window before the gate
+/// closes. So with a share of 10 %, a tenant runs for one window in the time of ten windows.
 const WINDOW_NS: u64 = 4_000_000;
-/// A window has room for this many of the longest kernels, so that one kernel can be queued behind
-/// another …
+/// The number of the longest kernels for which a window has room, so that one kernel can wait
+/// behind another.
 const KERNELS_PER_WINDOW: u64 = 2;
-/// … up to this limit, ns. Beside longer kernels, the pause between two of them is short.
+/// The longest window that the length of kernels can cause, ns. Beside longer kernels, the pause
+/// between two kernels is short.
 const MAX_WINDOW_NS: u64 = 20_000_000;
-/// Age of the heartbeat, ns, at which the meter thread counts as dead and launches go. An idle
-/// meter thread sleeps for a second.
+/// The age of the heartbeat from which the meter thread counts as dead, ns. Launches then go. An
+/// idle meter thread sleeps for a second.
 const HEARTBEAT_LIMIT_NS: u64 = 2_000_000_000;
-/// Longest time between two beats while launches wait, ns.
+/// The longest time between two heartbeats while launches wait, ns.
 const BEAT_NS: u64 = 200_000_000;
-/// Session id in the grant page. No session with a daemon has it.
+/// The session's number in the grant page. No session with a daemon has this number.
 const SESSION_ID: u64 = 0;
 
-/// The pages of a session without a daemon, and the state that it shares with the tenant's other
-/// processes.
+/// The pages of a session without a daemon, and the state that the session shares with the tenant's
+/// other processes.
 #[derive(Debug)]
 pub struct Local {
     /// The grant that the process gives itself.
@@ -60,16 +61,16 @@ pub struct Local {
     pub beat: &'static BeatPage,
     /// The memory that the tenant holds, and the tenant's limits.
     pub page: &'static StandalonePage,
-    /// The file that holds `page`, if it is shared.
+    /// The file that holds `page`, if the process shares it.
     file: Option<TenantFile>,
-    /// Place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
+    /// The place of each GPU in the pages, by ordinal in this process, or [`UNMANAGED`].
     pub gpu_index: [u8; MAX_GPUS],
-    /// Turns with the tenant's other processes, by place.
+    /// The turns with the tenant's other processes, by place.
     turns: [Turns; MAX_GPUS],
 }
 
 impl Local {
-    /// Sets the limits up and logs them.
+    /// Returns a session with the limits of the environment, and logs the limits.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
@@ -83,7 +84,7 @@ impl Local {
         Ok(local)
     }
 
-    /// Makes a session without limits, for a process that a daemon is to take over later.
+    /// Returns a session without limits, for a process that a daemon may take over later.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
@@ -109,7 +110,7 @@ impl Local {
             let (Some(index), Some(gpu)) = (gpu_index.get_mut(ordinal), page.gpu(place)) else { continue };
             *index = place as u8;
             let limit = limit_of(ordinal);
-            // If this process asks for nothing, the wish of another process of the tenant stays.
+            // If this process asks for no limit, the limit of another process of the tenant stays.
             if limit.share_ppm != 0 {
                 gpu.set_share_ppm(limit.share_ppm, os::now_ns());
             }
@@ -132,8 +133,8 @@ impl Local {
         Ok(local)
     }
 
-    /// Opens the process's own gates and wakes the threads that wait at them. Called when a daemon
-    /// has taken over the process and gives it gates of its own.
+    /// Opens the process's own gates, and wakes the threads that wait at them. The caller calls
+    /// this after a daemon has taken over the process and has given it gates of its own.
     pub fn open_gates(&self) {
         for index in self.gpu_index.iter().filter(|index| **index != UNMANAGED) {
             if let Some(grant) = self.grant.slot(usize::from(*index)) {
@@ -158,20 +159,20 @@ impl Local {
         say!(Info, "no daemon: standalone, with limits{with} ({}){copies}", limits.join("; "));
     }
 
-    /// This process's slot in the ledger.
+    /// Returns this process's slot in the ledger.
     pub fn slot(&self) -> usize {
         self.file.as_ref().map_or(0, |file| file.slot)
     }
 
-    /// Charges the tenant for the time from `start_ns` to `end_ns` on the GPU at `index`. Time that
-    /// another process of the tenant has charged is left out.
+    /// Charges the tenant for the time from `start_ns` to `end_ns` on the GPU at `index`. Does not
+    /// charge time that another process of the tenant has charged.
     pub fn cover(&self, index: usize, start_ns: u64, end_ns: u64) {
         if let Some((gpu, share_ppm)) = self.limited(index) {
             gpu.allowance.charge(start_ns, gpu.allowance.cover(start_ns, end_ns), share_ppm);
         }
     }
 
-    /// Charges GPU time whose place in time is unknown.
+    /// Charges the tenant for GPU time whose place in time is unknown.
     pub fn charge(&self, index: usize, used_ns: u64) {
         if let Some((gpu, share_ppm)) = self.limited(index) {
             gpu.allowance.charge(os::now_ns(), used_ns, share_ppm);
@@ -183,7 +184,8 @@ impl Local {
         Some((gpu, gpu.share_ppm().filter(|ppm| *ppm < PPM)?))
     }
 
-    /// Takes the arbiter's turn: sets every gate. Returns when the next turn is due at the latest.
+    /// Takes the arbiter's turn: sets each gate. Returns the latest time of the next turn, or
+    /// `None` if no gate needs another turn by itself.
     pub fn turn(&self, now_ns: u64) -> Option<u64> {
         let mut next_ns = None;
         for index in
@@ -197,7 +199,7 @@ impl Local {
             }
             grant.set_entitled_ppm(gpu.share_ppm().unwrap_or(PPM));
             if self.limited(index).is_none() {
-                // Without a limit no other tenant waits for queued work, so the window is
+                // Without a limit, no other tenant waits for queued work, so the window is
                 // unlimited.
                 set_gate(grant, GateState::Open, LeaseTerms { window_ns: u64::MAX, ..LeaseTerms::default() });
                 continue;
@@ -227,8 +229,8 @@ impl Local {
         LeaseTerms { expires_ns: u64::MAX, window_ns: WINDOW_NS.max(kernels_ns), ..LeaseTerms::default() }
     }
 
-    /// Gives back what dead processes of the tenant held. Returns whether there was anything to
-    /// give back.
+    /// Gives back the memory that dead processes of the tenant held. Returns whether any held
+    /// memory.
     pub fn bury_dead(&self) -> bool {
         self.file.as_ref().is_some_and(TenantFile::bury_dead)
     }
@@ -246,14 +248,14 @@ impl Local {
     /// No thread of this process uses the session from now on.
     pub unsafe fn close(&self) {
         if let Some(file) = &self.file {
-            // SAFETY: the caller guarantees that the session is not used any more.
+            // SAFETY: the caller guarantees that no thread uses the session any more.
             unsafe { file.close() };
         }
     }
 }
 
 /// Opens the file of the tenant that the environment names. Returns `None` if the environment names
-/// no tenant. Also returns `None` if the limits cannot be shared, after a warning.
+/// no tenant. If the processes cannot share the limits, warns and returns `None`.
 fn open_file(config: &Config) -> Option<TenantFile> {
     if config.tenant.is_empty() {
         return None;
@@ -273,8 +275,8 @@ fn open_file(config: &Config) -> Option<TenantFile> {
     }
 }
 
-/// Sets the gate unless it has the state already, and wakes the threads that wait at it. Renews the
-/// lease if its window has changed.
+/// Sets the gate and wakes the threads that wait at it, if the gate has another state. If only the
+/// lease's window has changed, renews the lease.
 fn set_gate(grant: &GrantSlot, state: GateState, terms: LeaseTerms) {
     let is_told_how_far = state != GateState::Open || grant.run_ahead_ns() == Some(terms.window_ns);
     if grant.gate().state != state || !is_told_how_far {
@@ -287,7 +289,7 @@ fn set_gate(grant: &GrantSlot, state: GateState, terms: LeaseTerms) {
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Parts per million in a percent.
+        /// The parts per million in one percent.
         const PPM_PER_PERCENT: f64 = PPM as f64 / 100.0;
         match self.share_ppm {
             0 => write!(f, "any share")?,

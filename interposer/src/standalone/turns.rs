@@ -1,47 +1,48 @@
-//! This process's part in taking turns on one GPU with the tenant's other processes.
+//! This process's part in the turns on one GPU with the tenant's other processes.
 //!
-//! The meter thread polls the turn. No other process wakes it when that process gives its turn up.
+//! The meter thread polls the turn. If another process ends its turn, it does not wake this
+//! process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepres_abi::grant::GateState;
 use deepres_abi::turn::Turn;
 
-/// How long a process has the GPU while others wait, ns. After that the work in flight drains. The
-/// 0.1 ms that a GPU needs to switch processes is little beside it.
+/// The time for which a process has the GPU while others wait, ns. Then the work in flight drains.
+/// The GPU needs 0.1 ms to switch processes, which is little in comparison.
 const QUANTUM_NS: u64 = 10_000_000;
-/// A turn lapses after this time, ns, without a look of its holder's meter thread, because that
-/// process may have been killed or stopped.
+/// The time after which a turn ends by itself, ns. If a process is killed or stopped, its meter
+/// thread cannot renew the turn.
 const HOLD_NS: u64 = 20_000_000;
-/// The same for a holder without work, ns, because the holder may be between two launches.
+/// The same time for a process without work, ns. Such a process may be between two launches.
 const GRACE_NS: u64 = 1_000_000;
-/// Time between two looks of a process that waits for the turn, ns. Some hundred processes may wait
-/// at a time.
+/// The time between two checks of a process that waits for the turn, ns. Some hundred processes may
+/// wait at a time.
 const POLL_NS: u64 = 500_000;
-/// Time for which a wish stays valid after the next look is due, ns, because looks come late.
+/// The time for which a wish stays valid after the next check is due, ns. Checks may come late.
 const SLACK_NS: u64 = 2_000_000;
-/// Longest time for the work in flight to drain after the quantum, ns. The work may wait for a
-/// launch of another process of the tenant.
+/// The longest time in which the work in flight may drain after the quantum, ns. The work may wait
+/// for a launch of another process of the tenant.
 const DRAIN_NS: u64 = 1_000_000_000;
 
-/// This process's state for the turns on one GPU. Used by the meter thread alone.
+/// This process's state for the turns on one GPU. Only the meter thread uses this state.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// When this process's turn began. 0 means that another process has the turn.
+    /// When this process's turn began, ns; 0 if this process does not have the turn.
     since_ns: AtomicU64,
-    /// Since when threads of this process wait for the turn. 0 means that no thread waits, or that
-    /// this process has the turn.
+    /// Since when threads of this process wait for the turn, ns; 0 if no thread waits, or if this
+    /// process has the turn.
     waits_ns: AtomicU64,
-    /// Since when the turn drains for other processes. 0 means that the turn does not drain.
+    /// Since when this process's work drains for other processes, ns; 0 if it does not drain.
     drains_ns: AtomicU64,
 }
 
-/// The observations on which a decision rests.
+/// The readings on which a decision rests.
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
-    /// The present time.
+    /// The present time, ns of `CLOCK_MONOTONIC`.
     pub now_ns: u64,
-    /// When the tenant may use the GPU again.
+    /// When the tenant's pause ends, ns of `CLOCK_MONOTONIC`.
     pub due_ns: u64,
     /// Whether threads wait at the gate.
     pub waits: bool,
@@ -55,7 +56,8 @@ impl Look {
     }
 }
 
-/// Returns when something began. If `since_ns` is 0, the beginning is now.
+/// Returns `since_ns`, the time at which something began. If `since_ns` is 0, first sets it to the
+/// present time.
 fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
     match since_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => now_ns,
@@ -64,8 +66,8 @@ fn begun_ns(since_ns: &AtomicU64, now_ns: u64) -> u64 {
 }
 
 impl Turns {
-    /// Decides the gate's state for the process with this `slot`, and when the next look is due at
-    /// the latest.
+    /// Decides about the gate of the process with this `slot`. Returns the gate's state, and the
+    /// latest time of the next check.
     pub fn decide(&self, turn: &Turn, slot: usize, look: Look) -> (GateState, Option<u64>) {
         if turn.is_held_by(slot)
             && let Some(decision) = self.keep(turn, slot, look)
@@ -81,7 +83,7 @@ impl Turns {
         }
         let since_ns = begun_ns(&self.waits_ns, look.now_ns);
         // The process that has waited longest goes first. A waiting process renews its wish at each
-        // look, and the wish lapses without renewal. There is room for one wish only.
+        // check, because a wish expires. There is room for one wish only.
         let is_anothers = turn.is_wanted_before(slot, since_ns, look.now_ns);
         let mut next_ns = look.now_ns.saturating_add(POLL_NS);
         if look.is_overdrawn() {
@@ -96,9 +98,9 @@ impl Turns {
         (GateState::Closed, Some(next_ns))
     }
 
-    /// Keeps this process's turn, or gives it up (`None`).
+    /// Keeps this process's turn, and returns the decision. Or ends the turn, and returns `None`.
     fn keep(&self, turn: &Turn, slot: usize, look: Look) -> Option<(GateState, Option<u64>)> {
-        // If `since_ns` is 0, an earlier process had this slot and took the turn.
+        // If `since_ns` is 0, an earlier process with this slot took the turn.
         let had_ns = look.now_ns.saturating_sub(begun_ns(&self.since_ns, look.now_ns));
         let is_wanted = turn.is_wanted_by_other(slot, look.now_ns);
         let is_over = is_wanted && (look.is_overdrawn() || had_ns > QUANTUM_NS);
@@ -115,7 +117,7 @@ impl Turns {
             return None;
         }
         let for_ns = if look.runs || look.waits { HOLD_NS } else { GRACE_NS };
-        // The turn may have lapsed, and another process may just have taken it.
+        // The turn may have ended by itself, and another process may just have taken it.
         turn.take(slot, look.now_ns, look.now_ns.saturating_add(for_ns)).then(|| {
             let gate = if look.is_overdrawn() || is_over { GateState::Closed } else { GateState::Leased };
             (gate, look.is_overdrawn().then_some(look.due_ns))
@@ -182,8 +184,8 @@ mod tests {
         for round in 0..10 {
             let (had, next) = (round % 2, 1 - round % 2);
             let due_ns = now_ns + 15 * MS;
-            // The account is overdrawn, so both processes wait until it is due. The process that
-            // had the turn looks last, and looks first again when the time has come.
+            // The tenant must pause, so both processes wait for the end of the pause. The process
+            // that had the turn checks last, and checks first again after the pause.
             for slot in [had, next, had] {
                 now_ns += MS;
                 let gate = both[slot].decide(&turn, slot, look(now_ns, due_ns, true, false)).0;
@@ -205,7 +207,7 @@ mod tests {
         let (mut had, mut longest_ns) = ([0; PROCESSES], 0);
         for step in 0..4_000_u64 {
             let now_ns = NOW_NS + step * POLL_NS / 2;
-            // The order of the looks is random.
+            // The processes check in a random order.
             let first = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize;
             for slot in (0..PROCESSES).map(|slot| (slot + first) % PROCESSES) {
                 let look = look(now_ns, 0, true, runs_until_ns[slot] > now_ns);
@@ -228,7 +230,7 @@ mod tests {
     fn a_holder_whose_work_waits_for_another_process_gives_the_turn_up_after_a_second() {
         let (turn, stuck, peer) = (Turn::default(), Turns::default(), Turns::default());
         stuck.decide(&turn, 0, look(NOW_NS, 0, true, false));
-        // As long as no other process waits, the holder may run without limit.
+        // While no other process waits, the process with the turn may run without limit.
         let mut now_ns = NOW_NS + 60_000 * MS;
         assert_eq!(stuck.decide(&turn, 0, look(now_ns, 0, false, true)).0, GateState::Leased);
         let began_ns = now_ns;

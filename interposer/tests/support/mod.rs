@@ -1,8 +1,8 @@
-//! A small controller that tests move by hand, and clients that run under the library on the stub
-//! driver.
+//! A controller in place of the daemon, which tests move by hand, and clients that run under the
+//! library on the stub driver.
 //!
-//! The clients are this test program itself, started again. A test's name says which part the
-//! client plays.
+//! The clients are this test program itself, started again. An environment variable tells the
+//! client its part.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -21,12 +21,13 @@ use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role
 use deepres_e2e::stolen::Stolen;
 use zerocopy::IntoBytes as _;
 
-/// The GPU's index here. It is not 0, so that an index is not mistaken for an ordinal.
+/// The daemon's index of the GPU. It is not 0, so that a wrong ordinal in its place makes a test
+/// fail.
 const GPU: usize = 3;
-/// How long a step may take before a test fails.
+/// The longest time that a step may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `CLOCK_MONOTONIC`, ns.
+/// Returns `CLOCK_MONOTONIC`, ns.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the result has room.
@@ -34,7 +35,7 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Waits until `condition` returns true.
+/// Waits until `condition` returns true. If this takes too long, fails with the text `what`.
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -43,7 +44,7 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Returns the library under test and the folder of the stub driver, built once.
+/// Returns the library under test and the folder of the stub driver. The first call builds both.
 fn artefacts() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -85,7 +86,7 @@ pub struct Controller {
     directory: tempfile::TempDir,
     pages: [OwnedFd; 4],
     bell: OwnedFd,
-    /// The slot of the ledger that its welcomes assign.
+    /// The slot of the ledger that the controller's welcomes assign.
     ledger_slot: u32,
     _stolen: Stolen,
     pub grant: &'static GrantPage,
@@ -94,14 +95,14 @@ pub struct Controller {
     pub beat: &'static BeatPage,
 }
 
-/// An accepted connection.
+/// A connection that the controller has accepted.
 pub struct Connection {
     pub socket: OwnedFd,
     pub hello: Hello,
 }
 
 impl Connection {
-    /// Whether the client has closed the connection.
+    /// Returns whether the client has closed the connection.
     pub fn has_ended(&self) -> bool {
         let mut byte = 0_u8;
         // SAFETY: the buffer is writable and has that length.
@@ -112,8 +113,8 @@ impl Connection {
 }
 
 impl Controller {
-    /// Returns a controller that listens. The gate is open, nothing is limited, and the heartbeat
-    /// is valid for an hour.
+    /// Returns a controller that listens. The gate is open, the tenant has no limit, and the
+    /// heartbeat is valid for an hour.
     pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("tenant.sock"));
@@ -155,14 +156,14 @@ impl Controller {
         GPU
     }
 
-    /// Sets the gate and wakes all waiting threads.
+    /// Sets the gate, and wakes all waiting threads.
     pub fn set_gate(&self, state: GateState, terms: LeaseTerms) {
         self.slot().set_gate(state, terms);
         // SAFETY: waking touches no memory.
         unsafe { libc::syscall(libc::SYS_futex, self.slot().futex(), libc::FUTEX_WAKE, i32::MAX) };
     }
 
-    /// Returns how often the bell was rung since the last call.
+    /// Returns how often the client rang the bell since the last call.
     pub fn rings(&self) -> u64 {
         let mut count = 0_u64;
         // SAFETY: the buffer has eight writable bytes, and the descriptor does not block.
@@ -170,8 +171,8 @@ impl Controller {
         if read == 8 { count } else { 0 }
     }
 
-    /// Accepts a connection and reads its hello. Connections that only announce a session are
-    /// closed.
+    /// Accepts a connection, reads its hello, and returns both. Closes connections that only
+    /// announce a session.
     pub fn accept(&self) -> Connection {
         loop {
             let connection = self.accept_any();
@@ -181,7 +182,7 @@ impl Controller {
         }
     }
 
-    /// Accepts a connection and reads its hello, for any role.
+    /// Accepts a connection of any role, reads its hello, and returns both.
     pub fn accept_any(&self) -> Connection {
         // SAFETY: the address pointers are null, and the descriptor is new.
         let socket = unsafe {
@@ -201,7 +202,7 @@ impl Controller {
         Connection { socket, hello }
     }
 
-    /// Accepts a connection and makes it a session.
+    /// Accepts a connection, makes it a session, and returns it.
     pub fn welcome(&self) -> Connection {
         let connection = self.accept();
         self.say_welcome(&connection);
@@ -215,14 +216,14 @@ impl Controller {
         self.answer(connection, welcome.as_bytes());
     }
 
-    /// Answers a hello with these bytes and with the descriptors of a welcome.
+    /// Answers a hello with the bytes of `packet` and with the descriptors of a welcome.
     pub fn answer(&self, connection: &Connection, packet: &[u8]) {
         let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
         send(&connection.socket, packet, &fds);
     }
 
-    /// Prepares what a daemon that lives on has for a session that comes back: other pages, and
-    /// another slot of the same ledger.
+    /// Prepares other pages and another slot of the same ledger, as a daemon does for a session
+    /// that comes back to it.
     pub fn take_back(&mut self) {
         let (ledger, pages) = (self.ledger, self.pages.each_ref().map(|page| page.try_clone().unwrap()));
         self.restart();
@@ -232,7 +233,7 @@ impl Controller {
         ledger.gpu(GPU).unwrap().open(self.ledger_slot as usize).unwrap();
     }
 
-    /// Prepares what a restarted daemon has: other pages and another bell, at the same socket.
+    /// Prepares other pages and another bell at the same socket, as a restarted daemon does.
     pub fn restart(&mut self) {
         let fresh = Self::new();
         (self.pages, self.bell) = (fresh.pages, fresh.bell);
@@ -246,7 +247,7 @@ impl Controller {
         self.say_no(connection, reason);
     }
 
-    /// Accepts a connection and refuses it with these bytes.
+    /// Accepts a connection and refuses it with the bytes of `packet`.
     pub fn refuse_with(&self, packet: &[u8]) {
         send(&self.accept().socket, packet, &[]);
     }
@@ -332,23 +333,23 @@ fn send(socket: &OwnedFd, packet: &[u8], fds: &[RawFd]) {
     }
 }
 
-/// A client process. It takes a line as a go-ahead, and answers with lines.
+/// A client process. The client takes a line as a go-ahead, and answers with lines.
 pub struct Client {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-/// Environment variable with the client's part.
+/// The environment variable with the client's part.
 const PART: &str = "INTERPOSER_TEST_CLIENT";
 
 impl Client {
     /// Starts this program again as the client that does `what`, under the library and on the stub
-    /// driver.
+    /// driver. Returns the client.
     pub fn start(what: &str, set: impl FnOnce(&mut Command)) -> Self {
         let (library, driver) = artefacts();
         let mut command = Command::new(env::current_exe().unwrap());
-        // This is the only test that such a process runs.
+        // Such a process runs only this test.
         command.args(["--exact", "client_process", "--nocapture", "--include-ignored"]);
         command.env(PART, what).env("LD_PRELOAD", library).env("LD_LIBRARY_PATH", driver);
         command.env("DEEPRES_DIR", "/nonexistent").env_remove("DEEPRES_SOCKET");
@@ -380,18 +381,18 @@ impl Client {
         self.child.id()
     }
 
-    /// Returns the number of open descriptors.
+    /// Returns the number of the client's open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Returns the number of mappings of shared pages.
+    /// Returns the number of shared pages that the client has mapped.
     pub fn shared_mappings(&self) -> usize {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         maps.lines().filter(|line| line.contains("/memfd:page")).count()
     }
 
-    /// Kills the client. Returns what it wrote to stderr.
+    /// Kills the client. Returns the text that it wrote to stderr.
     pub fn end(mut self) -> String {
         self.child.kill().unwrap();
         self.errors()
@@ -405,7 +406,7 @@ impl Client {
         text
     }
 
-    /// Waits until the client ends successfully. Returns what it wrote to stderr.
+    /// Waits until the client ends successfully. Returns the text that it wrote to stderr.
     pub fn finish(mut self) -> String {
         drop(self.input.take());
         let errors = self.errors();
@@ -422,10 +423,10 @@ impl Drop for Client {
     }
 }
 
-/// Prefix of a client's answer, to find it among the test runner's own lines.
+/// The prefix of a client's answer, which distinguishes it from the test runner's own lines.
 const ANSWER: &str = "answer: ";
 
-/// In a client: returns its part. Returns `None` in the test process itself.
+/// In a client: returns its part. In the test process itself: returns `None`.
 pub fn part() -> Option<String> {
     env::var(PART).ok()
 }
@@ -441,7 +442,7 @@ pub fn await_go() {
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
-/// The driver library as a client loads it.
+/// The driver's library as a client loads it.
 pub struct Driver(*mut libc::c_void);
 
 // SAFETY: any thread may use a library handle.

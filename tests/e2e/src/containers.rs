@@ -2,7 +2,7 @@
 //! run the product of `cargo xtask dist`, the root file system is Debian 11, which has an older
 //! glibc.
 //!
-//! The containers need root and the packages [`PACKAGES`], which `cargo xtask test` installs.
+//! The containers need root and the packages `PACKAGES`, which `cargo xtask test` installs.
 
 use std::{
     fs,

@@ -82,6 +82,9 @@ pub struct Account {
     /// GPU time that was in flight when the time without an arbiter began, ns. The account may
     /// charge this time in addition.
     in_flight_before_ns: u64,
+    /// GPU time that the account charged although another tenant had it, ns. The account takes this
+    /// time off its next charges, because the total never goes back.
+    overcharged_ns: u64,
     recent: VecDeque<Mark>,
 }
 
@@ -109,6 +112,7 @@ impl Account {
             longest_ns: 0,
             arrears_ns: 0,
             in_flight_before_ns: 0,
+            overcharged_ns: 0,
             recent: VecDeque::new(),
         }
     }
@@ -122,6 +126,7 @@ impl Account {
             since_ns: saved.since_ns.min(now_ns),
             longest_ns: saved.longest_ns,
             in_flight_before_ns: saved.uncharged_ns,
+            overcharged_ns: saved.overcharged_ns,
             ..Self::new(now_ns)
         };
         // A broken state file must not make the total exceed the tenant's lifetime.
@@ -137,6 +142,7 @@ impl Account {
             totals: self.totals,
             since_ns: self.since_ns,
             uncharged_ns: self.uncharged_ns,
+            overcharged_ns: self.overcharged_ns,
             longest_ns: self.longest_ns,
             lag_ns,
             last_refusal: self.last_refusal,
@@ -161,11 +167,25 @@ impl Account {
     /// Charges GPU time that a process used while no arbiter ran. The charge changes the totals,
     /// but no debt between tenants.
     pub fn settle(&mut self, used_ns: u64) {
-        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns);
+        let used_ns = self.charge(used_ns);
         // Recent shares count only arbitrated time.
         for mark in &mut self.recent {
             mark.gpu_ns = mark.gpu_ns.saturating_add(used_ns);
         }
+    }
+
+    /// Adds GPU time to the total, except time to take off. Returns the added time, ns.
+    fn charge(&mut self, used_ns: u64) -> u64 {
+        let off_ns = used_ns.min(self.overcharged_ns);
+        self.overcharged_ns -= off_ns;
+        self.totals.gpu_ns = self.totals.gpu_ns.saturating_add(used_ns - off_ns);
+        used_ns - off_ns
+    }
+
+    /// Takes GPU time off the next charges, because the account charged time that another tenant
+    /// had. The time stays counted in debts between tenants.
+    pub fn take_off(&mut self, used_ns: u64) {
+        self.overcharged_ns = self.overcharged_ns.saturating_add(used_ns);
     }
 
     /// Takes in all counters of a meter except GPU time.
@@ -232,9 +252,8 @@ impl Account {
         // If copies are charged, `used_ns` contains them.
         seen.used_ns = seen.used_ns.min(allowed_ns.max(copy_ns)).min(unclaimed_ns);
         seen.longest_ns = self.longest_ns;
-        let totals = &mut self.totals;
-        totals.gpu_ns = totals.gpu_ns.saturating_add(seen.used_ns);
-        totals.copy_ns = totals.copy_ns.saturating_add(copy_ns);
+        self.charge(seen.used_ns);
+        self.totals.copy_ns = self.totals.copy_ns.saturating_add(copy_ns);
         let uncharged_ns = allowed_ns.saturating_sub(seen.used_ns);
         self.uncharged_ns = if seen.in_flight || is_left { uncharged_ns } else { 0 };
         self.unclaimed_ns = (unclaimed_ns - seen.used_ns).min(LONGEST_COPY_NS.max(self.uncharged_ns));

@@ -7,6 +7,12 @@
 //! claims in equal parts, because the turns were equal. Therefore the core settles the claims
 //! together: when all processes are back, when the daemon saves its state, or when the wait for
 //! processes ends.
+//!
+//! A process may come back with work in flight. This work took turns with the work of other
+//! processes too, but each meter counts the time when the work completes, and the core charges the
+//! time at once. So the charges may exceed the time that passed even after the claims are settled.
+//! When the work of all processes is complete, the core takes this [excess](Arrears::take_excess)
+//! off their next charges, again in equal parts.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -55,10 +61,23 @@ impl Arrears {
         self.charged_ns = self.charged_ns.saturating_add(used_ns);
     }
 
+    /// Returns the time since the beginning that the core may charge up to `now_ns`, ns.
+    fn passed_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns)
+    }
+
+    /// Returns by how much the charges up to `now_ns` exceed the time that passed, ns. The caller
+    /// takes the excess off later charges, so the excess does not count as charged any more.
+    pub fn take_excess(&mut self, now_ns: u64) -> u64 {
+        let excess_ns = self.charged_ns.saturating_sub(self.passed_ns(now_ns));
+        self.charged_ns -= excess_ns;
+        excess_ns
+    }
+
     /// Settles the claims at `now_ns`, and removes them. Passes each owner and the amount to charge
     /// to `each`, in the order of the owners' numbers.
     pub fn settle(&mut self, now_ns: u64, mut each: impl FnMut(u64, u64)) {
-        let passed_ns = now_ns.saturating_sub(self.began_ns).saturating_add(self.in_flight_ns);
+        let passed_ns = self.passed_ns(now_ns);
         let claimed_ns: u128 = self.claims.iter().map(|(_, used_ns)| u128::from(*used_ns)).sum();
         let mut excess_ns = claimed_ns.saturating_sub(u128::from(passed_ns.saturating_sub(self.charged_ns)));
         self.claims.sort_unstable_by_key(|(owner, used_ns)| (*used_ns, *owner));
@@ -108,6 +127,18 @@ mod tests {
         let settled = settled(&mut arrears, 1_000);
         assert_eq!(settled.iter().map(|(_, ns)| ns).sum::<u64>(), 1_000);
         assert_eq!((settled[0], settled[1]), ((1, 0), (2, 0)));
+    }
+
+    #[test]
+    fn what_was_charged_beyond_the_time_that_passed_is_taken_once() {
+        let mut arrears = Arrears::since(1_000, 50);
+        arrears.claim(1, 2_000);
+        assert_eq!(settled(&mut arrears, 2_000), [(1, 1_050)]);
+        arrears.charged(300);
+        assert_eq!(arrears.take_excess(2_200), 100);
+        assert_eq!(arrears.take_excess(2_200), 0);
+        arrears.charged(300);
+        assert_eq!(arrears.take_excess(2_500), 0);
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Latency {
     }
 
     /// Returns the mean cost of a hand-off, ns; `None` with too few samples. Each sample counts as
-    /// at most [`MEDIANS_COUNTED`] medians. The delay of a busy machine is part of the cost. The
+    /// at most `MEDIANS_COUNTED` medians. The delay of a busy machine is part of the cost. The
     /// time in which a process was stopped is not.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns().len();

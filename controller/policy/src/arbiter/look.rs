@@ -1,6 +1,7 @@
 //! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
 
 use super::overdue::Overdue;
+use super::tenant::{Brought, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
 use crate::lease::{Grant, Phase, Seen};
 use crate::turns;
@@ -74,7 +75,12 @@ impl Core {
                     if let Some(from) = session.awaited.take().and_then(|awaited| awaited.from) {
                         let used_ns = tenant.account.catch_up(&from, &reading, now_ns);
                         match &mut self.arrears {
-                            Some(arrears) => arrears.claim(*id, used_ns),
+                            Some(arrears) => {
+                                arrears.claim(*id, used_ns);
+                                if reading.in_flight {
+                                    session.brought = Brought::InFlight;
+                                }
+                            }
                             None => tenant.account.settle(used_ns),
                         }
                     }
@@ -89,6 +95,9 @@ impl Core {
                 } else {
                     session.last
                 };
+                if session.brought == Brought::InFlight && !reading.in_flight {
+                    session.brought = Brought::Complete;
+                }
                 let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
                 let others_ns = if may_overlap {
                     let intervals = readings.intervals.get(told.intervals.clone()).unwrap_or_default();
@@ -143,6 +152,22 @@ impl Core {
         }
         if self.baselines.is_empty() && !is_awaited {
             self.settle_arrears(now_ns);
+        }
+        let mut sessions = self.tenants.values().flat_map(|tenant| tenant.sessions.values());
+        if self.arrears.is_some() && sessions.all(|session| session.brought != Brought::InFlight) {
+            self.take_excess(now_ns);
+        }
+    }
+
+    /// Takes the excess of the charges off the sessions that came back with work in flight, in equal
+    /// parts. [`super::arrears`] explains the excess.
+    pub(super) fn take_excess(&mut self, now_ns: u64) {
+        let count: u64 = self.tenants.values().map(Tenant::brought).sum();
+        let Some(arrears) = self.arrears.as_mut().filter(|_| count != 0) else { return };
+        let part_ns = arrears.take_excess(now_ns) / count;
+        for tenant in self.tenants.values_mut() {
+            tenant.account.take_off(part_ns.saturating_mul(tenant.brought()));
+            tenant.sessions.values_mut().for_each(|session| session.brought = Brought::Nothing);
         }
     }
 

@@ -39,6 +39,7 @@ impl Core {
             Order::StopWaiting => {
                 self.restored_ns = None;
                 self.settle_arrears(now_ns);
+                self.take_excess(now_ns);
                 self.arrears = None;
             }
         }

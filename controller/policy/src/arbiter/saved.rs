@@ -23,6 +23,8 @@ pub struct SavedAccount {
     pub since_ns: u64,
     /// Wall time that the account may still charge for work in flight, ns.
     pub uncharged_ns: u64,
+    /// GPU time that the account takes off its next charges, ns.
+    pub overcharged_ns: u64,
     /// The longest kernel or graph, ns.
     pub longest_ns: u64,
     /// The entitlement, parts per million.

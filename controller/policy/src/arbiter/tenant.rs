@@ -14,6 +14,17 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use deepres_abi::meter::Reading;
 
+/// The work that was in flight when a session came back after a time without an arbiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Brought {
+    /// No work was in flight, or the core took the excess of the charges off already.
+    Nothing,
+    /// The session has had work in flight at each reading since.
+    InFlight,
+    /// The work is complete.
+    Complete,
+}
+
 /// A session of a tenant.
 #[derive(Debug)]
 pub struct Session {
@@ -24,6 +35,7 @@ pub struct Session {
     /// The wait for the session's counters; `Some` until the process has carried the counters of
     /// its earlier sessions over.
     pub(super) awaited: Option<Awaited>,
+    pub(super) brought: Brought,
     pub(super) stopped: Stopped,
     pub(super) overdue: Overdue,
     /// The GPU time that other sessions of the tenant count too.
@@ -38,6 +50,7 @@ impl Session {
             seat,
             last: from.map_or_else(Reading::default, |from| from.meter.into()),
             awaited,
+            brought: Brought::Nothing,
             stopped: Stopped::default(),
             overdue: Overdue::default(),
             overlap: Overlap::default(),
@@ -166,6 +179,12 @@ impl Tenant {
     /// Returns whether the tenant has sessions on this GPU.
     pub fn is_present(&self) -> bool {
         !self.sessions.is_empty()
+    }
+
+    /// Returns the number of sessions that came back with work in flight, and from which the core
+    /// has not yet taken the excess of the charges off.
+    pub(super) fn brought(&self) -> u64 {
+        self.sessions.values().filter(|session| session.brought != Brought::Nothing).count() as u64
     }
 
     /// Returns the number of sessions that have launched anything.

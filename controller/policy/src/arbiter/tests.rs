@@ -107,6 +107,24 @@ impl Bench {
         }
     }
 
+    /// Replaces the core by the core of the next daemon, which starts after `away_ns` with the saved
+    /// state.
+    fn restart(&mut self, away_ns: u64) {
+        let snapshot = self.core.snapshot();
+        let baseline = |meter| Baseline { meter, at_ns: snapshot.now_ns };
+        let baselines =
+            snapshot.meters.iter().map(|(id, process, meter, _)| (*id, *process, baseline(*meter)));
+        let restored = Restored {
+            saved_ns: snapshot.now_ns,
+            counters: snapshot.counters,
+            accounts: snapshot.accounts.iter().map(|(id, saved)| (tenant(*id), *saved)).collect(),
+            baselines: baselines.collect(),
+        };
+        self.now_ns += away_ns;
+        self.core = Core::new(setup(), self.now_ns);
+        self.turn([Order::Restore(Box::new(restored))]);
+    }
+
     fn after(&mut self, passed_ns: u64) {
         self.now_ns += passed_ns;
         self.turn([]);
@@ -259,24 +277,40 @@ fn what_was_used_between_two_daemons_is_charged_once_all_are_back() {
     let mut bench = Bench::with(&[A]);
     bench.runs(A, 0);
     bench.after(10 * MS);
-    let snapshot = bench.core.snapshot();
-    let mut restored = Restored {
-        saved_ns: snapshot.now_ns,
-        counters: snapshot.counters,
-        accounts: snapshot.accounts.iter().map(|(id, saved)| (tenant(*id), *saved)).collect(),
-        baselines: Vec::new(),
-    };
-    for (id, process, meter, _) in snapshot.meters {
-        restored.baselines.push((id, process, Baseline { meter, at_ns: snapshot.now_ns }));
-    }
-    bench.now_ns += 100 * MS;
-    bench.core = Core::new(setup(), bench.now_ns);
-    bench.turn([Order::Restore(Box::new(restored))]);
+    bench.restart(100 * MS);
     bench.runs(A, 60 * MS);
     bench.enter(A, SessionSeat { continues: true, ..session(A) });
     assert_eq!(bench.gpu_ns(A), 60 * MS);
     bench.turn([Order::StopWaiting]);
     assert_eq!(bench.gpu_ns(A), 60 * MS);
+}
+
+#[test]
+fn work_in_flight_at_the_return_of_two_tenants_is_charged_once() {
+    let mut bench = Bench::with(&[A, B]);
+    bench.restart(100 * MS);
+    // Without a daemon, both tenants launch. Each meter counts the turns of the other tenant too.
+    for id in [A, B] {
+        bench.runs(id, 90 * MS);
+        bench.enter(id, SessionSeat { continues: true, ..session(id) });
+    }
+    let charged_ms = |bench: &Bench| [A, B].map(|id| (bench.gpu_ns(id) + MS / 2) / MS);
+    assert_eq!(charged_ms(&bench), [50, 50]);
+    // Both meters count the time in which the last launches took turns.
+    bench.now_ns += 20 * MS;
+    for id in [A, B] {
+        bench.runs(id, 20 * MS);
+        bench.meter(id).in_flight = false;
+    }
+    bench.after(0);
+    assert_eq!(charged_ms(&bench), [70, 70]);
+    for (id, charged) in [(A, [70, 70]), (A, [80, 70]), (B, [80, 70]), (B, [80, 80])] {
+        bench.now_ns += 10 * MS;
+        bench.runs(id, 10 * MS);
+        bench.after(0);
+        bench.meter(id).in_flight = false;
+        assert_eq!(charged_ms(&bench), charged, "what was charged twice is taken off");
+    }
 }
 
 #[test]

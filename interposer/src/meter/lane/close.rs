@@ -1,4 +1,5 @@
-//! The end of a segment, which any thread may record. [`Tally`] lets one thread at a time do so.
+//! The end of a segment, which any thread may record. [`Tally`] makes sure that only one thread
+//! does so at a time.
 //!
 //! [`Tally`]: deepres_abi::tally::Tally
 
@@ -11,18 +12,18 @@ use crate::driver::calls::{Calls, Event, Stream};
 use crate::meter::segment::{Contents, Launches};
 use crate::{capture, os};
 
-/// How a segment's end becomes known.
+/// How the meter thread learns that a segment is complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// An event is recorded at the end.
+    /// By an event that a thread records at the end.
     Record,
-    /// No event is needed, because the segment is known to be complete.
+    /// Without an event, because the segment is known to be complete.
     Unrecorded,
 }
 
 impl Lane {
     /// Closes the open segment, if there is one. The ring must have room for one more segment after
-    /// it, and the driver for an end event.
+    /// it, and the driver room for an end event.
     pub fn close(&self, calls: &Calls) {
         self.close_if(calls, |_| true, End::Record);
     }
@@ -35,9 +36,10 @@ impl Lane {
     }
 
     /// Accounts for the launches of a segment that ends at `launched` launches in total. Returns
-    /// the launches that no earlier segment had, and their estimated time, ns.
+    /// the launches that belong to no earlier segment, and their estimated time, ns.
     pub(super) fn account(&self, launched: u64) -> (Launches, u64) {
-        /// Events recorded for each segment.
+        /// The events of a segment. The count takes a segment without a start event for a segment
+        /// with both.
         const MARKERS: u64 = 2;
         let Taken { launched, ns } = self.tally.account(launched);
         if !self.open.is_copy() {
@@ -92,7 +94,7 @@ impl Lane {
 
     /// Records the end event of the open segment. Returns whether the driver did so.
     fn record_end(&self, calls: &Calls, stream: Stream, event: Event) -> bool {
-        // A stream that joined a capture meanwhile must get no marker.
+        // If the stream joined a capture meanwhile, no marker may go on it.
         let record = || {
             let is_captured = capture::is_active() && calls.may_be_capturing(stream);
             (!is_captured && calls.record(event, stream)).then_some(())

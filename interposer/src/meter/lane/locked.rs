@@ -1,5 +1,5 @@
-//! The part of a lane that belongs to the thread with the context's lock: the lane's life, and the
-//! segments that wait to be read.
+//! The part of a lane that belongs to the thread with the context's lock: the use of the lane, and
+//! the segments in the ring.
 //!
 //! Each method takes a reference to [`Inner`], which only the lock gives.
 
@@ -14,7 +14,8 @@ use crate::meter::context::Inner;
 use crate::meter::segment::Segment;
 
 impl Lane {
-    /// Gives the lane to another thread, if nobody uses it or its thread is gone.
+    /// Gives the lane to the thread `owner` on `stream`. No thread uses the lane, or its thread has
+    /// ended.
     pub fn adopt(&self, _locked: &Inner, stream: Stream, owner: u32) {
         self.owner.store(owner, Ordering::Relaxed);
         self.pace.restart();
@@ -42,9 +43,9 @@ impl Lane {
         self.ring.forget_events();
     }
 
-    /// Drops the open segment and charges its launches by their estimates. Waits for a thread that
-    /// is recording on the stream. Called when the stream is about to be destroyed, or when the
-    /// driver can answer nothing about its context.
+    /// Drops the open segment, and charges its launches by their estimates. If another thread is
+    /// recording on the stream, waits for that thread. The caller is about to destroy the stream,
+    /// or the driver does not make the stream's context current.
     pub fn discard(&self, _locked: &Inner) {
         loop {
             match self.tally.seize() {
@@ -70,8 +71,8 @@ impl Lane {
         self.ring.oldest()
     }
 
-    /// Returns how many of the oldest closed segments are over, and the end event of the newest
-    /// complete one.
+    /// Returns the number of the oldest closed segments that are complete or lost, and the end
+    /// event of the newest complete segment among them.
     pub fn over(&self, _locked: &Inner, calls: &Calls) -> (u32, Option<Event>) {
         self.ring.over(calls)
     }
@@ -81,7 +82,7 @@ impl Lane {
         self.ring.pop();
     }
 
-    /// Where the last segment ended that was processed.
+    /// Returns the end of the last processed segment, ns on the process's time line, if known.
     pub fn previous_end_ns(&self, _locked: &Inner) -> Option<i64> {
         self.learned.previous_end_ns()
     }

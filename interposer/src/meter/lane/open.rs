@@ -1,14 +1,15 @@
-//! The data of a lane's open segment, until a thread closes the segment and fills its place in the
-//! ring.
+//! The data of a lane's open segment. A thread that closes the segment copies the data into the
+//! segment's place in the ring.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::meter::segment::{Contents, Launch};
 
-/// The open segment. The fields mean what they mean in [`Contents`].
+/// The open segment. The fields have the same meaning as in [`Contents`].
 #[derive(Debug, Default)]
 pub(super) struct OpenSegment {
-    /// The part of the segment's estimate that is already in the GPU's queue, ns.
+    /// The part of the segment's estimate that the GPU's estimated time in flight includes already,
+    /// ns.
     queued_ns: AtomicU64,
     key: AtomicU64,
     asked_ns: AtomicU64,
@@ -21,24 +22,24 @@ pub(super) struct OpenSegment {
     copied_ns: AtomicU64,
 }
 
-/// How a segment begins.
+/// The data with which a segment begins.
 pub(super) struct Beginning {
     /// The launch that opens the segment.
     pub(super) launch: Launch,
-    /// As in [`Contents`].
+    /// Host time before the first event was recorded, ns.
     pub(super) asked_ns: u64,
-    /// As in [`Contents`].
+    /// Host time after the first event was recorded, ns.
     pub(super) began_ns: u64,
-    /// As in [`Contents`].
+    /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
-    /// As in [`Contents`].
+    /// Whether the stream may wait for something else between the launches.
     pub(super) may_wait: bool,
-    /// As in [`Contents`].
+    /// Whether the stream had no unfinished work, and nothing made the stream wait.
     pub(super) is_quiet: bool,
 }
 
 impl OpenSegment {
-    /// Takes the data of a segment that is about to be opened. Called by the owner thread.
+    /// Takes the data of a segment that is about to open. Only the owner thread calls this.
     pub(super) fn begin(&self, beginning: &Beginning) {
         self.queued_ns.store(0, Ordering::Relaxed);
         self.key.store(beginning.launch.key, Ordering::Relaxed);
@@ -52,64 +53,66 @@ impl OpenSegment {
         self.copied_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the segment holds copies.
+    /// Returns whether the segment holds copies.
     pub(super) fn is_copy(&self) -> bool {
         self.is_copy.load(Ordering::Relaxed)
     }
 
-    /// Whether only the segment's end gets an event.
+    /// Returns whether the segment has no start event, only an end event.
     pub(super) fn is_end_only(&self) -> bool {
         self.is_end_only.load(Ordering::Relaxed)
     }
 
-    /// Host time before the segment's first event was recorded, ns.
+    /// Returns the host time before the segment's first event was recorded, ns.
     pub(super) fn asked_ns(&self) -> u64 {
         self.asked_ns.load(Ordering::Relaxed)
     }
 
-    /// The part of the segment's estimate that is already in the GPU's queue, ns.
+    /// Returns the part of the segment's estimate that the GPU's estimated time in flight includes
+    /// already, ns.
     pub(super) fn queued_ns(&self) -> u64 {
         self.queued_ns.load(Ordering::Relaxed)
     }
 
-    /// Takes that part away, because the segment ends.
+    /// Sets [`Self::queued_ns`] to 0, because the segment ends. Returns the last value, ns.
     pub(super) fn take_queued_ns(&self) -> u64 {
         self.queued_ns.swap(0, Ordering::Relaxed)
     }
 
-    /// Adds to that part. Called by the owner thread.
+    /// Adds `estimate_ns` to [`Self::queued_ns`]. Only the owner thread calls this.
     pub(super) fn add_queued(&self, estimate_ns: u64) {
         self.queued_ns.store(self.queued_ns().saturating_add(estimate_ns), Ordering::Relaxed);
     }
 
-    /// Notes that the segment has another launch. Called by the owner thread.
+    /// Records that the segment has another launch. Only the owner thread calls this.
     pub(super) fn take_another(&self) {
         self.key.store(0, Ordering::Relaxed);
     }
 
-    /// Notes the host time after the first launch. Called by the owner thread.
+    /// Records the host time after the first launch. Only the owner thread calls this.
     pub(super) fn set_first(&self, first_ns: u64) {
         self.first_ns.store(first_ns, Ordering::Relaxed);
     }
 
-    /// Notes that the stream may wait for something else between the segment's launches.
+    /// Records that the stream may wait for something else between the segment's launches.
     pub(super) fn note_wait(&self) {
         self.may_wait.store(true, Ordering::Relaxed);
     }
 
-    /// Takes in a copy that takes `copy_ns` by its estimate. Called by the owner thread.
+    /// Takes a copy of `copy_ns`, by its estimate, into a segment of kernels. Only the owner thread
+    /// calls this.
     pub(super) fn take_in(&self, copy_ns: u64) {
         self.note_wait();
         self.copied_ns.fetch_add(copy_ns, Ordering::Relaxed);
     }
 
-    /// Turns a segment of copies into one of kernels. Called by the owner thread.
+    /// Turns a segment of copies into a segment of kernels. Only the owner thread calls this.
     pub(super) fn make_compute(&self) {
         self.is_copy.store(false, Ordering::Relaxed);
     }
 
-    /// The contents of the segment, which has `launches` launches. The caller fills in what it
-    /// learns from closing the segment.
+    /// Returns the contents of the segment, which has `launches` launches. The caller adds the
+    /// values that only the end of the segment shows.
     pub(super) fn contents(&self, launches: u32) -> Contents {
         Contents {
             launches,
@@ -129,7 +132,7 @@ impl OpenSegment {
 
 #[cfg(test)]
 impl OpenSegment {
-    /// Sets [`Self::asked_ns`], where a test has moved its clock.
+    /// Sets [`Self::asked_ns`], for a test that has moved its clock.
     pub(super) fn set_asked_ns(&self, asked_ns: u64) {
         self.asked_ns.store(asked_ns, Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
 //! The part of a lane that belongs to its owner thread: the launches, and the beginning of
 //! segments.
 //!
-//! A [`LaneOwner`] shows that the caller is the owner thread. It comes from [`Lane::owned_by`],
-//! which compares the threads, and never leaves the thread.
+//! A [`LaneOwner`] proves that the caller is the owner thread. [`Lane::owned_by`] compares the
+//! threads and returns the value, which cannot leave its thread.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -18,39 +18,40 @@ use crate::driver::calls::{Calls, Stream};
 use crate::meter::segment::{Kind, Launch};
 use crate::{capture, os};
 
-/// Number of times that the owner thread polls a segment that another thread is closing, before it
-/// yields its CPU. One poll takes 28 ns as measured. All polls together take as long as the slowest
-/// driver needs to record an end event.
+/// While another thread closes a segment, the owner thread polls the segment this many times, and
+/// then yields its CPU. One poll takes 28 ns as measured. All polls together take as long as the
+/// slowest driver needs to record an end event.
 const CLAIM_SPINS: u32 = 64;
-/// Most launches in a segment. The limit bounds the delay of the charge where kernels are too short
-/// to measure.
+/// The most launches in a segment. The limit bounds the delay of the charge for kernels that are
+/// too short to measure.
 pub(super) const LAUNCHES_MAX: u32 = 1024;
-/// Longest length that a segment may double to, in launches. A segment grows as long as the ring
-/// has no room, and counts modulo 2³² must stay comparable.
+/// The greatest length to which a segment may double, in launches. A segment grows while the ring
+/// has no room. The limit keeps counts modulo 2³² comparable.
 const LONGEST: u32 = 1 << 29;
-/// Most launches in a segment as long as nothing was measured on the lane.
+/// The most launches in a segment while the meter has measured no launch of the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// While the GPU is contended, one segment in this many holds a single launch, so that each
-/// kernel's time is learned.
+/// While the GPU is contended, one segment in this many holds a single launch. So the meter learns
+/// the time of each kernel. In a spell, one segment in this many gets a start event.
 const SAMPLE_EVERY: u32 = 8;
-/// The same while the GPU is not contended and the stream has gaps, where single launches matter
-/// more.
+/// While the GPU is not contended and the stream has gaps, one segment in this many holds a single
+/// launch. Single launches matter more then, because segments with gaps show no exact times.
 const SPARSE_SAMPLE_EVERY: u32 = 4;
-/// A launch without an estimate ends the open segment only if that segment has at least this many
-/// launches. So where no kernel has an estimate, one launch in this many is timed.
+/// A launch without an estimate ends the open segment only if the segment has at least this many
+/// launches. So if no kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
-/// Of the copies between kernels that have an estimate, one in this many is timed.
+/// Of the copies between kernels that have an estimate, the meter times one copy in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
-/// Longest graph, ns, that is counted like a kernel while the GPU is not contended. Graphs with
-/// conditional nodes are excepted. A graph that fills more than a quarter of a segment is timed
-/// every time. The timing costs next to nothing beside the time of such a graph.
+/// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
+/// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
+/// quarter of a segment, and the meter times each launch of it. The timing costs next to nothing
+/// beside such a graph.
 pub(super) const SHORT_GRAPH_NS: u64 = SEGMENT_NS / 4;
 
 /// A lane in the hands of its owner thread.
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOwner {
     lane: &'static Lane,
-    /// The value stays in its thread.
+    /// Keeps the value in its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -63,17 +64,17 @@ impl Deref for LaneOwner {
     }
 }
 
-/// How long the next segments are. Used by the owner thread alone, and by a thread that gives the
-/// lane to another owner.
+/// The length of the next segments. Only the owner thread uses these figures, and a thread that
+/// gives the lane to another owner.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Launches when the last segment was opened (modulo 2³²).
+    /// The number of launches when the last segment was opened (modulo 2³²).
     opened_at: AtomicU32,
-    /// Segment length that the stream's pace suggests.
+    /// The segment length that the stream's pace suggests.
     wanted: AtomicU32,
-    /// Segments opened so far.
+    /// The number of segments opened so far.
     opened: AtomicU32,
-    /// Copies so far.
+    /// The number of copies so far.
     copies: AtomicU32,
 }
 
@@ -109,12 +110,12 @@ pub struct Begun {
     pub ends: bool,
 }
 
-/// Why no segment was opened for a launch or copy, and none counts it.
+/// The reason why no segment counts a launch or copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmarked {
     /// The open segment of kernels took in the copy, by its estimate.
     TakenIn,
-    /// The call is not metered.
+    /// The call is a bypass, for this reason.
     Bypass(Bypass),
 }
 
@@ -125,8 +126,8 @@ impl From<Bypass> for Unmarked {
 }
 
 impl Lane {
-    /// The lane in the hands of `thread`, the calling thread, if that thread is its owner and
-    /// `stream` its stream.
+    /// Returns the lane as owned by `thread`, which is the calling thread. Returns `None` if
+    /// `thread` is not the lane's owner, or `stream` not its stream.
     pub fn owned_by(&'static self, thread: u32, stream: Stream) -> Option<LaneOwner> {
         let is_owner = self.owner() == thread && self.stream() == Some(stream);
         is_owner.then_some(LaneOwner { lane: self, thread: PhantomData })
@@ -134,13 +135,14 @@ impl Lane {
 }
 
 impl LaneOwner {
-    /// The lane, which other threads may have too.
+    /// Returns the lane as other threads may have it.
     pub fn lane(self) -> &'static Lane {
         self.lane
     }
 
-    /// Counts one more launch in the open segment, if the launch neither begins nor ends a segment
-    /// and has an estimate. While the gate is open this is the whole launch path.
+    /// Counts one more launch in the open segment, and returns true. If the launch begins or ends a
+    /// segment or has no estimate, counts nothing and returns false. While the gate is open, this
+    /// method is the whole launch path.
     #[inline(always)]
     pub fn count(self, launch: Launch) -> bool {
         let Some((launched, ns)) = self.fits(launch) else { return false };
@@ -148,8 +150,8 @@ impl LaneOwner {
         true
     }
 
-    /// If the open segment may count the launch: returns the number of launches including it, and
-    /// its estimate, ns.
+    /// Returns the number of launches including `launch`, and the estimate of `launch`, ns. Returns
+    /// `None` if the launch begins or ends a segment or has no estimate.
     #[inline(always)]
     pub(super) fn fits(self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.tally.next(launch.kind.one())?;
@@ -160,11 +162,11 @@ impl LaneOwner {
         Some((launched, ns))
     }
 
-    /// Called before a launch: opens a segment if none is open, or counts in the open one. After a
-    /// success, the caller must call [`Self::launched`].
+    /// Called before a launch: opens a segment if none is open, or counts the launch in the open
+    /// segment. After a success, the caller must call [`Self::launched`].
     ///
-    /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's queue
-    /// already includes.
+    /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
+    /// time in flight already includes.
     ///
     /// # Errors
     /// [`Unmarked`], if the launch has no segment.
@@ -187,7 +189,7 @@ impl LaneOwner {
                 self.close(calls);
             }
             if is_other && self.is_open() {
-                // The segment could not be closed, mostly because the ring is full.
+                // The owner thread could not close the segment, mostly because the ring is full.
                 if launch.kind.is_copy() {
                     self.open.take_in(known_ns.unwrap_or(0));
                     return Err(Unmarked::TakenIn);
@@ -214,9 +216,10 @@ impl LaneOwner {
         Ok(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
     }
 
-    /// Decides whether a copy joins the open segment of kernels without a marker, and takes it in
-    /// if so. A copy with an estimate need not be timed. While the GPU is not contended, the time
-    /// of the copy need not be exact either.
+    /// If a copy needs no event of its own, takes the copy into the open segment of kernels and
+    /// returns true. Otherwise returns false. The meter times a copy that has no estimate, that
+    /// comes while the GPU is contended, or that is a sample. If the ring has no room, a copy with
+    /// an estimate joins too.
     fn takes_in(self, calls: &Calls, known_ns: Option<u64>, contended: bool) -> bool {
         let copies = self.pace.copies.load(Ordering::Relaxed).wrapping_add(1);
         self.pace.copies.store(copies, Ordering::Relaxed);
@@ -230,12 +233,12 @@ impl LaneOwner {
         }
     }
 
-    /// Turns the open segment of a copy, which could not be closed, into a segment of kernels that
-    /// took in a copy.
+    /// Turns the open segment of a copy into a segment of kernels that took in a copy. The owner
+    /// thread could not close the segment before.
     fn make_compute(self) {
         self.open.take_in(self.tally.account(self.tally.launched()).ns);
         self.open.make_compute();
-        // A segment of copies does not set `in_flight`, so it is set here.
+        // A segment of copies does not set `in_flight`, so this method sets it.
         self.gpu.set_in_flight();
     }
 
@@ -246,8 +249,8 @@ impl LaneOwner {
         let segment = self.ring.equip(create).ok_or(Bypass::NoEvent)?;
         let mut asked_ns = os::now_ns();
         let is_fine = !contended && self.gpu.is_fine();
-        // In a spell every launch is measured, to see which streams overlap. Each further driver
-        // call would then move launches apart, so most segments get no start event.
+        // In a spell, the meter measures every launch, to see which streams overlap. Each further
+        // driver call would move launches apart, so most segments get no start event.
         let opened = self.pace.opened.load(Ordering::Relaxed).wrapping_add(1);
         let is_sparse = self.learned.is_sparse();
         let is_sparse_kernel = is_sparse && launch.kind == Kind::Kernel;
@@ -270,7 +273,7 @@ impl LaneOwner {
         self.tally.set_target(launched.wrapping_add(target));
         if target == 1 && !is_end_only && is_sparse_kernel {
             // The driver's first call after a pause takes longer than the launch that follows it.
-            // The start event is therefore recorded a second time: this call takes as long as the
+            // So the thread records the start event twice. The second call takes as long as the
             // launch's own call.
             asked_ns = os::now_ns();
             calls.record(segment.start(), stream);
@@ -285,12 +288,13 @@ impl LaneOwner {
             may_wait: launch.kind == Kind::SyncCopy,
             is_quiet: self.ring.waiting() == 0 && !has_to_wait,
         });
-        // The meter thread sees the segment from here on. `in_flight` may be set only after this.
+        // From here on, the meter thread sees the segment. The caller may set `in_flight` only
+        // after this.
         self.tally.open();
         Ok(())
     }
 
-    /// The most launches that a segment should have, by their mean time.
+    /// Returns the most launches that the next segment should have, by their mean time.
     fn longest(self) -> u32 {
         match self.mean_ns() {
             0 => LAUNCHES_UNMEASURED_MAX,
@@ -298,8 +302,9 @@ impl LaneOwner {
         }
     }
 
-    /// Length of the next segment while the GPU is contended. The length doubles as long as the
-    /// stream has work left, and is one launch as soon as the stream had none.
+    /// Returns the length of the next segment while the GPU is contended, in launches. While the
+    /// stream has work left, the length doubles. If the stream had no work left, the length is one
+    /// launch.
     fn grow_by_backlog(self) -> u32 {
         let wanted = match self.ring.waiting() {
             0 => 1,
@@ -309,8 +314,8 @@ impl LaneOwner {
         wanted
     }
 
-    /// Length of the next segment while the GPU is not contended: as many launches as take about
-    /// [`SEGMENT_NS`], on the GPU or on the host.
+    /// Returns the length of the next segment while the GPU is not contended, in launches. A
+    /// segment of this length takes about [`SEGMENT_NS`] on the GPU or on the host.
     fn grow_by_pace(self, now_ns: u64) -> u32 {
         let launched = self.tally.launched() as u32;
         let launches = u64::from(launched.wrapping_sub(self.pace.opened_at.load(Ordering::Relaxed)).max(1));
@@ -322,10 +327,10 @@ impl LaneOwner {
         wanted
     }
 
-    /// A length near `wanted` that varies from segment to segment. With a fixed length, the samples
-    /// would always meet the same kernel of a loop.
+    /// Returns a length near `wanted` that varies from segment to segment. With a fixed length, the
+    /// samples would always meet the same kernel of a loop.
     fn vary(self, wanted: u32) -> u32 {
-        /// 2³² divided by the golden ratio: its multiples are spread evenly.
+        /// 2³² divided by the golden ratio. The multiples of this number are spread evenly.
         const SPREAD: u32 = 0x9e37_79b9;
         let spread = u64::from(self.pace.opened.load(Ordering::Relaxed).wrapping_mul(SPREAD));
         // The result lies between three quarters and five quarters of `wanted`.
@@ -341,8 +346,8 @@ impl LaneOwner {
             match self.tally.claim() {
                 Attempt::Done => return true,
                 Attempt::Idle => return false,
-                // The meter thread is closing the segment, which it does only after a pause in the
-                // launches.
+                // Another thread is closing the segment. Mostly this is the meter thread, after a
+                // pause in the launches.
                 Attempt::Busy if looks < CLAIM_SPINS => {
                     looks += 1;
                     hint::spin_loop();
@@ -361,23 +366,23 @@ impl LaneOwner {
         self.tally.release();
     }
 
-    /// Takes back the launch that was counted last, because the driver refused it. If its segment
-    /// was closed meanwhile, the next segment is charged that much less.
+    /// Takes back the launch that was counted last, because the driver refused it. If a thread
+    /// closed the segment meanwhile, the next segment is charged that much less.
     pub fn uncount(self, kind: Kind) {
         self.tally.take_back(kind.one());
     }
 
-    /// Called after the launch that ends a segment.
+    /// Called after the launch that ends a segment: closes the segment, or lets it grow.
     pub fn end(self, calls: &Calls) {
-        // Two kinds of segment are closed even without room. The meter thread cannot close a
-        // segment of a per-thread stream, and a segment of copies must not take in kernels.
+        // The owner thread closes two kinds of segment even without room. The meter thread cannot
+        // close a segment of a per-thread stream, and a segment of copies must not take in kernels.
         if self.open.is_copy() || self.has_room(calls) || self.stream() == Some(Stream::PER_THREAD) {
             self.close(calls);
         } else {
             let opened_at = self.pace.opened_at.load(Ordering::Relaxed);
             let length = self.tally.target().wrapping_sub(opened_at);
             // The length is less than one if the meter thread asked for an early end of this
-            // segment or of the one before.
+            // segment or of the segment before.
             let length = (length as i32).clamp(1, LONGEST as i32) as u32;
             self.tally.set_target(opened_at.wrapping_add(2 * length));
         }

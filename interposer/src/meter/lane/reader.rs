@@ -1,8 +1,8 @@
-//! The part of a lane that belongs to the meter thread: what it learns from segments, and its looks
-//! at the open one.
+//! The part of a lane that belongs to the meter thread: the figures that segments show, and the
+//! looks at the open segment.
 //!
-//! Each method takes a [`MeterThread`], which only that thread has, and shows the context's lock by
-//! a reference to [`Inner`].
+//! Each method takes a [`MeterThread`], which only the meter thread has. A reference to [`Inner`]
+//! proves that the caller holds the context's lock.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -14,29 +14,30 @@ use crate::meter::context::Inner;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
-/// A segment that had no launch for this long is closed. Sparse launches have segments of their
-/// own, so this only ends bursts.
+/// If the open segment had no launch for this long, the meter thread closes the segment. Launches
+/// with gaps between them have segments of their own, so this limit only ends bursts.
 const STALE_NS: u64 = 200_000;
-/// Time between two looks whether the owner thread was ended inside the driver.
+/// Time between two checks whether the owner thread ended inside the driver.
 const DEAD_NS: u64 = 1_000_000_000;
-/// Value of `previous_end_ns` while no end is known.
+/// The value of `previous_end_ns` while no end is known.
 const NO_END: i64 = i64::MIN;
 
-/// What segments showed so far. The owner thread reads it.
+/// The figures that segments have shown so far. A thread with the context's lock writes them,
+/// mostly the meter thread. The owner thread reads them.
 #[derive(Debug)]
 pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
     is_sparse: AtomicBool,
-    /// GPU time, ns, by which earlier segments were charged less than expected, because their
-    /// bounds forced a lower charge. Later segments are charged this much more. Without the
-    /// correction, kernels whose times scatter around the mean would be charged too little, because
-    /// the bounds only ever cut off the long side.
+    /// GPU time, ns, by which earlier segments were charged less than expected, because of their
+    /// bounds. The meter thread adds this time to later charges. Without the correction, kernels
+    /// whose times scatter around the mean would be charged too little, because the bounds only
+    /// ever cut off the long side.
     carried_ns: AtomicI64,
-    /// Mean GPU time of a launch, ns; 0: not measured yet.
+    /// The mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
-    /// Where the last segment ended that was processed, or [`NO_END`].
+    /// The end of the last processed segment, or [`NO_END`].
     previous_end_ns: AtomicI64,
-    /// Launches in the open segment at the last look.
+    /// The number of launches in the open segment at the last look.
     seen_launched: AtomicU32,
     /// Since when `seen_launched` has its value (ns of `CLOCK_MONOTONIC`).
     seen_since_ns: AtomicU64,
@@ -56,24 +57,25 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Forgets what holds for one thread's launches, because the lane gets another thread.
+    /// Forgets the figures that hold for one thread's launches, because the lane gets another
+    /// thread.
     pub(super) fn restart(&self) {
         self.is_sparse.store(true, Ordering::Relaxed);
         self.carried_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Forgets what holds for one stream, because the lane gets another stream.
+    /// Forgets the figures that hold for one stream, because the lane gets another stream.
     pub(super) fn forget(&self) {
         self.mean_ns.store(0, Ordering::Relaxed);
         self.set_previous_end(None);
     }
 
-    /// Mean GPU time of a launch, ns; 0: not measured yet.
+    /// Returns the mean GPU time of a launch, ns; 0: not measured yet.
     pub(super) fn mean_ns(&self) -> u64 {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether the stream had gaps lately, or may have had gaps.
+    /// Returns whether the stream had gaps lately, or may have had gaps.
     pub(super) fn is_sparse(&self) -> bool {
         self.is_sparse.load(Ordering::Relaxed)
     }
@@ -88,13 +90,13 @@ impl Learned {
 }
 
 impl Lane {
-    /// Lets the open segment end with its next launch.
+    /// Makes the open segment end with its next launch.
     pub fn end_soon(&self, _meter: MeterThread, _locked: &Inner) {
         self.tally.end_soon();
     }
 
-    /// Looks at the open segment at `now_ns`: closes a segment that had no launch for a while, and
-    /// notices an owner thread that was ended inside the driver.
+    /// Looks at the open segment at `now_ns`. If the segment had no launch for a while, closes the
+    /// segment. If the owner thread ended inside the driver, makes the segment closable.
     pub fn look(&self, meter: MeterThread, locked: &Inner, calls: &Calls, now_ns: u64) {
         let (seen, since_ns) = (&self.learned.seen_launched, &self.learned.seen_since_ns);
         let passed_ns = || now_ns.saturating_sub(since_ns.load(Ordering::Relaxed));
@@ -114,15 +116,16 @@ impl Lane {
         }
     }
 
-    /// Closes a segment that has had `launches` launches, and no new one for `quiet_ns`.
+    /// Closes a segment that has had `launches` launches, and no new launch for `quiet_ns`.
     ///
-    /// On the legacy stream, an end event would order the blocking streams among each other. The
-    /// program did not choose that moment, so no end is recorded there. The segment is complete
-    /// once the stream has no work left.
+    /// On the legacy stream, an end event would order the blocking streams among each other, at a
+    /// moment that the program did not choose. So the meter thread records no end event there. The
+    /// segment is complete once the stream has no work left.
     ///
-    /// A per-thread default stream has the same handle in each thread, but names another stream
-    /// there. So the meter thread can neither record on it nor query it. Such a segment counts as
-    /// complete once all segments before it are, and its usual time has passed.
+    /// A per-thread default stream has the same handle in each thread, but the handle names another
+    /// stream there. So the meter thread can neither record on the stream nor query it. Such a
+    /// segment counts as complete once all segments before it are complete and its usual time has
+    /// passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,
@@ -156,20 +159,20 @@ impl Lane {
         self.close_if(calls, |launched| launched == launches, end);
     }
 
-    /// Makes the open segment closable if its owner thread was ended inside the driver.
+    /// Makes the open segment closable if its owner thread ended inside the driver.
     pub(super) fn release_dead(&self, _meter: MeterThread, _locked: &Inner) {
         if self.tally.is_launching() && !os::is_thread_alive(self.owner()) {
             self.tally.release();
         }
     }
 
-    /// Time that a segment with an expected time of `expected_ns` must be charged in addition, at
-    /// most `expected_ns` in either direction.
+    /// Returns the time that the charge of a segment must include in addition, ns. The segment's
+    /// expected time is `expected_ns`. The result is at most `expected_ns`, in either direction.
     pub fn carried_ns(&self, _meter: MeterThread, expected_ns: i64) -> i64 {
         self.learned.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
     }
 
-    /// Notes that a segment with an expected time of `expected_ns` was charged `took_ns`, because
+    /// Records that a segment with an expected time of `expected_ns` was charged `took_ns`, because
     /// of its bounds.
     pub fn carry(&self, meter: MeterThread, expected_ns: i64, took_ns: i64) {
         if expected_ns > 0 {
@@ -178,7 +181,8 @@ impl Lane {
         }
     }
 
-    /// Takes a measurement into the mean time of a launch.
+    /// Takes a measurement into the mean time of a launch. `is_sparse`: the segment had gaps, or
+    /// may have had gaps.
     pub fn learn(&self, _meter: MeterThread, per_launch_ns: u64, is_sparse: bool) {
         let mean_ns = self.mean_ns();
         let next = if mean_ns == 0 { per_launch_ns } else { mean_ns - mean_ns / 4 + per_launch_ns / 4 };

@@ -1,32 +1,32 @@
-//! The ring through which the closed segments of a lane reach the thread that reads them.
+//! The ring through which the closed segments of a lane reach the meter thread.
 //!
-//! A thread that closes a segment puts it in at the head. A thread that holds the context's lock
-//! takes it out at the tail. Events move from read segments to the next segments that are opened,
-//! so a lane never has more events than were in flight at once.
+//! A thread that closes a segment puts the segment into the ring at the head. A thread that holds
+//! the context's lock takes the segment out at the tail. The events of a processed segment move to
+//! a segment that the lane opens later. So a lane never has more events than it needed at one time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::calls::{Calls, Event, Progress};
 use crate::meter::segment::Segment;
 
-/// Closed segments of one lane that may wait for the meter thread. Each has two events, and a
-/// driver queues about a thousand launches.
+/// The number of places in a ring. A segment has two events, and a driver queues about a thousand
+/// launches.
 pub(super) const RING: u32 = 128;
-/// Number of waiting segments from which on a segment of the lane grows instead of ending.
+/// If this many segments wait in the ring, the lane's open segment grows instead of ending.
 pub(super) const RING_BUSY: u32 = RING - RING / 4;
 
-/// A ring, as the module describes it.
+/// A ring, as the module's documentation explains.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Closed segments of kernels and graphs that were not read yet.
+    /// The number of closed segments of kernels and graphs in the ring.
     computing: AtomicU32,
-    /// Segments closed so far (modulo 2³²).
+    /// The number of segments closed so far (modulo 2³²).
     head: AtomicU32,
-    /// Segments that were read (modulo 2³²).
+    /// The number of segments taken out so far (modulo 2³²).
     tail: AtomicU32,
-    /// Number of segments whose events later segments have taken over (modulo 2³²). Used by the
-    /// owner thread alone, except where a context ends. Each segment from this number to the open
-    /// one has its own two events.
+    /// The number of segments whose events have moved to later segments (modulo 2³²). Each segment
+    /// from this number to the open segment has its own two events. Only the owner thread uses this
+    /// field, except at the end of a context.
     taken: AtomicU32,
     places: Box<[Segment]>,
 }
@@ -46,45 +46,47 @@ impl Ring {
         self.places.get((number % RING) as usize)
     }
 
-    /// Closed segments that were not read yet.
+    /// Returns the number of closed segments in the ring.
     pub(super) fn waiting(&self) -> u32 {
         self.head.load(Ordering::Acquire).wrapping_sub(self.tail.load(Ordering::Acquire))
     }
 
-    /// Whether a segment may be closed. The last free place is never given away, because the owner
-    /// thread needs one to open the next segment.
+    /// Returns whether a thread may close a segment. No segment fills the last free place, because
+    /// the owner thread needs it for the next open segment.
     pub(super) fn has_room(&self) -> bool {
         self.waiting() < RING - 1
     }
 
-    /// Whether a segment of kernels or graphs was not read yet.
+    /// Returns whether the ring has a segment of kernels or graphs.
     pub(super) fn is_computing(&self) -> bool {
         self.computing.load(Ordering::SeqCst) != 0
     }
 
-    /// Segments closed so far (modulo 2³²).
+    /// Returns the number of segments closed so far (modulo 2³²).
     pub(super) fn closed(&self) -> u32 {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Segments that were read (modulo 2³²).
+    /// Returns the number of segments taken out so far (modulo 2³²).
     pub(super) fn completed(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// The place of the open segment, or of the next one.
+    /// Returns the place of the open segment, or of the next segment if none is open.
     pub(super) fn next(&self) -> Option<&Segment> {
         self.place(self.head.load(Ordering::Relaxed))
     }
 
-    /// Gives the next segment its two events: those of the oldest read segment, or new ones that
-    /// `create` makes. Called by the owner thread.
+    /// Gives the next segment two events, and returns the segment. The events come from the oldest
+    /// processed segment that still has its own, or from `create`. Returns `None` if `create`
+    /// fails. Only the owner thread calls this.
     pub(super) fn equip(&self, create: impl FnOnce() -> Option<(Event, Event)>) -> Option<&Segment> {
         let segment = self.next()?;
         let taken = self.taken.load(Ordering::Relaxed);
         let is_own = self.head.load(Ordering::Relaxed).wrapping_sub(taken) == RING;
         if segment.end() != Event::NONE && !is_own {
-            // The place has events already, because an earlier attempt to open it failed.
+            // An earlier attempt to open a segment here failed, so the place has its events
+            // already.
             return Some(segment);
         }
         if taken != self.completed() {
@@ -100,7 +102,7 @@ impl Ring {
         Some(segment)
     }
 
-    /// Puts in the next segment, which the caller has filled. Called by the thread that closes it.
+    /// Puts the next segment into the ring. The caller has filled and closed the segment.
     pub(super) fn push(&self, is_copy: bool) {
         if !is_copy {
             self.computing.fetch_add(1, Ordering::SeqCst);
@@ -109,13 +111,13 @@ impl Ring {
         self.head.store(head.wrapping_add(1), Ordering::SeqCst);
     }
 
-    /// The oldest segment. Called under the context's lock.
+    /// Returns the oldest segment in the ring. The caller holds the context's lock.
     pub(super) fn oldest(&self) -> Option<&Segment> {
         if self.waiting() == 0 { None } else { self.place(self.tail.load(Ordering::Relaxed)) }
     }
 
-    /// Returns how many of the oldest segments are over, and the end event of the newest complete
-    /// one. Called under the context's lock.
+    /// Returns the number of the oldest segments that are complete or lost, and the end event of
+    /// the newest complete segment among them. The caller holds the context's lock.
     pub(super) fn over(&self, calls: &Calls) -> (u32, Option<Event>) {
         let (tail, waiting) = (self.tail.load(Ordering::Relaxed), self.waiting());
         let mut newest = None;
@@ -130,7 +132,7 @@ impl Ring {
         (waiting, newest)
     }
 
-    /// Removes the oldest segment. Called under the context's lock.
+    /// Takes the oldest segment out. The caller holds the context's lock.
     pub(super) fn pop(&self) {
         if self.oldest().is_some_and(|segment| !segment.contents().is_copy) {
             self.computing.fetch_sub(1, Ordering::SeqCst);
@@ -139,7 +141,7 @@ impl Ring {
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
     }
 
-    /// Forgets all events, which the driver destroyed with their context. Called under the
+    /// Forgets all events, which the driver destroyed with their context. The caller holds the
     /// context's lock.
     pub(super) fn forget_events(&self) {
         self.places.iter().for_each(|segment| segment.set_events(Event::NONE, Event::NONE));
@@ -149,13 +151,13 @@ impl Ring {
 
 #[cfg(test)]
 impl Ring {
-    /// Every event of the ring's places: pairs of beginning and end.
+    /// Returns all events of the ring's places, in pairs of start and end.
     pub(super) fn events(&self) -> Vec<(Event, Event)> {
         let both = self.places.iter().map(|segment| (segment.start(), segment.end()));
         both.filter(|(_, end)| *end != Event::NONE).collect()
     }
 
-    /// The segment that was closed last.
+    /// Returns the segment that was closed last.
     pub(super) fn newest(&self) -> Option<&Segment> {
         self.place(self.closed().wrapping_sub(1))
     }

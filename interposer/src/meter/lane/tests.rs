@@ -34,7 +34,7 @@ fn lane_of(stream: Stream) -> LaneOwner {
     context.lane(context.handle(), stream, 1).unwrap()
 }
 
-/// The oldest segment's contents.
+/// Returns the oldest segment's contents.
 fn oldest(lane: LaneOwner) -> Option<Contents> {
     Some(lane.oldest(&lane.context.lock())?.contents())
 }
@@ -67,8 +67,8 @@ fn launch(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64) {
     put(calls, lane, launch, ns, None);
 }
 
-/// Processes completed segments as the meter thread does. Returns their launches and the times
-/// between their events.
+/// Processes completed segments as the meter thread does. Returns the launches of each segment, and
+/// the time between its events, ns.
 fn read(calls: &Calls, lane: LaneOwner) -> Vec<(u32, u64)> {
     let mut found = Vec::new();
     let inner = lane.context.lock();
@@ -109,7 +109,8 @@ fn while_nobody_waits_segments_grow_to_their_length_and_no_further() {
         fake::pass(KERNEL_NS - 1_000);
         for (launches, took_ns) in read(&calls, lane) {
             longest = longest.max(launches);
-            // The driver gives event times as floats of milliseconds, so a small error is allowed.
+            // The driver gives event times as floats of milliseconds, so the test allows a small
+            // error.
             let exact_ns = u64::from(launches) * KERNEL_NS;
             assert!(took_ns.abs_diff(exact_ns) < 100, "{took_ns} for {launches}");
         }
@@ -125,7 +126,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     assert!(!lane.is_open(), "the first of a kernel has a segment of its own");
     fake::finish();
     read(&calls, lane);
-    // Launches until a segment is long enough.
+    // The job launches until a segment is long enough.
     for _ in 0..100 {
         launch(&calls, lane, KERNEL, KERNEL_NS);
     }
@@ -250,7 +251,7 @@ fn what_follows_a_wait_is_not_taken_for_what_finds_its_stream_idle() {
 fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_whoever_made_them() {
     let (calls, own) = (fake::calls(), lane());
     let context = own.context;
-    // Opens a segment on the lane. A busy lane is not given to another stream.
+    // Opens a segment on the lane. A busy lane never goes to another stream.
     let opened = |lane: LaneOwner| {
         lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
         lane.learn(METER, KERNEL_NS, false);
@@ -380,7 +381,7 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
 fn what_stays_open_on_a_per_thread_stream_is_closed_once_it_must_be_complete() {
     let (calls, lane) = (fake::calls(), lane_of(Stream::PER_THREAD));
     const LEFT: u32 = 5;
-    // Many launches were counted earlier.
+    // The lane has counted many launches before.
     lane.tally.put(500, 500 * KERNEL_NS);
     lane.settle();
     launch(&calls, lane, GRAPH, KERNEL_NS);
@@ -443,7 +444,7 @@ fn what_bounds_cut_off_is_made_up_for_where_they_leave_room_and_once_over_at_mos
         lane.carry(METER, EXPECTED_NS, took_ns);
         took_ns
     };
-    // Kernels take 5 µs and 15 µs in turn, and the long ones have gaps.
+    // Kernels take 5 µs and 15 µs in turn, and the long kernels have gaps.
     let charged_ns: i64 = (0..50).map(|_| charge(5_000) + charge(40_000)).sum();
     assert_eq!(charged_ns, 100 * EXPECTED_NS);
     // If the expectation was too high all the time, the difference does not add up to a debt.
@@ -553,7 +554,7 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
     }
 }
 
-/// A lane whose GPU counts launches in the meter slot that is returned.
+/// Returns a lane, and the meter slot in which its GPU counts launches.
 fn counted_lane() -> (LaneOwner, &'static MeterSlot) {
     let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
     lane.gpu.connect(0, Box::leak(Box::default()), meter, None);
@@ -605,8 +606,8 @@ fn what_the_driver_refused_is_charged_for_nothing() {
     close_stale(&calls, lane, 2, 300);
     let contents = oldest(lane).unwrap();
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
-    // The segment is closed before the driver refuses the launch, so the next segment is charged
-    // that much less.
+    // The meter thread closes the segment before the driver refuses the launch, so the next segment
+    // is charged that much less.
     open(&calls, lane, 1);
     assert!(lane.count(KERNEL));
     close_stale(&calls, lane, 2, 300);
@@ -712,7 +713,7 @@ fn segments_that_one_late_look_sees_lie_where_they_ran() {
     };
     for begins_before_ns in [30_000, 20_000, 10_000] {
         let (start_ns, end_ns) = locate();
-        // The driver gives event times as floats of milliseconds, so a small error is allowed.
+        // The driver gives event times as floats of milliseconds, so the test allows a small error.
         assert!((SEEN_NS - begins_before_ns - start_ns).abs() < 100, "{start_ns}");
         assert!((SEEN_NS - begins_before_ns + KERNEL_NS as i64 - end_ns).abs() < 100, "{end_ns}");
     }

@@ -1,4 +1,5 @@
-//! What a lane's stream waits for: other streams, the host, or the work that is queued on it.
+//! The waits of a lane's stream: for other streams, for the host, or for the work that is queued on
+//! it.
 //!
 //! Any thread may call these methods.
 
@@ -8,27 +9,27 @@ use super::Lane;
 use crate::driver::calls::{Calls, Progress};
 use crate::meter::segment::{Kind, Launch, Segment};
 
-/// Waiting segments that all lanes of a context may have together, divided evenly among the lanes.
-/// The limit bounds the driver's events and the meter thread's time, however many threads and
-/// streams there are.
+/// The most waiting segments of all lanes of a context together. The lanes divide this number
+/// evenly. The limit bounds the driver's events and the meter thread's time for any number of
+/// threads and streams.
 const WAITING_OF_ALL: u32 = 4096;
-/// Waiting segments that each lane may have in any case.
+/// The number of waiting segments that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// Launches that a segment must have before it may end, while the stream may wait for the host.
+/// If the stream may wait for the host, its segments end only after at least this many launches.
 pub(super) const LAUNCHES_STUCK: u32 = 256;
-/// Launches of a graph with conditional nodes that must be measured before its estimate is trusted.
-/// The first launch may be by far the shortest.
+/// The number of measurements after which the meter trusts the estimate of a graph with conditional
+/// nodes. The first launch may be by far the shortest.
 pub(super) const VARYING_SEEN: u8 = 8;
-/// Value of `stuck_at` while the stream is not stuck.
+/// The value of `stuck_at` while the stream is not stuck.
 const GETS_ON: u64 = u64::MAX;
 
-/// What is known of the waits of a lane's stream.
+/// The known waits of a lane's stream.
 #[derive(Debug)]
 pub(super) struct Waits {
     /// Whether the stream was made to wait for something else since the last segment was opened.
     has_to_wait: AtomicBool,
-    /// Number of the segment that must complete before the stream counts as running again, or
-    /// [`GETS_ON`].
+    /// The number of the segment that must complete before the stream counts as running again.
+    /// [`GETS_ON`] if the stream counts as running.
     stuck_at: AtomicU64,
     /// Whether the job made the stream wait for the host, as far as the interposer can tell.
     awaits_host: AtomicBool,
@@ -45,7 +46,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Whether the stream was made to wait since the last call.
+    /// Returns whether the stream was made to wait for something else since the last call.
     pub(super) fn take_has_to_wait(&self) -> bool {
         self.has_to_wait.swap(false, Ordering::Relaxed)
     }
@@ -57,9 +58,9 @@ impl Waits {
 }
 
 impl Lane {
-    /// Notes that the stream is about to wait for something else, such as a host function or
-    /// another stream. While the GPU is contended (`contended`), the segment ends here. Otherwise
-    /// its launches are charged by their estimates.
+    /// Records that the stream is about to wait for something else, such as a host function or
+    /// another stream. If the GPU is contended (`contended`), ends the open segment here. Otherwise
+    /// the meter thread charges the segment's launches by their estimates.
     pub fn interrupt(&self, calls: &Calls, contended: bool) {
         if self.is_open() {
             if contended && self.has_room(calls) {
@@ -68,50 +69,50 @@ impl Lane {
                 self.note_wait();
             }
         }
-        // The next launch seems to find an idle stream, and yet it does not begin at once.
+        // The next launch seems to find an idle stream, but it does not begin at once.
         self.waits.has_to_wait.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the stream may wait for something else between the launches of the open segment.
-    /// The segment is then charged by the estimates of its launches.
+    /// Records that the stream may wait for something else between the launches of the open
+    /// segment. The meter thread then charges the segment by the estimates of its launches.
     pub fn note_wait(&self) {
         self.open.note_wait();
     }
 
-    /// Notes that the stream waits for something that the host may do only after more launches.
-    /// Until a segment that ends after this call completes, launches on the stream do not wait for
-    /// queued work, and segments grow. Segments grow because a driver queues about a thousand
-    /// entries, and markers are among them.
+    /// Records that the stream waits for something that the host may do only after more launches.
+    /// The stream is then *stuck*, until a segment completes that ends after this call. Launches on
+    /// a stuck stream do not wait for queued work. The segments of a stuck stream grow, because a
+    /// driver queues about a thousand entries, and each marker takes an entry.
     pub fn await_host(&self) {
         self.waits.awaits_host.store(true, Ordering::Relaxed);
         self.waits.stuck_at.store(u64::from(self.ring.closed()), Ordering::Relaxed);
     }
 
-    /// Notes that no segment of the lane has completed for a long time.
+    /// Records that the stream is stuck: no segment of the lane has completed for a long time.
     pub fn give_up(&self) {
-        // From now on nobody queries the segment's event, because the driver may hang in such a
-        // call.
+        // From now on, no thread queries whether the open segment has begun, because the driver may
+        // hang in such a query.
         self.waits.awaits_host.store(false, Ordering::Relaxed);
         self.waits.stuck_at.store(u64::from(self.completed()), Ordering::Relaxed);
     }
 
-    /// Whether queued work may wait for something that the owner thread does next.
+    /// Returns whether the queued work may wait for something that the owner thread does next.
     pub fn is_stuck(&self) -> bool {
         let stuck_at = self.waits.stuck_at.load(Ordering::Relaxed);
         let Ok(segment) = u32::try_from(stuck_at) else { return false };
-        // A negative difference means that the segment has completed.
+        // If the difference is negative, the segment has completed.
         let is_stuck = segment.wrapping_sub(self.completed()) as i32 >= 0;
         if !is_stuck {
-            // The mark is removed, because segment numbers wrap around.
+            // The mark must go now, because segment numbers wrap around.
             let order = Ordering::Relaxed;
             let _ = self.waits.stuck_at.compare_exchange(stuck_at, GETS_ON, order, order);
         }
         is_stuck
     }
 
-    /// Whether the stream waits for the host, judged by the open segment. The driver's queue may
-    /// then have no room for another event. A thread that records one would wait for the host's
-    /// next action.
+    /// Returns whether the stream waits for the host, judged by the open segment. The driver's
+    /// queue may then have no room for another event. A thread that records an event would wait for
+    /// the host's next action.
     pub(super) fn is_held(&self, calls: &Calls) -> bool {
         let has_begun = |segment: &Segment| {
             // Without the relaxed capture mode, the query would end another thread's capture.
@@ -125,16 +126,17 @@ impl Lane {
             && self.ring.next().is_some_and(|segment| !has_begun(segment))
     }
 
-    /// Whether segments may end where that is useful. Otherwise segments grow.
+    /// Returns whether segments may end where an end is useful. Otherwise segments grow.
     pub(super) fn has_room(&self, calls: &Calls) -> bool {
         let lanes = self.context.lanes().max(1);
         self.ring.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, super::ring::RING_BUSY)
             && (!self.is_stuck() || (self.unaccounted().all() >= LAUNCHES_STUCK && !self.is_held(calls)))
     }
 
-    /// Whether more than `at_most_ns` of GPU time is queued. As long as nothing was measured, or
-    /// `launch` may take any time in spite of its estimate, the limit is `segments` closed segments
-    /// instead.
+    /// Returns whether more than `at_most_ns` of GPU time is queued. In two cases, the method
+    /// instead returns whether more than `segments` closed segments are queued. First, the meter
+    /// has measured no launch of the lane yet. Second, `launch` may take any time in spite of its
+    /// estimate.
     pub fn is_far_ahead(&self, launch: Option<Launch>, at_most_ns: u64, segments: u32) -> bool {
         let is_unknown = |launch: Launch| {
             launch.kind == Kind::VaryingGraph && self.gpu.estimates.measured(launch.key) < VARYING_SEEN

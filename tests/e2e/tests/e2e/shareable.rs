@@ -155,6 +155,19 @@ fn a_release_that_fails_changes_nothing() {
 }
 
 #[test]
+fn an_import_without_room_is_released_even_if_the_first_attempt_fails() {
+    let (host, _daemon) = host().with_daemon();
+    // The client makes the first call, and the interposer the second.
+    let mut client = Client::start(&host, "cuMemRelease:2:999");
+    let (piece, descriptor) = client.create_and_export();
+    client.given(&format!("release {piece}"));
+    client.given("create");
+    assert_eq!(client.answer(&format!("import {descriptor}")).0, CUDA_ERROR_OUT_OF_MEMORY);
+    client.assert_held(1, "the new piece");
+    client.end();
+}
+
+#[test]
 fn what_is_imported_of_the_own_goes_with_the_process() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
