@@ -13,8 +13,9 @@ const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
 /// If a rank with a grant of one launch shows nothing of it after this time, it gets another grant.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 
-/// The scheduler waits for a rank that is behind if its pauses are at most this part of its work (one
-/// in this many) and shorter than another tenant's turn, because no other rank could go on without it …
+/// The scheduler waits for a rank that is behind if its pauses are at most this part of its work
+/// (one in this many) and shorter than another tenant's turn, because no other rank could go on
+/// without it …
 const WORK_PER_PAUSE: u64 = 2;
 /// … but waits for at most this many of the rank's usual pauses, and for at most this time.
 const PAUSES_OF_PATIENCE: u64 = 2;
@@ -72,8 +73,8 @@ impl Scheduler {
         tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
     }
 
-    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the GPU
-    /// or wanted it a moment ago.
+    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the
+    /// GPU or wanted it a moment ago.
     fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
         let clock = self.clocks[Rank::Owner as usize].now();
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
@@ -82,8 +83,8 @@ impl Scheduler {
         counted.map(|tenant| tenant.vtime(clock)).min().unwrap_or(clock)
     }
 
-    /// Returns the tenant that has the GPU, or drains, unless it is a guest. A guest is gone as soon as an
-    /// owner wants the GPU.
+    /// Returns the tenant that has the GPU, or drains, unless it is a guest. A guest is gone as
+    /// soon as an owner wants the GPU.
     pub fn holder(&self) -> Option<TenantId> {
         self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
     }
@@ -93,8 +94,8 @@ impl Scheduler {
         self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
     }
 
-    /// Returns when the holder is done, by its own account, ns: with its work in flight, and with its
-    /// lease.
+    /// Returns when the holder is done, by its own account, ns: with its work in flight, and with
+    /// its lease.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
@@ -142,8 +143,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Until then other tenants may
-    /// have it if they can drain by then.
+    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Until then other tenants
+    /// may have it if they can drain by then.
     fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         let next = self.next_apart(Rank::Owner, None).or_else(|| {
             let guest = self.next_guest(None, now_ns, tuning).ok();
@@ -283,8 +284,8 @@ impl Scheduler {
         }
     }
 
-    /// Decides while the gang's other ranks drain too. A rank that holds a launch that its peer needs
-    /// may launch it.
+    /// Decides while the gang's other ranks drain too. A rank that holds a launch that its peer
+    /// needs may launch it.
     fn drain_together(&mut self, hold: Hold, catches_up: bool, give_up_ns: u64, now_ns: u64) -> Step {
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
@@ -312,8 +313,8 @@ impl Scheduler {
         self.tenants.get(tenant).is_some_and(|tenant| tenant.wanted)
     }
 
-    /// Returns whether a tenant whose drain has begun may have the GPU back, if no other tenant can get
-    /// it now. A gang that waits for its other GPUs goes on waiting for this one.
+    /// Returns whether a tenant whose drain has begun may have the GPU back, if no other tenant can
+    /// get it now. A gang that waits for its other GPUs goes on waiting for this one.
     pub(super) fn may_go_on(&self, tenant: TenantId) -> bool {
         match self.order {
             Order::Apart => !self.is_gang(tenant),
@@ -324,7 +325,8 @@ impl Scheduler {
 }
 
 /// Returns how long before the end of a drain the tenant's gate must close, ns. The tenant may have
-/// launched one of its longest kernels just before. A kernel that is longer than a quantum may be late.
+/// launched one of its longest kernels just before. A kernel that is longer than a quantum may be
+/// late.
 fn drain_ns(tenant: &Tenant, tuning: &Tuning) -> u64 {
     tenant.remaining_ns().max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }

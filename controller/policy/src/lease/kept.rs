@@ -18,8 +18,8 @@ pub struct Kept {
 }
 
 impl Scheduler {
-    /// Charges a tenant for the time in which the GPU idled for it although another tenant wanted it.
-    /// The scheduler charges the time of a hand-off to no tenant, here as elsewhere.
+    /// Charges a tenant for the time in which the GPU idled for it although another tenant wanted
+    /// it. The scheduler charges the time of a hand-off to no tenant, here as elsewhere.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
@@ -48,8 +48,8 @@ impl Scheduler {
         });
     }
 
-    /// Returns the gang for which the GPU idles while another tenant wants it: the other GPUs of the
-    /// gang drain, or its rank on this GPU has nothing to do.
+    /// Returns the gang for which the GPU idles while another tenant wants it: the other GPUs of
+    /// the gang drain, or its rank on this GPU has nothing to do.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;

@@ -1,6 +1,6 @@
-//! Remembers the debts of a user: GPU time that the user's tenants had and did not show, and GPU time
-//! that they owe although they are gone. So a user with a thousand tenants, or with a new tenant every
-//! second, gets no more GPU time on trust than a user with one tenant.
+//! Remembers the debts of a user: GPU time that the user's tenants had and did not show, and GPU
+//! time that they owe although they are gone. So a user with a thousand tenants, or with a new
+//! tenant every second, gets no more GPU time on trust than a user with one tenant.
 
 use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};
@@ -36,7 +36,8 @@ impl Trust {
         self
     }
 
-    /// Notes GPU time that a tenant had while others wanted the GPU, and for which no meter shows a use.
+    /// Notes GPU time that a tenant had while others wanted the GPU, and for which no meter shows a
+    /// use.
     pub fn had_unshown(&mut self, had_ns: u64, now_ns: u64) {
         let trust = self.at(now_ns);
         trust.unshown_ns = trust.unshown_ns.saturating_add(had_ns).min(MOST_NS);
@@ -54,7 +55,8 @@ impl Trust {
         *owed = owed.saturating_add(owed_ns).min(MOST_NS);
     }
 
-    /// Lets a tenant of that rank take over debts, `most_ns` at most. Returns the debts taken over, ns.
+    /// Lets a tenant of that rank take over debts, `most_ns` at most. Returns the debts taken over,
+    /// ns.
     pub fn take_over(&mut self, rank: Rank, most_ns: u64, now_ns: u64) -> u64 {
         let owed = &mut self.at(now_ns).owed_ns[rank as usize];
         let taken_ns = most_ns.min(*owed);
@@ -62,9 +64,9 @@ impl Trust {
         taken_ns
     }
 
-    /// Returns how long the scheduler waits for work of a tenant of this user that does not end, ns. The
-    /// usual limit shrinks by the time that others waited in vain. It is at least `metered_ns`, because
-    /// a tenant that showed that much use is believed that much.
+    /// Returns how long the scheduler waits for work of a tenant of this user that does not end,
+    /// ns. The usual limit shrinks by the time that others waited in vain. It is at least
+    /// `metered_ns`, because a tenant that showed that much use is believed that much.
     pub fn patience_ns(&mut self, metered_ns: u64, now_ns: u64) -> u64 {
         MAX_DRAIN_NS.saturating_sub(self.at(now_ns).unshown_ns).max(metered_ns)
     }
