@@ -59,8 +59,8 @@ const UNSEEN_PART: u32 = 20;
 /// A launch is dear if its expected cost is this part (one in this many) of the time until the
 /// guest is gone …
 const DEAR_COST_PART: u64 = 10;
-/// … and has a better time, if a launch at the beginning of a pause costs less than this part of
-/// it. Such launches may use at most one part in this many (`DEAR_PART`) of the credit.
+/// … and the guest has a better time if a launch at the beginning of a pause costs less than this
+/// part of it. Such launches may use at most one part in this many (`DEAR_PART`) of the credit.
 const BETTER_COST_PART: u64 = 20;
 const DEAR_PART: u32 = 4;
 
