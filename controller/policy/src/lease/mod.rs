@@ -11,7 +11,7 @@
 //!
 //! **The one rule**: of the tenants that are owed GPU time, the GPU goes to the tenant whose request
 //! is due first. So short bursts go before long ones, and no tenant gets more than it is owed by
-//! being quick. A tenant that pauses keeps its lag, both what it is owed and what it owes. The
+//! being quick. A tenant that pauses keeps its lag: what it owes, and of what it is owed a quantum. The
 //! scheduler applies the rule when a lease ends, when the holder pauses, and when a tenant that
 //! waits is due before the holder.
 //!
@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, Noted, Rank, Stuck, Tenant, begun_ns, order};
+use state::{Hold, MAX_CREDIT_NS, Noted, Rank, Stuck, Tenant, begun_ns, order};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -255,7 +255,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
+                tenant.compete(false, &mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -539,7 +539,7 @@ impl Scheduler {
             }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, clock);
+                tenant.compete(false, clock, tuning.quantum_ns);
             }
         });
         let mut wanting = [0; 2];
@@ -566,7 +566,7 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.compete(true, clock);
+                tenant.compete(true, clock, MAX_CREDIT_NS);
                 tenant.ask(tenant.vtime, tuning);
             }
             tenant.bound(clock.now());

@@ -15,7 +15,8 @@ use deepres_abi::PPM;
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant is owed after a pause, ns.
+/// The most GPU time that a tenant without work is owed, ns. Over a pause it keeps a quantum at most:
+/// the GPU time of one request.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -244,9 +245,10 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins or ends the competition with the others, with the lag that the tenant has.
-    pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
-        let lag_ns = self.lag_ns(clock.now());
+    /// Begins or ends the competition with the others, with the lag that the tenant has. It keeps
+    /// `most_ns` of what it is owed.
+    pub fn compete(&mut self, competes: bool, clock: &mut Clock, most_ns: u64) {
+        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
         if self.wanted {
             clock.remove(self.vtime, self.weight_ppm);
         }

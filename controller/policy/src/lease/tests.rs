@@ -1055,22 +1055,25 @@ fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_s
 }
 
 #[test]
-fn a_tenant_owes_and_is_owed_as_much_after_a_pause_whoever_had_the_gpu_meanwhile() {
-    for pause_ns in [MS / 20, MS, 50 * MS] {
+fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
+    for pause_ns in [MS / 5, MS, 50 * MS] {
         let mut bench = Bench::new();
         bench.step(MS, RUNNING, WAITING);
         bench.step(60 * MS, Seen { used_ns: 60 * MS, ..WAITING }, WAITING);
         bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
         assert!(bench.is_leased(B));
         bench.step(MS / 100, WAITING, Seen { used_ns: MS / 100, ..IDLE });
-        let owed_ns = bench.scheduler.lag_ns(B);
-        assert!((28 * MS as i64..30 * MS as i64).contains(&owed_ns), "{owed_ns}");
+        let quantum_ns = bench.tuning.quantum_ns as i64;
+        assert_eq!(bench.scheduler.lag_ns(B), quantum_ns);
+        let owes_ns = bench.scheduler.lag_ns(A);
+        assert!((-30 * MS as i64..-28 * MS as i64).contains(&owes_ns), "{owes_ns}");
         for _ in 0..20 {
             bench.step(pause_ns / 20, Seen { used_ns: pause_ns / 20, ..RUNNING }, IDLE);
         }
         bench.step(MS / 100, RUNNING, WAITING);
-        let forgotten_ns = pause_ns as i64 / 50 + MS as i64 / 10;
-        let after_ns = bench.scheduler.lag_ns(B);
-        assert!((owed_ns - after_ns).abs() <= forgotten_ns, "{owed_ns} and {after_ns} after {pause_ns}");
+        let forgotten_ns = pause_ns as i64 / 50 + MS as i64 / 5;
+        let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
+        assert!((owes_ns - a_ns).abs() <= forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
+        assert!((quantum_ns - b_ns).abs() <= forgotten_ns, "{quantum_ns} and {b_ns} after {pause_ns}");
     }
 }

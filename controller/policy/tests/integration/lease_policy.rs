@@ -41,31 +41,72 @@ fn shares_are_of_time_and_not_of_launches() {
     assert_shares(&programs, &[0.7, 0.3], 0.01, 0.97);
 }
 
-#[test]
-fn a_tenant_that_pauses_briefly_after_each_step_keeps_its_share() {
-    let stepping = |weight_ppm| Program {
-        depth: 2,
-        pause_after: Some((2, 2 * MS)),
-        ..Program::backlogged(weight_ppm, &[20 * MS])
+/// A program in the fluid limit: its weight, the GPU time of a step, and the pause after it, ns.
+type Steps = (u32, u64, u64);
+
+/// Returns the GPU time of each program in the fluid limit: weighted processor sharing.
+fn fluid_ns(programs: &[Steps], span_ns: u64) -> Vec<f64> {
+    let mut used = vec![0.0; programs.len()];
+    // The rest of the step, or of the pause.
+    let mut left: Vec<(bool, f64)> = programs.iter().map(|(_, work_ns, _)| (true, *work_ns as f64)).collect();
+    let mut now = 0.0;
+    while now < span_ns as f64 {
+        let works = |place: usize| left[place].0;
+        let all: f64 = (0..programs.len()).filter(|place| works(*place)).map(|place| f64::from(programs[place].0)).sum();
+        let rate = |place: usize| if works(place) { f64::from(programs[place].0) / all } else { 1.0 };
+        let pass = (0..programs.len()).map(|place| left[place].1 / rate(place)).fold(f64::INFINITY, f64::min);
+        let rates: Vec<f64> = (0..programs.len()).map(rate).collect();
+        now += pass;
+        for (place, (_, work_ns, pause_ns)) in programs.iter().enumerate() {
+            let had = pass * rates[place];
+            used[place] += if left[place].0 { had } else { 0.0 };
+            left[place].1 -= had;
+            if left[place].1 < 0.5 {
+                let works = !left[place].0;
+                left[place] = (works, if works { *work_ns } else { *pause_ns } as f64);
+            }
+        }
+    }
+    used
+}
+
+/// Checks that each of two programs with steps has at least `least` of the GPU time that the fluid
+/// limit gives it. `kernels_ns` are the lengths of the programs' kernels.
+fn assert_near_the_fluid_limit(steps: [Steps; 2], kernels_ns: [u64; 2], least: f64) {
+    let program = |(weight_ppm, work_ns, pause_ns): Steps, kernel_ns: u64| Program {
+        pause_after: Some(((work_ns / kernel_ns) as usize, pause_ns)),
+        ..Program::backlogged(weight_ppm, &[kernel_ns])
     };
-    let (shares, used) = shares(&[stepping(700_000), stepping(300_000)], SECOND, 21 * SECOND);
-    assert!((shares[0] - 0.7).abs() <= 0.02, "{shares:?}");
-    assert!(used >= 0.93, "the GPU was used {used} of the time");
+    let programs = [program(steps[0], kernels_ns[0]), program(steps[1], kernels_ns[1])];
+    let mut model = Model::new(&programs);
+    model.run_until(SECOND);
+    let before = model.used_ns();
+    model.run_until(9 * SECOND);
+    let fluid = fluid_ns(&steps, 8 * SECOND);
+    for ((after_ns, before_ns), fluid_ns) in model.used_ns().iter().zip(before).zip(fluid) {
+        let progress = (after_ns - before_ns) as f64 / fluid_ns;
+        assert!(progress >= least, "{steps:?}, {kernels_ns:?}: {progress} of the fluid limit");
+    }
 }
 
 #[test]
-fn brief_pauses_cost_no_share_whatever_the_kernels() {
-    /// GPU time of a step.
-    const STEP_US: u64 = 40_000;
+fn programs_with_brief_pauses_have_what_the_fluid_limit_gives_them_whatever_their_kernels() {
     for kernel_us in [250, 1_000, 5_000, 10_000, 20_000] {
         for other_us in [250, 1_000, 5_000, 10_000, 20_000] {
-            let stepping = |weight_ppm, kernel_us: u64| Program {
-                pause_after: Some(((STEP_US / kernel_us) as usize, 2 * MS)),
-                ..Program::backlogged(weight_ppm, &[kernel_us * 1_000])
-            };
-            let programs = [stepping(700_000, kernel_us), stepping(300_000, other_us)];
-            let (shares, _) = shares(&programs, SECOND, 6 * SECOND);
-            assert!((shares[0] - 0.7).abs() <= 0.02, "{kernel_us} and {other_us} us: {shares:?}");
+            let steps = [(700_000, 40 * MS, 2 * MS), (300_000, 40 * MS, 2 * MS)];
+            assert_near_the_fluid_limit(steps, [kernel_us * 1_000, other_us * 1_000], 0.92);
+        }
+    }
+}
+
+#[test]
+fn programs_with_short_bursts_have_most_of_what_the_fluid_limit_gives_them() {
+    // The GPU of the model has no slices: it runs kernels in the order of the launches. So a burst
+    // waits for all work in flight.
+    for (work_us, pause_us) in [(1_000, 500), (1_000, 2_000), (1_500, 1_000), (3_000, 2_000), (9_000, 3_000)] {
+        let burst = (500_000, work_us * 1_000, pause_us * 1_000);
+        for other in [(500_000, 40 * MS, 0), (500_000, 3 * MS, 2 * MS)] {
+            assert_near_the_fluid_limit([burst, other], [250_000, 250_000], 0.7);
         }
     }
 }
