@@ -1,6 +1,7 @@
 //! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
 
 use super::overdue::Overdue;
+use super::overlap::Shared;
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
 use crate::lease::{Grant, Phase, Seen};
 use crate::turns;
@@ -38,7 +39,6 @@ impl Core {
         let was_unwanted = wanting == 0 && self.has_sessions();
         let mut all_used_ns = 0u64;
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
-        let is_beside = self.scheduler.beside().is_some();
         let mut told = Told::new(readings);
         for (id, tenant) in &mut self.tenants {
             let grant = self.scheduler.grant(*id);
@@ -48,7 +48,15 @@ impl Core {
             let is_given_up = !may_launch
                 && self.scheduler.phase() != Phase::Draining(*id)
                 && self.scheduler.beside() != Some(*id);
-            let may_overlap = tenant.launching() > 1 || (tenant.account.wants && is_beside);
+            if self.scheduler.shares(*id) {
+                tenant.shared.pass(elapsed_ns);
+            } else if !tenant.account.wants {
+                tenant.shared = Shared::default();
+            }
+            let has_several = tenant.launching() > 1;
+            if !has_several {
+                tenant.said.forget();
+            }
             tenant.seen.clear();
             self.pairs.clear();
             for (number, session) in &mut tenant.sessions {
@@ -90,15 +98,16 @@ impl Core {
                     session.last
                 };
                 let counted_ns = reading.compute_ns.saturating_sub(before.compute_ns);
-                let others_ns = if may_overlap {
+                let others_ns = if has_several {
                     let intervals = readings.intervals.get(told.intervals.clone()).unwrap_or_default();
-                    let others_ns = session.overlap.look(&self.said, intervals, counted_ns);
+                    let others_ns = session.overlap.look(&tenant.said, intervals, counted_ns);
                     actions.lacks_room |= others_ns.is_none();
                     others_ns.unwrap_or(0)
                 } else {
                     session.overlap.forget();
                     0
                 };
+                let others_ns = others_ns + tenant.shared.take(counted_ns.saturating_sub(others_ns));
                 let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
                 self.pairs.push((charged, reading));
                 // The turns are judged by the time that includes double counting, because double

@@ -45,7 +45,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use arrears::Arrears;
-use overlap::Said;
 use core::ops::Range;
 use core::time::Duration;
 use deepres_abi::grant::LeaseTerms;
@@ -174,8 +173,7 @@ pub struct Watched<'a> {
     /// While the meter still shows this reading, the caller leaves the session out of the readings.
     pub at_rest: Option<&'a Reading>,
     /// Whether the core needs the intervals in which the session was on the GPU. The core needs the
-    /// intervals if sessions may be on the GPU at once: several sessions of the tenant launch, or a
-    /// tenant got the GPU beside the rest of another tenant's work.
+    /// intervals if several sessions of the tenant launch.
     pub tells_intervals: bool,
 }
 
@@ -342,9 +340,6 @@ pub struct Core {
     /// GPU time that tenants used while no daemon ran, and that the core has not charged yet;
     /// `Some` while processes may still reconnect.
     arrears: Option<Arrears>,
-    /// The moments at which any session had work on the GPU. The core records them while sessions may
-    /// be on the GPU at once.
-    said: Said,
     handoffs: u64,
     latency: Latency,
     /// Time in which two or more tenants wanted the GPU, ns.
@@ -395,7 +390,6 @@ impl Core {
             restored_ns: None,
             baselines: BTreeMap::new(),
             arrears: None,
-            said: Said::default(),
             handoffs: 0,
             latency: Latency::default(),
             contended_ns: 0,
@@ -419,18 +413,13 @@ impl Core {
     /// Returns the sessions, in the order that [`Readings::sessions`] must have.
     pub fn sessions(&self) -> impl Iterator<Item = Watched<'_>> {
         self.tenants.values().flat_map(|tenant| {
-            let tells_intervals = self.may_overlap(tenant);
+            let tells_intervals = tenant.launching() > 1;
             tenant.sessions.iter().map(move |(id, session)| Watched {
                 session: *id,
                 at_rest: session.is_at_rest().then_some(&session.last),
                 tells_intervals,
             })
         })
-    }
-
-    /// Returns whether a session of the tenant may be on the GPU at the same time as another session.
-    fn may_overlap(&self, tenant: &Tenant) -> bool {
-        tenant.launching() > 1 || (tenant.account.wants && self.scheduler.beside().is_some())
     }
 
     /// Returns whether a turn is due at `now_ns`, even if no bell rang and there are no orders.
@@ -531,14 +520,11 @@ impl Core {
         }
     }
 
-    /// Allocates the memory that the last turn lacked. If sessions may be on the GPU at once, the
-    /// core remembers the moments at which each of them was there.
+    /// Allocates the memory that the last turn lacked. If several sessions of a tenant launch, the
+    /// core remembers the moments at which each session was on the GPU.
     pub fn make_room(&mut self) {
-        self.said.make_room();
-        let is_beside = self.scheduler.beside().is_some();
-        let may_overlap =
-            |tenant: &&mut Tenant| tenant.launching() > 1 || (is_beside && tenant.account.wants);
-        for tenant in self.tenants.values_mut().filter(may_overlap) {
+        for tenant in self.tenants.values_mut().filter(|tenant| tenant.launching() > 1) {
+            tenant.said.make_room();
             tenant.sessions.values_mut().for_each(|session| session.overlap.make_room());
         }
     }

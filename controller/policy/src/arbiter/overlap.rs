@@ -1,12 +1,9 @@
-//! Corrects GPU time that several processes count at once. While two processes have work on the GPU,
-//! the hardware takes turns between them. The kernels of each process then take as long as both
-//! together. This happens if several processes of a tenant launch, and if a tenant gets the GPU beside
-//! the rest of another tenant's work.
+//! Corrects GPU time that several processes of a tenant count at once. While two processes have
+//! work on the GPU, the hardware takes turns between them. The kernels of each process then take as
+//! long as both together, but the tenant used that time only once.
 //!
 //! Each process writes into its meter page when it was on the GPU. If another process reported a
-//! moment earlier, the core takes that moment off the time that the later process counts. A process
-//! with short work reports before a process whose long kernel still runs. So the core charges each
-//! turn of the hardware to the process that had it, if the short work fits into one turn.
+//! moment earlier, the core takes that moment off the time that the later process counts.
 
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
@@ -18,7 +15,7 @@ const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
 /// The moments that one or several processes reported.
 type Moments = Box<Allowance>;
 
-/// The moments that all processes reported.
+/// The moments that all processes of a tenant reported.
 #[derive(Debug, Default)]
 pub struct Said(Option<Moments>);
 
@@ -26,6 +23,36 @@ impl Said {
     /// Allocates the memory for moments, if there is none.
     pub fn make_room(&mut self) {
         self.0.get_or_insert_default();
+    }
+
+    /// Forgets all moments. The caller does this if only one process launches.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// Time in which a tenant shared the GPU with another tenant: one of them got the GPU while work of
+/// the other was still in flight. The hardware takes turns, so each of both had half of the time.
+/// The kernels of each take as long as both together, so the tenant's meter may show more than half.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Shared time that no charge stands for yet, ns.
+    left_ns: u64,
+}
+
+impl Shared {
+    /// Adds shared time that passed.
+    pub fn pass(&mut self, elapsed_ns: u64) {
+        self.left_ns = self.left_ns.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
+    }
+
+    /// Returns the part of `counted_ns` of GPU time that the other tenant had, ns. Of the shared time
+    /// the tenant is charged for half at most. Each charge stands for as much time of the other.
+    pub fn take(&mut self, counted_ns: u64) -> u64 {
+        let shared_ns = counted_ns.min(self.left_ns);
+        let others_ns = shared_ns.saturating_sub(self.left_ns / 2);
+        self.left_ns = self.left_ns.saturating_sub(2 * (shared_ns - others_ns));
+        others_ns
     }
 }
 
@@ -46,10 +73,9 @@ impl Overlap {
         self.own.get_or_insert_default();
     }
 
-    /// Forgets all moments, but keeps the memory. The caller does this while no other process can be on
-    /// the GPU.
+    /// Forgets all moments. The caller does this if only one process launches.
     pub fn forget(&mut self) {
-        (self.has_looked, self.ahead_ns) = (false, 0);
+        *self = Self::default();
     }
 
     /// Takes in the intervals that the process reported since the last call: the beginning and the
@@ -59,7 +85,7 @@ impl Overlap {
     pub fn look(&mut self, all: &Said, intervals: &[(u64, u64)], counted_ns: u64) -> Option<u64> {
         let (all, own) = all.0.as_ref().zip(self.own.as_ref())?;
         if !core::mem::replace(&mut self.has_looked, true) {
-            // These intervals are of the time in which no other process could be on the GPU.
+            // These intervals are of the time before a second process launched.
             return Some(0);
         }
         let mut left_ns = LOOKED_AT_NS;
@@ -85,6 +111,30 @@ impl Overlap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_shared_time_a_tenant_is_charged_for_half_at_most_whatever_its_kernels_seem_to_take() {
+        let mut shared = Shared::default();
+        assert_eq!(shared.take(500), 0, "the tenant was alone");
+        // The burst waited for a slice of the other, and counts that too.
+        shared.pass(2_000);
+        assert_eq!(shared.take(2_000), 1_000);
+        assert_eq!(shared.take(2_000), 0);
+        // A kernel of the other began before the shared time and ends after it.
+        shared.pass(2_000);
+        assert_eq!(shared.take(12_000), 1_000);
+        // A meter that counts the tenant's own slices alone.
+        shared.pass(2_000);
+        assert_eq!([500, 500].map(|ns| shared.take(ns)), [0, 0]);
+        // Many short kernels.
+        let others_ns: u64 = (0..100)
+            .map(|_| {
+                shared.pass(20);
+                shared.take(20)
+            })
+            .sum();
+        assert!(others_ns.abs_diff(1_000) <= 100, "{others_ns}");
+    }
     use deepres_abi::allowance::TICK_NS;
 
     const fn at(ticks: u64) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::account::Account;
 use super::overdue::Overdue;
-use super::overlap::Overlap;
+use super::overlap::{Overlap, Said, Shared};
 use super::saved::{Awaited, Baseline};
 use super::stopped::Stopped;
 use super::{SessionId, SessionSeat, TenantSeat};
@@ -105,6 +105,11 @@ pub struct Tenant {
     pub(super) turns: Turns,
     /// The latest observation of each session, in the order of the sessions' numbers.
     pub(super) seen: Vec<turns::Seen>,
+    /// The moments at which any session had work on the GPU. The core records them if several
+    /// sessions launch.
+    pub(super) said: Said,
+    /// The time in which the tenant shared the GPU with another tenant.
+    pub(super) shared: Shared,
 }
 
 impl Tenant {
@@ -124,6 +129,8 @@ impl Tenant {
             run_ahead_ns: 0,
             turns: Turns::default(),
             seen: Vec::new(),
+            said: Said::default(),
+            shared: Shared::default(),
         }
     }
 

@@ -59,7 +59,8 @@ impl Clock {
     /// Returns the GPU time that the competing tenants use until their mean has reached `vtime`, ns.
     /// `gpu_ns` are not charged yet.
     pub fn until_ns(&self, vtime: VirtualTime, gpu_ns: u64) -> u64 {
-        let ns = (vtime - self.mean_after(gpu_ns)).max(0).saturating_mul(self.weight) / VirtualTime::from(PPM);
+        let ns =
+            (vtime - self.mean_after(gpu_ns)).max(0).saturating_mul(self.weight) / VirtualTime::from(PPM);
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 

@@ -417,6 +417,13 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
+    /// Returns whether a tenant has the GPU beside the rest of another tenant's work, or is that other
+    /// tenant.
+    pub fn shares(&self, tenant: TenantId) -> bool {
+        let both = self.beside.zip(self.hold).map(|(beside, hold)| [beside.tenant, hold.tenant]);
+        both.is_some_and(|both| both.contains(&tenant))
+    }
+
     /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
     pub fn lag_ns(&self, tenant: TenantId) -> i64 {
         let Some(tenant) = self.tenants.get(tenant) else { return 0 };
@@ -674,7 +681,12 @@ impl Scheduler {
         self.next_of(rank, mean, |id| Some(id) != but && !self.is_gang(id))
     }
 
-    fn next_of(&self, rank: Rank, mean: VirtualTime, is_asked: impl Fn(TenantId) -> bool) -> Option<TenantId> {
+    fn next_of(
+        &self,
+        rank: Rank,
+        mean: VirtualTime,
+        is_asked: impl Fn(TenantId) -> bool,
+    ) -> Option<TenantId> {
         self.tenants
             .astir()
             .filter(|(id, tenant)| tenant.rank == rank && tenant.wanted && is_asked(**id))
@@ -770,6 +782,7 @@ impl Scheduler {
         }
         let contended = self.next(rank, Some(tenant)).is_some();
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
+        self.beside = self.beside.filter(|beside| beside.tenant != tenant);
         let hold = Hold::begin(tenant, now_ns, is_idle);
         self.hold = Some(if contended { hold.contend(now_ns) } else { hold });
         // Beside owners a guest's lease is as long as their pause. Guests among themselves are like
@@ -907,8 +920,7 @@ impl Scheduler {
         if self.goes_on(holder, next, begun_ns, expires_ns.saturating_sub(now_ns), tuning) {
             let rest_ns = expires_ns.saturating_sub(now_ns);
             let begun_ns = begun_ns.saturating_add(rest_ns);
-            let expires_ns =
-                self.lease_request(hold.tenant, expires_ns.max(now_ns), begun_ns, tuning, true);
+            let expires_ns = self.lease_request(hold.tenant, expires_ns.max(now_ns), begun_ns, tuning, true);
             return Step::Stay(Some(wake_ns.min(expires_ns.saturating_sub(tuning.lead_ns))));
         }
         if now_ns >= expires_ns {
@@ -1043,8 +1055,7 @@ impl Scheduler {
         }
         let is_given_up = now_ns >= give_up_ns;
         let pair = next.and_then(|next| self.tenants.get(hold.tenant).zip(self.tenants.get(next)));
-        let goes_beside =
-            pair.is_some_and(|(holder, next)| self.goes_beside(holder.remaining_ns(), next));
+        let goes_beside = pair.is_some_and(|(holder, next)| self.goes_beside(holder.remaining_ns(), next));
         if in_flight && !is_given_up && !goes_beside {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }

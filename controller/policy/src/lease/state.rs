@@ -239,7 +239,8 @@ impl Tenant {
     /// Sets the weight. The tenant owes and is owed as much GPU time as before.
     pub fn set_weight(&mut self, weight_ppm: u32, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
-        let [due_ns, ends_ns] = [self.due, self.ends].map(|vtime| gpu_ns(vtime - self.vtime, self.weight_ppm));
+        let [due_ns, ends_ns] =
+            [self.due, self.ends].map(|vtime| gpu_ns(vtime - self.vtime, self.weight_ppm));
         self.weight_ppm = weight_ppm;
         self.move_to(clock - weighted(lag_ns, weight_ppm));
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));

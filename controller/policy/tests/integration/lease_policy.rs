@@ -52,7 +52,8 @@ fn fluid_ns(programs: &[Steps], span_ns: u64) -> Vec<f64> {
     let mut now = 0.0;
     while now < span_ns as f64 {
         let works = |place: usize| left[place].0;
-        let all: f64 = (0..programs.len()).filter(|place| works(*place)).map(|place| f64::from(programs[place].0)).sum();
+        let all: f64 =
+            (0..programs.len()).filter(|place| works(*place)).map(|place| f64::from(programs[place].0)).sum();
         let rate = |place: usize| if works(place) { f64::from(programs[place].0) / all } else { 1.0 };
         let pass = (0..programs.len()).map(|place| left[place].1 / rate(place)).fold(f64::INFINITY, f64::min);
         let rates: Vec<f64> = (0..programs.len()).map(rate).collect();
@@ -103,7 +104,8 @@ fn programs_with_brief_pauses_have_what_the_fluid_limit_gives_them_whatever_thei
 fn programs_with_short_bursts_have_most_of_what_the_fluid_limit_gives_them() {
     // The GPU of the model has no slices: it runs kernels in the order of the launches. So a burst
     // waits for all work in flight.
-    for (work_us, pause_us) in [(1_000, 500), (1_000, 2_000), (1_500, 1_000), (3_000, 2_000), (9_000, 3_000)] {
+    for (work_us, pause_us) in [(1_000, 500), (1_000, 2_000), (1_500, 1_000), (3_000, 2_000), (9_000, 3_000)]
+    {
         let burst = (500_000, work_us * 1_000, pause_us * 1_000);
         for other in [(500_000, 40 * MS, 0), (500_000, 3 * MS, 2 * MS)] {
             assert_near_the_fluid_limit([burst, other], [250_000, 250_000], 0.7);
