@@ -1,10 +1,11 @@
-//! Who stands where in line for GPUs, and who goes before whom.
+//! Orders tenants in the line for GPUs.
 
 use super::{Board, Gpu, Member, Position, Post};
 use crate::TenantId;
 use alloc::collections::BTreeSet;
 
-/// Where a tenant stands, first to last: those that wait for nobody's turn to end, then by how far they are served.
+/// The place of a tenant, first to last: tenants that end others' turns come first, then tenants
+/// that are less far served.
 type Standing = (bool, Position);
 
 impl Member {
@@ -13,11 +14,11 @@ impl Member {
     }
 }
 
-/// Who wants a GPU, in short.
+/// The tenants that want a GPU, in short.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Line {
     wanting: usize,
-    /// The first of those that are no gangs.
+    /// The place of the first tenant that is no gang.
     single: Option<Standing>,
 }
 
@@ -42,13 +43,14 @@ impl Board {
         self.members(tenant, gpus).any(Member::wants)
     }
 
-    /// Where a gang stands: as far served as on the GPU where it had most.
+    /// Returns the place of a gang: as far served as on the GPU where it had most.
     pub(super) fn standing(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> Standing {
         let position = self.members(tenant, gpus).map(|member| member.position).max().unwrap_or(0);
         (!self.presses(tenant, gpus), position)
     }
 
-    /// Whether a gang goes before those without a time objective: on each GPU that another wants too. Where it is alone it never has had too much.
+    /// Returns whether a gang goes before tenants without a time objective, on each GPU that
+    /// another tenant wants too. On a GPU of its own a gang never had too much.
     pub(super) fn presses(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let asked = gpus.iter().filter_map(|gpu| {
             let member = self.gpus[*gpu].post.member(tenant).filter(|member| member.wants())?;
@@ -57,20 +59,20 @@ impl Board {
         asked.reduce(|all, presses| all && presses).unwrap_or(false)
     }
 
-    /// Whether another tenant wants a GPU.
+    /// Returns whether another tenant wants a GPU.
     pub(super) fn is_wanted_beside(&self, tenant: TenantId, gpu: usize) -> bool {
         let gpu = &self.gpus[gpu];
         let its = usize::from(gpu.post.member(tenant).is_some_and(Member::wants));
         gpu.line.wanting > its
     }
 
-    /// Whether others want one of these GPUs, or plan to have it.
+    /// Returns whether others want one of these GPUs, or plan to have it.
     pub(super) fn is_contended(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         gpus.iter().any(|gpu| self.is_wanted_beside(tenant, *gpu))
             || self.plans(tenant, gpus).next().is_some()
     }
 
-    /// Other gangs that want GPUs, of which this one wants some.
+    /// Returns the other gangs that want GPUs of this gang.
     fn rivals<'a>(
         &'a self,
         tenant: TenantId,
@@ -83,7 +85,7 @@ impl Board {
         })
     }
 
-    /// Whether no tenant that is no gang goes before this gang on one of its GPUs.
+    /// Returns whether no single tenant goes before this gang on any of its GPUs.
     fn is_before_singles(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let waits = !self.presses(tenant, gpus);
         gpus.iter().all(|gpu| {
@@ -93,7 +95,8 @@ impl Board {
         })
     }
 
-    /// Whether a gang is to have its GPUs when they are free: nobody who has its turn on one of them is further behind.
+    /// Returns whether a gang is next for its GPUs: no tenant with a turn on one of them is further
+    /// behind.
     pub(super) fn is_next(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let standing = self.standing(tenant, gpus);
         let mut begun = self
@@ -104,7 +107,8 @@ impl Board {
             && begun.all(|turn| self.standing(turn.tenant, &turn.gpus) >= standing)
     }
 
-    /// Whether somebody with a time objective waits for one of the GPUs of this gang, which has none.
+    /// Returns whether a tenant with a time objective waits for a GPU of this gang, which does not
+    /// press.
     pub(super) fn is_pressed(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let single = |gpu: &usize| self.gpus[*gpu].line.single.is_some_and(|(waits, _)| !waits);
         !self.presses(tenant, gpus)
@@ -112,7 +116,8 @@ impl Board {
                 || self.rivals(tenant, gpus).any(|(rival, places)| self.presses(rival, places)))
     }
 
-    /// Whether nobody who wants one of this gang's GPUs is further behind, but for gangs that have a plan.
+    /// Returns whether no tenant that wants a GPU of this gang is further behind, except gangs with
+    /// a plan.
     pub(super) fn is_first(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let standing = self.standing(tenant, gpus);
         let has_plan = |rival: TenantId| self.plans(tenant, gpus).any(|(other, _)| other == rival);

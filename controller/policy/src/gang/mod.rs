@@ -1,19 +1,29 @@
-//! Who has several GPUs at once: tenants whose work on them goes on together are granted and withdrawn together.
+//! Plans leases for tenants with several GPUs, which get them together.
 //!
-//! Ranks of one job wait for each other inside their kernels. Two such jobs with one GPU each would spin there for ranks that have none. So a
-//! tenant that wants two GPUs or more at the same time is a *gang*: it has all of them or none. Who goes next follows from the same virtual times as on one
-//! GPU ([`crate::lease`]): a gang counts as far served as on the GPU where it had most, and no other tenant of any of its GPUs may be further
-//! behind there.
+//! Ranks of one job wait for each other inside their kernels. Two such jobs with one GPU each would
+//! spin there for ranks that have none. So a tenant that wants two GPUs or more at the same time is
+//! a *gang*: it has all of them or none. The same virtual times as on one GPU ([`crate::lease`])
+//! decide which gang goes next. A gang counts as far served as on the GPU where it had most, and no
+//! other tenant of its GPUs may be further behind.
 //!
-//! A turn has four phases. It is *planned* for a moment at which all of the gang's GPUs can be free: until then others go on on each, by themselves, and
-//! launch what they have drained by then. The gang has the GPUs until a common end; its gates close, and it drains. A
-//! rank that launched what its peer did not launch before its gate closed would wait for it for good: such a peer gets leases of one launch
-//! each until both have drained. Each phase but the third is over after a bounded time, whatever anybody does.
+//! The turn of a gang has three phases:
 //!
-//! No GPU is kept for a gang without a plan, and a gang that was next once keeps its plan: so it has its turn however others come and go. Should a GPU
-//! take longer than planned to drain, the plan is put off and the other GPUs go on; the late one is kept free from then on, so that happens once for each.
+//! 1. The turn is *planned* for a moment at which all GPUs of the gang can be free. Until then
+//!    other tenants go on, each GPU by itself, and launch what drains by then.
+//! 2. The gang *holds* the GPUs until a common end.
+//! 3. Its gates close, and it *drains*. A rank that launched what its peer did not launch before
+//!    the gate closed would wait for good. So such a peer gets leases of one launch each until both
+//!    have drained.
 //!
-//! Arbiters [`Board::post`] what they see of their GPU and follow the [`Order`] for it. [`line`] says who stands where.
+//! Each phase but the second has a bound in time, whatever any tenant does.
+//!
+//! The board keeps no GPU for a gang without a plan. A gang that was next once keeps its plan, so
+//! it has its turn however other tenants come and go. If a GPU takes longer than planned to drain,
+//! the board puts the plan off, and the other GPUs go on. The late GPU stays free from then on, so
+//! this happens once for each GPU.
+//!
+//! Arbiters post ([`Board::post`]) the state of their GPU and follow the [`Order`] for it. [`line`]
+//! holds the order of tenants.
 
 mod line;
 
@@ -27,49 +37,51 @@ const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// A tenant that wanted two GPUs at once so lately is a gang there: its ranks may pause one after the other.
+/// A tenant that wanted two GPUs at once within this time is a gang there, because its ranks may
+/// pause one after the other.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
-/// A plan is put off, GPUs are waited for after that, and ranks drain, for so long at most: longer than an arbiter waits for a drain
-/// ([`crate::lease`]).
+/// The longest time by which the board puts a plan off, waits for GPUs afterwards, and lets ranks
+/// drain. It is longer than an arbiter waits for a drain ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
 
-/// A turn lasts so many times as long as one of its GPUs idled until all were free …
+/// A turn lasts at least this many times as long as one of its GPUs idled until all were free …
 const WORK_PER_GATHERING: u64 = 10;
-/// … and as one of its ranks spins at a turn's end for what another may not launch any more: that is time of one GPU and not of the others, and shares are to be
-/// exact on each …
+/// … and this many times as long as a rank spins at a turn's end for a launch that its peer may not
+/// make any more, because the spin takes time of one GPU and not of the others, and shares must be
+/// exact on each GPU …
 const WORK_PER_SPIN: u64 = 50;
-/// … but not longer than this, for that.
+/// … but not longer than this for these two reasons.
 const MAX_TURN_NS: u64 = ns(Duration::from_millis(50));
-/// What a rank says that it has in flight is believed up to this.
+/// The board believes a rank's report of work in flight up to this, ns.
 const MAX_PENDING_NS: u64 = ns(Duration::from_millis(50));
 
-/// GPU time over weight, ahead of the GPU's virtual clock; negative: behind it.
+/// GPU time divided by weight, ahead of the owner that is furthest behind.
 pub type Position = i128;
 
-/// What an arbiter says of a tenant that is no guest and wants the GPU, may launch on it or was a gang.
+/// An arbiter's report on an owner that wants the GPU, may launch on it, or was a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Which.
+    /// The tenant.
     pub tenant: TenantId,
-    /// Something of it runs.
+    /// Whether work of it is in flight.
     pub in_flight: bool,
-    /// A thread waits at its gate.
+    /// Whether a thread waits at its gate.
     pub waiting: bool,
-    /// Its gate was not closed when that was seen.
+    /// Whether its gate was not closed at the report.
     pub may_launch: bool,
-    /// When something of it began or ended last.
+    /// When work of it last began or ended, ns.
     pub progressed_ns: u64,
-    /// GPU time that it says it has in flight.
+    /// GPU time that it reports in flight, ns.
     pub pending_ns: u64,
-    /// Its longest kernel or graph there, ns.
+    /// The length of its longest kernel or graph on this GPU, ns.
     pub longest_ns: u64,
-    /// It has the GPU.
+    /// Whether it has the GPU.
     pub holds: bool,
-    /// The same, and it has wanted nothing for as long as it is waited for.
+    /// Whether it also has wanted nothing for as long as the scheduler waits for it.
     pub is_done: bool,
-    /// It has a time objective and goes before those that have none.
+    /// Whether it has a time objective and goes before tenants without one.
     pub presses: bool,
-    /// How far it is served when its lease is over.
+    /// How far it is served at the end of its lease.
     pub position: Position,
 }
 
@@ -79,20 +91,20 @@ impl Member {
     }
 }
 
-/// What an arbiter says of its GPU.
+/// An arbiter's report on its GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Post {
-    /// Its tenants, by their numbers.
+    /// The tenants, in the order of their numbers.
     pub members: Vec<Member>,
-    /// Who has the GPU, or drains.
+    /// The tenant that has the GPU, or drains.
     pub holder: Option<TenantId>,
-    /// When what the holder has in flight is done, as far as is known.
+    /// When the holder's work in flight is done, by its own account, ns.
     pub drained_ns: u64,
-    /// When the holder is done if it has its lease to the end.
+    /// When the holder is done if it keeps its lease to the end, ns.
     pub free_ns: u64,
-    /// How long a lease lasts.
+    /// The length of a lease, ns.
     pub quantum_ns: u64,
-    /// How long before its end it is renewed.
+    /// How long before its end the arbiter renews a lease, ns.
     pub lead_ns: u64,
 }
 
@@ -107,31 +119,31 @@ impl Post {
     }
 }
 
-/// What an arbiter is to do.
+/// An order for an arbiter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Whoever is no gang has its leases as always.
+    /// Tenants that are no gangs have their leases as always.
     #[default]
     Apart,
-    /// The same, but whoever has the GPU is to have drained at that moment: then it is this one's.
+    /// The same, but the holder must have drained at that moment. Then this gang gets the GPU.
     Until {
-        /// Whose.
+        /// The gang.
         tenant: TenantId,
-        /// ns of the monotonic clock.
+        /// The moment on the monotonic clock, ns.
         at_ns: u64,
     },
-    /// This one has the GPU.
+    /// This gang has the GPU.
     Held {
-        /// Which.
+        /// The gang.
         tenant: TenantId,
-        /// The end of its lease. `None`: no other wants any of its GPUs.
+        /// The end of its lease, ns; `None` if no other tenant wants any of its GPUs.
         until_ns: Option<u64>,
     },
-    /// This one, which had the GPU, drains.
+    /// This gang, which had the GPU, drains.
     Drain {
-        /// Which.
+        /// The gang.
         tenant: TenantId,
-        /// It may launch one thing more: one of its ranks waits for that.
+        /// Whether it may launch one thing more, because one of its ranks waits for that.
         catches_up: bool,
     },
 }
@@ -142,27 +154,27 @@ enum Phase {
     Held {
         until_ns: Option<u64>,
     },
-    /// `spins_since_ns`: a rank was seen to wait for another.
+    /// `spins_since_ns` is the time since which a rank waits for another.
     Draining {
         give_up_ns: u64,
         spins_since_ns: Option<u64>,
     },
 }
 
-/// When a gang's GPUs are to be free.
+/// The plan of a turn: when the GPUs of a gang must be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
     at_ns: u64,
-    /// As it was first.
+    /// The moment of the first plan, ns.
     first_ns: u64,
-    /// It is not put off after that.
+    /// The board does not put the plan off beyond this moment, ns.
     limit_ns: u64,
-    /// GPUs that nobody else is given any more, because they would be late.
+    /// The GPUs that no other tenant gets any more, because they would be late.
     cleared: BTreeSet<usize>,
 }
 
 impl Plan {
-    /// When nobody else is to have a GPU any more.
+    /// Returns from when on no other tenant gets the GPU, ns.
     fn begins_ns(&self, gpu: usize) -> u64 {
         if self.cleared.contains(&gpu) { 0 } else { self.at_ns }
     }
@@ -180,7 +192,7 @@ impl Turn {
         matches!(self.phase, Phase::Planned(_))
     }
 
-    /// When it begins on a GPU, if it has not begun.
+    /// Returns when the turn begins on a GPU, ns, if it has not begun.
     fn begins_ns(&self, gpu: usize) -> Option<u64> {
         match &self.phase {
             Phase::Planned(plan) => Some(plan.begins_ns(gpu)),
@@ -192,43 +204,45 @@ impl Turn {
 #[derive(Debug, Default)]
 struct Gpu {
     post: Post,
-    /// When tenants last wanted this GPU and another.
+    /// When tenants last wanted this GPU and another at once, ns.
     together_ns: BTreeMap<TenantId, u64>,
     line: Line,
-    /// Since when nobody has it.
+    /// Since when no tenant has it, ns.
     free_since_ns: Option<u64>,
-    /// Whose gate its arbiter may have opened since it posted, by the order that it was told then.
+    /// The gang whose gate the arbiter may have opened since its last post, by the order of that
+    /// post.
     may_launch: Option<TenantId>,
 }
 
-/// Tenants that have GPUs by the board alone, with the longest kernel or graph of each on any of its GPUs, ns. How far a rank runs ahead follows from that. A
-/// rank that waits for another inside a kernel has longer ones, by as much: if it could run further ahead for that, it would have more in flight at the end
-/// of each turn than its peer may launch, and wait for it again.
+/// The tenants that get GPUs only by the board's orders, with the length of each one's longest
+/// kernel or graph on any of its GPUs, ns. The length bounds how far a rank runs ahead. A rank that
+/// waits for another inside a kernel has longer kernels. If it ran further ahead for them, it would
+/// have more in flight at the end of each turn than its peer may launch, and wait for it again.
 pub type Gangs = BTreeMap<TenantId, u64>;
 
-/// The GPUs of a host.
+/// The board: the state of all GPUs of a host.
 #[derive(Debug, Default)]
 pub struct Board {
     gpus: Vec<Gpu>,
-    /// The GPUs that each tenant wants.
+    /// The GPUs that each tenant wants now.
     wanted: BTreeMap<TenantId, BTreeSet<usize>>,
-    /// Those on which a tenant is a gang: two and more.
+    /// The GPUs on which each gang is one, two or more.
     gangs: BTreeMap<TenantId, BTreeSet<usize>>,
-    /// How long a rank of each waited for another at the end of a turn, in the mean.
+    /// The mean time for which a rank of each gang waited for another at the end of a turn, ns.
     spins_ns: BTreeMap<TenantId, u64>,
-    /// Of each gang one at most. Of those that have a GPU in common all but one are planned.
+    /// The turns: at most one of each gang. Of turns with a GPU in common, all but one are planned.
     turns: Vec<Turn>,
-    /// When it was last posted to.
+    /// When an arbiter last posted, ns.
     now_ns: u64,
 }
 
 impl Board {
-    /// A board for so many GPUs.
+    /// Returns a board for this number of GPUs.
     pub fn new(gpus: usize) -> Self {
         Self { gpus: (0..gpus).map(|_| Gpu::default()).collect(), ..Self::default() }
     }
 
-    /// Takes in what is seen of a GPU, and moves on.
+    /// Takes in the report on a GPU, and moves the turns on.
     pub fn post(&mut self, gpu: usize, now_ns: u64, post: Post) {
         if gpu >= self.gpus.len() {
             return;
@@ -239,13 +253,14 @@ impl Board {
         if self.gangs.is_empty() && self.turns.is_empty() {
             return;
         }
-        // Those that end make room for those that were planned.
+        // Turns that end make room for planned turns.
         self.move_on(now_ns, |turn| !turn.is_planned());
         self.move_on(now_ns, Turn::is_planned);
         self.elect(now_ns);
     }
 
-    /// Tells a GPU's arbiter what to do. A gate that it opens for that is in no post of its own before the next.
+    /// Returns the order for a GPU's arbiter. The arbiter's next post shows a gate that it opens
+    /// for the order, and no earlier post does.
     pub fn tell(&mut self, gpu: usize) -> Order {
         let order = self.order(gpu);
         if let Some(gpu) = self.gpus.get_mut(gpu) {
@@ -257,10 +272,10 @@ impl Board {
         order
     }
 
-    /// What a GPU's arbiter is to do.
+    /// Returns the order for a GPU's arbiter, without a note that it was told.
     pub fn order(&self, gpu: usize) -> Order {
         let turns = self.turns.iter().filter(|turn| turn.gpus.contains(&gpu));
-        // Who has the GPU, or is to have it first.
+        // The gang that has the GPU, or is to have it first.
         let Some(turn) = turns.min_by_key(|turn| turn.begins_ns(gpu)) else { return Order::Apart };
         let tenant = turn.tenant;
         match &turn.phase {
@@ -273,7 +288,8 @@ impl Board {
         }
     }
 
-    /// The tenants that a GPU's arbiter gives nothing by itself, and how far each runs ahead.
+    /// Returns the tenants to which a GPU's arbiter gives nothing by itself, and how far each runs
+    /// ahead.
     pub fn gangs(&self, gpu: usize) -> Gangs {
         let there = self.gangs.iter().filter(|(_, gpus)| gpus.contains(&gpu));
         let longest_ns =
@@ -281,12 +297,12 @@ impl Board {
         there.map(|(tenant, gpus)| (*tenant, longest_ns(*tenant, gpus).unwrap_or(0))).collect()
     }
 
-    /// GPUs in the table.
+    /// Returns the number of GPUs.
     pub fn gpus(&self) -> usize {
         self.gpus.len()
     }
 
-    /// Takes over a post, and who is a gang by it.
+    /// Takes over a post, and recognises the gangs by it.
     fn note_gangs(&mut self, gpu: usize, now_ns: u64, post: Post) {
         let place = &mut self.gpus[gpu];
         place.free_since_ns =
@@ -330,7 +346,7 @@ impl Board {
         }
     }
 
-    /// Moves turns on, those of a kind.
+    /// Moves on the turns for which `is_asked` is true.
     fn move_on(&mut self, now_ns: u64, is_asked: impl Fn(&Turn) -> bool) {
         let mut place = 0;
         while let Some(turn) = self.turns.get(place) {
@@ -349,9 +365,9 @@ impl Board {
         }
     }
 
-    /// Takes in how long ranks waited for each other at the end of a turn, which is now.
+    /// Takes in how long ranks waited for each other at the end of this turn.
     fn note_spin(&mut self, turn: &Turn, now_ns: u64) {
-        /// Weight of a turn: one in so many.
+        /// The weight of a turn in the mean: one in this many.
         const WEIGHT: u64 = 4;
         let Phase::Draining { spins_since_ns, .. } = turn.phase else { return };
         let spun_ns = spins_since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
@@ -359,7 +375,7 @@ impl Board {
         *mean_ns = *mean_ns - *mean_ns / WEIGHT + spun_ns / WEIGHT;
     }
 
-    /// Moves a turn on. False: it is over.
+    /// Moves a turn on. Returns false if the turn is over.
     fn goes_on(&self, turn: &mut Turn, now_ns: u64) -> bool {
         let Turn { tenant, ref gpus, ref mut phase } = *turn;
         let all = |is_so: &dyn Fn(&Post, Option<&Member>) -> bool| {
@@ -395,7 +411,7 @@ impl Board {
             *phase = Phase::Held { until_ns };
         } else if !is_whole && matches!(phase, Phase::Held { .. }) {
             if !self.is_contended(tenant, gpus) {
-                // What it has on each GPU it goes on having there by itself.
+                // The tenant keeps each GPU that it has, each by itself.
                 return false;
             }
             *phase = drain.clone();
@@ -413,7 +429,7 @@ impl Board {
                 Some(until_ns) if now_ns < until_ns.saturating_sub(self.lead_ns(gpus)) => return true,
                 Some(until_ns) if self.is_first(tenant, gpus) => {
                     let end_ns = self.end_ns(gpus, until_ns.max(now_ns));
-                    // It goes on while others wait for their moment, up to that.
+                    // The gang goes on while others wait for their moment, up to that moment.
                     match self.planned_ns(tenant, gpus).map_or(end_ns, |planned_ns| planned_ns.min(end_ns)) {
                         end_ns if end_ns > until_ns.max(now_ns) => Phase::Held { until_ns: Some(end_ns) },
                         _ if now_ns < until_ns => return true,
@@ -429,7 +445,7 @@ impl Board {
             let running = self.members(tenant, gpus).filter(|member| member.in_flight);
             *spins_since_ns = running.map(|member| member.progressed_ns).min();
         }
-        // An arbiter that has given the drain up has another use for its GPU.
+        // An arbiter that gave the drain up uses its GPU for another tenant.
         let has_drained = |gpu: &Gpu, member: &Member| {
             !member.may_launch
                 && gpu.may_launch != Some(tenant)
@@ -442,12 +458,12 @@ impl Board {
         now_ns < give_up_ns && !gpus.iter().all(has_drained)
     }
 
-    /// Moves a plan to when the GPUs can be free.
+    /// Moves a plan to the moment at which the GPUs can be free.
     fn put_off(&self, plan: &mut Plan, tenant: TenantId, gpus: &BTreeSet<usize>, now_ns: u64) {
         let quantum_ns = self.quantum_ns(gpus);
         let is_late = |gpu: &usize| !self.gpus[*gpu].post.is_free_for(tenant) && plan.cleared.contains(gpu);
         if !gpus.iter().any(is_late) {
-            // Whoever was waited for is gone: no need to wait longer than the others need.
+            // The late tenant is gone, so the board waits no longer than the others need.
             let ready_ns = self.ready_ns(tenant, gpus, now_ns, |post| post.free_ns);
             if ready_ns.saturating_add(quantum_ns) < plan.at_ns {
                 plan.at_ns = ready_ns;
@@ -467,7 +483,7 @@ impl Board {
                 plan.at_ns = plan.at_ns.max(post.drained_ns);
                 plan.cleared.insert(*gpu);
             } else if now_ns > last_ns {
-                // Nobody knows for how long: as long again.
+                // The board does not know the remaining time, and assumes as long again.
                 let late_ns = now_ns.saturating_sub(plan.first_ns);
                 plan.at_ns = plan.at_ns.max(now_ns.saturating_add(late_ns));
                 plan.cleared.insert(*gpu);
@@ -476,7 +492,7 @@ impl Board {
         plan.at_ns = plan.at_ns.min(plan.limit_ns);
     }
 
-    /// When all of a gang's GPUs can be free for it, by what each says of its holder.
+    /// Returns when all of a gang's GPUs can be free for it, by their posts, ns.
     fn ready_ns(
         &self,
         tenant: TenantId,
@@ -489,7 +505,8 @@ impl Board {
         busy.map(of).max().unwrap_or(0).max(now_ns)
     }
 
-    /// The first moment for which another gang plans to have one of these GPUs, less what this one takes to drain.
+    /// Returns the first moment at which another gang plans to have one of these GPUs, less the
+    /// time in which this gang drains, ns.
     fn planned_ns(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> Option<u64> {
         let drain_ns = self.members(tenant, gpus).map(|member| member.pending_ns.min(MAX_PENDING_NS)).max();
         let moments =
@@ -497,7 +514,7 @@ impl Board {
         moments.min()
     }
 
-    /// What other gangs plan for these GPUs.
+    /// Returns the plans of other gangs for these GPUs.
     fn plans<'a>(
         &'a self,
         tenant: TenantId,
@@ -511,13 +528,13 @@ impl Board {
         })
     }
 
-    /// Whether another gang has its turn, or drains, on one of these GPUs.
+    /// Returns whether another gang has its turn, or drains, on one of these GPUs.
     fn others_turn(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let mut others = self.turns.iter().filter(|turn| turn.tenant != tenant && !turn.is_planned());
         others.any(|turn| !turn.gpus.is_disjoint(gpus))
     }
 
-    /// How long one of its GPUs idled for a gang while the others drained.
+    /// Returns how long one of a gang's GPUs idled for it while the others drained, ns.
     fn gathering_ns(&self, tenant: TenantId, gpus: &BTreeSet<usize>, now_ns: u64) -> u64 {
         let waited = gpus
             .iter()
@@ -538,19 +555,21 @@ impl Board {
         gpus.iter().map(|gpu| self.gpus[*gpu].post.lead_ns).max().unwrap_or(0)
     }
 
-    /// Whether this rank has drained and waits with what another needs, which should have been done by now. To let it launch while the other is
-    /// only a little later would make it the one that is ahead.
+    /// Returns whether this rank has drained and holds a launch that another rank needs, although
+    /// that rank should be done by now. A launch while the other is only a little late would put
+    /// this rank ahead.
     fn catches_up(&self, tenant: TenantId, gpus: &BTreeSet<usize>, gpu: usize, spins: bool) -> bool {
-        // Ranks whose kernels end together are seen to be done no further apart than timers are late, and hand-offs twice.
+        // Kernels that end together are seen to end within this time: the delay of a timer, or two
+        // hand-offs.
         let skew_ns = self.lead_ns(gpus);
         let waits = |member: &Member| member.waiting && !member.in_flight;
         let is_late = |member: &Member| {
-            // Of several kernels it would have ended one by now.
+            // If it had several kernels, one would have ended by now.
             let kernel_ns =
                 if spins { 0 } else { member.pending_ns.min(member.longest_ns).min(MAX_PENDING_NS) };
             member.in_flight && self.now_ns >= member.progressed_ns.saturating_add(kernel_ns + skew_ns)
         };
-        // Ranks whose kernels end together are not all seen at once.
+        // The board does not see all ends of kernels at once.
         let done = self.members(tenant, gpus).filter(|member| !member.in_flight);
         let done_ns = done.map(|member| member.progressed_ns).max().unwrap_or(0);
         self.gpus[gpu].post.member(tenant).is_some_and(waits)
@@ -558,7 +577,8 @@ impl Board {
             && self.members(tenant, gpus).any(is_late)
     }
 
-    /// Whether a rank runs since before its tenant was a gang, though others want its GPUs: it may spin for one that is to have another GPU.
+    /// Returns whether a rank runs since before its tenant was a gang, while others want its GPUs.
+    /// It may spin for a rank that is to have another GPU.
     fn runs_by_itself(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> bool {
         let runs = |gpu: &usize| {
             let post = &self.gpus[*gpu].post;
@@ -567,8 +587,8 @@ impl Board {
         gpus.iter().any(runs) && self.is_contended(tenant, gpus)
     }
 
-    /// Plans the turns of those that are next. A gang that is not keeps nobody from its GPUs, and one that has to wait for them leaves them to those that
-    /// are done before.
+    /// Plans the turns of the gangs that are next. A gang that is not next keeps no tenant from its
+    /// GPUs. A gang that waits for its GPUs leaves them to tenants that are done before.
     fn elect(&mut self, now_ns: u64) {
         let has_none = |tenant: &TenantId| self.turns.iter().all(|turn| turn.tenant != *tenant);
         let mut waiting: Vec<(TenantId, BTreeSet<usize>)> = self

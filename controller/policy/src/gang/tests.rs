@@ -1,4 +1,5 @@
-//! The board with the leases of several GPUs under it, in virtual time: ranks that spin for each other on GPUs that take turns by themselves.
+//! Runs the board and the leases of several GPUs in virtual time, with ranks that spin for each
+//! other.
 
 use super::*;
 use crate::class::Class;
@@ -8,35 +9,37 @@ use deepres_abi::PPM;
 
 const MS: u64 = 1_000_000;
 const GPUS: usize = 4;
-/// Nothing happens faster.
+/// The step of virtual time, ns.
 const TICK_NS: u64 = 20_000;
-/// A launch for each of so many ticks: the program takes its time too.
+/// A program launches at most once in this many steps.
 const TICKS_PER_LAUNCH: u64 = 2;
-/// Of how many sizes a rank's [`Job::jitter_ns`] is.
+/// The number of sizes that a rank's [`Job::jitter_ns`] may have.
 const PARTS: u64 = 64;
 
-/// A job with one rank on each of its GPUs: kernel number N of a rank spins until all ranks have launched theirs.
+/// A job with one rank on each of its GPUs. Kernel number N of a rank spins until all ranks have
+/// launched theirs.
 #[derive(Debug, Clone)]
 struct Job {
     weight_ppm: u32,
     gpus: Vec<usize>,
     kernel_ns: u64,
-    /// Launched and not finished, at most.
+    /// Number of kernels in flight, at most.
     depth: u64,
     class: Class,
-    /// Works so long, then pauses for as long. 0: it always has work.
+    /// The length of each spell of work and of each pause, ns. With 0 the job always has work.
     spell_ns: u64,
     slo_ns: Option<u64>,
-    /// Its ranks do not wait for each other, and the one on the last of its GPUs has one kernel to run each time so much has passed. 0: all alike.
+    /// If this is not 0, the ranks do not wait for each other, and the rank on the last GPU has one
+    /// kernel in this time, ns.
     rarely_ns: u64,
-    /// Its rank on this GPU launches so much later than the others, ns, each time.
+    /// The rank on this GPU launches this much later than the others, ns, each time.
     late: Option<(usize, u64)>,
-    /// And each of its ranks later by some of this, ns, each time another part.
+    /// Each rank launches later by a random part of this, ns.
     jitter_ns: u64,
 }
 
 impl Job {
-    /// Kernels that its rank on a GPU has had to launch up to now.
+    /// Returns the number of kernels that the job's rank on a GPU has had to launch up to now.
     fn demand(&self, gpu: usize, now_ns: u64) -> u64 {
         let is_rare = self.rarely_ns != 0 && self.gpus.last() == Some(&gpu);
         if is_rare { now_ns / self.rarely_ns } else { u64::MAX }
@@ -46,12 +49,12 @@ impl Job {
 #[derive(Debug, Default, Clone)]
 struct Rank {
     launched: u64,
-    /// When it could have launched next.
+    /// When the rank can launch next, ns.
     ready_ns: u64,
     done: u64,
     progress_ns: u64,
     used_ns: u64,
-    /// Of the kernel that runs, and of those that are done and not reported.
+    /// GPU time of the kernel that runs, and of finished kernels that no meter has reported, ns.
     begun_ns: u64,
     unreported_ns: u64,
     waiting: bool,
@@ -62,7 +65,7 @@ struct Rank {
 struct Place {
     scheduler: Scheduler,
     ranks: BTreeMap<TenantId, Rank>,
-    /// Time in which two tenants ran at once.
+    /// Time in which two tenants ran at once, ns.
     mixed_ns: u64,
     busy_ns: u64,
 }
@@ -155,7 +158,7 @@ impl World {
         }
     }
 
-    /// Whether all ranks have launched what this one has at the head of its queue.
+    /// Returns whether all ranks have launched the kernel at the head of this rank's queue.
     fn is_met(&self, tenant: TenantId, number: u64) -> bool {
         let job = &self.jobs[tenant as usize - 1];
         let has_launched = |gpu: &usize| self.places[*gpu].ranks[&tenant].launched > number;
@@ -193,7 +196,7 @@ impl World {
             let (now_ns, place) = (self.now_ns, &mut self.places[gpu]);
             for (tenant, rank) in &mut place.ranks {
                 let in_flight = !rank.is_dead && rank.launched > rank.done;
-                // What runs is charged when it is done.
+                // The scheduler charges a kernel when it is done.
                 let used_ns = std::mem::take(&mut rank.unreported_ns);
                 let kernel_ns = self.jobs[*tenant as usize - 1].kernel_ns;
                 let seen = Seen {
@@ -227,7 +230,7 @@ impl World {
         job.gpus.iter().map(|gpu| self.places[*gpu].ranks[&tenant].done).min().unwrap_or(0)
     }
 
-    /// The tenant's part of a GPU's time, percent.
+    /// Returns the tenant's part of a GPU's time, percent.
     fn percent(&self, gpu: usize, tenant: TenantId) -> f64 {
         let ranks = &self.places[gpu].ranks;
         ranks[&tenant].used_ns as f64 * 100.0 / ranks.values().map(|rank| rank.used_ns).sum::<u64>() as f64
@@ -273,7 +276,7 @@ fn two_gangs_have_both_gpus_in_turns_by_their_shares() {
             );
         }
         assert!(world.mixed_percent() < 1.0, "{} %, depth {depth}", world.mixed_percent());
-        // What was used was not spent spinning.
+        // The used time was not spent spinning.
         let useful_ns = (world.done(1) + world.done(2)) * kernel_ns;
         assert!(useful_ns * 10 >= world.places[0].busy_ns * 9, "{useful_ns} ns, depth {depth}");
         assert!(world.places[0].busy_ns * 10 >= 4_000 * MS * 9, "{} ns", world.places[0].busy_ns);
@@ -406,7 +409,8 @@ fn a_rank_that_died_holds_nobody_up() {
     world.places[1].scheduler.leave(1, now_ns);
     let before = world.done(2);
     world.run(8_000 * MS);
-    // The other rank spins for good: it has its turns on GPU 0, and in the others' the hardware gives it half.
+    // The other rank spins for good. It has its turns on GPU 0, and the hardware gives it half of
+    // the others' turns.
     let rounds = world.done(2) - before;
     assert!(rounds >= 8_000 / 4 - 200, "{rounds} rounds");
 }
@@ -434,7 +438,7 @@ fn nobody_waits_for_good_whoever_has_which_gpus() {
                 let class = if below(5) == 0 { Class::BestEffort } else { Class::Fair };
                 let slo_ns = (below(4) == 0).then_some(20 * MS);
                 let spell_ns = [0, 0, 30 * MS, 7 * MS][below(4) as usize];
-                // Guests have each GPU by itself.
+                // Guests have one GPU each.
                 let at_most = if class == Class::BestEffort { 1 } else { GPUS };
                 let gpus = gpus.into_iter().take(at_most).collect();
                 let depth = 1 + below(16);
@@ -457,7 +461,7 @@ fn nobody_waits_for_good_whoever_has_which_gpus() {
         let before: Vec<u64> = (1..).zip(&jobs).map(|(tenant, _)| world.done(tenant)).collect();
         world.run(700 * MS);
         for (tenant, before) in (1..).zip(before) {
-            // Whom nothing is owed may find no pause.
+            // A tenant that is owed nothing may find no pause.
             let is_owed = jobs[tenant as usize - 1].class != Class::BestEffort;
             let stands_still = is_owed && world.done(tenant) <= before;
             assert!(!stands_still, "tenant {tenant} stands still: seed {seed}, {jobs:?}");
@@ -467,12 +471,12 @@ fn nobody_waits_for_good_whoever_has_which_gpus() {
 }
 
 impl World {
-    /// The part of a GPU's time in which anybody had something on it, percent.
+    /// Returns the part of a GPU's time in which a tenant had work on it, percent.
     fn busy_percent(&self, gpu: usize) -> f64 {
         self.places[gpu].busy_ns as f64 * 100.0 / (self.now_ns - MS) as f64
     }
 
-    /// What a tenant used of a GPU, percent of the time.
+    /// Returns GPU time that a tenant used, percent of the time.
     fn used_percent(&self, gpu: usize, tenant: TenantId) -> f64 {
         self.used_ns(gpu, tenant) as f64 * 100.0 / (self.now_ns - MS) as f64
     }
@@ -520,7 +524,8 @@ fn while_a_long_kernel_drains_on_one_gpu_of_a_gang_the_others_are_not_idle() {
     for long_ns in [20 * MS, 100 * MS] {
         let jobs = [job(50, &[0, 1], MS, 2), job(50, &[0], MS, 4), job(50, &[1], long_ns, 1)];
         let mut world = World::new(2, &jobs, 5);
-        // A kernel or two are on their way before it is known who is a gang, and are not made up for whole.
+        // A kernel or two are on their way before the board knows the gang. The debt for them is
+        // bounded.
         world.run(500 * MS);
         let used_ns = |world: &World, gpu: usize| [1, gpu as TenantId + 2].map(|id| world.used_ns(gpu, id));
         let before = [0, 1].map(|gpu| used_ns(&world, gpu));
@@ -537,7 +542,7 @@ fn while_a_long_kernel_drains_on_one_gpu_of_a_gang_the_others_are_not_idle() {
 
 #[test]
 fn a_gang_that_waits_for_its_gpus_keeps_none_from_gangs_that_can_have_theirs() {
-    // On GPU 3 somebody is long in giving it up.
+    // A tenant takes long to give up GPU 3.
     let jobs = [
         job(30, &[0, 1, 2, 3], MS, 2),
         job(30, &[0, 1], MS, 2),
@@ -548,7 +553,8 @@ fn a_gang_that_waits_for_its_gpus_keeps_none_from_gangs_that_can_have_theirs() {
     world.run(4_000 * MS);
     let busy = world.busy_percent(1);
     assert!(busy >= 90.0, "GPU 1 was busy {busy} %");
-    // The first is owed as much of GPU 3; what that costs it the others have.
+    // The first gang is owed the same part of GPU 3. The others have the part that it loses by
+    // that.
     for (tenant, percent) in [(1, 30.0), (2, 35.0), (3, 35.0)] {
         let had = world.percent(1, tenant);
         assert!((had - percent).abs() <= 6.0, "{tenant} had {had} %");
@@ -567,7 +573,7 @@ fn guests_have_a_gpu_on_which_a_gang_has_nothing_to_do_while_another_of_its_gpus
     assert!((had - 50.0).abs() <= 3.0, "{had} %");
 }
 
-/// A tenant that has something running.
+/// Returns a tenant with work in flight.
 fn member(tenant: TenantId) -> Member {
     Member {
         tenant,
@@ -599,7 +605,7 @@ fn post(holder: TenantId, members: &[Member]) -> Post {
     }
 }
 
-/// A board on which tenant 1 has its turn on both GPUs.
+/// Returns a board on which tenant 1 has its turn on both GPUs.
 fn held(others: &[Member]) -> Board {
     let mut board = Board::new(2);
     board.post(0, MS, post(1, &[&[waiter(1)], others].concat()));
@@ -620,7 +626,7 @@ fn the_turn_of_a_gang_ends_at_once_for_whoever_has_a_time_objective() {
         for gpu in 0..2 {
             assert_eq!(matches!(board.order(gpu), Order::Drain { tenant: 1, .. }), presses, "{board:?}");
         }
-        // Unless it has one too.
+        // A gang with a time objective goes on.
         let mut board = held(&[waits]);
         let gang = Member { presses: true, ..member(1) };
         board.post(0, 2 * MS, post(1, &[gang, Member { presses, ..waits }]));
@@ -685,7 +691,7 @@ fn a_rank_that_has_ended_none_of_several_kernels_for_longer_than_one_takes_waits
         ..member(1)
     };
     let waits = Member { waiting: true, in_flight: false, ..spins };
-    // One kernel, and how much later than the other each may be seen to end.
+    // The time of one kernel, and the time by which the board may see the ends of kernels apart.
     for (since_ns, catches_up) in [(3 * MS - 1, false), (3 * MS, true)] {
         let now_ns = until_ns + since_ns;
         board.post(0, now_ns, post(1, &[spins, behind]));

@@ -8,26 +8,27 @@ use crate::gang::{Gangs, Member, Order, Post};
 use crate::tuning::Tuning;
 use core::time::Duration;
 
-/// While ranks catch up, it is looked at so often whether they did.
+/// The time between two looks at ranks that catch up.
 const CATCH_UP_POLL_NS: u64 = ns(Duration::from_micros(200));
-/// A rank that was given one launch and shows nothing of it after so long is given another.
+/// If a rank with a grant of one launch shows nothing of it after this time, it gets another grant.
 const CATCH_UP_RETRY_NS: u64 = ns(Duration::from_millis(3));
 
-/// A rank of a gang that is behind is waited for if its pauses are at most this part of its work (one
-/// in so many), and shorter than another tenant's turn, because no rank could go on without it …
+/// The scheduler waits for a rank that is behind if its pauses are at most this part of its work
+/// (one in this many) and shorter than another tenant's turn, because no other rank could go on
+/// without it …
 const WORK_PER_PAUSE: u64 = 2;
-/// … but no longer than this many of its usual pauses, and than this.
+/// … but waits for at most this many of the rank's usual pauses, and for at most this time.
 const PAUSES_OF_PATIENCE: u64 = 2;
 const LONGEST_PATIENCE_NS: u64 = ns(Duration::from_millis(20));
 
 impl Scheduler {
-    /// Sets what the board says: what is to be done with this GPU, and which tenants have it by the board alone.
+    /// Sets the board's order for this GPU, and the tenants that get the GPU only by such orders.
     pub fn set_order(&mut self, order: Order, gangs: Gangs) {
         self.order = order;
         self.gangs = gangs;
     }
 
-    /// What the board is to know of this GPU.
+    /// Returns the state of this GPU for the board.
     pub fn post(&self, now_ns: u64, tuning: &Tuning) -> Post {
         let may_launch = |tenant: &Tenant| !matches!(tenant.grant, Grant::Closed | Grant::Paused);
         let owners = self.tenants.iter().filter(|(id, tenant)| {
@@ -72,8 +73,8 @@ impl Scheduler {
         tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
     }
 
-    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the GPU
-    /// or wanted it a moment ago.
+    /// Returns the virtual time of the owner that is furthest behind, of the owners that want the
+    /// GPU or wanted it a moment ago.
     fn last_owner_vtime(&self, now_ns: u64) -> VirtualTime {
         let clock = self.clocks[Rank::Owner as usize].now();
         let owners = self.tenants.values().filter(|tenant| tenant.is_here() && tenant.rank == Rank::Owner);
@@ -82,17 +83,19 @@ impl Scheduler {
         counted.map(|tenant| tenant.vtime(clock)).min().unwrap_or(clock)
     }
 
-    /// Who has the GPU, or drains, but for guests: they are gone as soon as it is wanted.
+    /// Returns the tenant that has the GPU, or drains, unless it is a guest. A guest is gone as
+    /// soon as an owner wants the GPU.
     pub fn holder(&self) -> Option<TenantId> {
         self.hold.map(|hold| hold.tenant).filter(|holder| !self.is_guest(*holder))
     }
 
-    /// Whether the holder has wanted nothing for as long as it is waited for.
+    /// Returns whether the holder has wanted nothing for as long as the scheduler waits for it.
     fn is_done(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> bool {
         self.gang_idle_ends_ns(hold, now_ns, tuning).is_some_and(|ends_ns| now_ns >= ends_ns)
     }
 
-    /// When the holder is done, as far as is known: with what it has in flight, and if it has its lease to the end.
+    /// Returns when the holder is done, by its own account, ns: with its work in flight, and with
+    /// its lease.
     fn ends_ns(&self, now_ns: u64, tuning: &Tuning) -> (u64, u64) {
         let Some(hold) = self.hold else { return (now_ns, now_ns) };
         let Some(holder) = self.tenants.get(hold.tenant) else { return (now_ns, now_ns) };
@@ -109,26 +112,26 @@ impl Scheduler {
         }
     }
 
-    /// Whether the tenant has GPUs by the board alone.
+    /// Returns whether the tenant gets GPUs only by the board's orders.
     pub fn is_gang(&self, tenant: TenantId) -> bool {
         self.gangs.contains_key(&tenant)
     }
 
-    /// Nobody has the GPU.
+    /// Decides while no tenant has the GPU.
     pub(super) fn ordered_free_step(&mut self, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart => self.free_step(now_ns, tuning),
             Order::Until { at_ns, .. } => self.free_until_step(at_ns, now_ns, tuning),
             Order::Held { tenant, .. } => match self.tenants.get(tenant) {
                 Some(gang) if gang.is_here() => {
-                    // While no other wants this GPU, guests have its pauses.
+                    // While no other owner wants this GPU, guests have the pauses of the gang.
                     let pauses = !gang.wanted && self.next(Rank::Owner, Some(tenant)).is_none();
                     let guest = pauses.then(|| self.next_guest(None, now_ns, tuning).ok()).flatten();
                     self.give(guest.map_or(tenant, |(guest, _)| guest), now_ns, tuning)
                 }
                 _ => Step::Stay(None),
             },
-            // Its drain was over here, and is not elsewhere.
+            // The gang's drain has ended on this GPU, and goes on elsewhere.
             Order::Drain { tenant, catches_up: true } if self.tenants.get(tenant).is_some() => {
                 self.give(tenant, now_ns, tuning);
                 match self.hold {
@@ -140,7 +143,8 @@ impl Scheduler {
         }
     }
 
-    /// Nobody has the GPU, and a gang is to have it then: until then it is of use to whoever has drained by then.
+    /// Decides while no tenant has the GPU and a gang gets it at `at_ns`. Until then other tenants
+    /// may have it if they can drain by then.
     fn free_until_step(&mut self, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         let next = self.next_apart(Rank::Owner, None).or_else(|| {
             let guest = self.next_guest(None, now_ns, tuning).ok();
@@ -157,7 +161,7 @@ impl Scheduler {
         Step::Stay((now_ns < at_ns).then_some(at_ns))
     }
 
-    /// Somebody has the GPU.
+    /// Decides while a tenant has the GPU.
     pub(super) fn ordered_step(&mut self, hold: Hold, now_ns: u64, tuning: &Tuning) -> Step {
         match self.order {
             Order::Apart if self.is_gang(hold.tenant) => self.close(hold, now_ns),
@@ -175,7 +179,7 @@ impl Scheduler {
         }
     }
 
-    /// Somebody has the GPU, and is to have drained when a gang is to have it.
+    /// Decides while a tenant has the GPU that must have drained when a gang gets it.
     fn hold_until_step(&mut self, hold: Hold, at_ns: u64, now_ns: u64, tuning: &Tuning) -> Step {
         if self.is_guest(hold.tenant) {
             return self.guest_step(hold, now_ns, tuning);
@@ -195,7 +199,7 @@ impl Scheduler {
         }
     }
 
-    /// An owner has the GPU, and only gangs want it, of which none is to have it yet.
+    /// Decides while an owner has the GPU, and only gangs want it that do not get it yet.
     pub(super) fn before_gangs_step(
         &mut self,
         hold: Hold,
@@ -218,7 +222,7 @@ impl Scheduler {
         Step::Stay(Some(renewal_ns(expires_ns)))
     }
 
-    /// A gang has the GPU, and its others.
+    /// Decides while a gang has the GPU, and its other GPUs.
     fn gang_step(&mut self, hold: Hold, until_ns: Option<u64>, now_ns: u64, tuning: &Tuning) -> Step {
         let grant = self.grant(hold.tenant);
         let Some(until_ns) = until_ns else {
@@ -233,7 +237,7 @@ impl Scheduler {
             && now_ns >= idle_since_ns.saturating_add(tuning.grace_ns)
             && self.next_guest(Some(hold.tenant), now_ns, tuning).is_ok()
         {
-            // Others want the gang's other GPUs, and nobody but guests this one.
+            // Other owners want the gang's other GPUs. Only guests want this one.
             return self.close(hold, now_ns);
         }
         let lease = Grant::Leased { expires_ns: until_ns };
@@ -244,7 +248,7 @@ impl Scheduler {
         Step::Stay(Some(idle_ends_ns.map_or(wake_ns, |ends_ns| ends_ns.min(wake_ns))))
     }
 
-    /// Until when a rank that wants nothing now is waited for.
+    /// Returns until when the scheduler waits for a rank that wants nothing now, ns.
     fn gang_idle_ends_ns(&self, hold: &Hold, now_ns: u64, tuning: &Tuning) -> Option<u64> {
         let holder = self.tenants.get(hold.tenant)?;
         let next = self.next(Rank::Owner, Some(hold.tenant)).and_then(|next| self.tenants.get(next));
@@ -260,7 +264,7 @@ impl Scheduler {
         hold.idle_since_ns.map(|since_ns| since_ns.saturating_add(patience_ns))
     }
 
-    /// What somebody has in flight runs out.
+    /// Decides while the holder's work in flight drains.
     pub(super) fn ordered_drain_step(
         &mut self,
         hold: Hold,
@@ -280,7 +284,8 @@ impl Scheduler {
         }
     }
 
-    /// The gang's other ranks drain too; whoever waits with what one of those needs may launch it.
+    /// Decides while the gang's other ranks drain too. A rank that holds a launch that its peer
+    /// needs may launch it.
     fn drain_together(&mut self, hold: Hold, catches_up: bool, give_up_ns: u64, now_ns: u64) -> Step {
         let Some(holder) = self.tenants.get(hold.tenant) else {
             self.hold = None;
@@ -293,7 +298,7 @@ impl Scheduler {
             {
                 Some(since_ns)
             }
-            // A new epoch for each.
+            // Each launch gets a new epoch.
             Some(_) => None,
             None => catches_up.then_some(now_ns),
         };
@@ -308,8 +313,8 @@ impl Scheduler {
         self.tenants.get(tenant).is_some_and(|tenant| tenant.wanted)
     }
 
-    /// Whether a tenant whose drain has begun may have the GPU back, if nobody else can be given it now: a gang that waits for its other GPUs
-    /// goes on waiting for this one.
+    /// Returns whether a tenant whose drain has begun may have the GPU back, if no other tenant can
+    /// get it now. A gang that waits for its other GPUs goes on waiting for this one.
     pub(super) fn may_go_on(&self, tenant: TenantId) -> bool {
         match self.order {
             Order::Apart => !self.is_gang(tenant),
@@ -319,8 +324,9 @@ impl Scheduler {
     }
 }
 
-/// How long before it is to have drained a tenant's gate closes: it may have launched one of its longest kernels just before. One that takes longer than
-/// a quantum may be late.
+/// Returns how long before the end of a drain the tenant's gate must close, ns. The tenant may have
+/// launched one of its longest kernels just before. A kernel that is longer than a quantum may be
+/// late.
 fn drain_ns(tenant: &Tenant, tuning: &Tuning) -> u64 {
     tenant.remaining_ns().max(tenant.seen.longest_ns.min(tuning.quantum_ns))
 }

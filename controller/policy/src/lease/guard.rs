@@ -1,67 +1,81 @@
-//! Keeps guests (best-effort tenants) from harming the owners of a GPU (all others), after TGS (NSDI 2023).
+//! Keeps guests (best-effort tenants) from harming the owners of a GPU, after TGS (NSDI 2023).
 //!
-//! A guest runs only while no owner wants the GPU, and what it has in flight is what an owner that comes back has to wait for. If that does not end,
-//! the owner goes on beside it, and is slower: its progress, GPU time used for each second in which it had the GPU and something to do, is held
-//! against what it was while no guest was in. The guard bounds the sum of both to a part of the time that passes (`max_harm`), one-sidedly: owners are
-//! never slowed to make room, and that they are faster beside guests says nothing.
+//! A guest runs only while no owner wants the GPU. An owner that comes back waits for the guest's
+//! work in flight. If that work does not end, the owner goes on beside it and is slower. The guard
+//! then compares the owner's progress (GPU time used in time that the owner wanted) with its
+//! progress without guests. The guard bounds the sum of both costs to a part of the time
+//! (`max_harm`). It never slows owners to make room for guests, and an owner that is faster beside
+//! guests earns nothing.
 //!
-//! The last pauses tell what a guest is expected to cost that begins when one has lasted so long ([`Outlook`]). It may while that is no larger a part of its work than the credit is of all that is saved up: so what costs
-//! nothing is always had, and the rest of the credit, which grows with time and shrinks by all that guests cost, goes where it buys most; no more than a quarter of it where a guest is dear and has a better time. What guests cost beyond it has to be earned back before any of them runs
-//! again. Owners that all have a time objective can be kept waiting for a small part of it: such waits have a credit of their own, that grows faster ([`TOLERATED_PPM`]), for whoever answers requests that come by
-//! themselves catches up.
+//! The guard foresees a guest's cost by the last pauses ([`Outlook`]). A guest may launch while its
+//! expected cost, as a part of its work, is at most the credit as a part of the largest credit. So
+//! a launch that costs nothing is always allowed, and the rest of the credit goes where it buys
+//! most. The credit grows with time and shrinks by all costs. Launches that are expensive, although
+//! the guest has a better time, get at most a quarter of it. Guests earn back a cost beyond the
+//! credit before any guest runs again.
+//!
+//! If all owners have a time objective, a guest may keep each waiting for a small part of it. These
+//! waits have a credit of their own that grows faster ([`TOLERATED_PPM`]), because an owner that
+//! answers requests catches up.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 use deepres_abi::PPM;
 
-/// The part of the time that guests may cost owners unless an operator says otherwise: 1 %.
+/// The part of the time that guests may cost owners by default: 1 %.
 pub const DEFAULT_MAX_HARM_PPM: u32 = PPM / 100;
 
-/// The part of the time that waits may cost owners which can wait that long: 5 %. A job that begins its next step only when the last one is done loses as much, however
-/// long its steps may take.
+/// The part of the time that waits may cost owners with a time objective: 5 %. A job that begins
+/// each step when the last one is done loses this part, for steps of any length.
 pub const TOLERATED_PPM: u32 = PPM / 20;
 
-/// Where owners can wait for a guest one is let in once a pause has lasted so many times as long as the shortest that is one: of requests that wait one behind
-/// another the first is kept waiting, and not each in turn.
+/// If owners can wait, a guest is let in once a pause has lasted this many times as long as the
+/// shortest pause. So of requests that wait one behind another, the first waits, and not each in
+/// turn.
 const GRACES_BEFORE_TOLERATED: u64 = 3;
 
-/// Pauses that are remembered.
+/// Number of pauses that the guard remembers.
 const PAUSES: usize = 32;
-/// Of those that lasted as long as the present one so many must be known before nothing else is expected of it.
+/// If fewer pauses than this lasted longer than the present one, the guard does not rely on them
+/// alone.
 const MIN_PAUSES: usize = 4;
-/// How long a guest may go on at a time when it is not known how long the pause lasts; an owner that comes back ends it at once.
+/// How long a guest may go on at a time if the guard does not know the pause's length. An owner
+/// that comes back ends it at once.
 const UNFORESEEN_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
-/// Credit is saved up to this, or to what two windows of a guest that waits may cost.
+/// The largest credit: this, or this many windows of a waiting guest.
 const MAX_CREDIT_NS: u64 = Duration::from_millis(20).as_nanos() as u64;
 const WINDOWS_OF_CREDIT: u64 = 2;
-/// Debt is not more than this: what one kernel without an end may do is not held against guests for ever.
+/// The largest debt, because a kernel without an end is not held against guests for ever.
 const MAX_DEBT_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// Progress without guests is remembered for so long, and then half as much.
+/// The guard remembers progress without guests for this time, and then halves its weight.
 const PROGRESS_SPAN_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 
-/// One part in so many of what guests may cost is left for what the guard does not see: an owner's wake-ups after it was given the GPU back, and a moment's credit that is spent at once.
+/// The guard keeps back one part in this many of what guests may cost, for costs that it does not
+/// see: an owner's wake-ups after it got the GPU back, and credit that a guest spends in a moment.
 const UNSEEN_PART: u32 = 20;
 
-/// A guest is dear where it is expected to cost this part (one in so many) of what it takes to be gone …
+/// A launch is dear if its expected cost is this part (one in this many) of the time until the
+/// guest is gone …
 const DEAR_COST_PART: u64 = 10;
-/// … and has a better time, if it costs less than this part of that when a pause begins. Where it is dear so guests may cost owners this part of what they may cost them in all.
+/// … and the guest has a better time if a launch at the beginning of a pause costs less than this
+/// part of it. Such launches may use at most one part in this many (`DEAR_PART`) of the credit.
 const BETTER_COST_PART: u64 = 20;
 const DEAR_PART: u32 = 4;
 
-/// What owners want, as seen at a decision.
+/// The state of the owners at a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owners {
-    /// There are some.
+    /// Whether there are owners.
     pub present: bool,
-    /// One of them wants the GPU.
+    /// Whether an owner wants the GPU.
     pub want: bool,
-    /// A guest has the GPU, or has work in flight on it.
+    /// Whether a guest has the GPU, or has work in flight on it.
     pub kept_out: bool,
 }
 
-/// GPU time used in time that was wanted.
+/// GPU time that owners used in time in which they wanted the GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     wanted_ns: u64,
@@ -74,7 +88,8 @@ impl Progress {
         self.used_ns = self.used_ns.saturating_add(used_ns);
     }
 
-    /// What would have been used in this time at this rate; all of it, if no rate is known.
+    /// Returns GPU time that owners would have used in this time at this rate, ns. If no rate is
+    /// known, returns the whole time.
     fn in_time(&self, wanted_ns: u64) -> u64 {
         match self.wanted_ns {
             0 => wanted_ns,
@@ -87,14 +102,14 @@ impl Progress {
     }
 }
 
-/// What may be spent: a part of the time that passes.
+/// Credit that may be spent: a part of the time that passes.
 #[derive(Debug)]
 struct Budget {
     rate_ppm: u32,
     credit_ns: u64,
     /// Parts of a nanosecond of credit, in parts per million.
     rest: u64,
-    /// What was spent beyond the credit: it is earned back first.
+    /// Costs beyond the credit, which are earned back first, ns.
     debt_ns: u64,
 }
 
@@ -114,7 +129,7 @@ impl Budget {
     }
 
     fn spend(&mut self, ns: u64) {
-        // Where nothing is earned nothing can be paid back.
+        // A budget that earns nothing can pay nothing back.
         let beyond_ns = if self.rate_ppm == 0 { 0 } else { ns.saturating_sub(self.credit_ns) };
         self.credit_ns = self.credit_ns.saturating_sub(ns);
         self.debt_ns = self.debt_ns.saturating_add(beyond_ns).min(MAX_DEBT_NS);
@@ -124,7 +139,7 @@ impl Budget {
         self.debt_ns == 0 && self.credit_ns >= ns
     }
 
-    /// When there will be that much, if nothing is spent before.
+    /// Returns when the credit will be that large, if nothing is spent before, ns.
     fn has_at_ns(&self, ns: u64, now_ns: u64) -> Option<u64> {
         let missing_ns = ns.saturating_sub(self.credit_ns).saturating_add(self.debt_ns);
         let wait_ns = u128::from(missing_ns) * u128::from(PPM) / u128::from(self.rate_ppm.max(1)) + 1;
@@ -133,22 +148,24 @@ impl Budget {
     }
 }
 
-/// What owners are expected to wait for a guest that takes `window_ns` to be gone, by the pauses that are remembered: in the mean over those that lasted as long as the present one has.
+/// The expected wait of owners for a guest that takes `window_ns` to be gone: the mean over
+/// remembered pauses that lasted as long as the present one.
 struct Outlook<'a> {
-    /// Shortest first.
+    /// The remembered pauses, shortest first.
     pauses_ns: &'a [u64],
-    /// So long the first of them are together: none of them, one, two …
+    /// The sums of the first pauses: of none, of one, of two …
     sums_ns: &'a [u64],
     window_ns: u64,
 }
 
-/// At one length of the present pause.
+/// The outlook at one length of the present pause.
 #[derive(Clone, Copy)]
 struct Prospect {
-    /// Pauses that lasted longer, and how many of them are over before the guest's work would be gone.
+    /// Number of pauses that lasted longer, and number of those that are over before the guest's
+    /// work is gone.
     longer: usize,
     over: usize,
-    /// What owners would wait in all of them.
+    /// The sum of the waits in all of them, ns.
     sum_ns: u128,
 }
 
@@ -160,7 +177,8 @@ impl Outlook<'_> {
         let over = longer.partition_point(|pause_ns| *pause_ns <= gone_ns);
         let until_ns = self.sums_ns[first + over].saturating_sub(self.sums_ns[first]);
         let waits_ns = (over as u128 * u128::from(gone_ns)).saturating_sub(u128::from(until_ns));
-        // Of a pause longer than all but a few nothing is known but how long it has lasted: it is as likely to last as long again as not.
+        // For a pause longer than all but a few, the guard knows only how long it has lasted: it is
+        // as likely to last as long again as not.
         let unknown = MIN_PAUSES.saturating_sub(longer.len()) as u128;
         let window_ns = u128::from(self.window_ns);
         let wait_ns = window_ns * window_ns / (2 * (u128::from(lasts_ns) + window_ns)).max(1);
@@ -171,19 +189,21 @@ impl Outlook<'_> {
         prospect.longer.max(MIN_PAUSES) as u128
     }
 
-    /// What owners are expected to wait for what is launched when the pause has lasted so long, ns.
+    /// Returns the expected wait of owners for a launch when the pause has lasted this long, ns.
     fn cost_ns(&self, lasts_ns: u64) -> u64 {
         let prospect = self.at(lasts_ns);
         u64::try_from(prospect.sum_ns / Self::mean_of(&prospect)).unwrap_or(u64::MAX)
     }
 
-    /// What is dear for a guest that has a better time; nothing is for one that has none.
+    /// Returns the cost from which a launch is dear, ns. For a guest without a better time, no
+    /// launch is.
     fn dear_ns(&self) -> u64 {
         let has_better = self.cost_ns(0) <= self.window_ns / BETTER_COST_PART;
         if has_better { self.window_ns / DEAR_COST_PART } else { u64::MAX }
     }
 
-    /// From `lasts_ns` on that is no more than `bid_ns` until the pause has lasted so long; `None` if it is more already.
+    /// Returns the length of the pause up to which the cost is at most `bid_ns`, from `lasts_ns`
+    /// on. Returns `None` if the cost is larger already.
     fn worth_until_ns(&self, lasts_ns: u64, bid_ns: u64) -> Option<u64> {
         let mut at_ns = lasts_ns;
         loop {
@@ -192,7 +212,8 @@ impl Outlook<'_> {
             let spare_ns = most_ns.checked_sub(prospect.sum_ns);
             let Some(spare_ns) = spare_ns else { return (at_ns > lasts_ns).then_some(at_ns) };
             let longer = &self.pauses_ns[self.pauses_ns.len() - prospect.longer..];
-            // Until then nothing changes but that each of those that are over before is by as much more.
+            // Until then only the waits change: those in pauses that are over before grow with the
+            // time.
             let begins_ns = longer.get(prospect.over).map(|pause_ns| pause_ns - self.window_ns);
             let Some(next_ns) =
                 longer.first().copied().into_iter().chain(begins_ns).filter(|ns| *ns > at_ns).min()
@@ -210,14 +231,15 @@ impl Outlook<'_> {
         }
     }
 
-    /// When the pause will have lasted so long that it is no more than `bid_ns`, though it is now: that is when it has outlasted another.
+    /// Returns the length of the pause from which the cost is at most `bid_ns`, although it is
+    /// larger now. This is when the present pause has outlasted another.
     fn worth_from_ns(&self, lasts_ns: u64, bid_ns: u64) -> Option<u64> {
         let longer = self.pauses_ns.iter().copied().filter(|pause_ns| *pause_ns > lasts_ns);
         longer.into_iter().find(|at_ns| self.cost_ns(*at_ns) <= bid_ns)
     }
 }
 
-/// Credit is saved up to so much for a guest that takes `window_ns` to be gone.
+/// Returns the largest credit for a guest that takes `window_ns` to be gone.
 fn saved_up_ns(window_ns: u64) -> u64 {
     MAX_CREDIT_NS.max(window_ns.saturating_mul(WINDOWS_OF_CREDIT))
 }
@@ -227,28 +249,28 @@ fn saved_up_ns(window_ns: u64) -> u64 {
 pub struct Guard {
     max_harm_ppm: u32,
     harm: Budget,
-    /// What of it is for where a guest is dear though it has a better time …
+    /// The part of it for launches that are dear although the guest has a better time …
     dear: Budget,
-    /// … as it was where one was last let in.
+    /// … and whether the last launch that was let in was dear.
     is_dear: bool,
-    /// For waits that every owner can bear.
+    /// The credit for waits that every owner can bear.
     tolerated: Budget,
-    /// Which are so long at most, as last said.
+    /// The longest such wait, as the caller said last, ns.
     tolerated_ns: u64,
     credit_limit_ns: u64,
     seen_ns: Option<u64>,
     owners_present: bool,
     idle_since_ns: Option<u64>,
-    /// Pauses shorter than that are none.
+    /// The shortest time that counts as a pause, ns.
     grace_ns: u64,
     kept_out_since_ns: Option<u64>,
     pauses_ns: VecDeque<u64>,
-    /// The same, shortest first,
+    /// The same, shortest first …
     sorted_ns: Vec<u64>,
-    /// and how long the first of those are together.
+    /// … and their sums: of none of them, of the first, of the first two …
     sums_ns: Vec<u64>,
     harm_ns: u64,
-    /// Of owners while no guest was in, and since one is.
+    /// The owners' progress while no guest was in, and since one is in.
     undisturbed: Progress,
     disturbed: Progress,
 }
@@ -260,7 +282,7 @@ impl Default for Guard {
 }
 
 impl Guard {
-    /// A guard that lets guests cost owners this part of the time.
+    /// Returns a guard that lets guests cost owners this part of the time.
     pub fn new(max_harm_ppm: u32) -> Self {
         let mut sums_ns = Vec::with_capacity(PAUSES + 1);
         sums_ns.push(0);
@@ -286,32 +308,32 @@ impl Guard {
         }
     }
 
-    /// Time that owners lost to guests so far, ns.
+    /// Returns the time that owners lost to guests so far, ns.
     pub fn harm_ns(&self) -> u64 {
         self.harm_ns
     }
 
-    /// The part of the time that guests may cost owners, parts per million.
+    /// Returns the part of the time that guests may cost owners, parts per million.
     pub fn max_harm_ppm(&self) -> u32 {
         self.max_harm_ppm
     }
 
-    /// What guests may still cost owners now, ns.
+    /// Returns the time that guests may still cost owners now, ns.
     pub fn credit_ns(&self) -> u64 {
         self.harm.credit_ns
     }
 
-    /// What must be earned back before any guest may cost owners anything, ns.
+    /// Returns the time that guests must earn back before any guest may cost owners anything, ns.
     pub fn debt_ns(&self) -> u64 {
         self.harm.debt_ns
     }
 
-    /// Guests wait of which the one with the longest takes `window_ns` to be gone: credit is saved up for it.
+    /// Saves credit for waiting guests, of which the slowest takes `window_ns` to be gone.
     pub fn save_for(&mut self, window_ns: u64) {
         self.credit_limit_ns = saved_up_ns(window_ns);
     }
 
-    /// Takes in what owners want. Pauses shorter than `grace_ns` are none.
+    /// Takes in the state of the owners at `now_ns`. A time shorter than `grace_ns` is no pause.
     pub fn observe(&mut self, now_ns: u64, owners: Owners, grace_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.seen_ns.unwrap_or(now_ns));
         self.seen_ns = Some(now_ns);
@@ -350,17 +372,18 @@ impl Guard {
         }
     }
 
-    /// Skips the time since the last look: nobody governed then, so no owner paused or waited for a guest by what is known.
+    /// Skips the time since the last look. In that time no scheduler ran, so the guard knows of no
+    /// owner that paused or waited for a guest.
     pub fn skip(&mut self) {
         self.seen_ns = None;
         self.idle_since_ns = None;
         self.kept_out_since_ns = None;
     }
 
-    /// An owner has the GPU: what it waited for a guest is spent.
+    /// Notes that an owner has the GPU, and spends its wait for a guest.
     pub fn owner_served(&mut self, now_ns: u64, handoff_ns: u64) {
         if let Some(since_ns) = self.kept_out_since_ns.take() {
-            // Its call for the GPU and the answer took their time too.
+            // The owner's call for the GPU, and the answer, took time too.
             let harm_ns = now_ns.saturating_sub(since_ns).saturating_add(handoff_ns);
             self.harm_ns = self.harm_ns.saturating_add(harm_ns);
             let is_tolerated =
@@ -374,7 +397,8 @@ impl Guard {
         }
     }
 
-    /// An owner that had the GPU and something to do for `wanted_ns` used `used_ns` of it; with a guest's work in flight or not.
+    /// Takes in that an owner that had the GPU and wanted it for `wanted_ns` used `used_ns` of it,
+    /// with or without a guest's work in flight.
     pub fn owner_progressed(&mut self, wanted_ns: u64, used_ns: u64, has_guest_in: bool) {
         if has_guest_in {
             return self.disturbed.add(wanted_ns, used_ns);
@@ -387,7 +411,8 @@ impl Guard {
         }
     }
 
-    /// What owners lost beside guests is spent. Use is known when a kernel is done, so this is of all the time that a guest was in.
+    /// Spends the loss of owners beside guests. The meter shows a use when a kernel is done, so the
+    /// loss is of all the time in which a guest was in.
     fn settle(&mut self) {
         let disturbed = core::mem::take(&mut self.disturbed);
         if disturbed.wanted_ns > 0 {
@@ -397,8 +422,8 @@ impl Guard {
         }
     }
 
-    /// Until when a guest may launch that then takes `window_ns` to be gone, or `None` if it may not now. Every owner may be kept waiting for
-    /// `tolerated_ns` at a time.
+    /// Returns until when a guest may launch that takes `window_ns` to be gone, ns. Returns `None`
+    /// if it may not launch now. Each owner may wait for `tolerated_ns` at a time.
     pub fn until_ns(&mut self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
         if !self.owners_present {
             return Some(u64::MAX);
@@ -425,14 +450,16 @@ impl Guard {
         Some(idle_since_ns.saturating_add(until_ns).min(longest_ns))
     }
 
-    /// From when on a guest may be let in at all in a pause that began at `idle_since_ns`.
+    /// Returns from when on a guest may be let in, in a pause that began at `idle_since_ns`, ns.
     fn begins_ns(&self, idle_since_ns: u64, window_ns: u64, tolerated_ns: u64) -> u64 {
         let graces = if window_ns <= tolerated_ns { GRACES_BEFORE_TOLERATED } else { 0 };
         idle_since_ns.saturating_add(self.grace_ns.saturating_mul(graces))
     }
 
-    /// What a guest that takes `window_ns` to be gone may be expected to cost now: as large a part of that as the credit is of all that is saved up for it. So credit goes where it buys most:
-    /// while there is much a guest runs wherever it may cost something, and while there is little only where it costs next to nothing. `None`: there is debt.
+    /// Returns the most that a guest that takes `window_ns` to be gone may be expected to cost now,
+    /// ns: as large a part of `window_ns` as the credit is of the largest credit. So credit goes
+    /// where it buys most: with much credit a guest may cost something, and with little next to
+    /// nothing. `None` means debt.
     fn bid_ns(&self, window_ns: u64) -> Option<u64> {
         let bid =
             u128::from(window_ns) * u128::from(self.harm.credit_ns) / u128::from(saved_up_ns(window_ns));
@@ -443,7 +470,7 @@ impl Guard {
         Outlook { pauses_ns: &self.sorted_ns, sums_ns: &self.sums_ns, window_ns }
     }
 
-    /// When a guest that may not launch now can be asked again, if no owner comes before.
+    /// Returns when to ask again for a guest that may not launch now, if no owner comes before, ns.
     pub fn retry_ns(&self, now_ns: u64, window_ns: u64, tolerated_ns: u64) -> Option<u64> {
         let tolerated = Some(&self.tolerated).filter(|_| window_ns <= tolerated_ns);
         let tolerated_at_ns = tolerated.and_then(|budget| budget.has_at_ns(window_ns, now_ns));
@@ -467,7 +494,7 @@ impl Guard {
         [harm_at_ns, tolerated_at_ns].into_iter().flatten().min().map(|at_ns| at_ns.max(begins_ns))
     }
 
-    /// As long the next pause will last at least, if pauses go on as they did.
+    /// Returns how long the next pause lasts at least, if pauses go on as before, ns.
     pub fn shortest_pause_ns(&self) -> Option<u64> {
         let shortest_ns = *self.sorted_ns.first()?;
         (self.pauses_ns.len() >= MIN_PAUSES).then_some(shortest_ns)
@@ -484,7 +511,7 @@ mod tests {
     const BUSY: Owners = Owners { present: true, want: true, kept_out: false };
     const KEPT_OUT: Owners = Owners { present: true, want: true, kept_out: true };
 
-    /// A guard that has seen four pauses of 10 ms, at the beginning of the next.
+    /// Returns a guard that has seen four pauses of 10 ms, at the beginning of the next pause.
     fn seasoned(max_harm_ppm: u32) -> (Guard, u64) {
         let mut guard = Guard::new(max_harm_ppm);
         let mut now_ns = 0;
@@ -521,7 +548,7 @@ mod tests {
     #[test]
     fn where_a_pause_is_about_to_end_a_guest_may_launch_only_while_there_is_much_credit() {
         let (mut guard, begun_ns) = seasoned(10_000);
-        // What takes 2 ms to be gone costs 1 ms, half of that, where 10 ms are over in 1 ms.
+        // A guest that takes 2 ms to be gone costs half of that, 1 ms, if the pause ends in 1 ms.
         let at_ns = begun_ns + 9 * MS;
         for (credit_ns, may_launch) in [(MAX_CREDIT_NS, true), (MAX_CREDIT_NS / 2 - MS, false)] {
             guard.harm.credit_ns = credit_ns;
@@ -554,7 +581,8 @@ mod tests {
 
     #[test]
     fn credit_is_spent_where_it_buys_most() {
-        // Pauses of 1 to 20 ms, each as likely: the longer one has lasted the likelier it is over soon.
+        // Pauses of 1 to 20 ms are equally likely. The longer a pause has lasted, the likelier it
+        // ends soon.
         let mut guard = Guard::new(10_000);
         for step in 0..20 {
             guard.observe(step * 100 * MS, IDLE, GRACE);
@@ -601,7 +629,7 @@ mod tests {
             now_ns += 5 * MS;
         }
         assert_eq!(guard.harm_ns(), 20 * MS);
-        // 1 of 5 ms is what it costs where pauses take 10 ms, so a fifth of all that is saved up has to be there.
+        // With pauses of 10 ms the cost is 1 of 5 ms, so a fifth of the largest credit is needed.
         let at_ns = now_ns + 6 * MS;
         assert_eq!(guard.until_ns(at_ns, 5 * MS, 0), None, "the credit is spent");
         let retry_ns = guard.retry_ns(at_ns, 5 * MS, 0).unwrap();
@@ -620,7 +648,7 @@ mod tests {
         // 2 ms beyond the credit of 20 ms.
         assert!(guard.shortest_pause_ns().is_some());
         assert_eq!(guard.until_ns(now_ns + 22 * MS, MS, 0), None, "though a pause of 10 ms is foreseen");
-        // Owners that can wait are asked nothing, once it is no moment between two of their requests.
+        // Owners that can wait are kept waiting, once the time is no moment between two requests.
         let tolerated_ns = now_ns + 22 * MS + 3 * GRACE;
         assert_eq!(guard.until_ns(tolerated_ns - 1, MS, MS), None);
         assert_eq!(guard.retry_ns(tolerated_ns - 1, MS, MS), Some(tolerated_ns));
@@ -640,7 +668,7 @@ mod tests {
         guard.owner_served(now_ns + 1_000 * MS, 0);
         guard.observe(now_ns + 1_000 * MS, IDLE, GRACE);
         let retry_ns = guard.retry_ns(now_ns + 1_000 * MS, MS, 0).unwrap() - now_ns;
-        // But for the credit there was; a little of what is earned is left for what is not seen.
+        // This leaves out the credit of before, and the part that the guard keeps back.
         assert!((97_000 * MS..=105_000 * MS).contains(&retry_ns), "a hundred times as long: {retry_ns}");
     }
 
@@ -649,9 +677,9 @@ mod tests {
         let mut guard = Guard::new(10_000);
         let (mut now_ns, mut waited_ns) = (0, 0);
         for _ in 0..10_000 {
-            // A closed loop: each step begins with a wait for a guest, if there may be one.
+            // In a closed loop each step begins with a wait for a guest, if the guard lets one in.
             guard.observe(now_ns, IDLE, GRACE);
-            // Beside what they may be cost in any case, 1 %.
+            // This is in addition to the 1 % that guests may cost in any case.
             assert_eq!(
                 guard.until_ns(now_ns, 2 * MS, 5 * MS),
                 None,

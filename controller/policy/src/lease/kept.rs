@@ -1,4 +1,4 @@
-//! A GPU that idles for a tenant though another wants it, and what that costs the tenant.
+//! Charges a gang for a GPU that idles for it while another tenant wants the GPU.
 
 use super::Scheduler;
 use super::state::{Hold, Rank};
@@ -6,19 +6,20 @@ use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
 
-/// See the module.
+/// The gang for which the GPU idles, and up to where the scheduler has charged the idle time.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept {
     tenant: TenantId,
     since_ns: u64,
-    /// Up to when it was charged.
+    /// The moment up to which the scheduler charged the idle time, ns.
     charged_ns: u64,
-    /// What the hold's meter showed then.
+    /// GPU time that the hold's meter showed at that moment, ns.
     used_ns: u64,
 }
 
 impl Scheduler {
-    /// Charges a tenant for time in which the GPU idled for it though another wanted it. What a hand-off takes is charged to nobody, as among others.
+    /// Charges a tenant for the time in which the GPU idled for it although another tenant wanted
+    /// it. The scheduler charges the time of a hand-off to no tenant, here as elsewhere.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
@@ -28,13 +29,13 @@ impl Scheduler {
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
             tenant.charge(idle_ns);
         }
-        // Its meter has not to show anything for it.
+        // The meter need not show a use of the idle time.
         if let Some(hold) = hold {
             hold.used_ns = hold.used_ns.saturating_add(idle_ns);
         }
     }
 
-    /// Notes for whom the GPU idles from now on.
+    /// Notes for which tenant the GPU idles from now on.
     pub(super) fn note_kept(&mut self, now_ns: u64) {
         let used_ns = self.hold.map_or(0, |hold| hold.used_ns);
         let since_ns =
@@ -47,12 +48,12 @@ impl Scheduler {
         });
     }
 
-    /// For whom the GPU idles though another wants it: who pauses and is waited for at its own cost, or a gang whose other GPUs drain or one of whose ranks has
-    /// nothing to do.
+    /// Returns the gang for which the GPU idles while another tenant wants it: the other GPUs of
+    /// the gang drain, or its rank on this GPU has nothing to do.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
-            // Who has a lease and waits is on its way from the gate.
+            // A thread with a lease that waits is on its way from the gate.
             (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
         };
         match (self.order, self.hold) {

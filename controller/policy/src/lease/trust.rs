@@ -1,29 +1,31 @@
-//! What a user's tenants had of the GPU and did not show, and owe though they are gone: whoever has a thousand tenants, or a new one every
-//! second, has no more time on trust than whoever has one.
+//! Remembers the debts of a user: GPU time that the user's tenants had and did not show, and GPU
+//! time that they owe although they are gone. So a user with a thousand tenants, or with a new
+//! tenant every second, gets no more GPU time on trust than a user with one tenant.
 
 use super::state::Rank;
 use super::{MAX_DRAIN_NS, ns};
 use core::time::Duration;
 
-/// Whose a tenant is.
+/// The number of the user to whom a tenant belongs.
 pub type UserId = u64;
 
-/// Of what was had and not shown, and of what is owed, so much is forgotten in time: one part in so many of the time that passes.
+/// The scheduler forgets time that was not shown, and debts: one part in this many of the time that
+/// passes.
 const FORGOTTEN_PART: u64 = 50;
-/// More than this is not remembered: it is forgotten within minutes.
+/// The scheduler remembers at most this much, which it forgets within minutes.
 const MOST_NS: u64 = ns(Duration::from_secs(5));
 
-/// What is remembered of a user. Times are ns.
+/// The memory of one user. Times are ns.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trust {
     unshown_ns: u64,
-    /// By rank: what is owed to owners, and to guests.
+    /// By rank: GPU time that is owed to owners, and to guests.
     owed_ns: [u64; 2],
     at_ns: u64,
 }
 
 impl Trust {
-    /// Lets time pass.
+    /// Lets time pass up to `now_ns`.
     fn at(&mut self, now_ns: u64) -> &mut Self {
         let forgotten_ns = now_ns.saturating_sub(self.at_ns) / FORGOTTEN_PART;
         if forgotten_ns > 0 {
@@ -34,25 +36,27 @@ impl Trust {
         self
     }
 
-    /// A tenant had the GPU for that long, while others wanted it, and shows no use of it.
+    /// Notes GPU time that a tenant had while others wanted the GPU, and for which no meter shows a
+    /// use.
     pub fn had_unshown(&mut self, had_ns: u64, now_ns: u64) {
         let trust = self.at(now_ns);
         trust.unshown_ns = trust.unshown_ns.saturating_add(had_ns).min(MOST_NS);
     }
 
-    /// It showed a use of that after all.
+    /// Notes that a meter showed the use of such time after all.
     pub fn shown(&mut self, used_ns: u64, now_ns: u64) {
         let trust = self.at(now_ns);
         trust.unshown_ns = trust.unshown_ns.saturating_sub(used_ns);
     }
 
-    /// A tenant leaves that owes so much GPU time to those of its rank.
+    /// Notes a tenant that leaves, and the GPU time that it owes to tenants of its rank.
     pub fn leave(&mut self, rank: Rank, owed_ns: u64, now_ns: u64) {
         let owed = &mut self.at(now_ns).owed_ns[rank as usize];
         *owed = owed.saturating_add(owed_ns).min(MOST_NS);
     }
 
-    /// One of that rank takes over what is owed, `most_ns` at most: returns how much.
+    /// Lets a tenant of that rank take over debts, `most_ns` at most. Returns the debts taken over,
+    /// ns.
     pub fn take_over(&mut self, rank: Rank, most_ns: u64, now_ns: u64) -> u64 {
         let owed = &mut self.at(now_ns).owed_ns[rank as usize];
         let taken_ns = most_ns.min(*owed);
@@ -60,13 +64,14 @@ impl Trust {
         taken_ns
     }
 
-    /// How long work of a tenant of this user that was metered for `metered_ns` so far is waited for that does not end: as long as for anybody, but for what
-    /// was waited for in vain; and who showed that much use is believed so much.
+    /// Returns how long the scheduler waits for work of a tenant of this user that does not end,
+    /// ns. The usual limit shrinks by the time that others waited in vain. It is at least
+    /// `metered_ns`, because a tenant that showed that much use is believed that much.
     pub fn patience_ns(&mut self, metered_ns: u64, now_ns: u64) -> u64 {
         MAX_DRAIN_NS.saturating_sub(self.at(now_ns).unshown_ns).max(metered_ns)
     }
 
-    /// There is nothing to remember.
+    /// Returns whether there is nothing to remember.
     pub fn is_as_new(&mut self, now_ns: u64) -> bool {
         let trust = self.at(now_ns);
         trust.unshown_ns == 0 && trust.owed_ns == [0; 2]
