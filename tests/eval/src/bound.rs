@@ -513,6 +513,15 @@ mod tests {
     }
 
     #[test]
+    fn a_careful_scheduler_lets_a_newcomer_with_long_kernels_wait_for_one_kernel_and_no_burst() {
+        let tenants = tenant("rare", "", 1, 3_000, 20.0) + &tenant("long", "", 50, 5_000, 0.0);
+        let rule = Rule { slices: f64::INFINITY, is_careful: true, ..PLAIN };
+        let steps = fair_work(&scenario(&tenants), rule)[0] / 3e6;
+        // At worst a kernel of 5 ms and a hand-off pass before the step.
+        assert!(steps >= 18e3 / (20.0 + 3.0 + 5.0 + 0.1), "{steps}");
+    }
+
+    #[test]
     fn guests_take_nothing_from_the_bound() {
         let owners = tenant("a", "", 10, 500, 1.0) + &tenant("b", "", 10, 500, 1.0);
         let guest = tenant("guest", "class = \"best-effort\"", 10, 20_000, 0.0);
