@@ -92,13 +92,10 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         writeln!(out, "  received  {} of the last second{copies}", Percent(share.received_ppm))?;
         let behind = Time(share.lag_ns.unsigned_abs());
         let side = if share.lag_ns >= 0 { "is owed" } else { "had in advance" };
-        writeln!(out, "  gate      {}; it {side} {behind} beside the tenant furthest behind", share.gate)?;
+        writeln!(out, "  gate      {}; it {side} {behind} by the fluid limit", share.gate)?;
         if let Some(slo_ns) = share.slo_ns {
             let slo = Time(slo_ns);
-            writeln!(
-                out,
-                "  SLO       {slo}: it goes before the others while it is not far ahead of its share"
-            )?;
+            writeln!(out, "  SLO       {slo}: its requests are due earlier for it")?;
         }
         if let Some(guard) = &share.guard {
             let foreseen = guard

@@ -137,7 +137,7 @@ const COMPARISONS: &[Comparison] = &[
         scenario: "host-bound.toml",
         policies: &[Policy::Deepres, Policy::TimeSlice, Policy::Mps, Policy::Gps],
         figures: &[FIRST, THROUGHPUT, JAIN],
-        not_shown: "Here time-slicing is ahead: the slice of who pauses ends with its work, and it has the next one as soon as it comes back. With us it waits for the lease that the trainer was given in its pause. An `--slo` makes it go first.",
+        not_shown: "Time-slicing gives the client more than the fluid limit, at the trainer's cost.",
     },
     Comparison {
         system: "temporal deadline scheduling",

@@ -329,7 +329,7 @@ status! {
         /// Waits at the gate by length. Entry N counts waits from 2^N µs up to twice that. The first
         /// entry also has all shorter waits, and the last entry all longer ones.
         pub waits_by_length: [u64; WAIT_BUCKETS],
-        /// Lag against the tenant that is furthest behind, ns; negative if this tenant had more.
+        /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64,
         /// Memory that the tenant holds, bytes.
         pub memory_bytes: u64 => "MEMORY",

@@ -75,10 +75,9 @@ status! {
         /// Whether `received_ppm` includes the time of copies.
         #[serde(default)]
         pub charge_copies: bool,
-        /// Lag against the tenant that is furthest behind, ns; negative if this tenant had more.
+        /// Lag: GPU time that the tenant is owed, ns; negative if the tenant had more.
         pub lag_ns: i64,
-        /// The tenant's SLO, ns. The tenant goes before the others while it is not far ahead of its
-        /// share.
+        /// The tenant's SLO, ns. The tenant's requests for the GPU are due earlier for it.
         #[serde(default)]
         pub slo_ns: Option<u64>,
         /// The time that guests may cost the owners, if there are guests.
