@@ -17,6 +17,11 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
+/// Fails if a figure of deepres is below its bar in any scenario.
+pub fn check_bars() -> Result<()> {
+    run(&Options { arguments: vec!["--bars".into()] })
+}
+
 /// Builds the evaluation and runs it.
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();

@@ -10,7 +10,7 @@ use deepres_e2e::venv;
 use super::tally::Tally;
 use super::{EndToEnd, all_of, cargo_tests, heading, models, prepare, program};
 use crate::sanitize::{self, Sanitizer};
-use crate::{command, dist, ebpf, fuzz};
+use crate::{command, dist, ebpf, eval, fuzz};
 
 /// The time that each fuzz target runs, s.
 const FUZZ_SECONDS: u32 = 20;
@@ -41,6 +41,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         all_of(tally, program, &[], &["--include-ignored"])?;
     }
     models(tally, &["--include-ignored"])?;
+    heading("cargo xtask eval --bars");
+    tally.check("cargo xtask eval --bars", eval::check_bars());
     heading("cargo xtask fuzz");
     let options = fuzz::Options { targets: Vec::new(), seconds: FUZZ_SECONDS, seed: 0 };
     tally.check("cargo xtask fuzz", fuzz::run(&options));

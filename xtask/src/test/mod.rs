@@ -192,10 +192,12 @@ fn cargo_tests(tally: &mut Tally, cargo: &mut Command, arguments: &[&str]) -> Re
     // The tests get the variables of the build, for example a sanitizer's, as with cargo.
     let environment: Vec<(&str, &Path)> =
         cargo.get_envs().filter_map(|(name, value)| Some((name.to_str()?, Path::new(value?)))).collect();
+    let together = [arguments, &["--skip", MEASURED]].concat();
     for program in &programs {
         tally.tests(&format!("{} ({})", program.name, command::shown(cargo)), |one| {
-            program.run(&selected(arguments, one), &environment)
+            program.run(&selected(&together, one), &environment)
         })?;
+        measured(tally, program, &[], arguments, &environment)?;
     }
     Ok(())
 }

@@ -711,7 +711,7 @@ fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_
     }
     assert!(place.deepres(&["set", "plain", "--slo", "50ms"]).output().unwrap().status.success());
     let said = text(&explain(&["plain"]).stdout);
-    assert!(said.contains("SLO       50ms: it goes before the others"), "{said}");
+    assert!(said.contains("SLO       50ms: its requests are due earlier for it"), "{said}");
     let said = complaint(&explain(&["nobody"]), 1);
     assert!(said.contains("there is no tenant `nobody`; there are: asked, plain"), "{said}");
 }

@@ -1,7 +1,6 @@
 //! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
 
 use super::overdue::Overdue;
-use super::overlap::Shared;
 use super::tenant::{Brought, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
 use crate::lease::{Grant, Phase, Seen};
@@ -49,10 +48,8 @@ impl Core {
             let is_given_up = !may_launch
                 && self.scheduler.phase() != Phase::Draining(*id)
                 && self.scheduler.beside() != Some(*id);
-            if self.scheduler.shares(*id) {
-                tenant.shared.pass(elapsed_ns);
-            } else if !tenant.account.wants {
-                tenant.shared = Shared::default();
+            if let Some((hold_ns, is_newcomer)) = self.scheduler.shares(*id) {
+                tenant.shared.pass(elapsed_ns, hold_ns, is_newcomer);
             }
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -136,6 +133,10 @@ impl Core {
                 tenant.account.wants = false;
                 Seen::default()
             };
+            // A meter may show the last work of a burst late, so the shared time counts until the next.
+            if was_idle && tenant.account.wants {
+                tenant.shared.forget();
+            }
             if rivals_ppm.is_some() {
                 tenant.account.had(seen.used_ns);
             }

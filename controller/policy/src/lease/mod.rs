@@ -417,11 +417,12 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns whether a tenant has the GPU beside the rest of another tenant's work, or is that other
-    /// tenant.
-    pub fn shares(&self, tenant: TenantId) -> bool {
-        let both = self.beside.zip(self.hold).map(|(beside, hold)| [beside.tenant, hold.tenant]);
-        both.is_some_and(|both| both.contains(&tenant))
+    /// Returns when the present hold began if a tenant shares the GPU in it, ns, and whether the tenant
+    /// is the newcomer: it got the GPU beside the rest of the previous holder's work.
+    pub fn shares(&self, tenant: TenantId) -> Option<(u64, bool)> {
+        let (beside, hold) = self.beside.zip(self.hold)?;
+        let is_newcomer = hold.tenant == tenant;
+        (is_newcomer || beside.tenant == tenant).then_some((hold.since_ns, is_newcomer))
     }
 
     /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
@@ -618,12 +619,11 @@ impl Scheduler {
     /// the previous holder's work.
     fn note_shared(&mut self, elapsed_ns: u64, now_ns: u64) {
         let Some(beside) = self.beside else { return };
-        if let Some(hold) = &mut self.hold {
+        if let Some(hold) = self.hold.as_mut().filter(|_| now_ns < beside.until_ns) {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
             hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns).min(had_ns);
         }
-        let is_over = self.tenants.get(beside.tenant).is_none_or(|tenant| !tenant.seen.in_flight);
-        if is_over || now_ns >= beside.until_ns {
+        if self.tenants.get(beside.tenant).is_none_or(|tenant| !tenant.seen.in_flight) {
             self.beside = None;
         }
     }
@@ -878,7 +878,8 @@ impl Scheduler {
             Grant::Leased { expires_ns } if hold.contended.is_some() => expires_ns,
             Grant::Leased { .. } | Grant::Open | Grant::Once | Grant::Closed | Grant::Paused => {
                 // The holder had the GPU to itself until now. Its request begins.
-                self.hold = Some(hold.contend(now_ns));
+                let was_open = hold.was_open || grant == Grant::Open;
+                self.hold = Some(Hold { was_open, ..hold.contend(now_ns) });
                 let clock = self.clocks[rank as usize].now();
                 if let Some(holder) = self.tenants.get_quietly(hold.tenant) {
                     holder.ask(holder.vtime(clock) + holder.weighted(begun_ns), tuning);
@@ -1015,6 +1016,7 @@ impl Scheduler {
         let limit_ns = self.tenants.get(hold.tenant).map_or(0, |holder| match holder.grant {
             _ if holder.stuck.is_some() => STUCK_DRAIN_NS,
             // No meter shows how much is queued behind an open gate.
+            _ if hold.was_open => MAX_DRAIN_NS,
             Grant::Open => MAX_DRAIN_NS,
             Grant::Leased { .. } | Grant::Once | Grant::Closed | Grant::Paused => holder
                 .seen

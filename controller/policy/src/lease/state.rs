@@ -443,6 +443,8 @@ pub struct Hold {
     pub ran: bool,
     pub paused: bool,
     pub idle_since_ns: Option<u64>,
+    /// Whether the holder's gate was open in this hold, and others came later.
+    pub was_open: bool,
     /// Set while others of the holder's rank wait for the end of the hold. Its leases then end.
     pub contended: Option<Contended>,
     /// During the drain: when the gate closed, and when the scheduler gives up the drain, ns.
@@ -477,6 +479,7 @@ impl Hold {
             ran: false,
             paused: is_idle,
             idle_since_ns: is_idle.then_some(now_ns),
+            was_open: false,
             contended: None,
             closed_ns: None,
             drain_give_up_ns: None,

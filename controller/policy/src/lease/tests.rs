@@ -507,7 +507,7 @@ fn how_far_others_are_served_is_told_from_whoever_is_furthest_behind_while_that_
     let mut bench = Bench::new();
     let used = |used_ns| Seen { used_ns, ..RUNNING };
     bench.step(MS, used(MS), WAITING);
-    bench.step(MS, used(MS), used(20 * MS));
+    bench.step(MS, used(MS), used(8 * MS));
     let position = |bench: &Bench| {
         let members = bench.scheduler.post(bench.now_ns, &bench.tuning).members;
         members.iter().find(|member| member.tenant == B).map(|member| member.position)

@@ -95,11 +95,12 @@ fn start(host: &Host, tenant: &Tenant) -> Process {
 /// Runs the scenario in real and in virtual time, and asserts that the figures agree.
 #[track_caller]
 fn assert_agreement(tenants: &[Tenant]) {
-    assert_agreement_over(MEASURED, tenants);
+    assert_agreement_over(MEASURED, ALLOWED, tenants);
 }
 
+/// Measures for this time, and allows this relative difference.
 #[track_caller]
-fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
+fn assert_agreement_over(measured: Duration, allowed: f64, tenants: &[Tenant]) {
     let (host, _daemon) = Host::measuring().with_daemon();
     let _clients: Vec<Process> = tenants.iter().map(|tenant| start(&host, tenant)).collect();
     thread::sleep(SETTLED);
@@ -124,7 +125,7 @@ fn assert_agreement_over(measured: Duration, tenants: &[Tenant]) {
     }
     let table = lines.join("\n");
     println!("{table}");
-    assert!(worst <= ALLOWED, "{table}");
+    assert!(worst <= allowed, "{table}");
 }
 
 /// Tests that measure. Each runs alone on the machine.
@@ -137,6 +138,17 @@ mod measured {
             tenant("short", "share = \"70%\"", "--share 70%", SHORT),
             tenant("long", "share = \"30%\"", "--share 30%", LONG),
         ]);
+    }
+
+    #[test]
+    fn a_program_with_pauses_gets_beside_long_kernels_in_real_time_what_it_gets_in_virtual_time() {
+        // The program waits for a slice of the hardware in each step. Its threads wake up late on a
+        // busy machine, which costs it some steps.
+        let tenants = [
+            tenant("eager", "share = \"50%\"", "--share 50%", Step::new(5, 200, 1)),
+            tenant("long", "share = \"50%\"", "--share 50%", Step::new(20, 20_000, 2)),
+        ];
+        assert_agreement_over(MEASURED, 3.0 * ALLOWED, &tenants);
     }
 
     #[test]
@@ -171,7 +183,7 @@ mod measured {
             tenant("sparing", "share = \"70%\"", "--share 70%", Step::new(20, 1000, 60)),
             tenant("greedy", "share = \"30%\"", "--share 30%", Step::new(1000, 1000, 0)),
         ];
-        assert_agreement_over(3 * MEASURED, &tenants);
+        assert_agreement_over(3 * MEASURED, ALLOWED, &tenants);
     }
 
     #[test]
@@ -189,6 +201,6 @@ mod measured {
             tenant("production", "", "", Step::new(50, 1000, 210)),
             tenant("guest", guest, "--class best-effort", Step::new(100, 20_000, 0)),
         ];
-        assert_agreement_over(3 * MEASURED, &tenants);
+        assert_agreement_over(3 * MEASURED, ALLOWED, &tenants);
     }
 }

@@ -60,9 +60,17 @@ fn await_launches(host: &Host, wanted: u64) {
 /// Waits until the tenant is charged for this many kernels on each GPU, within a tenth.
 #[track_caller]
 fn await_charges(host: &Host, kernels: u64) {
+    await_charges_within(host, kernels, [10, 10]);
+}
+
+/// Waits until the tenant is charged for this many kernels on each GPU, within this part (one in so
+/// many).
+#[track_caller]
+fn await_charges_within(host: &Host, kernels: u64, parts: [u64; 2]) {
     let wanted = kernels * KERNEL_NS;
-    let is_near = |charged: &u64| charged.abs_diff(wanted) <= wanted / 10;
-    await_value_within(|| counter(host, "gpu_ns"), |charged| charged.iter().all(is_near), SETTLES_WITHIN);
+    let is_near = |(charged, part): (&u64, u64)| charged.abs_diff(wanted) <= wanted / part;
+    let are_near = |charged: &[u64; 2]| charged.iter().zip(parts).all(is_near);
+    await_value_within(|| counter(host, "gpu_ns"), are_near, SETTLES_WITHIN);
 }
 
 /// Returns the number of kernels that really ran on each GPU.
@@ -181,7 +189,8 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     drop(other);
     await_launches(&host, calls);
     assert_eq!(ran(&host, pid), [calls; 2]);
-    // The wait for one GPU does not count as use of the other.
-    await_charges(&host, calls);
+    // The wait for one GPU does not count as use of the other. On the second GPU the tenant's kernels
+    // took turns with a long kernel of the other tenant, and no meter shows the slices.
+    await_charges_within(&host, calls, [10, 4]);
     process.finish().success();
 }
