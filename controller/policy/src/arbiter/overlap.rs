@@ -144,13 +144,13 @@ mod tests {
     fn of_shared_time_each_tenant_is_charged_for_its_slices() {
         let [mut newcomer, mut other] = [Shared::default(), Shared::default()];
         assert_eq!(newcomer.take(SLICE), 0, "the tenant was alone");
-        // The newcomer waits half a slice, has a slice, waits a slice, has a slice, and counts all.
+        // The newcomer waits half a slice. Of the other three slices each tenant has half.
         newcomer.pass(7 * SLICE / 2, 1, true);
         other.pass(7 * SLICE / 2, 1, false);
-        assert_eq!(newcomer.take(7 * SLICE / 2), 9 * SLICE / 4);
+        assert_eq!(newcomer.take(7 * SLICE / 2), 2 * SLICE);
         assert_eq!(newcomer.take(SLICE), 0, "once");
         // The kernel of the other began before and ends after.
-        assert_eq!(other.take(20 * SLICE), 5 * SLICE / 4);
+        assert_eq!(other.take(20 * SLICE), 3 * SLICE / 2);
     }
 
     #[test]

@@ -260,7 +260,7 @@ fn the_next_gate_opens_only_when_the_holder_has_drained() {
 fn a_drain_that_does_not_end_is_given_up_after_a_while() {
     let mut bench = Bench::new();
     bench.drain_a();
-    bench.step(MIN_DRAIN_NS - MS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS - MS, RUNNING, WAITING);
     assert!(bench.is_closed(B));
     bench.step(MS, RUNNING, WAITING);
     assert!(bench.is_leased(B) && bench.is_closed(A));
@@ -275,7 +275,7 @@ fn a_drain_that_does_not_end_is_given_up_after_a_while() {
 fn who_did_not_drain_is_waited_for_briefly_until_something_long_has_ended() {
     let mut bench = Bench::new();
     bench.drain_a();
-    bench.step(MIN_DRAIN_NS, RUNNING, WAITING);
+    bench.step(MAX_DRAIN_NS, RUNNING, WAITING);
     assert!(bench.is_leased(B));
     // It has its next turn, and that ends.
     let drain_ns = |bench: &mut Bench, a: Seen| {
