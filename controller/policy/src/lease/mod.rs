@@ -84,6 +84,8 @@ const HANDOFFS_PER_PREEMPTION: u64 = 16;
 const HANDOFFS_PER_PAUSE: u64 = 2;
 /// The time between two looks at a pause in which a guest waits for the guard's permission.
 const PAUSE_POLL_NS: u64 = ns(Duration::from_millis(1));
+/// Looks at a tenant that will soon be owed GPU time, in the time of a hand-off.
+const LOOKS_PER_HANDOFF: u64 = 4;
 /// The time between two looks at a drain, if no bell rings.
 const DRAIN_POLL_NS: u64 = ns(Duration::from_millis(1));
 /// Changes and hand-offs that one decision may make without an allocation.
@@ -193,6 +195,8 @@ pub struct Scheduler {
     gangs: Gangs,
     kept: Option<kept::Kept>,
     decided_ns: u64,
+    /// The rest of the time since the last decision that could not be divided, ns.
+    unaccrued_ns: u64,
     /// No lease lasts longer than until then, ns.
     lease_limit_ns: u64,
     changes: Vec<Change>,
@@ -596,9 +600,10 @@ impl Scheduler {
     /// Charges all work in flight for the time since the last decision. The hardware takes turns
     /// between tenants with work in flight, so each of them had an equal part of the time.
     fn accrue(&mut self, elapsed_ns: u64) {
-        let flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count() as u64;
-        let passed_ns = elapsed_ns / flying.max(1);
-        self.tenants.astir_with(|_, tenant| tenant.accrue(passed_ns));
+        let flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count().max(1) as u64;
+        let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
+        self.unaccrued_ns = elapsed_ns % flying;
+        self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying));
     }
 
     /// Lets the clock of each rank run by the charges of its competing tenants.
@@ -907,6 +912,8 @@ impl Scheduler {
             let clock = &self.clocks[rank as usize];
             let goes_beside = self.goes_beside(holder.remaining_ns(), next);
             let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
+            // A hand-off is not exact to a moment, so the scheduler does not look more often.
+            let owed_ns = if owed_ns > 0 { owed_ns.max(tuning.handoff_ns / LOOKS_PER_HANDOFF) } else { 0 };
             let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));
             if now_ns >= preempts_ns {
                 self.preempted_ns = Some(now_ns);

@@ -1055,6 +1055,27 @@ fn an_owner_that_goes_on_beside_a_guests_work_that_does_not_end_is_known_to_be_s
 }
 
 #[test]
+fn while_a_tenant_waits_to_be_owed_gpu_time_the_scheduler_looks_now_and_then() {
+    // B is a short burst beside long kernels of A, and had its part a moment ago.
+    let mut bench = Bench::new();
+    let long = Seen { pending_ns: 50 * MS, longest_ns: 12 * MS, ..RUNNING };
+    for _ in 0..20 {
+        let b_ns = if bench.is_leased(B) { MS / 2 } else { 0 };
+        let b = if b_ns > 0 { Seen { used_ns: b_ns, ..IDLE } } else { WAITING };
+        bench.step(MS / 2, long, b);
+        bench.step(MS / 2, long, IDLE);
+    }
+    let (began_ns, mut looks) = (bench.now_ns, 0);
+    while bench.now_ns < began_ns + 20 * MS {
+        let b = if bench.is_leased(B) { RUNNING } else { WAITING };
+        let wake_ns = bench.look(0, long, b).unwrap_or(MS).clamp(1, MS);
+        bench.now_ns += wake_ns;
+        looks += 1;
+    }
+    assert!(looks <= 20 * MS * LOOKS_PER_HANDOFF / bench.tuning.handoff_ns, "{looks} looks");
+}
+
+#[test]
 fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
     for pause_ns in [MS / 5, MS, 50 * MS] {
         let mut bench = Bench::new();
