@@ -29,8 +29,6 @@ use std::cell::RefCell;
 use std::iter;
 use std::rc::Rc;
 
-use deepres_policy::entitlement::Entitlement;
-
 use crate::device::{Tenant, TimeSlice};
 use crate::engine::{self, Run, Witness};
 use crate::gate::{Gate, Launch};
@@ -392,20 +390,6 @@ impl Witness for Knowledge<'_> {
     }
     fn look(&mut self, now_ns: u64, used_ns: &[u64]) {
         self.0.borrow_mut().charge(now_ns, used_ns);
-    }
-    fn owe(&mut self, _: u64, _: &[Entitlement]) {}
-    fn rests(&mut self, _: u64, _: Tenant) {}
-    fn lag_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn wanted_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn claim_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn owed_ppm(&self, _: Tenant) -> u32 {
-        0
     }
 }
 

@@ -59,25 +59,34 @@ pub struct Run {
 }
 
 /// An observer of a run, which learns when work becomes available and when it is done. Some figures
-/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler.
+/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler. An
+/// observer without an ideal scheduler keeps the empty answers.
 pub trait Witness {
     /// Tells the observer that work of this length becomes available.
-    fn available(&mut self, now_ns: u64, tenant: Tenant, work_ns: u64);
+    fn available(&mut self, _now_ns: u64, _tenant: Tenant, _work_ns: u64) {}
     /// Tells the observer that something changed. `used_ns` is the total GPU time that each tenant
     /// has used.
-    fn look(&mut self, now_ns: u64, used_ns: &[u64]);
+    fn look(&mut self, _now_ns: u64, _used_ns: &[u64]) {}
     /// Tells the observer each tenant's entitlement from now on.
-    fn owe(&mut self, now_ns: u64, owed: &[Entitlement]);
+    fn owe(&mut self, _now_ns: u64, _owed: &[Entitlement]) {}
     /// Tells the observer that all available work of the tenant is done.
-    fn rests(&mut self, now_ns: u64, tenant: Tenant);
+    fn rests(&mut self, _now_ns: u64, _tenant: Tenant) {}
     /// Returns the tenant's greatest lag, ns.
-    fn lag_ns(&self, tenant: Tenant) -> u64;
+    fn lag_ns(&self, _tenant: Tenant) -> u64 {
+        0
+    }
     /// Returns the time in which the tenant wanted the GPU so far, ns.
-    fn wanted_ns(&self, tenant: Tenant) -> u64;
+    fn wanted_ns(&self, _tenant: Tenant) -> u64 {
+        0
+    }
     /// Returns the GPU time that the tenant was owed while it wanted the GPU, ns.
-    fn claim_ns(&self, tenant: Tenant) -> u64;
+    fn claim_ns(&self, _tenant: Tenant) -> u64 {
+        0
+    }
     /// Returns the tenant's entitlement now, parts per million.
-    fn owed_ppm(&self, tenant: Tenant) -> u32;
+    fn owed_ppm(&self, _tenant: Tenant) -> u32 {
+        0
+    }
 }
 
 #[derive(Debug)]

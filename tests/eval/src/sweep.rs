@@ -15,13 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{panic, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use deepres_policy::entitlement::Entitlement;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::bound::bound;
-use crate::device::Tenant;
 use crate::engine::{Run, Witness};
 use crate::metrics::worst;
 use crate::policy::Policy;
@@ -250,24 +248,7 @@ pub fn progress(run: &Run) -> Vec<f64> {
 /// An observer that looks away, because a sweep needs no lags.
 struct Unwatched;
 
-impl Witness for Unwatched {
-    fn available(&mut self, _: u64, _: Tenant, _: u64) {}
-    fn look(&mut self, _: u64, _: &[u64]) {}
-    fn owe(&mut self, _: u64, _: &[Entitlement]) {}
-    fn rests(&mut self, _: u64, _: Tenant) {}
-    fn lag_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn wanted_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn claim_ns(&self, _: Tenant) -> u64 {
-        0
-    }
-    fn owed_ppm(&self, _: Tenant) -> u32 {
-        0
-    }
-}
+impl Witness for Unwatched {}
 
 /// Returns a mix as a scenario.
 fn scenario(seed: u64, number: u64) -> Result<Scenario> {
