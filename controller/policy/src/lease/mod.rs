@@ -259,7 +259,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, &mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
+                tenant.rest(&mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -385,7 +385,6 @@ impl Scheduler {
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
             tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
-            tenant.count();
             tenant.uncounted_ns = 0;
             (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
@@ -543,15 +542,11 @@ impl Scheduler {
         self.set_clocks();
         let clocks = &mut self.clocks;
         let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;
-        let is_alone = clocks.map(|clock| clock.has_one());
         self.tenants.astir_with(|_, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
-            if tenant.wanted && is_alone[tenant.rank as usize] {
-                tenant.forget(elapsed_ns, clock.now());
-            }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, clock, tuning.quantum_ns);
+                tenant.rest(clock, tuning.quantum_ns);
             }
         });
         let mut wanting = [0; 2];
@@ -560,7 +555,7 @@ impl Scheduler {
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if !tenant.wanted && tenant.uncounted_ns > 0 {
-                let owed_ns = clock.run_beside(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
+                let owed_ns = clock.owed_ns(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
             }
             if !wants(tenant) {
@@ -578,7 +573,7 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.compete(true, clock, MAX_CREDIT_NS);
+                tenant.join(clock);
                 tenant.ask(tenant.vtime, tuning);
             }
             tenant.bound(clock.now());
@@ -606,18 +601,15 @@ impl Scheduler {
         self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying));
     }
 
-    /// Lets the clock of each rank run by the charges of its competing tenants.
+    /// Sets the clock of each rank by its competing tenants.
     fn set_clocks(&mut self) {
-        let mut charged = [0; 2];
         let clocks = &mut self.clocks;
         clocks.iter_mut().for_each(Clock::clear);
         self.tenants.astir_with(|_, tenant| {
             if tenant.wanted {
-                charged[tenant.rank as usize] += tenant.count();
                 clocks[tenant.rank as usize].add(tenant.vtime, tenant.weight_ppm);
             }
         });
-        clocks.iter_mut().zip(charged).for_each(|(clock, charged)| clock.run(charged));
     }
 
     /// Counts the time since the last decision in which the holder shared the GPU with the rest of

@@ -66,9 +66,8 @@ pub struct Tenant {
     /// Whether the tenant wanted the GPU at the last decision. It then competes: the clock of its
     /// rank counts it.
     pub wanted: bool,
-    /// The virtual time of a competing tenant, and up to where the clock has counted it.
+    /// The virtual time of a competing tenant.
     pub vtime: VirtualTime,
-    pub counted: VirtualTime,
     /// GPU time that a tenant is owed that does not compete, ns; negative if it had more than that.
     pub lag_ns: i64,
     /// GPU time charged since the last decision to a tenant that did not compete, ns.
@@ -131,7 +130,6 @@ impl Tenant {
             slo_ns: None,
             wanted: false,
             vtime: 0,
-            counted: 0,
             lag_ns: 0,
             uncounted_ns: 0,
             due: 0,
@@ -224,7 +222,7 @@ impl Tenant {
     /// Moves a tenant to another virtual time without a charge.
     fn move_to(&mut self, vtime: VirtualTime) {
         let moved = vtime - self.vtime;
-        for place in [&mut self.vtime, &mut self.counted, &mut self.due, &mut self.ends] {
+        for place in [&mut self.vtime, &mut self.due, &mut self.ends] {
             *place += moved;
         }
     }
@@ -246,25 +244,18 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins or ends the competition with the others, with the lag that the tenant has. It keeps
-    /// `most_ns` of what it is owed.
-    pub fn compete(&mut self, competes: bool, clock: &mut Clock, most_ns: u64) {
-        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
-        if self.wanted {
-            clock.remove(self.vtime, self.weight_ppm);
-        }
-        self.set_lag(lag_ns, clock.now());
-        self.counted = self.vtime;
-        self.wanted = competes;
-        if competes {
-            clock.add(self.vtime, self.weight_ppm);
-        }
+    /// Begins to compete with the others, with the lag that the tenant has.
+    pub fn join(&mut self, clock: &mut Clock) {
+        self.move_to(clock.join(self.lag_ns, self.weight_ppm));
+        self.wanted = true;
     }
 
-    /// Returns the charges that the clock has not counted yet, times the weight, and counts them.
-    pub fn count(&mut self) -> VirtualTime {
-        let charged = self.vtime - mem::replace(&mut self.counted, self.vtime);
-        charged * VirtualTime::from(self.weight_ppm.max(1))
+    /// Stops competing with the others. The tenant keeps its lag, and `most_ns` of what it is owed.
+    pub fn rest(&mut self, clock: &mut Clock, most_ns: u64) {
+        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
+        clock.leave(self.vtime, self.weight_ppm);
+        self.wanted = false;
+        self.set_lag(lag_ns, clock.now());
     }
 
     /// Charges GPU time.
