@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, MAX_CREDIT_NS, Noted, Rank, Stuck, Tenant, begun_ns, order};
+use state::{Hold, Noted, Rank, Stuck, Tenant, begun_ns, order};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -259,7 +259,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.rest(&mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
+                tenant.rest(&mut self.clocks[tenant.rank as usize]);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -546,7 +546,7 @@ impl Scheduler {
             let clock = &mut clocks[tenant.rank as usize];
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.rest(clock, tuning.quantum_ns);
+                tenant.rest(clock);
             }
         });
         let mut wanting = [0; 2];
@@ -565,7 +565,7 @@ impl Scheduler {
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
-                tenant.forget(pause_ns, clock.now());
+                tenant.forget(pause_ns, tuning.quantum_ns, clock.now());
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {

@@ -227,10 +227,13 @@ impl Tenant {
         }
     }
 
-    /// Forgets a part of what the tenant owes and is owed, as it does in time.
-    pub fn forget(&mut self, elapsed_ns: u64, clock: VirtualTime) {
+    /// Forgets a part of what the tenant owes and is owed, after a pause. What it is owed beyond
+    /// `quantum_ns` passes as fast as time.
+    pub fn forget(&mut self, pause_ns: u64, quantum_ns: u64, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
-        let forgotten_ns = signed(elapsed_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
+        let passed_ns = lag_ns.saturating_sub(signed(quantum_ns)).clamp(0, signed(pause_ns));
+        let lag_ns = lag_ns - passed_ns;
+        let forgotten_ns = signed(pause_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
@@ -250,9 +253,9 @@ impl Tenant {
         self.wanted = true;
     }
 
-    /// Stops competing with the others. The tenant keeps its lag, and `most_ns` of what it is owed.
-    pub fn rest(&mut self, clock: &mut Clock, most_ns: u64) {
-        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
+    /// Stops competing with the others. The tenant keeps its lag.
+    pub fn rest(&mut self, clock: &mut Clock) {
+        let lag_ns = self.lag_ns(clock.now());
         clock.leave(self.vtime, self.weight_ppm);
         self.wanted = false;
         self.set_lag(lag_ns, clock.now());
