@@ -25,10 +25,9 @@ use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::standalone::{StandaloneGpu, StandalonePage};
 use deepres_abi::wire::{UNMANAGED, Uuid};
 use deepres_abi::{MAX_GPUS, PPM};
-use deepres_policy::gang::DEPENDENCE_NS;
 
 use self::file::TenantFile;
-use self::rank::Rank;
+use self::rank::{DEPENDENCE_NS, Rank};
 use self::turns::{Look, Turns};
 use crate::config::{Config, Limit};
 use crate::log::say;

@@ -12,8 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
-use deepres_policy::gang::{DEPENDENCE_NS, spins};
 
+/// Ranks that were seen to depend on each other pause together for this time, ns. After that, the
+/// interposer checks anew whether they depend on each other, which costs one spin.
+pub const DEPENDENCE_NS: u64 = 30_000_000_000;
+/// A rank spins for another if its work lasts longer than usual by this part (one in this many)
+/// and by the delay of a look. Lengths of a kernel vary less.
+const USUAL_PER_SPIN: u64 = 2;
 /// Kernels that end together are seen to end within this time, ns.
 const SKEW_NS: u64 = 500_000;
 
@@ -40,7 +45,9 @@ impl Rank {
         let most_ns = if is_known { reading.longest_ns } else { u64::MAX };
         let usual_ns = reading.in_flight_ns.min(most_ns);
         let since_ns = self.progressed_ns.load(Ordering::Relaxed);
-        gpu.set_spins(reading.in_flight && spins(since_ns, usual_ns, SKEW_NS, now_ns), now_ns);
+        let longest_ns = usual_ns.saturating_add(usual_ns / USUAL_PER_SPIN).saturating_add(SKEW_NS);
+        let spins = reading.in_flight && now_ns > since_ns.saturating_add(longest_ns);
+        gpu.set_spins(spins, now_ns);
     }
 
     /// Returns whether the rank has had nothing in flight for so long that its peers have seen it.

@@ -71,8 +71,7 @@ pub struct Config {
     /// Names of tenants that span all containers and other processes of a user. Any other name
     /// holds only inside its container.
     pub shared_names: Vec<String>,
-    /// Whether a tenant whose ranks wait for each other on several GPUs gets leases on all of them
-    /// or on none.
+    /// Whether a tenant that uses several GPUs at once gets leases on all of them or on none.
     pub gangs: bool,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,

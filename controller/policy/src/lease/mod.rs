@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, Noted, Rank, Stuck, Tenant, begun_ns, order};
+use state::{Hold, MAX_CREDIT_NS, Noted, Rank, Stuck, Tenant, begun_ns, order};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -259,7 +259,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.rest(&mut self.clocks[tenant.rank as usize]);
+                tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -385,6 +385,7 @@ impl Scheduler {
     pub fn forgive(&mut self, now_ns: u64, silent_ns: u64) {
         for tenant in self.tenants.values_quietly() {
             tenant.set_lag(0, self.clocks[tenant.rank as usize].now());
+            tenant.count();
             tenant.uncounted_ns = 0;
             (tenant.advance_ns, tenant.accrued_ns, tenant.shown_ns) = (0, 0, 0);
             tenant.left_owing_ns = 0;
@@ -542,11 +543,15 @@ impl Scheduler {
         self.set_clocks();
         let clocks = &mut self.clocks;
         let wants = |tenant: &Tenant| tenant.seen.wants() && !tenant.is_paused;
+        let is_alone = clocks.map(|clock| clock.has_one());
         self.tenants.astir_with(|_, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
+            if tenant.wanted && is_alone[tenant.rank as usize] {
+                tenant.forget(elapsed_ns, MAX_CREDIT_NS, clock.now());
+            }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.rest(clock);
+                tenant.compete(false, clock);
             }
         });
         let mut wanting = [0; 2];
@@ -555,7 +560,7 @@ impl Scheduler {
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if !tenant.wanted && tenant.uncounted_ns > 0 {
-                let owed_ns = clock.owed_ns(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
+                let owed_ns = clock.run_beside(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
             }
             if !wants(tenant) {
@@ -565,7 +570,9 @@ impl Scheduler {
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                let before_ns = tenant.lag_ns;
                 tenant.forget(pause_ns, tuning.quantum_ns, clock.now());
+                clock.give(before_ns - tenant.lag_ns);
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {
@@ -573,7 +580,7 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.join(clock);
+                tenant.compete(true, clock);
                 tenant.ask(tenant.vtime, tuning);
             }
             tenant.bound(clock.now());
@@ -601,15 +608,18 @@ impl Scheduler {
         self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying));
     }
 
-    /// Sets the clock of each rank by its competing tenants.
+    /// Lets the clock of each rank run by the charges of its competing tenants.
     fn set_clocks(&mut self) {
+        let mut charged = [0; 2];
         let clocks = &mut self.clocks;
         clocks.iter_mut().for_each(Clock::clear);
         self.tenants.astir_with(|_, tenant| {
             if tenant.wanted {
+                charged[tenant.rank as usize] += tenant.count();
                 clocks[tenant.rank as usize].add(tenant.vtime, tenant.weight_ppm);
             }
         });
+        clocks.iter_mut().zip(charged).for_each(|(clock, charged)| clock.run(charged));
     }
 
     /// Counts the time since the last decision in which the holder shared the GPU with the rest of
@@ -665,12 +675,12 @@ impl Scheduler {
 
     /// Returns the tenant of a rank that wants the GPU and is first in the order, except `but`.
     fn next(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, self.clocks[rank as usize].mean_after(0), |id| Some(id) != but)
+        self.next_of(rank, self.clocks[rank as usize].eligible_after(0), |id| Some(id) != but)
     }
 
     /// Returns the same, of the tenants that get the GPU without an order of the board.
     fn next_apart(&self, rank: Rank, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_apart_at(rank, self.clocks[rank as usize].mean_after(0), but)
+        self.next_apart_at(rank, self.clocks[rank as usize].eligible_after(0), but)
     }
 
     /// Returns the same for this mean virtual time of the competing tenants.
@@ -707,7 +717,7 @@ impl Scheduler {
         tuning: &Tuning,
     ) -> Result<(TenantId, u64), Option<u64>> {
         let is_asked = |(_, tenant): &(&TenantId, &Tenant)| tenant.rank == Rank::Guest && tenant.wanted;
-        let mean = self.clocks[Rank::Guest as usize].mean_after(0);
+        let mean = self.clocks[Rank::Guest as usize].eligible_after(0);
         let mut guests = mem::take(&mut self.guests);
         guests.clear();
         let asked = self.tenants.astir().filter(is_asked);
@@ -861,7 +871,7 @@ impl Scheduler {
         };
         let (grant, rank) = (holder.grant, holder.rank);
         let begun_ns = begun_ns(&hold, holder, now_ns);
-        let mean = self.clocks[rank as usize].mean_after(begun_ns);
+        let mean = self.clocks[rank as usize].eligible_after(begun_ns);
         let Some(next) = self.next_apart_at(rank, mean, Some(hold.tenant)) else {
             if self.next(rank, Some(hold.tenant)).is_some() {
                 return self.before_gangs_step(hold, grant, now_ns, tuning);
@@ -940,7 +950,7 @@ impl Scheduler {
     fn goes_on(&self, holder: &Tenant, next: &Tenant, begun_ns: u64, rest_ns: u64, tuning: &Tuning) -> bool {
         let more_ns = begun_ns.saturating_add(rest_ns);
         let clock = &self.clocks[holder.rank as usize];
-        let mean = clock.mean_after(more_ns);
+        let mean = clock.eligible_after(more_ns);
         let vtime = holder.vtime(clock.now()) + holder.weighted(more_ns);
         let due = if vtime < holder.ends {
             holder.due

@@ -15,8 +15,8 @@ use deepres_abi::PPM;
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant without work is owed, ns. Over a pause it keeps a quantum at most:
-/// the GPU time of one request.
+/// The most GPU time that a tenant without work is owed, ns. What it is owed beyond a quantum, the
+/// GPU time of one request, passes as fast as its pause.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -66,8 +66,9 @@ pub struct Tenant {
     /// Whether the tenant wanted the GPU at the last decision. It then competes: the clock of its
     /// rank counts it.
     pub wanted: bool,
-    /// The virtual time of a competing tenant.
+    /// The virtual time of a competing tenant, and up to where the clock has counted it.
     pub vtime: VirtualTime,
+    pub counted: VirtualTime,
     /// GPU time that a tenant is owed that does not compete, ns; negative if it had more than that.
     pub lag_ns: i64,
     /// GPU time charged since the last decision to a tenant that did not compete, ns.
@@ -130,6 +131,7 @@ impl Tenant {
             slo_ns: None,
             wanted: false,
             vtime: 0,
+            counted: 0,
             lag_ns: 0,
             uncounted_ns: 0,
             due: 0,
@@ -222,18 +224,17 @@ impl Tenant {
     /// Moves a tenant to another virtual time without a charge.
     fn move_to(&mut self, vtime: VirtualTime) {
         let moved = vtime - self.vtime;
-        for place in [&mut self.vtime, &mut self.due, &mut self.ends] {
+        for place in [&mut self.vtime, &mut self.counted, &mut self.due, &mut self.ends] {
             *place += moved;
         }
     }
 
-    /// Forgets a part of what the tenant owes and is owed, after a pause. What it is owed beyond
-    /// `quantum_ns` passes as fast as time.
-    pub fn forget(&mut self, pause_ns: u64, quantum_ns: u64, clock: VirtualTime) {
+    /// Forgets a part of what the tenant owes and is owed, as it does in time. What it is owed beyond
+    /// `most_ns` passes as fast as the time.
+    pub fn forget(&mut self, elapsed_ns: u64, most_ns: u64, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
-        let passed_ns = lag_ns.saturating_sub(signed(quantum_ns)).clamp(0, signed(pause_ns));
-        let lag_ns = lag_ns - passed_ns;
-        let forgotten_ns = signed(pause_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
+        let lag_ns = lag_ns - lag_ns.saturating_sub(signed(most_ns)).clamp(0, signed(elapsed_ns));
+        let forgotten_ns = signed(elapsed_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
@@ -247,18 +248,25 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins to compete with the others, with the lag that the tenant has.
-    pub fn join(&mut self, clock: &mut Clock) {
-        self.move_to(clock.join(self.lag_ns, self.weight_ppm));
-        self.wanted = true;
+    /// Begins or ends the competition with the others, with the lag that the tenant has.
+    pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
+        let lag_ns = self.lag_ns(clock.now());
+        if self.wanted {
+            clock.remove(self.vtime, self.weight_ppm);
+        }
+        self.set_lag(lag_ns, clock.now());
+        clock.give(lag_ns - self.lag_ns);
+        self.counted = self.vtime;
+        self.wanted = competes;
+        if competes {
+            clock.add(self.vtime, self.weight_ppm);
+        }
     }
 
-    /// Stops competing with the others. The tenant keeps its lag.
-    pub fn rest(&mut self, clock: &mut Clock) {
-        let lag_ns = self.lag_ns(clock.now());
-        clock.leave(self.vtime, self.weight_ppm);
-        self.wanted = false;
-        self.set_lag(lag_ns, clock.now());
+    /// Returns the charges that the clock has not counted yet, times the weight, and counts them.
+    pub fn count(&mut self) -> VirtualTime {
+        let charged = self.vtime - mem::replace(&mut self.counted, self.vtime);
+        charged * VirtualTime::from(self.weight_ppm.max(1))
     }
 
     /// Charges GPU time.
