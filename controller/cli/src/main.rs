@@ -42,7 +42,7 @@ Examples:
 
 `deepres run` needs no set-up: it starts a daemon for you if none is running.
 
-Exit status: 0 for success, 1 for a failure, 2 for a command line that makes no sense.
+Exit status: 0 for success, 1 for a failure, 2 for a faulty command line.
 `deepres run` passes on the status of its command: 128 + N if signal N killed it, 127 if it was
 not found, 126 if it could not be executed.";
 

@@ -76,7 +76,7 @@ pub struct Args {
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(
-            "a name has from 1 to {} bytes, begins with no dash, and all of it can be seen",
+            "a name has from 1 to {} bytes, all visible characters, and does not begin with a dash",
             TENANT_NAME_BYTES - 1
         ));
     }
@@ -106,23 +106,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
         && let Some(obstacle) = program::obstacle(&file)
     {
         eprintln!(
-            "deepres: {} {obstacle}: what it does on the GPU itself is neither metered nor limited",
+            "deepres: {} {obstacle}: deepres neither meters nor limits its own work on the GPU",
             program.display()
         );
     }
 
     if preload.is_none() && args.oversubscribe == Some(Oversubscribe::Managed) {
-        anyhow::bail!("--oversubscribe managed needs deepres in the program: leave out --no-preload");
+        anyhow::bail!("--oversubscribe managed needs deepres in the program; leave out --no-preload");
     }
     if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
-        anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
+        anyhow::bail!("{NO_CHECKPOINTS}; leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
     let wish = args.wishes.wish;
     if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
         && args.wait
     {
         anyhow::bail!(
-            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --share SHARE --memory SIZE"
+            "--wait waits for guaranteed memory, and a tenant of class {class} has no guarantee; leave out --wait, or ask for --class guaranteed --share SHARE --memory SIZE"
         );
     }
     let name = args.name.unwrap_or_else(|| default_name(program));

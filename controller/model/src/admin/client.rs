@@ -28,7 +28,7 @@ pub enum ClientError {
     #[error("{0} is not yours to administer: only its user and root may (try sudo)")]
     Forbidden(PathBuf),
     /// The process that answers belongs to neither this user nor root.
-    #[error("{path} is answered by a process of user {uid}, which is neither you nor root")]
+    #[error("the process that listens at {path} belongs to user {uid}, who is neither you nor root")]
     Foreign {
         /// The socket.
         path: PathBuf,

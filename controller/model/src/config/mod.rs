@@ -288,7 +288,7 @@ impl Config {
         if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
             let most = TENANT_NAME_BYTES - 1;
             let message = format!(
-                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, begins with no dash, and all of it can be seen"
+                "`shared_names` has the name {name:?}; a tenant's name has from 1 to {most} bytes, all visible characters, and does not begin with a dash"
             );
             return Err((at(&["shared_names"]), message));
         }
@@ -441,7 +441,7 @@ mod tests {
             ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
             ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
             ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),
-            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "\"\" in it, and a tenant's name"),
+            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "the name \"\"; a tenant's name"),
             ("shared_names = \"train\"\n", (1, 1), "such as [\"train\"]"),
             (
                 "shared_names = [\"train\", 1]\n",

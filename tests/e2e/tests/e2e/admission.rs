@@ -207,11 +207,11 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     let bytes = (512u64 << 20).to_string();
     let follower = host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding");
     let told = host.shows(&["ps", "-v"]);
-    assert!(told.contains("1 GiB are kept for it"), "{told}");
+    assert!(told.contains("keeps 1 GiB for the tenant"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
     first.finish().success();
     // Without other tenants, the daemon keeps all of the GPU's memory for the follower.
-    let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
+    let all = |told: &str| told.contains("keeps 4 GiB for the tenant") && told.contains("may hold 4 GiB at most");
     eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
     follower.finish().success();
 }
@@ -227,7 +227,7 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     await_value(greedy, |bytes| *bytes == (4096 - 256) * MIB);
     let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("it follows its use as asked"), "{told}");
-    assert!(told.contains("256 MiB are kept for it"), "{told}");
+    assert!(told.contains("keeps 256 MiB for the tenant"), "{told}");
 
     // Lent memory comes back when the borrower frees it, and not before.
     let holder = holding(&host, &["--name", "holder"], 3072 * MIB);

@@ -124,7 +124,7 @@ fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was
         });
         let shown = host.shows(&["ps"]);
         let told =
-            format!("refused 2 times, last 64 MiB for {kind}, which the driver had not left on the GPU");
+            format!("refused 2 times, last 64 MiB for {kind}, because the GPU had too little memory left");
         assert!(shown.contains(&told), "{shown}");
     }
 }

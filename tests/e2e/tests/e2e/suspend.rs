@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
 
-const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
+const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 /// The daemon's pause between two attempts to bring a tenant back.
 const MOVERS_PAUSE: Duration = Duration::from_secs(1);
 /// A time in which many kernels run.
@@ -304,7 +304,7 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     thread::sleep(2 * MOVERS_PAUSE);
     assert!(gate().lines().any(|line| line.starts_with("t ") && line.contains("suspended")), "{}", gate());
     let told = host.call(&["resume", "t"]).success();
-    assert!(told.stdout.contains("is resumed once there is room for it"), "{}", told.stdout);
+    assert!(told.stdout.contains("waits for memory"), "{}", told.stdout);
     kill_client(&host, "other");
     assert_unchanged(client);
 }
@@ -450,7 +450,7 @@ fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
     host.call(&["suspend", "first"]).success();
     let _other = holding(&host, "other", 608 * MIB, "100000", false);
     let resumed = host.shows(&["resume", "first"]);
-    assert!(resumed.starts_with("first: is resumed once there is room for it"), "{resumed}");
+    assert!(resumed.starts_with("first: waits for memory"), "{resumed}");
     let shown = host.shows(&["ps"]);
     assert!(shown.contains("first on gpu 0: linear 608 MiB, on the host\n"), "{shown}");
     kill_client(&host, "other");
