@@ -409,10 +409,10 @@ fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
     let mut first = keep("first", "guaranteed", "60").spawn().unwrap();
     wait_until(PATIENCE, || daemon.status().tenants.iter().any(|tenant| tenant.class == "guaranteed"));
     let said = complaint(&keep("second", "guaranteed", "0").output().unwrap(), 1);
-    assert!(said.contains("60% cannot be guaranteed") && said.contains("leave no room"), "{said}");
+    assert!(said.contains("cannot guarantee 60%") && said.contains("leave no room"), "{said}");
     assert!(keep("second", "fair", "0").status().unwrap().success());
     let bare = place.deepres(&["run", "--class", "guaranteed", "--", "true"]).output().unwrap();
-    assert!(complaint(&bare, 1).contains("--share"), "a guarantee is of a share");
+    assert!(complaint(&bare, 1).contains("--share"), "a guarantee needs a share");
     let said = place.refuses(&["run", "--class", "best", "--", "true"], 2);
     assert!(said.contains("best-effort"), "{said}");
     // `deepres run` passes the signal on to its job.

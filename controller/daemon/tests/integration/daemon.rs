@@ -617,7 +617,7 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
     hello.wishes = critical.encode();
     let socket = daemon.directory.tenant_socket();
     let (_, reason) = shake_hands(&socket, hello.as_bytes()).err().unwrap();
-    assert!(reason.contains("criticality critical was asked for"), "{reason}");
+    assert!(reason.contains("the job asked for criticality critical"), "{reason}");
     // A running session gets the largest share that its cap allows.
     hello.role = Role::Session as u32;
     hello.wishes = Wish { deadline_ns: Some(1), ..critical }.encode();

@@ -27,7 +27,7 @@ impl ProbesKeys {
     /// allows this.
     pub fn metering_refusal(&self) -> Option<String> {
         (!self.enabled)
-            .then(|| "the daemon's configuration wants no programs in the kernel (probes.enabled)".to_owned())
+            .then(|| "the daemon's configuration turns the probes off (probes.enabled)".to_owned())
     }
 }
 

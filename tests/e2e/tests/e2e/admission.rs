@@ -78,7 +78,7 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 
     let options = ["--name", "late", "--memory", "800MiB"];
     host.finish(host.run(&options, c_client("view"), &[]))
-        .refused("beside what the user's other tenants have of it there is 384 MiB");
+        .refused("of which the user's other tenants leave 384 MiB");
 
     // The daemon does not refuse a process that runs already. The process gets a lower limit until
     // there is room.
