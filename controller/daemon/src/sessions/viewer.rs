@@ -60,7 +60,7 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 /// never makes a tenant.
 fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
     let tenant = registry.find_tenant(guest, hello)?.ok_or_else(|| {
-        Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")
+        Refused::new(RefusalKind::Request, "the process belongs to no tenant")
     })?;
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {

@@ -37,7 +37,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
     let first = viewing(&host, &guaranteed("first", "3GiB"));
 
     let refused = host.finish(host.run(&guaranteed("second", "2GiB"), c_client("view"), &[]));
-    refused.refused("what they hold leave 1 GiB of a GPU's");
+    refused.refused("other tenants and their guarantees leave 1 GiB on a GPU");
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
     // The daemon admits a tenant without a guarantee. The tenant takes the memory that is free.
@@ -45,7 +45,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 
     let options = [&guaranteed("second", "2GiB")[..], &["--wait"]].concat();
     let mut second = host.spawn(host.run(&options, c_client("view"), &[]));
-    second.await_error_line(|line| line.contains("waiting: 2 GiB of memory"));
+    second.await_error_line(|line| line.contains("waiting: the daemon cannot guarantee 2 GiB of memory"));
     thread::sleep(Duration::from_millis(600));
     assert!(host.ps().find("second").is_none(), "it waits still");
     first.finish().success();
@@ -129,7 +129,7 @@ fn memory_that_others_hold_cannot_be_guaranteed_either() {
     let (host, _daemon) = host().with_daemon();
     let _holder = holding(&host, &["--name", "holder"], 2 << 30);
     host.finish(host.run(&guaranteed("late", "3GiB"), c_client("view"), &[]))
-        .refused("what they hold leave 2 GiB of a GPU's");
+        .refused("other tenants and their guarantees leave 2 GiB on a GPU");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
     assert_eq!(class(), "fair");
     let set = |memory| host.call(&["set", "late", "--class", "guaranteed", "--memory", memory]);
     let refused = set("2GiB");
-    refused.refused("2 GiB of memory cannot be guaranteed now");
+    refused.refused("cannot guarantee 2 GiB of memory now");
     assert_eq!(class(), "fair");
     set("1GiB").success();
     assert_eq!(class(), "guaranteed");
@@ -161,7 +161,7 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     // This tenant has no limit of its own.
     daemon.await_error_line(|line| {
         line.contains("refused 32 MiB for cuMemAlloc_v2")
-            && line.contains("passes the 1 GiB that others leave it")
+            && line.contains("would exceed the 1 GiB that others leave")
     });
     first.finish().success();
     let later = filled(&host, &["--name", "later"]);
@@ -193,7 +193,7 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
     let _first = holding(&host, &guaranteed("first", "1GiB"), 512 << 20);
     let set = |memory| host.call(&["set", "first", "--memory", memory]);
     let refused = set("3GiB");
-    refused.refused("what they hold leave 2 GiB of a GPU's");
+    refused.refused("other tenants and their guarantees leave 2 GiB on a GPU");
     set("2GiB").success();
 }
 
@@ -233,7 +233,7 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     let holder = holding(&host, &["--name", "holder"], 3072 * MIB);
     let stop = || host.call(&["set", "first", "--memory-follow-use=false"]);
     let refused = stop();
-    refused.refused("cannot be guaranteed now");
+    refused.refused("of memory now");
     // The limit of `first` follows the memory that others leave. The limit is never below the
     // memory that the daemon keeps for `first`.
     let mine = taken("first");

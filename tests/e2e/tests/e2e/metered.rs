@@ -121,7 +121,7 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     // metered all the while.
     let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
     maker.finish().success();
-    let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
+    let forgotten = |line: &str| line.contains("no longer probes") && line.contains("/maker/libcuda.so");
     daemon.await_error_line(forgotten);
 }
 

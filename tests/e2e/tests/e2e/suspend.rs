@@ -270,7 +270,7 @@ fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
     let client = holding(&host, "t", 256 * MIB, "300", false);
     host.call(&["suspend", "t"]).success();
     kill_process(keeper(&host), Signal::KILL).expect("it lives");
-    host.call(&["resume", "t"]).refused("the daemon tries again and again to bring it back");
+    host.call(&["resume", "t"]).refused("keeps trying to bring the tenant back");
     assert_unchanged(client);
 }
 
@@ -457,7 +457,7 @@ fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
     assert_unchanged(first);
     // The ended tenant stays listed for a while.
     let ended = host.call(&["suspend", "first"]).stderr;
-    assert!(ended.contains("no process of `first` uses a GPU: there is nothing to suspend"), "{ended}");
+    assert!(ended.contains("no process of `first` uses a GPU, so there is nothing to suspend"), "{ended}");
 }
 
 /// Waits until a tenant has all memory that the GPU has left, which is `bytes`, and waits for more.

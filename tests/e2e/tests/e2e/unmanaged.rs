@@ -633,7 +633,11 @@ mod measured {
         // The process stops when it runs next.
         let await_stopped = || await_value(|| state(held.pid()), |state| *state == 'T');
         await_stopped();
-        assert!(!daemon.stderr().contains("held again"), "nobody has let it go on:\n{}", daemon.stderr());
+        assert!(
+            !daemon.stderr().contains("held an unmanaged process again"),
+            "nobody has let it go on:\n{}",
+            daemon.stderr()
+        );
         // The process's owner can continue it for a moment. The daemon then stops it again.
         held.signal(Signal::CONT);
         await_stopped();
@@ -642,7 +646,7 @@ mod measured {
         assert_ne!(state(held.pid()), 'T');
         let adopted = await_state(&host, held.pid(), "adopted");
         assert_eq!(adopted["tenant"], "nightly");
-        host.call(&["adopt", "1"]).refused("no unmanaged user");
+        host.call(&["adopt", "1"]).refused("is not an unmanaged process");
 
         let second = user(&host, &[]);
         await_state(&host, second.pid(), "held");
