@@ -139,7 +139,7 @@ impl Tally {
             self.check(
                 "not measured",
                 Err(anyhow::anyhow!(
-                    "{number} tests, more than {MOST_NOT_MEASURED}: run again on a quiet machine"
+                    "{number} tests, more than {MOST_NOT_MEASURED}; run again on a quiet machine"
                 )),
             );
         }
@@ -153,7 +153,7 @@ impl Tally {
         for why in unexpected {
             self.check(
                 "skipped",
-                Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the reasons that may be")),
+                Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the allowed reasons")),
             );
         }
     }
