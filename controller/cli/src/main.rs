@@ -61,7 +61,7 @@ enum Command {
     /// The pause also ends when the daemon forgets the tenant: `tenant_linger_s` after the tenant's
     /// last process ended
     Pause(pause::Args),
-    /// Move a tenant off the GPUs, its memory to the host, until it is resumed
+    /// Move a tenant with its memory off the GPUs until it is resumed
     Suspend(pause::Args),
     /// Let a paused or suspended tenant go on
     Resume(pause::Args),
@@ -71,11 +71,11 @@ enum Command {
     Adopt(adopt::Args),
     /// Show the calls of processes to the GPU's driver
     Trace(trace::Args),
-    /// Check this machine for what deepres needs, and name remedies
+    /// Check whether this machine has the needs of deepres, and name remedies
     Doctor(doctor::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
-    /// Move processes off the GPUs until told otherwise
+    /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
     Away(away::Args),
     /// Check that the dynamic linker finds a library

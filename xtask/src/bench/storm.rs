@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     let most = u32::try_from(MAX_SESSIONS)?;
     ensure!(
         options.tenants == 0 || options.processes.div_ceil(options.tenants) <= most,
-        "a tenant has {most} processes at most: choose more --tenants"
+        "a tenant has {most} processes at most; choose more --tenants"
     );
     let interrupt = Interrupt::catch()?;
     let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;

@@ -33,10 +33,10 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The program needs no change, and everything that it starts belongs to the same tenant. Without --share the \
-tenant gets a part of what others leave, by its priority (docs/policy.md). A tenant's unused part goes to the \
-others. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the command starts one, which \
-ends after ten idle minutes.
+The program needs no change, and all its child processes belong to the same tenant. Without --share the tenant \
+gets a part of the time that others leave, by its priority (docs/policy.md). Other tenants get the unused part \
+of a tenant. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the command starts a \
+daemon, which ends after ten idle minutes.
 
 Examples:
   deepres run -- python train.py
@@ -55,8 +55,8 @@ pub struct Args {
     /// Record the program's calls to the GPU's driver in this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Do not load deepres into the program: launches are counted from outside, and nothing is
-    /// limited
+    /// Do not load deepres into the program: the daemon counts launches from outside, and limits
+    /// nothing
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
     /// Use more memory than there is: suspend (move the whole tenant to the host while others need
