@@ -35,6 +35,8 @@ pub fn run(args: Args) -> Result<()> {
             }
             Ok(())
         }
-        other => bail!("the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }

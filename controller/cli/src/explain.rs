@@ -18,8 +18,9 @@ const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The output derives three parts of each GPU. The tenant gets the part `owed` while every tenant that is not \
-idle wants the GPU. The tenant gets the part `present` for the demands of the tenants now. The tenant had the \
-part `received` in the last second. The terms above each sum add up to the sum. docs/policy.md has the rules.
+idle wants the GPU. The tenant gets the part `present` for the demands of the tenants now. The tenant had \
+the part `received` in the last second. The terms above each sum add up to the sum. docs/policy.md has the \
+rules.
 
 Examples:
   deepres explain train
@@ -37,7 +38,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {
         Reply::Explained { gpus } => gpus,
-        other => bail!("the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     };
     let tenants = client.status()?.tenants;
     let tenant = tenants.into_iter().find(|tenant| tenant.name == args.tenant);
@@ -84,7 +87,7 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
             }
             Some(level) => writeln!(
                 out,
-                "    the lesser of its demand, {demand}, and its weight, {weight}, times the water level, {level:.4}"
+                "    the lesser of its demand, {demand}, and the product of its weight, {weight}, and the water level, {level:.4}"
             )?,
             None => writeln!(out, "    its demand, {demand}: all tenants have what they want")?,
         }

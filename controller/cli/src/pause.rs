@@ -51,7 +51,9 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
         Reply::Suspended => println!("{tenant}: suspended"),
         Reply::Paused => println!("{tenant}: paused"),
         Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
-        other => bail!("the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
     Ok(())
 }

@@ -39,10 +39,10 @@ const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is the entitlement of a tenant, in parentheses while the tenant is idle and others have its part. LATELY \
-is the tenant's part of the GPU's time in the last second, and TOTAL its part since it first appeared. A \
-tenant stays in the list for a while after its last process ended, with - as its share and gate. All counters \
-of --json are totals, and `now_ns` is their time, so two outputs give rates.
+OWED is the entitlement of a tenant, in parentheses while the tenant is idle and others have its part. \
+LATELY is the tenant's part of the GPU's time in the last second, and TOTAL its part since it first \
+appeared. A tenant stays in the list for a while after its last process ended, with - as its share and gate. \
+All counters of --json are totals, and `now_ns` is their time, so two outputs give rates.
 
 Examples:
   deepres ps

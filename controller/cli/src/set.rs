@@ -9,8 +9,8 @@ use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The change is in force for the running processes when the command returns. A tenant keeps the memory that \
-it holds. If the tenant holds more than the new limit, it gets no more memory until it holds less.
+The change is in force for the running processes when the command returns. A tenant keeps the memory that it \
+holds. If the tenant holds more than the new limit, it gets no more memory until it holds less.
 
 Examples:
   deepres set train --share 50%
@@ -33,7 +33,9 @@ pub fn run(args: &Args) -> Result<()> {
             println!("{}: {granted}", args.tenant);
             warn_of_excess(&mut client, &args.tenant)
         }
-        other => bail!("the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }
 

@@ -10,7 +10,9 @@ use std::io::{self, Write};
 pub fn ask() -> Result<Vec<ProcessCoverage>> {
     match Client::connect()?.ask(&Request::Coverage)? {
         Reply::Coverage { processes } => Ok(processes),
-        other => bail!("the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }
 

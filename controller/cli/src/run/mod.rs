@@ -33,10 +33,10 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The program needs no change, and all its child processes belong to the same tenant. Without --share the tenant \
-gets a part of the time that others leave, by its priority (docs/policy.md). Other tenants get the unused part \
-of a tenant. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the command starts a \
-daemon, which ends after ten idle minutes.
+The program needs no change, and all its child processes belong to the same tenant. Without --share the \
+tenant gets a part of the time that others leave, by its priority (docs/policy.md). Other tenants get the \
+unused part of a tenant. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the \
+command starts a daemon, which ends after ten idle minutes.
 
 Examples:
   deepres run -- python train.py

@@ -186,7 +186,7 @@ impl Connections {
             }
             if count >= half_of_the_rest(limit, others) {
                 return full(format!(
-                    "{source} has {count} connections open and others have {others}; each source may have at most half of \
+                    "{source} has {count} connections open and others have {others}; each user may have at most half of \
                      the connections that others leave of {limit} (max_connections)"
                 ));
             }
