@@ -244,7 +244,10 @@ impl Row {
         let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
         day.map(str::trim).with_context(|| {
             let large = if self.reach == Reach::Large { " --large" } else { "" };
-            format!("the page has no row for `{}` as it is now; run `cargo xtask compatibility{large}`", self.client)
+            format!(
+                "the page has no row for `{}` as it is now; run `cargo xtask compatibility{large}`",
+                self.client
+            )
         })
     }
 }
@@ -293,7 +296,11 @@ pub fn run(options: &Options) -> Result<()> {
         let Outcome { status, output, .. } = program::run(&mut tests)?;
         let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();
         if !status.success() || ran == 0 {
-            bail!("`{}` is not shown, because a test failed or none ran ({ran} passed): {}", row.client, command::shown(&tests));
+            bail!(
+                "`{}` is not shown, because a test failed or none ran ({ran} passed): {}",
+                row.client,
+                command::shown(&tests)
+            );
         }
     }
     let today = command::output(Command::new("date").args(["--utc", "+%F"]))?;

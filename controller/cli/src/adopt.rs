@@ -31,7 +31,10 @@ pub fn run(args: Args) -> Result<()> {
     match client.ask(&Request::Adopt { pid: args.pid, tenant: args.name })? {
         Reply::Adopted { unmetered } => {
             if let Some(reason) = unmetered {
-                eprintln!("deepres: process {} is adopted, but the daemon does not count its launches: {reason}", args.pid);
+                eprintln!(
+                    "deepres: process {} is adopted, but the daemon does not count its launches: {reason}",
+                    args.pid
+                );
             }
             Ok(())
         }

@@ -73,17 +73,17 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         print_priority(&share.priority, out)?;
         print_sum("owed", &derivation.owed, out)?;
         if derivation.owed.terms.is_empty() {
-            writeln!(out, "    best-effort tenants are owed nothing: they have the GPU while no other class wants it")?;
+            writeln!(
+                out,
+                "    best-effort tenants are owed nothing: they have the GPU while no other class wants it"
+            )?;
         }
         print_sum("present", &derivation.present, out)?;
         let demand = Percent(derivation.demand_ppm);
         let weight = Percent(derivation.weight_ppm);
         match derivation.water_level {
             _ if derivation.is_idle => {
-                writeln!(
-                    out,
-                    "    the tenant is idle: others have its part until the tenant wants the GPU"
-                )?;
+                writeln!(out, "    the tenant is idle: others have its part until the tenant wants the GPU")?;
             }
             Some(level) => writeln!(
                 out,
@@ -102,9 +102,8 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
             writeln!(out, "  SLO       {slo}: the SLO makes the tenant's requests due earlier")?;
         }
         if let Some(guard) = &share.guard {
-            let foreseen = guard
-                .foreseen_pause_ns
-                .map_or("unknown".to_owned(), |ns| format!("at least {}", Time(ns)));
+            let foreseen =
+                guard.foreseen_pause_ns.map_or("unknown".to_owned(), |ns| format!("at least {}", Time(ns)));
             let now = match guard.debt_ns {
                 0 => format!("may cost {} more now", Time(guard.credit_ns)),
                 debt_ns => format!("must earn back {} first", Time(debt_ns)),

@@ -38,7 +38,9 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// A living daemon has the directory.
-    #[error("another deepres daemon ({pid}) serves {directory} already; use that daemon, or choose another directory by DEEPRES_DIR")]
+    #[error(
+        "another deepres daemon ({pid}) serves {directory} already; use that daemon, or choose another directory by DEEPRES_DIR"
+    )]
     Served {
         /// The process id that the other daemon wrote into its lock file.
         pid: String,

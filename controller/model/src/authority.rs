@@ -291,7 +291,9 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     }
     if part.memory_bytes == 0 {
         let most = Bytes(caps.memory_bytes);
-        return Some(format!("{of} is {most} of memory, and the user's other tenants have all of it; end one of them, or have an administrator raise the cap"));
+        return Some(format!(
+            "{of} is {most} of memory, and the user's other tenants have all of it; end one of them, or have an administrator raise the cap"
+        ));
     }
     if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
         let most = caps.criticality;
@@ -317,9 +319,7 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
         return Some(format!("the job asked for class {class}, but {of} is {}; {remedy}", caps.class));
     }
     match (class, asked.share_ppm) {
-        (Class::Guaranteed, None) => {
-            Some("class guaranteed needs a share; give one by --share".to_owned())
-        }
+        (Class::Guaranteed, None) => Some("class guaranteed needs a share; give one by --share".to_owned()),
         (Class::Guaranteed, Some(ppm)) if !has_room => Some(format!(
             "the daemon cannot guarantee {}: guarantees to others leave no room; ask for less, or for class fair",
             Percent(ppm)
@@ -381,10 +381,7 @@ mod tests {
         assert_eq!(granted.memory_bytes, Given::by(beside, Some(1 << 20)));
         assert_eq!(granted.cap_ppm, 200_000);
         let reason = refuse(&wish, CAPS, &left, true).unwrap();
-        assert!(
-            reason.contains("the cap of user 1000 is 50%") && reason.contains("leave 20%"),
-            "{reason}"
-        );
+        assert!(reason.contains("the cap of user 1000 is 50%") && reason.contains("leave 20%"), "{reason}");
         let reason = refuse(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left, true).unwrap();
         assert!(reason.contains("leave 1 MiB"), "{reason}");
         let nothing = Part { memory_bytes: 0, ..left };

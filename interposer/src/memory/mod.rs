@@ -357,11 +357,7 @@ impl Accounts {
                 "refused {api} of {wanted} on GPU {gpu}: the tenant holds {} of the {} that it may hold{}",
                 Bytes(refused.held_bytes),
                 Bytes(site.limit_bytes()),
-                if self.oversubscription.is_wanted() {
-                    ", and the GPU has no room beyond that"
-                } else {
-                    ""
-                }
+                if self.oversubscription.is_wanted() { ", and the GPU has no room beyond that" } else { "" }
             );
         }
         CUDA_ERROR_OUT_OF_MEMORY

@@ -81,5 +81,6 @@ fn served(program: &mut Running) -> Result<Served> {
     if line.is_empty() {
         bail!("the program printed nothing: {}", program.shown());
     }
-    serde_json::from_str(&line).with_context(|| format!("cannot read the line {line:?} of {}", program.shown()))
+    serde_json::from_str(&line)
+        .with_context(|| format!("cannot read the line {line:?} of {}", program.shown()))
 }

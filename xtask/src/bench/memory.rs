@@ -115,7 +115,11 @@ pub fn run(options: &Options) -> Result<()> {
         println!("cuMemAlloc + cuMemFree: {alloc_ns_bare:.1} ns bare, {alloc_ns_hooked:.1} ns under a limit");
     })?;
     ensure!(report.breaches == 0, "the limit was broken {} times", report.breaches);
-    ensure!(report.false_refusals == 0, "the interposer refused {} requests that fitted", report.false_refusals);
+    ensure!(
+        report.false_refusals == 0,
+        "the interposer refused {} requests that fitted",
+        report.false_refusals
+    );
     if let Some(ms) = report.reclaim_ms_after_kill_p99 {
         ensure!(ms <= RECLAIM_LIMIT_MS, "the memory of a killed process was not free for {ms} ms");
     }
@@ -171,7 +175,11 @@ impl Racer {
     fn await_line(&mut self, wanted: &str) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        ensure!(line.trim_end() == wanted, "the line is {line:?}, not {wanted:?}, from {}", self.running.shown());
+        ensure!(
+            line.trim_end() == wanted,
+            "the line is {line:?}, not {wanted:?}, from {}",
+            self.running.shown()
+        );
         Ok(())
     }
 }
@@ -325,7 +333,8 @@ impl Admin {
             }
             ensure!(
                 begun.elapsed() < STALL_LIMIT,
-                "process {pid} has {} session for too long", if is_there { "no" } else { "a" }
+                "process {pid} has {} session for too long",
+                if is_there { "no" } else { "a" }
             );
         }
     }

@@ -48,7 +48,9 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     tally.check("cargo xtask fuzz", fuzz::run(&options));
     for sanitizer in Sanitizer::ALL {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
-            bail!("ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`");
+            bail!(
+                "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
+            );
         }
         cargo_tests(tally, &mut sanitizer.tests()?, &["--skip", sanitize::LEFT_OUT])?;
     }
@@ -78,7 +80,9 @@ pub fn check_last_pass() -> Result<()> {
 pub fn note_pass() -> Result<()> {
     let changed = command::output(&mut git(&["status", "--porcelain"]))?;
     if !changed.is_empty() {
-        eprintln!("{NOTE} does not note this pass, because the working tree differs from the commit\n{changed}");
+        eprintln!(
+            "{NOTE} does not note this pass, because the working tree differs from the commit\n{changed}"
+        );
         return Ok(());
     }
     let commit = command::output(&mut git(&["rev-parse", "HEAD"]))?;

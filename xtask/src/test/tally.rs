@@ -151,10 +151,7 @@ impl Tally {
         let unexpected: Vec<String> =
             self.skips.iter().filter(|why| !skip::ALLOWED.contains(&why.as_str())).cloned().collect();
         for why in unexpected {
-            self.check(
-                "skipped",
-                Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the allowed reasons")),
-            );
+            self.check("skipped", Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the allowed reasons")));
         }
     }
 

@@ -64,7 +64,11 @@ fn gpus() -> Check {
             let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.uuid_text)).collect();
             Check::good("gpus", names.join(", "))
         }
-        Err(error) => Check::bad("gpus", error.to_string(), "install the GPU's driver, and run `nvidia-smi` to check it"),
+        Err(error) => Check::bad(
+            "gpus",
+            error.to_string(),
+            "install the GPU's driver, and run `nvidia-smi` to check it",
+        ),
     }
 }
 

@@ -150,7 +150,11 @@ fn attaches() -> Check {
     match Kernel::attach(&Devices::find(&[]), Asked::None, None) {
         Ok(kernel) => Check::good(
             "probes",
-            format!("the kernel loads the programs; they attach by {}, because {}", kernel.way().name(), kernel.why()),
+            format!(
+                "the kernel loads the programs; they attach by {}, because {}",
+                kernel.way().name(),
+                kernel.why()
+            ),
         ),
         Err(error) => Check::limited("probes", error.to_string(), remedy(&error)),
     }

@@ -74,7 +74,10 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             process.other_instance,
             "functions from another copy of the driver library: deepres does not see their launches",
         ),
-        (process.unknown_address, "functions at addresses that no export has: deepres does not see their launches"),
+        (
+            process.unknown_address,
+            "functions at addresses that no export has: deepres does not see their launches",
+        ),
         (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
         (
             process.bound_past,
@@ -84,14 +87,20 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
             process.given_lookups,
             "times a library that is loaded after deepres got the C library's own dlsym: deepres does not see the functions that it finds",
         ),
-        (process.export_tables, "requests for private tables of the driver: deepres does not see calls through them"),
+        (
+            process.export_tables,
+            "requests for private tables of the driver: deepres does not see calls through them",
+        ),
     ] {
         if count != 0 {
             lines.push(format!("{count} {what}"));
         }
     }
     if process.is_other_version {
-        lines.push("the process has another version of deepres, so this command cannot name the functions".to_owned());
+        lines.push(
+            "the process has another version of deepres, so this command cannot name the functions"
+                .to_owned(),
+        );
     }
     lines
 }

@@ -66,7 +66,10 @@ fn waits(account: &AccountStatus) -> Option<String> {
 /// Returns the memory that the daemon keeps for a tenant whose memory follows its use.
 fn kept(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
-    Some(format!("the daemon keeps {} for the tenant, by its recent use; other tenants may take the rest", Bytes(bytes)))
+    Some(format!(
+        "the daemon keeps {} for the tenant, by its recent use; other tenants may take the rest",
+        Bytes(bytes)
+    ))
 }
 
 /// Returns the tenant's ceiling; `None` if the ceiling is not below the limit.
@@ -102,7 +105,10 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
     }
     line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
     if let Some(more) = over(tenant.memory_limit_bytes, account) {
-        line += &format!("; {} more than its limit: the tenant gets no more memory until it holds less", Bytes(more));
+        line += &format!(
+            "; {} more than its limit: the tenant gets no more memory until it holds less",
+            Bytes(more)
+        );
     }
     line
 }
@@ -239,7 +245,10 @@ mod tests {
     #[test]
     fn who_holds_more_than_a_lowered_limit_is_told_of() {
         let line = held_of(Some(1 << 30), &account());
-        assert!(line.ends_with("; 2 GiB more than its limit: the tenant gets no more memory until it holds less"), "{line}");
+        assert!(
+            line.ends_with("; 2 GiB more than its limit: the tenant gets no more memory until it holds less"),
+            "{line}"
+        );
         assert_eq!(over(None, &account()), None);
         assert_eq!(over(Some(3 << 30), &account()), None);
     }

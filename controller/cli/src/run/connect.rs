@@ -248,7 +248,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
 /// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
 /// daemon must keep the tenant already. Returns once the daemon meters the process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
-    let connection = connect(socket)?.with_context(|| format!("no daemon listens at {}", socket.display()))?;
+    let connection =
+        connect(socket)?.with_context(|| format!("no daemon listens at {}", socket.display()))?;
     let mut hello = Hello::new(Role::Keeper);
     hello.pid = pid;
     hello.metering = 1;

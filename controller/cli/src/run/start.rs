@@ -67,8 +67,9 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     let mut daemon = command.spawn().context("cannot start a daemon")?;
     drop(reporter);
     let mut said = String::new();
-    let read =
-        BufReader::new(File::from(report)).read_line(&mut said).context("cannot read the report of the daemon")?;
+    let read = BufReader::new(File::from(report))
+        .read_line(&mut said)
+        .context("cannot read the report of the daemon")?;
     let said = said.trim();
     if read > 0 && said.is_empty() {
         eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());

@@ -237,12 +237,20 @@ impl Worker {
         let gpu = self.gpu;
         match event {
             Event::Silence { silent_ns } => {
-                tracing::warn!(gpu, silent_ns, "the arbiter made no decision for a while: it sets all lags to zero");
+                tracing::warn!(
+                    gpu,
+                    silent_ns,
+                    "the arbiter made no decision for a while: it sets all lags to zero"
+                );
             }
             Event::Endless { session } => {
                 let process = self.sessions.get(&session).and_then(|session| session.seat.process);
                 let pid = process.map(|process| process.pid);
-                tracing::warn!(gpu, pid, "a process has work that does not end: the daemon cannot share the GPU in time; give the process a GPU of its own, or end it");
+                tracing::warn!(
+                    gpu,
+                    pid,
+                    "a process has work that does not end: the daemon cannot share the GPU in time; give the process a GPU of its own, or end it"
+                );
             }
         }
     }

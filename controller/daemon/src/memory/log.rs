@@ -96,9 +96,14 @@ fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
             format!("deepres refused {what}: with it, the tenant would exceed its limit of {}", Bytes(bytes))
         }
         Some(Bound { bytes, .. }) => {
-            format!("deepres refused {what}: with it, the tenant would exceed the {} that others leave", Bytes(bytes))
+            format!(
+                "deepres refused {what}: with it, the tenant would exceed the {} that others leave",
+                Bytes(bytes)
+            )
         }
-        None => format!("deepres refused {what}: with it, the tenant would have exceeded its limit of that time"),
+        None => {
+            format!("deepres refused {what}: with it, the tenant would have exceeded its limit of that time")
+        }
     }
 }
 

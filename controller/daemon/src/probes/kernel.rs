@@ -51,9 +51,7 @@ pub enum Asked {
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// This binary does not contain the programs.
-    #[error(
-        "deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again"
-    )]
+    #[error("deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again")]
     NotBuilt,
     /// This binary contains programs with other layouts of records.
     #[error(
@@ -567,9 +565,9 @@ fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Resu
             })?;
             attach()
         });
-        attached
-            .join()
-            .unwrap_or_else(|_| Err(KernelError::Refused("the thread that attaches the programs panicked".to_owned())))
+        attached.join().unwrap_or_else(|_| {
+            Err(KernelError::Refused("the thread that attaches the programs panicked".to_owned()))
+        })
     })
 }
 

@@ -885,7 +885,11 @@ impl Watch {
         if (is_seen || was_held) && self.common.held.stop(who) {
             self.stopping.insert(who, now_ns);
             let again = if was_held { " again, after another process let it go on" } else { "" };
-            tracing::warn!(pid = who.pid, "the daemon held an unmanaged process{again}; `deepres adopt {}` lets it go on", who.pid);
+            tracing::warn!(
+                pid = who.pid,
+                "the daemon held an unmanaged process{again}; `deepres adopt {}` lets it go on",
+                who.pid
+            );
         }
     }
 

@@ -161,7 +161,9 @@ pub fn choices(facts: &Facts) -> Vec<Choice> {
     }
     let tracepoints = match obstacle {
         Some(obstacle) => format!("not the driver's functions: {obstacle}"),
-        None => "tracepoints slow other system calls the least of the ways that work on every host".to_owned(),
+        None => {
+            "tracepoints slow other system calls the least of the ways that work on every host".to_owned()
+        }
     };
     choices.push(Choice { way: Way::Tracepoints, why: tracepoints });
     choices.push(Choice { way: Way::RawTracepoints, why: "every kernel has raw tracepoints".to_owned() });

@@ -143,8 +143,9 @@ impl Registry {
         let session_id = self.next_id();
         let tenant = self.tenants.get(name).ok_or_else(gone)?;
         let slot = tenant.members.free_slot().ok_or_else(|| {
-            let reason =
-                format!("the tenant `{name}` has {MAX_SESSIONS} processes already, the most that a tenant can have");
+            let reason = format!(
+                "the tenant `{name}` has {MAX_SESSIONS} processes already, the most that a tenant can have"
+            );
             Refused::new(RefusalKind::Full, reason)
         })?;
         let mut welcome = Welcome::new(session_id, slot as u32);
@@ -417,9 +418,7 @@ fn claim(hello: &Hello) -> Result<&str, Refused> {
     let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
     let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
     if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
-        return Err(malformed(
-            "the tenant's name has invisible characters, or no visible character",
-        ));
+        return Err(malformed("the tenant's name has invisible characters, or no visible character"));
     }
     Ok(name)
 }

@@ -169,7 +169,9 @@ pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, Strin
 }
 
 fn not_back(name: &str, reason: &str) -> String {
-    format!("the daemon could not move the memory of `{name}` ({reason}), and keeps trying to bring the tenant back")
+    format!(
+        "the daemon could not move the memory of `{name}` ({reason}), and keeps trying to bring the tenant back"
+    )
 }
 
 /// Waits until no move of a tenant is under way.
@@ -437,7 +439,11 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
-                    tracing::error!(tenant = name, reason, "the daemon could not bring a tenant back: it tries again");
+                    tracing::error!(
+                        tenant = name,
+                        reason,
+                        "the daemon could not bring a tenant back: it tries again"
+                    );
                 }
             }
             sleep(RETRY).await;
@@ -477,7 +483,10 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
         };
         match back {
             Ok(Back::Yes) => {
-                tracing::info!(tenant = name, "the daemon brought a tenant back that the previous daemon had suspended");
+                tracing::info!(
+                    tenant = name,
+                    "the daemon brought a tenant back that the previous daemon had suspended"
+                );
                 shared.residency.borrow_mut().left.remove(&name);
             }
             Ok(Back::NoRoom) => {

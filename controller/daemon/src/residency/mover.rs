@@ -126,7 +126,9 @@ impl Mover {
     async fn hear(&mut self, limit: Duration) -> Result<Word, Failure> {
         match timeout(limit, self.listen()).await {
             Ok(heard) => heard,
-            Err(_) => Err(self.end(format!("the driver took longer than {limit:?} to move the tenant's memory"))),
+            Err(_) => {
+                Err(self.end(format!("the driver took longer than {limit:?} to move the tenant's memory")))
+            }
         }
     }
 

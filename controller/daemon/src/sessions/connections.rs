@@ -174,7 +174,9 @@ impl Connections {
                 true => format!(
                     "{limit} connections are open, the most for which the daemon has descriptors (ulimit -n)"
                 ),
-                false => format!("{limit} connections are open, the most that the configuration allows (max_connections)"),
+                false => format!(
+                    "{limit} connections are open, the most that the configuration allows (max_connections)"
+                ),
             });
         }
         if source.has_limit() {

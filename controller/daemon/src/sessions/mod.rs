@@ -278,7 +278,12 @@ async fn converse(
         Ok(admitted) => admitted,
         Err(refused) => {
             if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
-                tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "the daemon refused a process");
+                tracing::info!(
+                    pid = peer.pid,
+                    uid = peer.uid,
+                    reason = refused.reason,
+                    "the daemon refused a process"
+                );
             }
             refuse(connection.as_fd(), &refused);
             return Ok(());
@@ -296,7 +301,12 @@ async fn converse(
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
         if shared.lines.allows(source) {
-            tracing::info!(pid = peer.pid, uid = peer.uid, reason, "the daemon does not meter a process from outside");
+            tracing::info!(
+                pid = peer.pid,
+                uid = peer.uid,
+                reason,
+                "the daemon does not meter a process from outside"
+            );
         }
         refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
         depart(shared, &tenant, membership);
@@ -364,13 +374,11 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
         Refused::new(kind, error.to_string())
     })?;
     if guest.peer.pid == 0 {
-        let reason =
-            "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
+        let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
     if hello.monotonic_ns.abs_diff(monotonic_ns()) > CLOCK_LIMIT_NS {
-        let reason =
-            "the process has another monotonic clock than the daemon; run the process in the host's time namespace";
+        let reason = "the process has another monotonic clock than the daemon; run the process in the host's time namespace";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
     registry.admit(guest, &hello)

@@ -174,7 +174,10 @@ impl fmt::Display for StateError {
         match self {
             Self::Garbage(error) => write!(f, "the file is not a state of a deepres daemon: {error}"),
             Self::Major(major) => {
-                write!(f, "the file has layout version {major}, and this release of deepres reads version {MAJOR}")
+                write!(
+                    f,
+                    "the file has layout version {major}, and this release of deepres reads version {MAJOR}"
+                )
             }
             Self::Future => write!(f, "the file's time is later than now"),
         }

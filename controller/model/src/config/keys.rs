@@ -169,8 +169,9 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
             (Takes::Texts(example), DeValue::Array(texts)) => {
                 let other = texts.iter().find(|text| !matches!(text.get_ref(), DeValue::String(_)))?;
                 let kind = kind(other.get_ref());
-                let message =
-                    format!("`{path}` takes a list of texts, such as [\"{example}\"], but the list has {kind}");
+                let message = format!(
+                    "`{path}` takes a list of texts, such as [\"{example}\"], but the list has {kind}"
+                );
                 Some(Wrong { offset: other.span().start, message })
             }
             (Takes::Switch, _) => is("true or false".to_owned()),

@@ -211,7 +211,8 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
     first.finish().success();
     // Without other tenants, the daemon keeps all of the GPU's memory for the follower.
-    let all = |told: &str| told.contains("keeps 4 GiB for the tenant") && told.contains("may hold 4 GiB at most");
+    let all =
+        |told: &str| told.contains("keeps 4 GiB for the tenant") && told.contains("may hold 4 GiB at most");
     eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
     follower.finish().success();
 }

@@ -120,7 +120,9 @@ fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was
         assert_eq!(account["memory_peak_bytes"], GPU_BYTES, "{kind}: {account}");
         assert!(!said.stderr.contains("deepres"), "as it is without deepres: {}", said.stderr);
         daemon.await_error_line(|line| {
-            line.contains(&format!("the driver refused 64 MiB for {kind}: the GPU had too little memory left"))
+            line.contains(&format!(
+                "the driver refused 64 MiB for {kind}: the GPU had too little memory left"
+            ))
         });
         let shown = host.shows(&["ps"]);
         let told =

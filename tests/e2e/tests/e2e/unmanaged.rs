@@ -402,7 +402,8 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
         ended.recv().expect_err("nothing is sent");
     });
     let tid = tids.recv().expect("the thread tells its number");
-    host.call(&["trace", "--device", CONTROL, "-p", &tid]).refused(&format!("is a thread, and a trace is of whole processes; give -p {own}"));
+    host.call(&["trace", "--device", CONTROL, "-p", &tid])
+        .refused(&format!("is a thread, and a trace is of whole processes; give -p {own}"));
     drop(end);
     lives.join().expect("the thread ends");
     host.call(&["trace"]).refused("no process to trace");

@@ -271,8 +271,9 @@ impl Worker {
         let mut problems = Vec::new();
         let mut has_any = false;
         let found = self.mapped_by(who);
-        let found = found
-            .ok_or_else(|| Unprobed::Problem("the daemon cannot read the mappings of the process".to_owned()))?;
+        let found = found.ok_or_else(|| {
+            Unprobed::Problem("the daemon cannot read the mappings of the process".to_owned())
+        })?;
         let mut patience = SYMBOLS_LIMIT;
         for mapped in found {
             let is_known = self.libraries.contains_key(&mapped.id);
