@@ -98,7 +98,7 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 }
 
 #[test]
-fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_grow() {
+fn the_memory_of_a_users_tenants_never_passes_the_cap_however_fast_they_grow() {
     const CAP_BYTES: u64 = 1 << 30;
     const PIECE_BYTES: u64 = 16 << 20;
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
@@ -118,7 +118,7 @@ fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_gro
 }
 
 #[test]
-fn who_comes_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
+fn a_tenant_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
     let _holder = holding(&host, &["--name", "holder"], 64 << 20);
     let _late = holding(&host, &["--name", "late"], 512 << 20);
@@ -133,7 +133,7 @@ fn memory_that_others_hold_cannot_be_guaranteed_either() {
 }
 
 #[test]
-fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
+fn a_running_tenant_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
     let (host, _daemon) = host().with_daemon();
     let _first = viewing(&host, &guaranteed("first", "3GiB"));
     let mut command = host.preloaded(c_client("view"));
@@ -152,7 +152,7 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
 }
 
 #[test]
-fn what_was_promised_is_kept_from_those_who_come_later() {
+fn guaranteed_memory_is_kept_from_later_tenants() {
     let (host, mut daemon) = host().with_daemon();
     let first = viewing(&host, &guaranteed("first", "3GiB"));
     let greedy = filled(&host, &["--name", "greedy"]);
@@ -198,7 +198,7 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
 }
 
 #[test]
-fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
+fn a_tenant_without_a_guarantee_takes_no_guaranteed_memory_by_following_its_use() {
     let (host, _daemon) = host().with_daemon();
     let first = viewing(&host, &guaranteed("first", "3GiB"));
     let options = ["--name", "follower", "--memory-follow-use"];
@@ -218,7 +218,7 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
 }
 
 #[test]
-fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
+fn unused_memory_of_a_guarantee_is_lent_if_the_tenant_allows_that() {
     let (host, _daemon) = host().config("memory_follow_ms = 200\n").with_daemon();
     let first = viewing(&host, &[&guaranteed("first", "3GiB")[..], &["--memory-follow-use"]].concat());
     let taken = |name| filled(&host, &["--name", name])["kinds"][0]["bytes"].as_u64().expect("a number");
