@@ -31,7 +31,8 @@ pub enum Bench {
     /// client runs bare and under `deepres run` in turn. Under `deepres run` there is a live daemon
     /// and the gate is open. The output shows the medians of the runs.
     Hook(hook::Options),
-    /// Measure the part of a tenant's pauses that a best-effort tenant gets, and its cost for the tenant
+    /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
+    /// the other
     ///
     /// A trainer with pauses and a server of requests run alone and beside a best-effort trainer. A
     /// third run replaces deepres by the simulated GPU's own time-slicing.

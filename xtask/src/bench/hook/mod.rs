@@ -273,7 +273,7 @@ fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Resu
         bail!("the client printed nothing: {}", running.shown());
     }
     let run: Run = serde_json::from_str(&line)
-        .with_context(|| format!("cannot read the line {line:?} of {}", running.shown()))?;
+        .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
     look(&run)?;
     // When its standard input closes, the client ends.
     drop(running.child().stdin.take());
