@@ -13,6 +13,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
+/// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
+const SPIN_NS: u64 = 20_000_000;
 /// The key of a free place.
 const FREE: u64 = 0;
 
@@ -26,6 +28,12 @@ pub struct StandaloneGpu {
     share_ppm: AtomicU32,
     /// The turn of the process that has the GPU.
     pub turn: Turn,
+    /// When a rank on this GPU was last seen to spin for a rank on another, ns of
+    /// `CLOCK_MONOTONIC`; 0 if none spins now.
+    spins_ns: AtomicU64,
+    /// When the ranks on this GPU and on another were last seen to depend on each other, ns of
+    /// `CLOCK_MONOTONIC`; 0 for never.
+    depends_ns: AtomicU64,
     /// The tenant's GPU time.
     pub allowance: Allowance,
 }
@@ -59,6 +67,40 @@ impl StandalonePage {
         self.gpus.get(place)
     }
 
+    /// Returns whether the tenant has used a GPU at another place.
+    pub fn has_others(&self, place: usize) -> bool {
+        self.others(place).next().is_some()
+    }
+
+    fn others(&self, place: usize) -> impl Iterator<Item = &StandaloneGpu> {
+        let is_other =
+            move |(other, gpu): &(usize, &StandaloneGpu)| *other != place && gpu.allowance.charged_ns() != 0;
+        self.gpus.iter().enumerate().filter(is_other).map(|(_, gpu)| gpu)
+    }
+
+    /// Returns whether a rank on another GPU spins for a rank on the GPU at `place`, which waits at
+    /// its gate. If so, notes that the ranks on both GPUs depend on each other.
+    pub fn is_spun_for(&self, place: usize, now_ns: u64) -> bool {
+        let mut is_spun_for = false;
+        for other in self.others(place).filter(|other| other.spins(now_ns)) {
+            is_spun_for = true;
+            other.depends_ns.store(now_ns, Ordering::Relaxed);
+        }
+        if let Some(gpu) = self.gpu(place).filter(|_| is_spun_for) {
+            gpu.depends_ns.store(now_ns, Ordering::Relaxed);
+        }
+        is_spun_for
+    }
+
+    /// Returns when the tenant's pause on the GPU at `place` ends, ns of `CLOCK_MONOTONIC`. Ranks
+    /// that were seen to depend on each other within `lasts_ns` pause together.
+    pub fn due_ns(&self, place: usize, now_ns: u64, lasts_ns: u64) -> u64 {
+        let Some(gpu) = self.gpu(place) else { return 0 };
+        let depends = |gpu: &StandaloneGpu| gpu.depends(now_ns, lasts_ns);
+        let others = self.others(place).filter(|other| depends(gpu) && depends(other));
+        others.map(|other| other.allowance.due_ns()).fold(gpu.allowance.due_ns(), u64::max)
+    }
+
     /// Returns the place of a GPU. If the GPU has no place yet, takes a free place. Returns `None`
     /// if no place is free.
     pub fn place(&self, uuid: &Uuid) -> Option<usize> {
@@ -71,6 +113,24 @@ impl StandalonePage {
 }
 
 impl StandaloneGpu {
+    /// Notes whether a rank on this GPU spins at `now_ns`.
+    pub fn set_spins(&self, spins: bool, now_ns: u64) {
+        let spins_ns = if spins { now_ns } else { 0 };
+        if spins || self.spins_ns.load(Ordering::Relaxed) != 0 {
+            self.spins_ns.store(spins_ns, Ordering::Relaxed);
+        }
+    }
+
+    fn spins(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.spins_ns.load(Ordering::Relaxed)) <= SPIN_NS
+    }
+
+    /// Returns whether the ranks on this GPU and on another were seen to depend on each other
+    /// within the last `lasts_ns`.
+    pub fn depends(&self, now_ns: u64, lasts_ns: u64) -> bool {
+        now_ns.saturating_sub(self.depends_ns.load(Ordering::Relaxed)) <= lasts_ns
+    }
+
     /// Sets the tenant's share from `now_ns` on, parts per million; 0 for no share. The pause that
     /// the tenant still owes for used time changes in proportion to the shares.
     pub fn set_share_ppm(&self, ppm: u32, now_ns: u64) {

@@ -185,19 +185,20 @@ const ROWS: &[Row] = &[
 const HEAD: &str = "\
 # What has run with deepres
 
-Each row names a program of another maker, as PyPI, crates.io or Debian have it, without any change.
-The row names the test that runs the program, and the day on which the test last passed while
-`cargo xtask compatibility` wrote this page. [clients.md](clients.md) has notes on single programs.
+Each row of the tables names a program of another maker, unchanged from PyPI, crates.io or Debian,
+and the test that runs the program. The column *shown* has the day on which the test last passed
+while `cargo xtask compatibility` wrote this page. [clients.md](clients.md) has notes on single
+programs.
 
-All programs ran on the simulated GPU. None of them has run on a real GPU with deepres yet.
+All programs of the tables ran on the simulated GPU, and none of them on a real GPU yet.
 ";
 const LOOK_UPS: &str = "
 ## As far as the simulated GPU goes
 
 NVIDIA's runtime library (libcudart) checks that the driver is NVIDIA's. The simulated driver fails
-this check, so programs on libcudart do no GPU work on the simulated GPU. The library looks up all
-driver functions before the check. The tests hold that deepres answers each look-up with its hook if
-it has one, and that the program prints the same with deepres as without.
+this check, so programs on libcudart do no GPU work on the simulated GPU. libcudart looks up all
+driver functions before the check. The tests check that deepres answers each look-up of a hooked
+function with the hook, and that the program prints the same text with deepres as without.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";
 const TABLE: &str =

@@ -85,7 +85,8 @@ pub struct Lines {
 struct Refusals(VecDeque<(u32, String)>);
 
 impl Refusals {
-    /// Returns whether the process was not refused lately for this reason.
+    /// Returns true if the list has no refusal of this process for this reason, and adds the
+    /// refusal. For an unknown process, always returns true.
     fn is_news(&mut self, pid: u32, reason: &str) -> bool {
         if pid != UNKNOWN && self.0.iter().any(|(known, told)| *known == pid && told == reason) {
             return false;

@@ -6,26 +6,29 @@
 //! process has a lease with a window, which bounds the work in flight. The pauses make up for all
 //! used time, so the share is exact in the long run.
 //!
-//! The processes of a tenant take turns ([`turns`]). The meter thread also writes the heartbeat. A
+//! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
+//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A
 //! launch waits at the gate only while the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
 mod file;
 mod memory;
+mod rank;
 mod turns;
 
-use std::sync::atomic::Ordering;
 use std::{fmt, io};
 
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT};
-use deepres_abi::meter::{MeterPage, MeterSlot};
+use deepres_abi::grant::{FailMode, GateState, GrantPage, GrantSlot, LeaseTerms, NO_LIMIT, ONE_LAUNCH};
+use deepres_abi::meter::{MeterPage, MeterSlot, Reading};
 use deepres_abi::standalone::{StandaloneGpu, StandalonePage};
 use deepres_abi::wire::{UNMANAGED, Uuid};
 use deepres_abi::{MAX_GPUS, PPM};
+use deepres_policy::gang::DEPENDENCE_NS;
 
 use self::file::TenantFile;
+use self::rank::Rank;
 use self::turns::{Look, Turns};
 use crate::config::{Config, Limit};
 use crate::log::say;
@@ -46,6 +49,9 @@ const MAX_WINDOW_NS: u64 = 20_000_000;
 const HEARTBEAT_LIMIT_NS: u64 = 2_000_000_000;
 /// The longest time between two heartbeats while launches wait, ns.
 const BEAT_NS: u64 = 200_000_000;
+/// The time between two checks of a process whose threads wait at a closed gate, ns. Some hundred
+/// processes may wait at a time.
+const POLL_NS: u64 = 500_000;
 /// The session's number in the grant page. No session with a daemon has this number.
 const SESSION_ID: u64 = 0;
 
@@ -67,6 +73,8 @@ pub struct Local {
     pub gpu_index: [u8; MAX_GPUS],
     /// The turns with the tenant's other processes, by place.
     turns: [Turns; MAX_GPUS],
+    /// This process's ranks, by place.
+    ranks: [Rank; MAX_GPUS],
 }
 
 impl Local {
@@ -126,6 +134,7 @@ impl Local {
             file,
             gpu_index,
             turns: Default::default(),
+            ranks: Default::default(),
         };
         local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, FailMode::Open);
         local.bury_dead();
@@ -204,29 +213,35 @@ impl Local {
                 set_gate(grant, GateState::Open, LeaseTerms { window_ns: u64::MAX, ..LeaseTerms::default() });
                 continue;
             }
-            let look = self.look(index, now_ns, gpu.allowance.due_ns());
-            let (state, wake_ns) = match (&self.file, self.turns.get(index)) {
+            let reading = self.meter.slot(index).map(MeterSlot::read).unwrap_or_default();
+            let look = Look {
+                now_ns,
+                due_ns: self.page.due_ns(index, now_ns, DEPENDENCE_NS),
+                waits: reading.waiters != 0,
+                runs: reading.in_flight,
+            };
+            let (mut state, mut wake_ns) = match (&self.file, self.turns.get(index)) {
                 (Some(file), Some(turns)) => turns.decide(&gpu.turn, file.slot, look),
                 _ if look.due_ns > now_ns => (GateState::Closed, Some(look.due_ns)),
                 _ => (GateState::Leased, None),
             };
-            set_gate(grant, state, self.terms(index));
+            let mut terms = terms(&reading);
+            if let Some(rank) = self.ranks.get(index).filter(|_| self.page.has_others(index)) {
+                rank.note(gpu, &reading, now_ns);
+                if state == GateState::Closed && look.waits {
+                    let poll_ns = now_ns.saturating_add(POLL_NS);
+                    wake_ns = Some(wake_ns.map_or(poll_ns, |wake_ns| wake_ns.min(poll_ns)));
+                    if rank.is_settled(look.runs, now_ns) && self.page.is_spun_for(index, now_ns) {
+                        (state, terms.window_ns) = (GateState::Leased, ONE_LAUNCH);
+                    }
+                }
+            }
+            set_gate(grant, state, terms);
             if let Some(wake_ns) = wake_ns.map(|wake_ns| wake_ns.min(now_ns.saturating_add(BEAT_NS))) {
                 next_ns = Some(next_ns.map_or(wake_ns, |next_ns: u64| next_ns.min(wake_ns)));
             }
         }
         next_ns
-    }
-
-    fn look(&self, index: usize, now_ns: u64, due_ns: u64) -> Look {
-        let meter = self.meter.slot(index).map(MeterSlot::read).unwrap_or_default();
-        Look { now_ns, due_ns, waits: meter.waiters != 0, runs: meter.in_flight }
-    }
-
-    fn terms(&self, index: usize) -> LeaseTerms {
-        let longest_ns = self.meter.slot(index).map_or(0, |meter| meter.longest_ns.load(Ordering::Relaxed));
-        let kernels_ns = longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_WINDOW_NS);
-        LeaseTerms { expires_ns: u64::MAX, window_ns: WINDOW_NS.max(kernels_ns), ..LeaseTerms::default() }
     }
 
     /// Gives back the memory that dead processes of the tenant held. Returns whether any held
@@ -273,6 +288,11 @@ fn open_file(config: &Config) -> Option<TenantFile> {
             None
         }
     }
+}
+
+fn terms(reading: &Reading) -> LeaseTerms {
+    let kernels_ns = reading.longest_ns.saturating_mul(KERNELS_PER_WINDOW).min(MAX_WINDOW_NS);
+    LeaseTerms { expires_ns: u64::MAX, window_ns: WINDOW_NS.max(kernels_ns), ..LeaseTerms::default() }
 }
 
 /// Sets the gate and wakes the threads that wait at it, if the gate has another state. If only the

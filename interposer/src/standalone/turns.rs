@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use deepres_abi::grant::GateState;
 use deepres_abi::turn::Turn;
 
+use super::POLL_NS;
+
 /// The time for which a process has the GPU while others wait, ns. Then the work in flight drains.
 /// The GPU needs 0.1 ms to switch processes, which is little in comparison.
 const QUANTUM_NS: u64 = 10_000_000;
@@ -16,9 +18,6 @@ const QUANTUM_NS: u64 = 10_000_000;
 const HOLD_NS: u64 = 20_000_000;
 /// The same time for a process without work, ns. Such a process may be between two launches.
 const GRACE_NS: u64 = 1_000_000;
-/// The time between two checks of a process that waits for the turn, ns. Some hundred processes may
-/// wait at a time.
-const POLL_NS: u64 = 500_000;
 /// The time for which a wish stays valid after the next check is due, ns. Checks may come late.
 const SLACK_NS: u64 = 2_000_000;
 /// The longest time in which the work in flight may drain after the quantum, ns. The work may wait

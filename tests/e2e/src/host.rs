@@ -576,9 +576,14 @@ pub struct Tally {
 impl Tally {
     /// Counts the kernel time on GPU 0 from `before` to `after`.
     pub fn between(before: &Snapshot, after: &Snapshot) -> Self {
+        Self::between_on(0, before, after)
+    }
+
+    /// Counts the kernel time on a GPU from `before` to `after`.
+    pub fn between_on(gpu: usize, before: &Snapshot, after: &Snapshot) -> Self {
         let busy = |snapshot: &Snapshot, pid: u32, start_time: u64| {
             let process = snapshot.processes.iter().find(|p| p.pid == pid && p.start_time == start_time);
-            process.and_then(|p| p.gpus.first()).map_or(0, |gpu| gpu.kernel_busy_ns)
+            process.and_then(|p| p.gpus.get(gpu)).map_or(0, |gpu| gpu.kernel_busy_ns)
         };
         let by_pid_ns: BTreeMap<u32, u64> = after
             .processes

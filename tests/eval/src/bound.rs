@@ -212,7 +212,8 @@ impl<'a> Fair<'a> {
         self.standings.at(now_ns).get(tenant).map_or(1.0, |owed| f64::from(owed.weight_ppm.max(1)))
     }
 
-    /// Charges the GPU time since the last call, and gives it to the active owners by weight.
+    /// Subtracts the GPU time that each active owner used since the last call from its lag. Adds
+    /// the sum to the lags of all active owners, by weight.
     fn charge(&mut self, now_ns: u64, used_ns: &[u64]) {
         let mut spent_ns = 0;
         for tenant in &self.active {

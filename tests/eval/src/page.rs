@@ -106,7 +106,7 @@ const COMPARISONS: &[Comparison] = &[
             Figure { name: "p99 added, ms", of: |row| row.p99_added_ms, decimals: 2 },
             GUEST,
         ],
-        not_shown: "Requests of 5 ms; the guest's kernels take 1 ms, and what is added is one of those and a hand-off, whatever the request.",
+        not_shown: "The requests take 5 ms, and the guest's kernels take 1 ms. The guest adds at most one kernel and one hand-off to a request of any length.",
     },
     Comparison {
         system: "Tally",
@@ -115,7 +115,7 @@ const COMPARISONS: &[Comparison] = &[
         scenario: "long-requests.toml",
         policies: &[Policy::Deepres, Policy::TgsLike, Policy::TimeSlice],
         figures: &[Figure { name: "p99, × alone", of: p99_ratio, decimals: 3 }, GUEST],
-        not_shown: "Requests of 20 ms and more; shorter ones feel the guest's kernel more. Tally cuts kernels into slices, which we do not, so guests with longer kernels cost more here.",
+        not_shown: "Requests of 20 ms and more; shorter ones feel the guest's kernel more. Tally cuts kernels into pieces, and deepres does not. So under deepres, guests with longer kernels delay production more.",
     },
     Comparison {
         system: "HAMi-core",
@@ -137,7 +137,7 @@ const COMPARISONS: &[Comparison] = &[
         scenario: "host-bound.toml",
         policies: &[Policy::Deepres, Policy::TimeSlice, Policy::Mps, Policy::Gps],
         figures: &[FIRST, THROUGHPUT, JAIN],
-        not_shown: "Time-slicing gives the client more than the fluid limit, at the trainer's cost.",
+        not_shown: "Under time-slicing, the client gets more GPU time than in the fluid limit, and the trainer gets less.",
     },
     Comparison {
         system: "temporal deadline scheduling",
@@ -202,7 +202,7 @@ pub fn page() -> Result<String> {
         let file = comparison.scenario;
         writeln!(
             page,
-            "\n    cargo xtask eval --scenario tests/scenarios/{file} --json {}\n\n**Not shown:** {not_shown}\n",
+            "\n    cargo xtask eval --scenario tests/scenarios/{file} --json {}\n\n**Limits of this comparison:** {not_shown}\n",
             policies.join(" ")
         )?;
     }

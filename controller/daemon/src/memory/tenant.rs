@@ -36,7 +36,8 @@ pub struct TenantMemory {
     /// The ceiling on each GPU beside the guarantees of others, bytes. On a GPU without an entry,
     /// the tenant has no ceiling.
     ceilings: BTreeMap<usize, u64>,
-    /// The memory that the tenant held lately, by GPU, if its memory follows its use.
+    /// For a tenant with `--memory-follow-use`: the most memory that it held in the present time
+    /// window and in the one before, by GPU.
     used: BTreeMap<usize, Use>,
     /// GPUs that the tenant uses, but that have no room for its memory guarantee. On these GPUs,
     /// the tenant has no guarantee.

@@ -41,7 +41,8 @@ pub struct Wants {
     pub held_bytes: u64,
 }
 
-/// A tenant's part of its user's caps.
+/// The most that one tenant may be granted and owed, after the daemon has split the caps of its
+/// user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// The largest share that the tenant can be granted, parts per million.

@@ -71,7 +71,8 @@ pub struct Config {
     /// Names of tenants that span all containers and other processes of a user. Any other name
     /// holds only inside its container.
     pub shared_names: Vec<String>,
-    /// Whether a tenant with several GPUs gets leases on all of them or on none.
+    /// Whether a tenant whose ranks wait for each other on several GPUs gets leases on all of them
+    /// or on none.
     pub gangs: bool,
     /// Bounds of the quantum.
     pub quantum: QuantumKeys,
@@ -106,7 +107,7 @@ impl Default for Config {
             max_connections_per_user: 1024,
             admin_group: None,
             shared_names: Vec::new(),
-            gangs: false,
+            gangs: true,
             quantum: QuantumKeys::default(),
             caps: Caps::default(),
             groups: BTreeMap::new(),

@@ -25,7 +25,7 @@ const LONGEST_COPY_NS: u64 = Duration::from_secs(10).as_nanos() as u64;
 /// The address space of a process, bytes. No process can hold more.
 pub const MAX_HELD_BYTES: u64 = 1 << 47;
 
-/// The totals of an account.
+/// The sums of a tenant's GPU time, waits, launches and refusals on one GPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Totals {

@@ -60,10 +60,6 @@ const MAX_TICK_NS: u64 = Duration::from_millis(50).as_nanos() as u64;
 /// launches after a rest, rings the bell. So this time only bounds how late the arbiter notices a
 /// session that launches through an open gate.
 const IDLE_LOOK_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
-/// The time between two reads of the meters while no tenant wants the GPU, on a host with gangs.
-/// The time is shorter, because the arbiters recognise a gang by sessions that use several GPUs at
-/// once.
-const GANG_LOOK_NS: u64 = Duration::from_millis(250).as_nanos() as u64;
 /// The most turns at one wake-up. Each further turn reads the meters again, because the gates that
 /// the previous turn set may have changed the meters.
 const MAX_ROUNDS: usize = 4;
@@ -438,8 +434,7 @@ impl Core {
         let regular_ns = if self.is_wanted || self.is_unsettled {
             self.ticked_ns.saturating_add(self.tick_ns)
         } else {
-            let every_ns = if self.setup.has_peers { GANG_LOOK_NS } else { IDLE_LOOK_NS };
-            self.looked_ns.saturating_add(every_ns)
+            self.looked_ns.saturating_add(IDLE_LOOK_NS)
         };
         [self.decide_ns, self.has_sessions().then_some(regular_ns)].into_iter().flatten().min()
     }

@@ -2,8 +2,9 @@
 //!
 //! Ranks of one job wait for each other inside their kernels. Two such jobs with one GPU each would
 //! spin there for ranks that have none. So a tenant that wants two GPUs or more at the same time is
-//! a *gang*: it has all of them or none. The same virtual times as on one GPU ([`crate::lease`])
-//! decide which gang goes next. A gang counts as far served as on the GPU where it had most, and no
+//! a *gang* if one of its ranks was seen to spin for a rank at a closed gate. A gang has all of its
+//! GPUs or none. A tenant whose processes work apart has each GPU by itself. The same virtual times
+//! as on one GPU ([`crate::lease`]) decide which gang goes next. A gang counts as far served as on the GPU where it had most, and no
 //! other tenant of its GPUs may be further behind.
 //!
 //! The turn of a gang has three phases:
@@ -40,6 +41,20 @@ const fn ns(duration: Duration) -> u64 {
 /// A tenant that wanted two GPUs at once within this time is a gang there, because its ranks may
 /// pause one after the other.
 const REMEMBERED_NS: u64 = ns(Duration::from_secs(1));
+/// A tenant of which a rank was seen to spin stays a gang for this time. The board then checks anew
+/// whether its ranks depend on each other, which costs one such spin.
+pub const DEPENDENCE_NS: u64 = ns(Duration::from_secs(30));
+/// A rank spins for another if its work lasts longer than usual by this part (one in this many)
+/// and by the delay of a look. Lengths of a kernel vary less.
+const USUAL_PER_SPIN: u64 = 2;
+
+/// Returns whether a rank spins for another rank at `now_ns`. Nothing of the rank's work in flight,
+/// which usually takes `usual_ns`, has ended since `since_ns`. A look may be late by `lead_ns`.
+pub const fn spins(since_ns: u64, usual_ns: u64, lead_ns: u64, now_ns: u64) -> bool {
+    let longest_ns = usual_ns.saturating_add(usual_ns / USUAL_PER_SPIN).saturating_add(lead_ns);
+    now_ns > since_ns.saturating_add(longest_ns)
+}
+
 /// The longest time by which the board puts a plan off, waits for GPUs afterwards, and lets ranks
 /// drain. It is longer than an arbiter waits for a drain ([`crate::lease`]).
 const PHASE_LIMIT_NS: u64 = ns(Duration::from_millis(1_500));
@@ -88,6 +103,11 @@ pub struct Member {
 impl Member {
     fn wants(&self) -> bool {
         self.in_flight || self.waiting || (self.holds && !self.is_done)
+    }
+
+    /// Returns whether the rank can do nothing before its gate opens.
+    fn is_kept_out(&self) -> bool {
+        self.waiting && !self.in_flight
     }
 }
 
@@ -209,9 +229,31 @@ struct Gpu {
     line: Line,
     /// Since when no tenant has it, ns.
     free_since_ns: Option<u64>,
+    /// GPU time since each rank in flight last progressed, ns, by [`Member::progressed_ns`].
+    unfinished_ns: BTreeMap<TenantId, (u64, u64)>,
+    /// When the arbiter last posted, ns.
+    posted_ns: u64,
     /// The gang whose gate the arbiter may have opened since its last post, by the order of that
     /// post.
     may_launch: Option<TenantId>,
+}
+
+impl Gpu {
+    /// Counts the GPU time of the ranks that have not progressed up to this post. The hardware
+    /// divides the time between the tenants with work on the GPU.
+    fn run(&mut self, now_ns: u64, post: &Post) {
+        let passed_ns = now_ns.saturating_sub(core::mem::replace(&mut self.posted_ns, now_ns));
+        let running = |post: &Post| post.members.iter().filter(|member| member.in_flight).count() as u64;
+        let part_ns = passed_ns / running(post).max(running(&self.post)).max(1);
+        let mut before = core::mem::take(&mut self.unfinished_ns);
+        for member in post.members.iter().filter(|member| member.in_flight) {
+            let at_ns = member.progressed_ns;
+            let (_, ran_ns) =
+                before.remove(&member.tenant).filter(|(before_ns, _)| *before_ns == at_ns).unwrap_or_default();
+            let ran_ns = (ran_ns + part_ns).min(now_ns.saturating_sub(at_ns));
+            self.unfinished_ns.insert(member.tenant, (at_ns, ran_ns));
+        }
+    }
 }
 
 /// The tenants that get GPUs only by the board's orders, with the length of each one's longest
@@ -226,6 +268,8 @@ pub struct Board {
     gpus: Vec<Gpu>,
     /// The GPUs that each tenant wants now.
     wanted: BTreeMap<TenantId, BTreeSet<usize>>,
+    /// When a rank of each tenant was last seen to spin for a rank at a closed gate, ns.
+    spun_ns: BTreeMap<TenantId, u64>,
     /// The GPUs on which each gang is one, two or more.
     gangs: BTreeMap<TenantId, BTreeSet<usize>>,
     /// The mean time for which a rank of each gang waited for another at the end of a turn, ns.
@@ -307,6 +351,7 @@ impl Board {
         let place = &mut self.gpus[gpu];
         place.free_since_ns =
             post.holder.is_none().then(|| place.free_since_ns.map_or(now_ns, |since_ns| since_ns));
+        place.run(now_ns, &post);
         let before = core::mem::replace(&mut place.post, post);
         let is_there = |tenant: &TenantId, _: &mut u64| place.post.member(*tenant).is_some();
         place.together_ns.retain(is_there);
@@ -329,10 +374,15 @@ impl Board {
         for (gpu, tenant) in together {
             self.gpus[gpu].together_ns.insert(tenant, now_ns);
         }
+        self.note_dependence(gpu, now_ns);
         let mut gangs: BTreeMap<TenantId, BTreeSet<usize>> = BTreeMap::new();
         for (number, gpu) in self.gpus.iter().enumerate() {
             let is_recent = |together_ns: u64| now_ns.saturating_sub(together_ns) <= REMEMBERED_NS;
-            for (tenant, _) in gpu.together_ns.iter().filter(|(_, together_ns)| is_recent(**together_ns)) {
+            let depends = |tenant: &TenantId| self.spun_ns.contains_key(tenant);
+            let found = gpu.together_ns.iter().filter(|(tenant, together_ns)| {
+                is_recent(**together_ns) && depends(tenant)
+            });
+            for (tenant, _) in found {
                 gangs.entry(*tenant).or_default().insert(number);
             }
         }
@@ -343,6 +393,21 @@ impl Board {
         }
         for gpu in if is_all { 0..self.gpus.len() } else { gpu..gpu + 1 } {
             self.gpus[gpu].line = Line::of(&self.gpus[gpu].post, |tenant| self.gangs.contains_key(&tenant));
+        }
+    }
+
+    /// Takes in which ranks on a GPU spin for a rank at a closed gate.
+    fn note_dependence(&mut self, gpu: usize, now_ns: u64) {
+        self.spun_ns.retain(|_, spun_ns| now_ns.saturating_sub(*spun_ns) <= DEPENDENCE_NS);
+        let Gpu { post, unfinished_ns, .. } = &self.gpus[gpu];
+        for member in &post.members {
+            let Some((_, ran_ns)) = unfinished_ns.get(&member.tenant) else { continue };
+            let mut posts = self.gpus.iter().map(|gpu| &gpu.post);
+            if spins(now_ns.saturating_sub(*ran_ns), member.pending_ns, post.lead_ns, now_ns)
+                && posts.any(|post| post.member(member.tenant).is_some_and(Member::is_kept_out))
+            {
+                self.spun_ns.insert(member.tenant, now_ns);
+            }
         }
     }
 
@@ -562,7 +627,6 @@ impl Board {
         // Kernels that end together are seen to end within this time: the delay of a timer, or two
         // hand-offs.
         let skew_ns = self.lead_ns(gpus);
-        let waits = |member: &Member| member.waiting && !member.in_flight;
         let is_late = |member: &Member| {
             // If it had several kernels, one would have ended by now.
             let kernel_ns =
@@ -572,7 +636,7 @@ impl Board {
         // The board does not see all ends of kernels at once.
         let done = self.members(tenant, gpus).filter(|member| !member.in_flight);
         let done_ns = done.map(|member| member.progressed_ns).max().unwrap_or(0);
-        self.gpus[gpu].post.member(tenant).is_some_and(waits)
+        self.gpus[gpu].post.member(tenant).is_some_and(Member::is_kept_out)
             && self.now_ns >= done_ns.saturating_add(skew_ns)
             && self.members(tenant, gpus).any(is_late)
     }

@@ -2,7 +2,6 @@
 //! tenant has both GPUs or none, and its share of each.
 
 use deepres_e2e::prelude::*;
-use simgpu_engine::truth::Snapshot;
 
 /// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
 const SIMGPU_TOML: &str = r#"
@@ -20,7 +19,7 @@ const ALLOWED_POINTS: f64 = 3.0;
 const GOES_ON_WITHIN: Duration = Duration::from_secs(20);
 
 fn host() -> Host {
-    Host::measuring().simgpu(SIMGPU_TOML).config("gangs = true\n")
+    Host::measuring().simgpu(SIMGPU_TOML)
 }
 
 /// Starts a tenant with one process that has a thread for each GPU.
@@ -38,22 +37,14 @@ fn rank(host: &Host, name: &str, share: &str, rank: &str, depth: &str) -> Proces
     host.start(command, "ready")
 }
 
-fn busy_ns(record: &Snapshot, pids: &[u32], gpu: usize) -> u64 {
-    let theirs = record.processes.iter().filter(|process| pids.contains(&process.pid));
-    theirs.filter_map(|process| process.gpus.get(gpu)).map(|gpu| gpu.kernel_busy_ns).sum()
-}
-
 /// Returns each tenant's part of each GPU, percent.
 fn shares(host: &Host, names: &[&str]) -> Vec<[f64; 2]> {
     let pids: Vec<Vec<u32>> = names.iter().map(|name| host.ps().tenant(name).pids()).collect();
     let before = host.truth();
     thread::sleep(MEASURED);
     let after = host.truth();
-    let used =
-        |pids: &Vec<u32>| [0, 1].map(|gpu| (busy_ns(&after, pids, gpu) - busy_ns(&before, pids, gpu)) as f64);
-    let used: Vec<[f64; 2]> = pids.iter().map(used).collect();
-    let sums = [0, 1].map(|gpu| used.iter().map(|used| used[gpu]).sum::<f64>());
-    used.into_iter().map(|used| [0, 1].map(|gpu| used[gpu] * 100.0 / sums[gpu])).collect()
+    let tallies = [0, 1].map(|gpu| Tally::between_on(gpu, &before, &after));
+    pids.iter().map(|pids| tallies.each_ref().map(|tally| tally.percent(pids))).collect()
 }
 
 fn assert_shares(had: &[[f64; 2]], owed: &[f64]) {

@@ -26,6 +26,9 @@ const SETTLED: Duration = Duration::from_millis(1200);
 /// points.
 const ALLOWED_POINTS: f64 = 1.0;
 
+/// A kernel of a ring spins until the kernel of the tenant's other rank has begun.
+const RING_TOML: &str = "gpus = 2\nkernel = [{ name = \"ring\", ns = 1000000, meets = 2 }]\n";
+
 /// Returns a command with the library preloaded and these variables, without a daemon.
 fn alone(host: &Host, program: PathBuf, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
     let mut command = host.alone(program);
@@ -396,6 +399,32 @@ mod measured {
     #[ignore = "deep: takes long"]
     fn graphs_have_their_share_of_the_time_and_no_more() {
         assert_alone_it_has("25%", 25.0, &["--kernel", "busy_200us", "--graph", "40", "--sync-every", "4"]);
+    }
+
+    #[test]
+    fn ranks_that_spin_for_each_other_on_two_gpus_have_their_share_of_each() {
+        /// A rank spins a moment at the ends of its tenant's times.
+        const ALLOWED_POINTS: f64 = 2.0;
+        for (share, wanted) in [("25%", 25.0), ("50%", 50.0)] {
+            let host = Host::measuring().simgpu(RING_TOML);
+            let ranks = ["0", "1"].map(|rank| {
+                let variables = [("DEEPRES_SHARE", share), ("DEEPRES_TENANT", "pair")];
+                host.start(alone(&host, c_client("ring"), &["--rank", rank], &variables), "ready")
+            });
+            thread::sleep(SETTLED);
+            let (before, rounds) = (host.truth(), ranks[0].last_number());
+            thread::sleep(MEASURED);
+            let (after, done) = (host.truth(), ranks[0].last_number() - rounds);
+            let tally = |gpu| Tally::between_on(gpu, &before, &after);
+            let had = [0, 1].map(|gpu| tally(gpu).percent_of_time(&[ranks[gpu].pid()]));
+            println!("had {had:.2?} % of the time, owed {wanted} %; {done} rounds");
+            for had in had {
+                assert!((had - wanted).abs() <= ALLOWED_POINTS, "had {had:.2} %, owed {wanted} %");
+            }
+            // A round takes 1 ms.
+            let useful = done as f64 / MEASURED.as_millis() as f64 * 100.0;
+            assert!(useful >= 0.85 * wanted, "{done} rounds are {useful:.2} % of the time");
+        }
     }
 
     #[test]

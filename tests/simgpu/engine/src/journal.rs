@@ -162,7 +162,8 @@ impl Hasher for AddressHasher {
 pub mod failpoint {
     #[cfg(test)]
     thread_local! {
-        /// Number of passes that the thread still survives.
+        /// The number of calls of [`pass`] that this thread still survives. The next call kills the
+        /// process. `u64::MAX`: no call does.
         pub static LEFT: std::cell::Cell<u64> = const { std::cell::Cell::new(u64::MAX) };
     }
 

@@ -1,0 +1,118 @@
+//! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can go
+//! on.
+//!
+//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank is
+//! closed, the spin would last as long as the tenant's pause, and be charged as used time. So the
+//! other rank gets a lease of one launch at a time, until no rank spins. Ranks that were seen to
+//! depend on each other then pause together ([`StandalonePage::due_ns`]).
+//!
+//! [`StandalonePage::due_ns`]: deepres_abi::standalone::StandalonePage::due_ns
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use deepres_abi::meter::Reading;
+use deepres_abi::standalone::StandaloneGpu;
+use deepres_policy::gang::{DEPENDENCE_NS, spins};
+
+/// Kernels that end together are seen to end within this time, ns.
+const SKEW_NS: u64 = 500_000;
+
+/// The last known state of the rank. Only the meter thread uses this state.
+#[derive(Debug, Default)]
+pub struct Rank {
+    used_ns: AtomicU64,
+    runs: AtomicBool,
+    /// When work of the rank last began or ended, ns.
+    progressed_ns: AtomicU64,
+}
+
+impl Rank {
+    /// Takes in a reading of the rank's meter, and notes on the GPU whether the rank spins.
+    pub fn note(&self, gpu: &StandaloneGpu, reading: &Reading, now_ns: u64) {
+        let used_ns = self.used_ns.swap(reading.compute_ns, Ordering::Relaxed);
+        let runs = self.runs.swap(reading.in_flight, Ordering::Relaxed);
+        if (used_ns, runs) != (reading.compute_ns, reading.in_flight) {
+            self.progressed_ns.store(now_ns, Ordering::Relaxed);
+        }
+        // Among ranks that depend on each other, a rank that ends none of its kernels for longer
+        // than one takes spins.
+        let is_known = gpu.depends(now_ns, DEPENDENCE_NS);
+        let most_ns = if is_known { reading.longest_ns } else { u64::MAX };
+        let usual_ns = reading.in_flight_ns.min(most_ns);
+        let since_ns = self.progressed_ns.load(Ordering::Relaxed);
+        gpu.set_spins(reading.in_flight && spins(since_ns, usual_ns, SKEW_NS, now_ns), now_ns);
+    }
+
+    /// Returns whether the rank has had nothing in flight for so long that its peers have seen it.
+    pub fn is_settled(&self, runs: bool, now_ns: u64) -> bool {
+        !runs && now_ns >= self.progressed_ns.load(Ordering::Relaxed).saturating_add(SKEW_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::standalone::memory;
+    use deepres_abi::standalone::StandalonePage;
+
+    const MS: u64 = 1_000_000;
+    const NOW_NS: u64 = 400_000_000 * MS;
+    const KERNEL_NS: u64 = 2 * MS;
+
+    fn reading(compute_ns: u64, in_flight_ns: u64) -> Reading {
+        Reading {
+            compute_ns,
+            in_flight: in_flight_ns != 0,
+            in_flight_ns,
+            longest_ns: KERNEL_NS,
+            ..Reading::default()
+        }
+    }
+
+    /// Returns a page on which the tenant has used two GPUs, with shares of a half.
+    fn page() -> &'static StandalonePage {
+        let page = memory::page::<StandalonePage>().unwrap();
+        for (place, used_ns) in [(0, MS), (1, 5 * MS)] {
+            page.gpu(place).unwrap().allowance.charge(NOW_NS, used_ns, deepres_abi::PPM / 2);
+        }
+        page
+    }
+
+    #[test]
+    fn ranks_of_which_one_spins_for_the_other_pause_together_for_a_while() {
+        let (page, rank) = (page(), Rank::default());
+        let gpu = page.gpu(0).unwrap();
+        let due_ns = |now_ns| [0, 1].map(|place| page.due_ns(place, now_ns, DEPENDENCE_NS));
+        let [first_ns, second_ns] = due_ns(NOW_NS);
+        assert!(first_ns < second_ns, "each GPU by itself");
+        rank.note(gpu, &reading(0, 3 * KERNEL_NS), NOW_NS);
+        let usual_ns = NOW_NS + 3 * KERNEL_NS * 3 / 2 + SKEW_NS;
+        rank.note(gpu, &reading(0, 3 * KERNEL_NS), usual_ns);
+        assert!(!page.is_spun_for(1, usual_ns), "all of it may take so long");
+        let now_ns = usual_ns + 1;
+        rank.note(gpu, &reading(0, 3 * KERNEL_NS), now_ns);
+        assert!(page.is_spun_for(1, now_ns) && !page.is_spun_for(0, now_ns));
+        assert_eq!(due_ns(now_ns), [second_ns, second_ns]);
+        assert_eq!(due_ns(now_ns + DEPENDENCE_NS + 1), [first_ns, second_ns], "for a while");
+        // Once the ranks are known to depend on each other, one kernel shows a spin.
+        rank.note(gpu, &reading(1, 3 * KERNEL_NS), now_ns);
+        assert!(!page.is_spun_for(1, now_ns), "it went on");
+        let now_ns = now_ns + KERNEL_NS * 3 / 2 + SKEW_NS + 1;
+        rank.note(gpu, &reading(1, 3 * KERNEL_NS), now_ns);
+        assert!(page.is_spun_for(1, now_ns));
+        assert!(!page.is_spun_for(1, now_ns + 1_000 * MS), "its process may have died");
+        rank.note(gpu, &reading(2, 0), now_ns);
+        assert!(!page.is_spun_for(1, now_ns), "it has ended");
+    }
+
+    #[test]
+    fn a_rank_goes_on_only_once_its_peers_have_seen_it_idle() {
+        let (page, rank) = (page(), Rank::default());
+        let gpu = page.gpu(0).unwrap();
+        rank.note(gpu, &reading(0, MS), NOW_NS);
+        assert!(!rank.is_settled(true, NOW_NS + SKEW_NS));
+        rank.note(gpu, &reading(MS, 0), NOW_NS + MS);
+        assert!(!rank.is_settled(false, NOW_NS + MS + SKEW_NS - 1));
+        assert!(rank.is_settled(false, NOW_NS + MS + SKEW_NS));
+    }
+}
