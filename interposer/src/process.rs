@@ -189,7 +189,7 @@ fn begin() {
     session.attach(&process.gpus, &index, wake);
     process.session.set(Some(session));
     if let Err(error) = meter::thread::start(process) {
-        say!(Warn, "cannot start the meter thread ({error}); the job runs unmetered");
+        say!(Warn, "no thread for metering ({error}); the job runs unmetered");
         session.end();
         return;
     }
