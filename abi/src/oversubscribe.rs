@@ -46,7 +46,7 @@ pub struct OversubscribeError;
 
 impl fmt::Display for OversubscribeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory makes room in one of two ways: suspend or managed")
+        write!(f, "a way of oversubscription is one of suspend and managed")
     }
 }
 

@@ -83,7 +83,7 @@ impl fmt::Display for LayoutError {
             Self::Major(major) => {
                 write!(
                     f,
-                    "shared page has layout version {major}, this build of deepres reads version {MAJOR}: use the same deepres release for the daemon and the job, and start the job again"
+                    "shared page has layout version {major}, this build of deepres reads version {MAJOR}; use the same deepres release for the daemon and the job, and start the job again"
                 )
             }
             Self::NotReady => write!(f, "shared page was not finished by its writer"),

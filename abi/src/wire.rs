@@ -370,7 +370,7 @@ impl fmt::Display for FrameError {
             Self::Major(major) => {
                 write!(
                     f,
-                    "protocol version {major}, this build of deepres speaks {MAJOR}: use the same deepres release for the daemon and the job, and start the job again"
+                    "protocol version {major}, this build of deepres speaks {MAJOR}; use the same deepres release for the daemon and the job, and start the job again"
                 )
             }
             Self::Kind(kind) => write!(f, "frame of kind {kind}, another was expected"),

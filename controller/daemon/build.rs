@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The warning of a build without the kernel programs.
-pub const WITHOUT: &str = "building deepres without its kernel programs: it will not see who uses the GPU unmanaged by their ioctls, nor trace; `cargo xtask ebpf` builds them";
+pub const WITHOUT: &str = "building deepres without its kernel programs: it will neither see the ioctls of unmanaged processes nor trace; `cargo xtask ebpf` builds the programs";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=DEEPRES_EBPF");

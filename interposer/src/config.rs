@@ -94,7 +94,7 @@ impl Config {
         if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {
             say!(
                 Warn,
-                "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon is told of its beginning, and takes all that begin alike for one tenant"
+                "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon sees only its beginning, and takes names with the same beginning for one tenant; shorten it"
             );
         }
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
@@ -117,7 +117,7 @@ impl Config {
                 if signal.is_none() {
                     say!(
                         Warn,
-                        "{PRESSURE}={value} is none of SIGUSR1, SIGUSR2, SIGURG and SIGRTMIN+N; ignored"
+                        "{PRESSURE}={value} is not one of SIGUSR1, SIGUSR2, SIGURG and SIGRTMIN+N; ignored"
                     );
                 }
                 signal

@@ -63,7 +63,7 @@ pub fn look_past() {
         OWN.bound_past.store(found, Ordering::Relaxed);
         say!(
             Warn,
-            "{found} libraries are bound to the driver itself, or look it up past deepres (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen"
+            "{found} libraries are bound to the driver itself (by RTLD_DEEPBIND or dlmopen): deepres does not see their launches and allocations"
         );
     }
 }

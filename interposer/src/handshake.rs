@@ -100,13 +100,13 @@ impl fmt::Display for ConnectError {
                 write!(f, "the daemon did not answer within {} s", HANDSHAKE_NS / NS_PER_S)
             }
             Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
-            Self::Frame(error) => write!(f, "the answer cannot be read: {error}"),
+            Self::Frame(error) => write!(f, "the daemon's answer is unreadable: {error}"),
             Self::Refused(_, reason) => write!(f, "the daemon refused: {reason}"),
             Self::Page(error) => write!(f, "{error}"),
             Self::Renumbered => {
-                write!(f, "the daemon numbers the GPUs in another way than before: start the job again")
+                write!(f, "the daemon numbers the GPUs in another way than before; start the job again")
             }
-            Self::Descriptors(count) => write!(f, "the welcome came with only {count} descriptors"),
+            Self::Descriptors(count) => write!(f, "the welcome of the daemon has only {count} descriptors"),
         }
     }
 }

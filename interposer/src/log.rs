@@ -53,7 +53,9 @@ fn threshold() -> u8 {
     if !is_known(&levels) {
         line(
             Level::Warn,
-            format_args!("DEEPRES_LOG={levels:?} is none of error, warn, info, debug and trace: it is warn"),
+            format_args!(
+                "DEEPRES_LOG={levels:?} is not one of error, warn, info, debug and trace; the level is warn"
+            ),
         );
     }
     level as u8

@@ -20,7 +20,7 @@ pub enum PageError {
 impl fmt::Display for PageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Map(error) => write!(f, "a shared page cannot be mapped ({error})"),
+            Self::Map(error) => write!(f, "cannot map a shared page ({error})"),
             Self::Layout(error) => write!(f, "{error}"),
         }
     }

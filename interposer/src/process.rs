@@ -116,7 +116,10 @@ pub fn announce() -> Option<Arrival> {
 pub fn start() {
     if is_disabled() {
         if is_behind_another() && START.swap(STARTED, Ordering::AcqRel) == NOT_STARTED {
-            say!(Info, "another copy of the library is preloaded before this one: that one does the work");
+            say!(
+                Info,
+                "another copy of libdeepres.so is preloaded before this copy; the first copy does the work"
+            );
         }
         return;
     }
@@ -228,7 +231,8 @@ fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<
         }
     }
     let local = if keeps_limits { Local::begin(config, uuids) } else { Local::unlimited(uuids) };
-    let local = local.inspect_err(|error| say!(Warn, "no memory for limits ({error}); the job runs without"));
+    let local =
+        local.inspect_err(|error| say!(Warn, "no memory for limits ({error}); the job runs without limits"));
     let local = local.ok()?;
     let index = local.gpu_index;
     Some((Session::local(local, is_waiting), index))

@@ -245,7 +245,10 @@ impl Row {
         let day = page.lines().find_map(|line| line.strip_prefix(&begins)?.strip_suffix('|'));
         day.map(str::trim).with_context(|| {
             let large = if self.reach == Reach::Large { " --large" } else { "" };
-            format!("{} was not shown as it is now: run `cargo xtask compatibility{large}`", self.client)
+            format!(
+                "the page has no row for `{}` as it is now; run `cargo xtask compatibility{large}`",
+                self.client
+            )
         })
     }
 }
@@ -269,7 +272,7 @@ pub fn run(options: &Options) -> Result<()> {
     let found = fs::read_to_string(&path).unwrap_or_default();
     if options.check {
         let page = page(|row| row.day(&found))?;
-        ensure!(found == page, "{} is not up to date: run `cargo xtask compatibility`", path.display());
+        ensure!(found == page, "{} is not up to date; run `cargo xtask compatibility`", path.display());
         return Ok(());
     }
     let is_run = |row: &Row| row.reach != Reach::Large || options.large;
@@ -294,7 +297,11 @@ pub fn run(options: &Options) -> Result<()> {
         let Outcome { status, output, .. } = program::run(&mut tests)?;
         let ran = output.lines().filter(|line| line.starts_with("test ") && line.ends_with("... ok")).count();
         if !status.success() || ran == 0 {
-            bail!("{}: not shown (of its tests {ran} passed): {}", row.client, command::shown(&tests));
+            bail!(
+                "`{}` is not shown, because a test failed or none ran ({ran} passed): {}",
+                row.client,
+                command::shown(&tests)
+            );
         }
     }
     let today = command::output(Command::new("date").args(["--utc", "+%F"]))?;

@@ -34,7 +34,7 @@ pub fn run() -> Result<Artefacts> {
     })?
     .join("bin/cargo-zigbuild");
 
-    ebpf::build().context("dist/ is not made without the programs that run in the kernel")?;
+    ebpf::build().context("cannot make dist/ without the kernel programs")?;
 
     let folder = build::target().join("dist");
     let mut cargo = std::process::Command::new(&zigbuild);

@@ -107,7 +107,7 @@ fn toolchain() -> Result<Toolchain> {
     let packages = DEBIAN_PACKAGES.join(" ");
     if !rustix::process::geteuid().is_root() {
         bail!(
-            "the kernel programs need the source of Rust's core: rustup component add rust-src, or on Debian apt-get install {packages}"
+            "the kernel programs need the source of Rust's core; run `rustup component add rust-src`, or on Debian `apt-get install {packages}`"
         );
     }
     command::prepare(Command::new("apt-get").arg("update"))?;

@@ -26,7 +26,7 @@ pub fn check_bars() -> Result<()> {
 pub fn run(options: &Options) -> Result<()> {
     let mut cargo = build::cargo();
     // The paths of scenarios are relative to the user's current directory.
-    cargo.current_dir(env::current_dir().context("cannot tell the current directory")?);
+    cargo.current_dir(env::current_dir().context("cannot find the current directory")?);
     cargo.args(["run", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--manifest-path"]);
     cargo.arg(crate::workspace().join("Cargo.toml")).arg("--");
     command::run(cargo.args(&options.arguments))

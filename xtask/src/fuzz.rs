@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
     thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
     let failures = failures.into_inner().unwrap_or_default();
     if !failures.is_empty() {
-        bail!("broken by some input: {}", failures.join(", "));
+        bail!("an input broke {}", failures.join(", "));
     }
     Ok(())
 }
@@ -89,7 +89,7 @@ fn calls(seconds: u32) -> Result<()> {
         .arg("fresh_pairs_are_answered_as_without_deepres")
         .env("DEEPRES_ARTEFACTS", artefacts.folder())
         .env("DEEPRES_CALLS_SECONDS", seconds.to_string());
-    command::run(&mut cargo).context("the pair that was printed last belongs into tests/fuzz/seeds/calls")
+    command::run(&mut cargo).context("put the pair that was printed last into tests/fuzz/seeds/calls")
 }
 
 /// Returns the names of all targets. They are the names of the folders of seeds, and a test
@@ -143,7 +143,7 @@ fn fuzz(program: &Path, folder: &Path, target: &str, options: &Options) -> Resul
     if !output.status.success() {
         bail!("{log}\n{target} failed ({}): {shown}\nthe input is in {}", output.status, findings.display());
     }
-    summary(target, &log).with_context(|| format!("{log}\nwhat libFuzzer says cannot be read: {shown}"))
+    summary(target, &log).with_context(|| format!("{log}\ncannot read the output of libFuzzer: {shown}"))
 }
 
 /// Returns a summary of libFuzzer's log in one line; `None` without a result.

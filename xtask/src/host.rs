@@ -152,7 +152,7 @@ impl Host {
         let mut command = self.deepres(&[]);
         let text = command::output(command.args(["ps", "--json"]))?;
         serde_json::from_str(&text)
-            .with_context(|| format!("not understood: {}: {text}", command::shown(&command)))
+            .with_context(|| format!("cannot read the output of {}: {text}", command::shown(&command)))
     }
 
     fn answers(&self) -> bool {
@@ -208,7 +208,7 @@ impl Admin {
     /// Returns the answer of `deepres ps`, over this connection.
     pub fn status(&mut self) -> Result<Ps> {
         let reply = self.ask(&json!({ "op": "status" }))?;
-        serde_json::from_str(&reply).with_context(|| format!("not understood: {reply}"))
+        serde_json::from_str(&reply).with_context(|| format!("cannot read the reply {reply}"))
     }
 }
 

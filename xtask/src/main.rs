@@ -34,18 +34,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Let two unmodified training programs share one GPU, 70 to 30, and show what each got
+    /// Let two unmodified training programs share one GPU, 70 to 30, and show the time of each
     ///
     /// Builds everything, prepares the programs (kept for the next run), starts a daemon of its
     /// own, measures, and ends everything that it started. Uses this machine's GPU if there is one,
     /// and a simulated GPU if not.
     Demo(demo::Options),
-    /// Install what the tests need and run all of them: units, models, end to end, style
+    /// Install the needs of the tests, and run all tests: units, models, end to end, style
     ///
     /// The last line of the output is `N passed, N failed`.
     Test(test::Options),
-    /// Feed hostile inputs to everything that crosses a trust boundary (libFuzzer), and report what
-    /// was reached
+    /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges reached
     ///
     /// The corpus is kept in target/fuzz/corpus for the next run. An input that breaks something is
     /// put into target/fuzz/findings. It belongs into tests/fuzz/seeds once the bug is fixed.

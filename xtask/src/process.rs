@@ -116,7 +116,7 @@ impl Interrupt {
     /// Fails if a signal has come.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
-            bail!("interrupted; everything that was started has been ended");
+            bail!("interrupted; xtask ended all programs that it had started");
         }
         Ok(())
     }

@@ -100,7 +100,9 @@ pub fn with_address_sanitizer() -> Result<Command> {
 pub fn run(options: &Options) -> Result<()> {
     for sanitizer in options.sanitizer.map_or(Sanitizer::ALL.to_vec(), |one| vec![one]) {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
-            bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
+            bail!(
+                "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
+            );
         }
         command::run(sanitizer.tests()?.args(["--", "--skip", LEFT_OUT]))?;
     }

@@ -4,7 +4,7 @@
 
 use core::ffi::CStr;
 
-/// What every driver function returns: one of the codes of this module, or one of a newer driver.
+/// The result of a driver function: a code of this module, or a code of a newer driver.
 pub type CUresult = u32;
 
 pub const CUDA_SUCCESS: CUresult = 0;

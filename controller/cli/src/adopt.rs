@@ -8,10 +8,10 @@ use deepres_model::admin::{Reply, Request};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-`deepres ps` lists a process that uses a GPU without being a tenant, and the daemon stops it if the \
-configuration says so. `adopt` lets the process go on. The process has no limits, because deepres is not \
-inside it. From then on the daemon counts its launches and allocations from outside, by probes at its \
-driver library, where the kernel allows them.
+`deepres ps` lists each unmanaged process: a process that uses a GPU without a session. If the configuration \
+says so, the daemon stops such a process. `adopt` lets the process go on. The process has no limits, because \
+the interposer is not loaded into it. If the kernel allows probes, the daemon counts the launches and \
+allocations of the process from outside.
 
 Examples:
   deepres adopt 4711
@@ -31,10 +31,15 @@ pub fn run(args: Args) -> Result<()> {
     match client.ask(&Request::Adopt { pid: args.pid, tenant: args.name })? {
         Reply::Adopted { unmetered } => {
             if let Some(reason) = unmetered {
-                eprintln!("deepres: adopted, and not metered: {reason}");
+                eprintln!(
+                    "deepres: process {} is adopted, but the daemon does not count its launches: {reason}",
+                    args.pid
+                );
             }
             Ok(())
         }
-        other => bail!("the daemon gave a strange answer: {other:?}"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }

@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn say(word: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{word}").and_then(|()| out.flush()).context("the daemon does not listen")
+    writeln!(out, "{word}").and_then(|()| out.flush()).context("cannot report to the daemon")
 }
 
 impl Driver {
@@ -115,7 +115,7 @@ impl Driver {
         // SAFETY: loading the driver's library runs only its initialisers, as in every CUDA
         // program.
         let library = unsafe { Library::open(Some(DRIVER_LIBRARY), RTLD_NOW) }.context(
-            "cannot load libcuda.so.1: is the NVIDIA driver installed where the daemon looks for libraries?",
+            "cannot load libcuda.so.1; is the NVIDIA driver installed where the daemon looks for libraries?",
         )?;
         macro_rules! function {
             ($name:ident) => {{
@@ -124,7 +124,7 @@ impl Driver {
                 let found = unsafe { library.get::<Option<pfn::$name>>(stringify!($name).as_bytes()) };
                 match found.as_deref() {
                     Ok(Some(function)) => *function,
-                    _ => bail!("{NO_CHECKPOINTS}: tenants cannot be suspended here"),
+                    _ => bail!("{NO_CHECKPOINTS}, so the daemon cannot suspend tenants"),
                 }
             }};
         }
@@ -141,7 +141,7 @@ impl Driver {
         // SAFETY: `cuInit` takes no pointer.
         match unsafe { initialise(0) } {
             CUDA_SUCCESS => Ok(driver),
-            code => bail!("the NVIDIA driver does not start ({}): does `nvidia-smi` work?", name(code)),
+            code => bail!("the NVIDIA driver does not start ({}); does `nvidia-smi` work?", name(code)),
         }
     }
 
@@ -236,12 +236,12 @@ fn name(code: u32) -> String {
 fn refusal(step: &str, pid: i32, code: u32) -> anyhow::Error {
     match code {
         CUDA_ERROR_NOT_READY => {
-            anyhow!("process {pid} did not come to a point in time at which it could be taken off the GPU")
+            anyhow!("process {pid} did not reach a point at which the driver can suspend it; try again")
         }
         CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_NOT_FOUND => anyhow!(
-            "the NVIDIA driver cannot {step} process {pid} ({}): it uses something that checkpoints leave out, such as managed memory or memory shared by IPC",
+            "the NVIDIA driver cannot {step} process {pid} ({}): checkpoints exclude something that the process uses, such as managed memory or memory shared by IPC",
             name(code)
         ),
-        code => anyhow!("the NVIDIA driver does not {step} process {pid}: {}", name(code)),
+        code => anyhow!("the NVIDIA driver failed to {step} process {pid}: {}", name(code)),
     }
 }

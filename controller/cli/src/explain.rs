@@ -17,9 +17,10 @@ const LEAST_VALUE: f64 = MIN_VALUE_PPM as f64 / WHOLE_PPM;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is the tenant's part while every tenant that is not idle wants the GPU. PRESENT is its part for what \
-the tenants want now. RECEIVED is what the tenant had in the last second. The terms of each sum add up to \
-it. docs/policy.md has the rules.
+The output derives three parts of each GPU. The tenant gets the part `owed` while every tenant that is not \
+idle wants the GPU. The tenant gets the part `present` for the demands of the tenants now. The tenant had \
+the part `received` in the last second. The terms above each sum add up to the sum. docs/policy.md has the \
+rules.
 
 Examples:
   deepres explain train
@@ -37,7 +38,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut client = Client::connect()?;
     let gpus = match client.ask(&Request::Explain { tenant: args.tenant.clone() })? {
         Reply::Explained { gpus } => gpus,
-        other => bail!("the daemon gave an answer to something else: {other:?}"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     };
     let tenants = client.status()?.tenants;
     let tenant = tenants.into_iter().find(|tenant| tenant.name == args.tenant);
@@ -62,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result<()> {
     if gpus.is_empty() {
-        return writeln!(out, "{tenant} has no process on a GPU now: it is owed nothing until one comes");
+        return writeln!(out, "{tenant} has no process on a GPU now, so the daemon owes it no GPU time");
     }
     for share in gpus {
         let ShareStatus { derivation, .. } = share;
@@ -70,44 +73,44 @@ fn print(tenant: &str, gpus: &[ShareStatus], out: &mut impl Write) -> io::Result
         print_priority(&share.priority, out)?;
         print_sum("owed", &derivation.owed, out)?;
         if derivation.owed.terms.is_empty() {
-            writeln!(out, "    best effort is owed nothing: it has the GPU while no other class wants it")?;
+            writeln!(
+                out,
+                "    best-effort tenants are owed nothing: they have the GPU while no other class wants it"
+            )?;
         }
         print_sum("present", &derivation.present, out)?;
         let demand = Percent(derivation.demand_ppm);
         let weight = Percent(derivation.weight_ppm);
         match derivation.water_level {
             _ if derivation.is_idle => {
-                writeln!(
-                    out,
-                    "    it is idle: what it is owed is lent to the others, and is its own again when it wants it"
-                )?;
+                writeln!(out, "    the tenant is idle: others have its part until the tenant wants the GPU")?;
             }
             Some(level) => writeln!(
                 out,
-                "    the lesser of its demand, {demand}, and of its weight, {weight}, times the water level, {level:.4}"
+                "    the lesser of its demand, {demand}, and the product of its weight, {weight}, and the water level, {level:.4}"
             )?,
-            None => writeln!(out, "    its demand, {demand}: all have what they want")?,
+            None => writeln!(out, "    its demand, {demand}: all tenants have what they want")?,
         }
         let copies = if share.charge_copies { ", copies included" } else { "" };
         writeln!(out, "  received  {} of the last second{copies}", Percent(share.received_ppm))?;
         let behind = Time(share.lag_ns.unsigned_abs());
-        let side = if share.lag_ns >= 0 { "is owed" } else { "had in advance" };
-        writeln!(out, "  gate      {}; it {side} {behind} by the fluid limit", share.gate)?;
+        let lag =
+            if share.lag_ns >= 0 { format!("is owed {behind}") } else { format!("had {behind} too much") };
+        writeln!(out, "  gate      {}; by the fluid limit, the tenant {lag}", share.gate)?;
         if let Some(slo_ns) = share.slo_ns {
             let slo = Time(slo_ns);
-            writeln!(out, "  SLO       {slo}: its requests are due earlier for it")?;
+            writeln!(out, "  SLO       {slo}: the SLO makes the tenant's requests due earlier")?;
         }
         if let Some(guard) = &share.guard {
-            let foreseen = guard
-                .foreseen_pause_ns
-                .map_or("not known yet".to_owned(), |ns| format!("at least {}", Time(ns)));
+            let foreseen =
+                guard.foreseen_pause_ns.map_or("unknown".to_owned(), |ns| format!("at least {}", Time(ns)));
             let now = match guard.debt_ns {
-                0 => format!("{} more now", Time(guard.credit_ns)),
-                debt_ns => format!("of which {} have to be earned back", Time(debt_ns)),
+                0 => format!("may cost {} more now", Time(guard.credit_ns)),
+                debt_ns => format!("must earn back {} first", Time(debt_ns)),
             };
             writeln!(
                 out,
-                "  guests    may cost {} of the time; cost {} so far, {now}; pauses: {foreseen}; may keep owners waiting {}",
+                "  guests    may cost the owners {} of the time; cost {} so far, {now}; expected pause: {foreseen}; may keep owners waiting {}",
                 Percent(guard.max_harm_ppm),
                 Time(guard.harm_ns),
                 Time(guard.tolerated_ns),
@@ -140,8 +143,8 @@ fn print_priority(priority: &PriorityStatus, out: &mut impl Write) -> io::Result
     let terms = [priority.urgency, priority.size, priority.criticality];
     let sum: f64 = terms.iter().map(|term| term.product).sum();
     let from =
-        if sum < LEAST_VALUE { "the least there is: the sum of these is less" } else { "the sum of these" };
-    writeln!(out, "  priority  {value:.4}, {from}; it weighs where no share was asked for")
+        if sum < LEAST_VALUE { "the least value: the sum of these is less" } else { "the sum of these" };
+    writeln!(out, "  priority  {value:.4}, {from}; the tenant's weight if it asks for no share")
 }
 
 fn print_sum(name: &str, sum: &Sum, out: &mut impl Write) -> io::Result<()> {
@@ -179,9 +182,9 @@ mod tests {
     fn a_priority_value_is_called_the_sum_of_its_terms_only_where_it_is() {
         assert!(
             said(0.5, 200_000)
-                .ends_with("0.2000, the sum of these; it weighs where no share was asked for\n")
+                .ends_with("0.2000, the sum of these; the tenant's weight if it asks for no share\n")
         );
         let least = said(0.01, MIN_VALUE_PPM);
-        assert!(least.contains("priority  0.0100, the least there is: the sum of these is less;"), "{least}");
+        assert!(least.contains("priority  0.0100, the least value: the sum of these is less;"), "{least}");
     }
 }

@@ -42,7 +42,7 @@ Examples:
 
 `deepres run` needs no set-up: it starts a daemon for you if none is running.
 
-Exit status: 0 for success, 1 for a failure, 2 for a command line that makes no sense.
+Exit status: 0 for success, 1 for a failure, 2 for a faulty command line.
 `deepres run` passes on the status of its command: 128 + N if signal N killed it, 127 if it was
 not found, 126 if it could not be executed.";
 
@@ -61,7 +61,7 @@ enum Command {
     /// The pause also ends when the daemon forgets the tenant: `tenant_linger_s` after the tenant's
     /// last process ended
     Pause(pause::Args),
-    /// Move a tenant off the GPUs, its memory to the host, until it is resumed
+    /// Move a tenant with its memory off the GPUs until it is resumed
     Suspend(pause::Args),
     /// Let a paused or suspended tenant go on
     Resume(pause::Args),
@@ -71,11 +71,11 @@ enum Command {
     Adopt(adopt::Args),
     /// Show the calls of processes to the GPU's driver
     Trace(trace::Args),
-    /// Check this machine for what deepres needs, and name remedies
+    /// Check whether this machine has the needs of deepres, and name remedies
     Doctor(doctor::Args),
     /// Manage devices that bring deepres into containers
     Cdi(cdi::Args),
-    /// Move processes off the GPUs until told otherwise
+    /// Move processes off the GPUs until a daemon asks for them
     #[command(hide = true)]
     Away(away::Args),
     /// Check that the dynamic linker finds a library

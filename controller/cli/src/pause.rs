@@ -51,7 +51,9 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
         Reply::Suspended => println!("{tenant}: suspended"),
         Reply::Paused => println!("{tenant}: paused"),
         Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
-        other => bail!("the daemon gave an answer to something else: {other:?}"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
     Ok(())
 }
@@ -59,7 +61,7 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
 fn told(resumption: Resumption) -> &'static str {
     match resumption {
         Resumption::Now => "resumed",
-        Resumption::Later => "is resumed once there is room for it: others have the GPU's memory now",
+        Resumption::Later => "waits for memory: the daemon resumes the tenant when others leave room for it",
         Resumption::Needless => "was neither paused nor suspended",
     }
 }

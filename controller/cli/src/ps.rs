@@ -39,10 +39,10 @@ const MEMORY: [&str; 3] = ["memory_peak_bytes", "refusals", "gate"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-OWED is the share that a tenant is entitled to, in parentheses while the tenant is idle and lends the share \
-to others. LATELY is its part of the GPU's time in the last second, and TOTAL its part since it began. A \
-tenant stays in the list for a while after its last process ended, then without a share and a gate (-). In \
---json all counters are totals, and `now_ns` is their time: two answers give rates.
+OWED is the entitlement of a tenant, in parentheses while the tenant is idle and others have its part. \
+LATELY is the tenant's part of the GPU's time in the last second, and TOTAL its part since it first \
+appeared. A tenant stays in the list for a while after its last process ended, with - as its share and gate. \
+All counters of --json are totals, and `now_ns` is their time, so two outputs give rates.
 
 Examples:
   deepres ps
@@ -247,7 +247,7 @@ fn print_overdue(status: &Status, out: &mut impl Write) -> io::Result<()> {
                 let Some(overdue_ns) = gpu.overdue_ns else { continue };
                 writeln!(
                     out,
-                    "\n{} ({}) runs something on gpu {} for {} that does not end: a kernel that spins or stays for good cannot share the GPU in time. Give it a GPU of its own, or end it.",
+                    "\n{} ({}) has work on gpu {} that does not end: it has run for {}. The daemon cannot share the GPU while a kernel spins or stays for good. Give the process a GPU of its own, or end it.",
                     tenant.name,
                     session.pid,
                     gpu.gpu,

@@ -9,8 +9,8 @@ use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The change is in force for the running processes when the command returns. A tenant keeps the memory that \
-it holds; it gets no more until it is below the new limit.
+The change is in force for the running processes when the command returns. A tenant keeps the memory that it \
+holds. If the tenant holds more than the new limit, it gets no more memory until it holds less.
 
 Examples:
   deepres set train --share 50%
@@ -33,7 +33,9 @@ pub fn run(args: &Args) -> Result<()> {
             println!("{}: {granted}", args.tenant);
             warn_of_excess(&mut client, &args.tenant)
         }
-        other => bail!("the daemon gave an answer to something else: {other:?}"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }
 
@@ -44,7 +46,7 @@ fn warn_of_excess(client: &mut Client, name: &str) -> Result<()> {
     for account in &tenant.gpus {
         if let Some(more) = over(tenant.memory_limit_bytes, account) {
             println!(
-                "{name} holds {} on GPU {}, {} more than that: it gets no more until it is below",
+                "{name} holds {} on GPU {}, {} more than its limit: the tenant gets no more memory until it holds less",
                 Bytes(account.memory_bytes),
                 account.gpu,
                 Bytes(more)

@@ -84,12 +84,12 @@ fn told_by() -> libc::c_int {
 /// Traces until a signal tells this process to stop, or until no traced process lives.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.pid.is_empty() && args.tenant.is_none() && !args.all && args.command.is_empty() {
-        bail!("trace whom? Give -p PID, --tenant NAME, --all, or -- COMMAND");
+        bail!("no process to trace; give -p PID, --tenant NAME, --all, or -- COMMAND");
     }
     let devices = Devices::find(&args.devices);
     if devices.is_empty() {
         bail!(
-            "/proc/devices has none of the devices: is the NVIDIA driver loaded? (`deepres doctor`; --device names others)"
+            "/proc/devices lists none of the devices; load the NVIDIA driver (`deepres doctor`), or name other devices by --device"
         );
     }
     let asked = if args.all { Asked::All(RING_BYTES) } else { Asked::Some(RING_BYTES) };
@@ -102,10 +102,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut followed = Vec::new();
     for pid in &args.pid {
         let who = ProcessKey::of(*pid).with_context(|| {
-            format!("there is no process {pid}; `deepres ps` lists those that use the GPU")
+            format!("there is no process {pid}; `deepres ps` lists the processes that use a GPU")
         })?;
         if let Some(process) = process_of(*pid).filter(|process| process != pid) {
-            bail!("{pid} is a thread of process {process}; a trace is of whole processes: -p {process}");
+            bail!("{pid} is a thread, and a trace is of whole processes; give -p {process}");
         }
         followed.push(who);
         kernel.follow(who)?;
@@ -113,7 +113,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(name) = &args.tenant
         && begin_with(name, &mut kernel)? == 0
     {
-        eprintln!("deepres: nobody of {name} yet");
+        eprintln!("deepres: tenant `{name}` has no process yet");
     }
     let mut child = start(&args.command, &mut kernel)?;
     let mut tracer = Tracer {
@@ -151,7 +151,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
                     // processes anyway.
                     Err(error) if !std::mem::replace(&mut is_daemon_gone, true) => {
                         eprintln!(
-                            "deepres: processes of {name} that come from now on are not seen until a daemon answers ({error})"
+                            "deepres: the trace misses new processes of `{name}` until a daemon answers: {error}"
                         );
                     }
                     Err(_) => {}
@@ -191,7 +191,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .and_then(|()| tracer.output.summary(&tracer.summary, tracer.lost, args.summary));
     if kernel.skipped() > 0 {
         eprintln!(
-            "deepres: the kernel told nothing of {} ioctls; whose they were, and whether of the GPU, is not known",
+            "deepres: the kernel skipped the probes for {} ioctls; some of them may belong to this trace",
             kernel.skipped()
         );
     }
@@ -201,7 +201,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     match written {
         // The reader has closed the pipe (`deepres trace … | head`).
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            return Err(error).context("the trace cannot be written, and what came from then on is missing");
+            return Err(error).context("cannot write the trace, so later calls are missing");
         }
         _ => {}
     }
@@ -225,7 +225,7 @@ fn begin_with(name: &str, kernel: &mut Kernel) -> Result<usize> {
     let is_tenant = status.tenants.iter().any(|tenant| tenant.name == name);
     let followed = follow_tenant(name, &status, kernel)?;
     if !is_tenant && followed == 0 {
-        bail!("there is no tenant {name}; `deepres ps` lists those there are");
+        bail!("there is no tenant `{name}`; `deepres ps` lists the tenants");
     }
     Ok(followed)
 }

@@ -70,7 +70,7 @@ async fn turn_away(stream: UnixStream) -> io::Result<()> {
     let mut reading = BufReader::new(reading).take(MAX_REQUEST_BYTES as u64);
     reading.read_until(b'\n', &mut Vec::new()).await?;
     let message = format!(
-        "{MAX_CONNECTIONS} administrators are connected, the most there may be: close some (`fuser` on the socket shows them) and try again"
+        "the daemon serves {MAX_CONNECTIONS} administrators already, the most that it allows; close some connections (`fuser` on the socket shows them) and try again"
     );
     writing.write_all(&line_of(&Reply::Error { message })?).await
 }
@@ -99,7 +99,7 @@ async fn converse(stream: UnixStream, shared: &Rc<Shared>) -> io::Result<()> {
         let reply = if may {
             match serde_json::from_slice(&line) {
                 Ok(request) => answer(request, shared).await,
-                Err(error) => Reply::Error { message: format!("not a request: {error}") },
+                Err(error) => Reply::Error { message: format!("the line is not a request: {error}") },
             }
         } else {
             let group = shared.admin_group.map(|group| format!(", and so may group {group}"));
@@ -128,7 +128,7 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
             Reply::Coverage { processes: status::coverage(shared.registry.borrow().tenants()) }
         }
         Request::Adopt { tenant: Some(tenant), .. } if !is_name(&tenant) => {
-            Reply::Error { message: format!("`{}` is no name for a tenant", harmless(&tenant)) }
+            Reply::Error { message: format!("`{}` cannot name a tenant", harmless(&tenant)) }
         }
         Request::Adopt { pid, tenant } => {
             // If the process is held, metering begins before the process goes on.
@@ -195,7 +195,7 @@ async fn in_force(changed: Result<(Reply, Vec<Order>), String>, shared: &Shared)
     match saver::save(shared).await {
         Saved::Failed(error) => Reply::Error {
             message: format!(
-                "it is in force, but {} cannot be written ({error}): it will not outlive the daemon; make room there and do it again",
+                "the change is in force, but ends with the daemon, because the daemon cannot write {} ({error}); make room there and repeat the command",
                 shared.state.lock().await.path().display()
             ),
         },
@@ -217,6 +217,6 @@ async fn meter(shared: &Shared, pid: u32, tenant: Option<String>) -> Option<Stri
     let purpose = Purpose { tenant, is_managed: false };
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
         Ok(Ok(metered)) => metered.err(),
-        _ => Some("the metering thread does not answer".to_owned()),
+        _ => Some("the metering thread does not answer; see the daemon's log".to_owned()),
     }
 }

@@ -38,7 +38,9 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// A living daemon has the directory.
-    #[error("another deepres daemon ({pid}) serves {directory} already")]
+    #[error(
+        "another deepres daemon ({pid}) serves {directory} already; use that daemon, or choose another directory by DEEPRES_DIR"
+    )]
     Served {
         /// The process id that the other daemon wrote into its lock file.
         pid: String,
@@ -48,19 +50,19 @@ pub enum FilesError {
     /// A process listens at a socket without holding the daemon's lock. Most likely, the process is
     /// a service manager.
     #[error(
-        "somebody listens at {} already: a service manager that starts the daemon itself, most likely (`systemctl start deepres`); choose another directory by DEEPRES_DIR to run one beside it", .0.display()
+        "another process listens at {} already, most likely a service manager; start the daemon by it (`systemctl start deepres`), or choose another directory by DEEPRES_DIR", .0.display()
     )]
     Listened(PathBuf),
     /// Other users could put their files into the directory.
     #[error(
-        "{} belongs to another user or may be written by others; make it yours alone, or choose another by DEEPRES_DIR", .0.display()
+        "another user owns {} or may write to it; make it yours alone, or choose another directory by DEEPRES_DIR", .0.display()
     )]
     Unsafe(PathBuf),
     /// There is no such group.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
     /// The file cannot be created.
-    #[error("cannot make {}: {source}", path.display())]
+    #[error("cannot create {}: {source}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,

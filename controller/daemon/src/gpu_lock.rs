@@ -47,7 +47,7 @@ pub struct GpuLock {
 pub enum GpuLockError {
     /// Another daemon has the GPU.
     #[error(
-        "GPU {uuid} is managed by another deepres daemon already ({holder}); use that one, or stop it first"
+        "another deepres daemon ({holder}) manages GPU {uuid} already; use that daemon, or stop it first"
     )]
     Held {
         /// The GPU.
@@ -57,7 +57,7 @@ pub enum GpuLockError {
     },
     /// Root's daemon has the GPU, or had it.
     #[error(
-        "GPU {uuid} is managed by root's deepres daemon, or was: use that one; if it is gone for good, have {} removed", path.display()
+        "root's deepres daemon manages GPU {uuid}, or did so before; use that daemon, or have root remove {}", path.display()
     )]
     Roots {
         /// The GPU.
@@ -130,7 +130,7 @@ impl GpuLock {
         file.set_len(0).map_err(unusable)?;
         writeln!(file, "pid {}, directory {directory}", std::process::id()).map_err(unusable)?;
         if displaced.is_some_and(|theirs| !is_given_up(&theirs, YIELD_LIMIT)) {
-            tracing::warn!(path = %path.display(), "whoever held the GPU's lock is no deepres daemon, or one that hangs: going on without waiting");
+            tracing::warn!(path = %path.display(), "another process does not release the GPU's lock: the daemon goes on without waiting");
         }
         Ok(Self { path, file })
     }
@@ -168,7 +168,7 @@ fn displace(path: &Path, owner: u32) -> io::Result<Option<File>> {
     if !is_of_another(path, owner) {
         return Ok(None);
     }
-    tracing::warn!(path = %path.display(), "the GPU's lock is another user's: it is taken from them");
+    tracing::warn!(path = %path.display(), "the GPU's lock belongs to another user: the daemon takes it");
     // A daemon that is just ending removes its own file.
     let theirs = match open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
@@ -220,7 +220,7 @@ fn open_shared(path: &Path) -> io::Result<File> {
             }
         }
     }
-    Err(io::Error::other("it keeps coming and going"))
+    Err(io::Error::other("another process keeps creating and removing the file"))
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub enum GpuError {
     #[error("this machine has no GPU")]
     None,
     /// NVML lists a GPU with a malformed UUID.
-    #[error("NVML gives a GPU the UUID `{0}`, which is none")]
+    #[error("NVML reports a GPU with the malformed UUID `{0}`")]
     Uuid(String),
 }
 

@@ -278,10 +278,10 @@ pub fn run(
         let told = async {
             tokio::select! {
                 () = taken_away => tracing::error!(
-                    "root's deepres daemon has taken over the GPU: stopping; start jobs with that one from now on"
+                    "root's deepres daemon took over the GPU: this daemon stops; start jobs with root's daemon from now on"
                 ),
-                () = stop => tracing::info!("told to stop"),
-                () = idle => tracing::info!("nobody was here for long enough: stopping"),
+                () = stop => tracing::info!("a signal stops the daemon"),
+                () = idle => tracing::info!("the daemon stops: it had no tenant for the configured time"),
                 () = saver::serve(Rc::clone(&shared)) => {}
             }
         };
@@ -336,7 +336,7 @@ fn make_room(connections: usize, gpus: usize) -> usize {
     tracing::info!(
         room,
         max_connections = connections,
-        "there may be fewer connections than configured, for lack of descriptors: raise `ulimit -n` to {wanted} (LimitNOFILE= in a unit)"
+        "the daemon allows fewer connections than configured, because it has too few descriptors; raise `ulimit -n` to {wanted} (LimitNOFILE= in a unit)"
     );
     room
 }

@@ -141,7 +141,7 @@ impl Lines {
             tracing::info!(
                 source,
                 lines,
-                "lines were left out: no more than {LINES} a minute are written of one source"
+                "lines were left out: the log takes at most {LINES} lines a minute from one source"
             );
         }
     }

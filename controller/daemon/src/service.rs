@@ -59,7 +59,7 @@ impl Service {
 fn notify(states: &[NotifyState<'_>]) {
     // Without a service manager, the call does nothing. If the call fails, the daemon goes on.
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager cannot be told");
+        tracing::debug!(%error, "the daemon cannot report to the service manager");
     }
 }
 
@@ -67,7 +67,7 @@ fn notify(states: &[NotifyState<'_>]) {
 #[derive(Debug, thiserror::Error)]
 pub enum InheritError {
     /// The variables of the environment are malformed.
-    #[error("the sockets that the service manager passed cannot be found: {0}")]
+    #[error("the daemon cannot use the sockets that the service manager passed: {0}")]
     Environment(io::Error),
     /// The socket is neither of the daemon's sockets.
     #[error(

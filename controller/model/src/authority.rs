@@ -55,8 +55,8 @@ impl fmt::Display for Rule {
             Self::Cap(of) => write!(f, "by {of}"),
             Self::CapBesideOthers(of) => write!(f, "by {of}, beside the user's other tenants"),
             Self::Administrator => write!(f, "set by an administrator"),
-            Self::NoShare => write!(f, "since a guarantee is of a share, and none was asked for"),
-            Self::NoRoom => write!(f, "since guarantees to others leave no room for it"),
+            Self::NoShare => write!(f, "because a guarantee needs a share, and the job asked for none"),
+            Self::NoRoom => write!(f, "because guarantees to others leave no room"),
         }
     }
 }
@@ -265,37 +265,39 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
 /// Returns the reason for which the daemon refuses the wishes of a job that has not started; `None`
 /// if the daemon grants them.
 pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bool) -> Option<String> {
-    let remedy = "ask for less, or have an administrator raise it";
+    let remedy = "ask for less, or have an administrator raise the cap";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > caps.share_ppm) {
         let most = Percent(caps.share_ppm);
-        return Some(format!("a share of {} was asked for, but {of} is {most}: {remedy}", Percent(ppm)));
+        return Some(format!("the job asked for a share of {}, but {of} is {most}; {remedy}", Percent(ppm)));
     }
     if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > caps.memory_bytes) {
         let most = Bytes(caps.memory_bytes);
-        return Some(format!("{} of memory were asked for, but {of} is {most}: {remedy}", Bytes(bytes)));
+        return Some(format!("the job asked for {} of memory, but {of} is {most}; {remedy}", Bytes(bytes)));
     }
-    let others = "the user's other tenants have of it";
+    let others = "the user's other tenants leave";
     if let Some(ppm) = asked.share_ppm.filter(|ppm| *ppm > part.share_ppm) {
         let (most, left) = (Percent(caps.share_ppm), Percent(part.share_ppm));
         return Some(format!(
-            "a share of {} was asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            "the job asked for a share of {}, but {of} is {most}, of which {others} {left}; {remedy}",
             Percent(ppm)
         ));
     }
     if let Some(bytes) = asked.memory_bytes.filter(|bytes| *bytes > part.memory_bytes) {
         let (most, left) = (Bytes(caps.memory_bytes), Bytes(part.memory_bytes));
         return Some(format!(
-            "{} of memory were asked for, but {of} is {most}, and beside what {others} there is {left}: {remedy}",
+            "the job asked for {} of memory, but {of} is {most}, of which {others} {left}; {remedy}",
             Bytes(bytes)
         ));
     }
     if part.memory_bytes == 0 {
         let most = Bytes(caps.memory_bytes);
-        return Some(format!("{of} is {most} of memory, and the user's other tenants have all of it"));
+        return Some(format!(
+            "{of} is {most} of memory, and the user's other tenants have all of it; end one of them, or have an administrator raise the cap"
+        ));
     }
     if let Some(criticality) = asked.criticality.filter(|criticality| *criticality > caps.criticality) {
         let most = caps.criticality;
-        return Some(format!("criticality {criticality} was asked for, but {of} is {most}: {remedy}"));
+        return Some(format!("the job asked for criticality {criticality}, but {of} is {most}; {remedy}"));
     }
     let times = [
         ("a deadline", "deadlines", asked.deadline_ns, caps.deadline),
@@ -304,24 +306,22 @@ pub fn refuse(asked: &Wish, (caps, of): (Caps, CapOf), part: &Part, has_room: bo
     if let Some((one, all, ..)) = times.iter().find(|(_, _, asked_ns, counts)| asked_ns.is_some() && !counts)
     {
         return Some(format!(
-            "{one} was given, but by {of} {all} do not count: leave it out, or have an administrator set it"
+            "the job asked for {one}, but by {of} {all} do not count; leave it out, or have an administrator set it"
         ));
     }
     if asked.charge_copies == Some(false) && caps.charge_copies {
         return Some(format!(
-            "copies were asked not to be charged, but by {of} they are: leave it out, or have an administrator set it"
+            "the job asked for copies without a charge, but {of} charges them; leave this wish out, or have an administrator set it"
         ));
     }
     let class = asked.class?;
     if class < caps.class {
-        return Some(format!("class {class} was asked for, but {of} is {}: {remedy}", caps.class));
+        return Some(format!("the job asked for class {class}, but {of} is {}; {remedy}", caps.class));
     }
     match (class, asked.share_ppm) {
-        (Class::Guaranteed, None) => {
-            Some("class guaranteed is the promise of a share: say which by --share".to_owned())
-        }
+        (Class::Guaranteed, None) => Some("class guaranteed needs a share; give one by --share".to_owned()),
         (Class::Guaranteed, Some(ppm)) if !has_room => Some(format!(
-            "{} cannot be guaranteed: guarantees to others leave no room for it; ask for less, or for class fair",
+            "the daemon cannot guarantee {}: guarantees to others leave no room; ask for less, or for class fair",
             Percent(ppm)
         )),
         _ => None,
@@ -335,12 +335,12 @@ pub fn impossible(wish: &Wish) -> Option<String> {
         return Some(format!("a share of {} is not between 1% and 100%", Percent(ppm)));
     }
     if wish.memory_bytes == Some(0) {
-        return Some("a memory limit of 0 lets nothing run".to_owned());
+        return Some("a memory limit of 0 lets no program run".to_owned());
     }
     let times = [("a deadline", wish.deadline_ns), ("a size", wish.size_ns), ("an SLO", wish.slo_ns)];
     let (name, ns) =
         times.into_iter().find(|(_, ns)| ns.is_some_and(|ns| !(1..=MAX_TIME_NS).contains(&ns)))?;
-    Some(format!("{name} of {} is not between nothing and a year", Time(ns.unwrap_or(0))))
+    Some(format!("{name} of {} is not between 0 and a year", Time(ns.unwrap_or(0))))
 }
 
 #[cfg(test)]
@@ -381,12 +381,9 @@ mod tests {
         assert_eq!(granted.memory_bytes, Given::by(beside, Some(1 << 20)));
         assert_eq!(granted.cap_ppm, 200_000);
         let reason = refuse(&wish, CAPS, &left, true).unwrap();
-        assert!(
-            reason.contains("the cap of user 1000 is 50%") && reason.contains("there is 20%"),
-            "{reason}"
-        );
+        assert!(reason.contains("the cap of user 1000 is 50%") && reason.contains("leave 20%"), "{reason}");
         let reason = refuse(&asked(200_000, 1 << 29, Class::Fair), CAPS, &left, true).unwrap();
-        assert!(reason.contains("there is 1 MiB"), "{reason}");
+        assert!(reason.contains("leave 1 MiB"), "{reason}");
         let nothing = Part { memory_bytes: 0, ..left };
         assert!(refuse(&Wish::default(), CAPS, &nothing, true).is_some(), "it could hold nothing");
         assert_eq!(refuse(&Wish::default(), CAPS, &left, true), None);

@@ -105,7 +105,7 @@ pub enum TrustError {
     #[error("{0} is not a socket")]
     NotASocket(PathBuf),
     /// The socket or its directory belongs to another user.
-    #[error("{path} belongs to user {owner}, not to you or root: it is not your deepres daemon's")]
+    #[error("{path} belongs to user {owner}, not to you or root, so it is not your deepres daemon's")]
     Foreign {
         /// The socket or its directory.
         path: PathBuf,
@@ -113,7 +113,7 @@ pub enum TrustError {
         owner: u32,
     },
     /// Anyone may write to the directory, so anyone could have created the socket.
-    #[error("anyone may write to {0}, so the socket in it may be anybody's; run `chmod o-w {0}`")]
+    #[error("all users may write to {0}, so the socket there may be another user's; run `chmod o-w {0}`")]
     Exposed(PathBuf),
     /// The socket or its directory cannot be examined.
     #[error("cannot look at {0}: {1}")]

@@ -13,16 +13,16 @@ const PPM_PER_PERCENT: f64 = PPM as f64 / 100.0;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// The text is not a share.
-    #[error("`{0}` is not a share: give a percentage from 1% to 100%, for example 30% or 12.5%")]
+    #[error("`{0}` is not a share; give a percentage from 1% to 100%, for example 30% or 12.5%")]
     Share(String),
     /// The text is not a size.
     #[error(
-        "`{0}` is not a size: give a number above zero with KiB, MiB, GiB or TiB (or KB, MB, GB, TB), for example 8GiB or 512MiB"
+        "`{0}` is not a size; give a number above zero with KiB, MiB, GiB or TiB (or KB, MB, GB, TB), for example 8GiB or 512MiB"
     )]
     Bytes(String),
     /// The text is not a time.
     #[error(
-        "`{0}` is not a time: give a number above zero with us, ms, s, min, h or d, for example 30ms, 90s or 1.5h, and no more than a year"
+        "`{0}` is not a time; give a number above zero with us, ms, s, min, h or d, for example 30ms, 90s or 1.5h, and no more than a year"
     )]
     Time(String),
 }

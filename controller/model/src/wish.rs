@@ -23,52 +23,52 @@ pub const fn about(key: Key) -> About {
     let (help, help_later, may_be_default) = match key {
         Key::Share => (
             "Share of the GPU: 1% to 100%, decimals allowed",
-            "Its share of the GPU from now on: 1% to 100%",
+            "The tenant's share of the GPU from now on: 1% to 100%",
             true,
         ),
         Key::Memory => (
             "Limit of device memory on each GPU, for example 8GiB or 512MiB",
-            "Its memory limit on each GPU from now on, for example 4GiB; unlimited: none",
+            "The tenant's memory limit on each GPU from now on, for example 4GiB; `unlimited` removes the limit",
             true,
         ),
         Key::Class => (
-            "Kind of promise: guaranteed (its share whatever others do), fair, or best-effort (what others leave)",
-            "Its class from now on: guaranteed, fair or best-effort",
+            "Class of the tenant: guaranteed (always its share), fair, or best-effort (the time that others leave)",
+            "The tenant's class from now on: guaranteed, fair or best-effort",
             true,
         ),
         Key::Criticality => (
             "How critical the job is: low, normal, high, critical, or a number from 0 to 1",
-            "How critical it is from now on: low, normal, high, critical, or a number from 0 to 1",
+            "How critical the job is from now on: low, normal, high, critical, or a number from 0 to 1",
             true,
         ),
         Key::Deadline => (
-            "The job has to be done within this time from its start, for example 2h",
-            "It has to be done within this time from now, for example 2h",
+            "Time from its start within which the job has to end, for example 2h",
+            "Time from now within which the job has to end, for example 2h",
             false,
         ),
         Key::Size => (
             "GPU time that the whole job takes, for example 40min",
-            "GPU time that the whole job takes, what it has used included, for example 40min",
+            "GPU time that the whole job takes, with the time that it has used, for example 40min",
             false,
         ),
         Key::Slo => (
-            "Requests are to be answered within this time, for example 30ms",
-            "Its requests are to be answered within this time from now on, for example 30ms",
+            "Time within which the job has to answer a request, for example 30ms",
+            "Time within which the job has to answer a request from now on, for example 30ms",
             true,
         ),
         Key::MemoryFollowUse => (
-            "Let others have what of its memory it does not use, but for a margin",
-            "Let others have what of its memory it does not use, but for a margin, from now on; `=false`: no longer",
+            "Let others have the memory that the tenant does not use, except a margin",
+            "Let others have the memory that the tenant does not use, except a margin, from now on; `=false` ends this",
             true,
         ),
         Key::ChargeCopies => (
-            "Charge the time of its copies too, not of its kernels alone",
-            "Charge the time of its copies too from now on; `=false`: no longer",
+            "Charge the time of the tenant's copies too, not only of its kernels",
+            "Charge the time of the tenant's copies too from now on; `=false` ends this",
             true,
         ),
         Key::Label => (
             "A label for people and tools, for example team=vision; may be given several times",
-            "Its labels from now on, for example team=vision; may be given several times",
+            "Labels of the tenant from now on, for example team=vision; may be given several times",
             false,
         ),
     };

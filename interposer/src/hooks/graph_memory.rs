@@ -21,7 +21,7 @@ use crate::process;
 
 macro_rules! instantiate {
     ($($name:ident: $symbol:ident($($argument:ident: $type:ty),*);)+) => {$(
-        #[doc = concat!("Hook of `", stringify!($symbol), "`: what the launches may need is known from here on.")]
+        #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook notes the memory that launches of the graph may need.")]
         pub unsafe extern "C" fn $name(exec: *mut CUgraphExec, graph: CUgraph $(, $argument: $type)*) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             // SAFETY: the arguments are the caller's, unchanged.
@@ -65,7 +65,7 @@ fn taking(api: ApiId, taker: Taker, mut call: impl FnMut() -> CUresult) -> CUres
 
 macro_rules! instantiate_with_params {
     ($name:ident, $symbol:ident) => {
-        #[doc = concat!("Hook of `", stringify!($symbol), "`, which may upload what it makes.")]
+        #[doc = concat!("Hook of `", stringify!($symbol), "`. The call may also upload the graph.")]
         pub unsafe extern "C" fn $name(
             exec: *mut CUgraphExec,
             graph: CUgraph,
@@ -102,7 +102,7 @@ instantiate_with_params!(instantiate_with_params_ptsz, cuGraphInstantiateWithPar
 
 macro_rules! upload {
     ($name:ident, $symbol:ident, $per_thread:literal) => {
-        #[doc = concat!("Hook of `", stringify!($symbol), "`: what a launch would take of memory is taken here already.")]
+        #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook reserves the memory that a launch would take.")]
         pub unsafe extern "C" fn $name(exec: CUgraphExec, stream: CUstream) -> CUresult {
             let Some(real) = real!($symbol) else { return MISSING };
             let on = Stream::new(stream, $per_thread);

@@ -301,7 +301,7 @@ fn ordinal_of_pool(
 
 macro_rules! gets_pool {
     ($($name:ident: $symbol:ident;)+) => {$(
-        #[doc = concat!("Hook of `", stringify!($symbol), "`: of what memory the pool is, is known here.")]
+        #[doc = concat!("Hook of `", stringify!($symbol), "`. The hook notes the place of the pool's memory.")]
         pub unsafe extern "C" fn $name(
             pool: *mut CUmemoryPool,
             location: *mut CUmemLocation,

@@ -354,14 +354,10 @@ impl Accounts {
         if number.is_multiple_of(REFUSALS_PER_LINE) {
             say!(
                 Warn,
-                "{api} refused: {wanted} asked for on GPU {gpu}, where the tenant holds {} of the {} that it may{}",
+                "refused {api} of {wanted} on GPU {gpu}: the tenant holds {} of the {} that it may hold{}",
                 Bytes(refused.held_bytes),
                 Bytes(site.limit_bytes()),
-                if self.oversubscription.is_wanted() {
-                    ", and beyond that there is no room for it"
-                } else {
-                    ""
-                }
+                if self.oversubscription.is_wanted() { ", and the GPU has no room beyond that" } else { "" }
             );
         }
         CUDA_ERROR_OUT_OF_MEMORY

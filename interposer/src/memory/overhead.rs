@@ -470,7 +470,7 @@ impl LateLooks {
         if is_in_vain && self.in_vain == TOLD_AFTER {
             say!(
                 Warn,
-                "what the driver takes for this process's contexts and code on GPU {ordinal} counts for nothing until NVML tells the daemon of it"
+                "deepres does not charge the memory of this process's contexts and code on GPU {ordinal} until NVML reports it to the daemon"
             );
         }
         self.due_ns = now_ns.saturating_add(self.pause_ns);

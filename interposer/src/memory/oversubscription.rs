@@ -167,7 +167,7 @@ impl Oversubscription {
                 if !can && seen == UNKNOWN {
                     say!(
                         Warn,
-                        "DEEPRES_OVERSUBSCRIBE=managed: GPU {ordinal} cannot move managed memory while it is in use (it has no concurrentManagedAccess): what is beyond the limit is refused there"
+                        "DEEPRES_OVERSUBSCRIBE=managed: GPU {ordinal} cannot move managed memory in use (no concurrentManagedAccess), so deepres refuses memory beyond the limit there"
                     );
                 }
                 can

@@ -58,7 +58,10 @@ impl Pressure {
             is_told |= seen.take_in(is_passed.then_some(limit_bytes), ledger.generation, account.presses());
         }
         if is_told && !raise(signal) {
-            say!(Warn, "DEEPRES_PRESSURE: the process has no handler for signal {signal}; it is not sent");
+            say!(
+                Warn,
+                "DEEPRES_PRESSURE: the process has no handler for signal {signal}, so deepres does not send the signal"
+            );
             self.signal = None;
         }
     }

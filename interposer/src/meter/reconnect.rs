@@ -90,7 +90,7 @@ impl Reconnect {
         // A process that waits for room has already logged this.
         let is_said = error.is_full() && is_first(process);
         if !is_said && !std::mem::replace(&mut self.is_told, true) {
-            let goes_on = if is_first(process) { "goes on as it is" } else { "runs unmetered from here on" };
+            let goes_on = if is_first(process) { "goes on as before" } else { "runs unmetered from here on" };
             say!(Warn, "{error}; the job {goes_on}");
         }
         let pause_ns = if error.is_full() { FULL_PAUSE_NS } else { REFUSED_PAUSE_NS };

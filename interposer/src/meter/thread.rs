@@ -605,7 +605,7 @@ impl Meter {
         }
         if ended && !seeks_daemon {
             session.set_gone();
-            say!(Info, "the daemon is gone; going on without it");
+            say!(Info, "the daemon is gone; the job goes on without a daemon");
             self.reconnect.begin(os::now_ns());
         }
     }

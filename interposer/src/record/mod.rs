@@ -134,7 +134,7 @@ fn write_all(recording: &'static Recording, file: OwnDescriptor) {
             encoder.end();
         }
         if let Err(error) = written.and_then(|()| write(file, &mut encoder)) {
-            say!(Warn, "the recording ends here, since it cannot be written: {error}");
+            say!(Warn, "cannot write the recording: {error}; the recording ends here");
             capture::set_recording(false);
             recording.is_ended.store(true, Ordering::Release);
             return;
@@ -150,7 +150,7 @@ fn write_all(recording: &'static Recording, file: OwnDescriptor) {
 /// Appends the encoded records to the trace as one chunk, in one write.
 fn write(file: OwnDescriptor, encoder: &mut Encoder) -> io::Result<()> {
     let Some(chunk) = encoder.chunk() else { return Ok(()) };
-    let number = file.number().ok_or_else(|| io::Error::other("the job has closed it"))?;
+    let number = file.number().ok_or_else(|| io::Error::other("the job has closed the file"))?;
     let written = os::write(number, &chunk)?;
     // A reader of the trace stops at an incomplete chunk.
     if written < chunk.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }

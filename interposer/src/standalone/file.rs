@@ -70,15 +70,15 @@ impl fmt::Display for FileError {
             Self::Io(what, error) => write!(f, "{what}: {error}"),
             Self::Folder(path) => write!(
                 f,
-                "{} is not a directory of yours alone: remove it, or name another directory by DEEPRES_DIR",
+                "{} is not a directory of yours alone; remove it, or name another directory by DEEPRES_DIR",
                 path.display()
             ),
-            Self::Foreign => write!(f, "it is not a file of yours alone: remove it"),
-            Self::Garbage => write!(f, "it was not made by deepres: remove it"),
-            Self::Layout(error) => write!(f, "a running process made it: {error}"),
+            Self::Foreign => write!(f, "the file is not yours alone; remove it"),
+            Self::Garbage => write!(f, "deepres did not make the file; remove it"),
+            Self::Layout(error) => write!(f, "a running process made the file: {error}"),
             Self::Full => write!(
                 f,
-                "{MAX_SESSIONS} processes use it, which is as many as can, or one stopped while it made or removed it"
+                "{MAX_SESSIONS} processes use the file, the most that can, or a process stopped while it made or removed the file"
             ),
         }
     }
@@ -131,7 +131,7 @@ impl TenantFile {
                 }
                 // The name is a symbolic link.
                 Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(FileError::Foreign),
-                Err(error) => return Err(FileError::Io("it cannot be opened", error)),
+                Err(error) => return Err(FileError::Io("cannot open the file", error)),
             };
             if let Some((descriptor, slot, page)) = found {
                 let descriptor = OwnDescriptor::new(descriptor);
@@ -221,16 +221,16 @@ fn open_folder(directory: &Path, folder: &Path) -> Result<OwnedFd, FileError> {
         .recursive(true)
         .mode(mode)
         .create(directory)
-        .map_err(failed("its directory cannot be made"))?;
+        .map_err(failed("cannot create the directory"))?;
     match fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(FileError::Io("its directory cannot be made", error));
+            return Err(FileError::Io("cannot create the directory", error));
         }
         _ => {}
     }
     let foreign = || FileError::Folder(folder.to_owned());
     let descriptor = open_directory(folder).map_err(|_| foreign())?;
-    let found = status(&descriptor).map_err(failed("its directory cannot be looked at"))?;
+    let found = status(&descriptor).map_err(failed("cannot examine the directory"))?;
     if found.st_uid == user() && found.st_mode & OTHERS == 0 { Ok(descriptor) } else { Err(foreign()) }
 }
 
@@ -323,7 +323,7 @@ type Joined = (OwnedFd, usize, &'static StandalonePage);
 /// the file, removes the file and returns `None`. Also returns `None` if another process is making
 /// or removing the file, or if no slot is free.
 fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>, FileError> {
-    let look = || status(&descriptor).map_err(failed("it cannot be looked at"));
+    let look = || status(&descriptor).map_err(failed("cannot examine the file"));
     let found = look()?;
     if found.st_mode & libc::S_IFMT != libc::S_IFREG || found.st_uid != user() || found.st_mode & OTHERS != 0
     {
@@ -349,7 +349,7 @@ fn join(at: &OwnedFd, name: &CStr, descriptor: OwnedFd) -> Result<Option<Joined>
         let bytes = usize::try_from(found.st_size).unwrap_or(0);
         return Err(FileError::Layout(LayoutError::Short(bytes, FILE_BYTES)));
     }
-    let address = map(&descriptor).map_err(failed("it cannot be mapped"))?;
+    let address = map(&descriptor).map_err(failed("cannot map the file"))?;
     // SAFETY: the code has just mapped the memory with this length. While the page is in use, no
     // code unmaps it.
     match unsafe { page::view::<StandalonePage>(address, FILE_BYTES) } {
@@ -375,7 +375,7 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
         Ok(descriptor) => descriptor,
         // The last user of the folder has just removed it.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-        Err(error) => return Err(FileError::Io("it cannot be made", error)),
+        Err(error) => return Err(FileError::Io("cannot create the file", error)),
     };
     let made = fill(&descriptor).and_then(|page| {
         // SAFETY: both names end with a null byte.
@@ -398,7 +398,7 @@ fn make(at: &OwnedFd, name: &CStr) -> Result<Option<Joined>, FileError> {
         // Another process looks for files of dead processes, and holds the lock of this file for a
         // moment.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => return Ok(None),
-        made => made.map_err(failed("it cannot be made"))?,
+        made => made.map_err(failed("cannot create the file"))?,
     };
     Ok(page.map(|page| (descriptor, 0, page)))
 }

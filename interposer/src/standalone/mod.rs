@@ -280,7 +280,7 @@ fn open_file(config: &Config) -> Option<TenantFile> {
             let path = TenantFile::path(&config.directory, &config.tenant);
             say!(
                 Warn,
-                "limits cannot be shared with other processes of tenant `{}` by {} ({error}); this process keeps them by itself",
+                "cannot share the limits of tenant `{}` with its other processes by {} ({error}); this process keeps them by itself",
                 config.tenant,
                 path.display()
             );

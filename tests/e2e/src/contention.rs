@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shares_its_memory_breaks_the_limit_by_the_least_and_justifies_a_refusal_by_the_most() {
+    fn shared_memory_breaks_the_limit_by_the_least_and_justifies_a_refusal_by_the_most() {
         let small = Record { most_bytes: 30, ..allocation(1, 2, 1, 0) };
         let verdict = |records: &[Record]| judge(records, 100, &BTreeMap::new()).unwrap();
         assert_eq!(verdict(&[small, allocation(3, 4, 99, 0)]).breaches, 0);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_had_counts_until_it_is_gone() {
+    fn memory_of_a_killed_process_counts_until_the_process_is_gone() {
         let kills = BTreeMap::from([(7, Kill { sent_ns: 5, dead_ns: 20 })]);
         let lost = Record { process: 7, ..allocation(1, 2, 60, 0) };
         let cut = Record { process: 7, end_ns: None, ..allocation(3, 0, 10, 0) };

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn a_report_of_stolen_time_is_understood() {
         let taken = Taken { percent: 23.4, at_once_ms: 118.0 };
         assert_eq!(Taken::said(&format!("some line\n{SAID}{taken}\nanother\n")), Some(taken));
         assert_eq!(Taken::said("nothing"), None);

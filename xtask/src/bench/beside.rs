@@ -130,10 +130,10 @@ impl Report {
             added_ms <= server.p99_may_grow_by_ms
         };
         super::check(&[
-            ("0.99 of the trainer's speed alone at least", trained.speed >= 0.99),
-            ("0.8 of its gaps harvested at least", trained.harvested_of_gaps >= 0.8),
+            ("at least 0.99 of the trainer's speed alone", trained.speed >= 0.99),
+            ("at least 0.8 of the trainer's gaps harvested", trained.harvested_of_gaps >= 0.8),
             (
-                "the guest's longest kernel and a hand-off added to the tail at most",
+                "at most the guest's longest kernel and a hand-off added to the tail",
                 self.servers.iter().all(is_soon),
             ),
         ])

@@ -60,7 +60,7 @@ impl Crowd {
         let started_ns = now_ns();
         let served = running.iter_mut().map(served).collect::<Result<Vec<_>>>()?;
         let sessions: usize = host.ps()?.tenants.iter().map(|tenant| tenant.sessions.len()).sum();
-        ensure!(sessions == running.len(), "of {} programs only {sessions} have a session", running.len());
+        ensure!(sessions == running.len(), "only {sessions} of {} programs have a session", running.len());
         Ok(Self { running, begin_ns, started_ns, served })
     }
 
@@ -79,7 +79,8 @@ fn served(program: &mut Running) -> Result<Served> {
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
     if line.is_empty() {
-        bail!("said nothing: {}", program.shown());
+        bail!("the program printed nothing: {}", program.shown());
     }
-    serde_json::from_str(&line).with_context(|| format!("not understood: {line} from {}", program.shown()))
+    serde_json::from_str(&line)
+        .with_context(|| format!("cannot read the line {line:?} of {}", program.shown()))
 }

@@ -92,7 +92,7 @@ impl Report {
         super::check(&[
             ("a new quota within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
             ("a waiting tenant within 10 ms (99 %)", self.waiting_reaction_ms.p99 <= 10.0),
-            ("2 % of the quantum idle in a hand-off at most", self.idle_fraction_of_quantum <= 0.02),
+            ("at most 2 % of the quantum idle in a hand-off", self.idle_fraction_of_quantum <= 0.02),
         ])
     }
 
@@ -101,8 +101,8 @@ impl Report {
         let Report { handoff_us, set_reaction_ms: set, waiting_reaction_ms: waiting, .. } = report;
         println!(
             "{} hand-offs of {:.0} µs (median) to {:.0} µs (99 %)\n\
-         the GPU idles {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
-         beside that it idles {:.0} µs in each while a tenant waits for its own results\n\
+         the GPU idles for {:.0} µs in each, {:.2} % of the quantum of {:.1} ms, and switches for {:.0} µs\n\
+         the GPU idles for another {:.0} µs in each while a tenant waits for its own results\n\
          a new quota: first launch after {:.1} ms (median) to {:.1} ms (99 %)\n\
          a waiting tenant beside a best-effort holder with kernels of {:.1} ms: {:.1} ms (median) to {:.1} ms (99 %)",
             report.handoffs,

@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
     );
     if let Some(Reclaim { exit_ns, account_ns }) = slowest {
         eprintln!(
-            "of the time until a killed process's memory was free (99 %), its end took {:.2} ms, and the account {:.2} ms more",
+            "until the memory of a killed process was free (99 %), the end of the process took {:.2} ms, and the account another {:.2} ms",
             exit_ns as f64 / NS_PER_MS,
             account_ns as f64 / NS_PER_MS
         );
@@ -110,14 +110,18 @@ pub fn run(options: &Options) -> Result<()> {
         );
         match report.reclaim_ms_after_kill_p99 {
             Some(ms) => println!("memory of a killed process was free after {ms:.2} ms (99 %)"),
-            None => println!("nobody was killed: how soon such memory is free was not measured"),
+            None => println!("no process was killed, so the time until its memory is free was not measured"),
         }
         println!("cuMemAlloc + cuMemFree: {alloc_ns_bare:.1} ns bare, {alloc_ns_hooked:.1} ns under a limit");
     })?;
     ensure!(report.breaches == 0, "the limit was broken {} times", report.breaches);
-    ensure!(report.false_refusals == 0, "{} requests were refused that fitted", report.false_refusals);
+    ensure!(
+        report.false_refusals == 0,
+        "the interposer refused {} requests that fitted",
+        report.false_refusals
+    );
     if let Some(ms) = report.reclaim_ms_after_kill_p99 {
-        ensure!(ms <= RECLAIM_LIMIT_MS, "a killed process's memory was away for {ms} ms");
+        ensure!(ms <= RECLAIM_LIMIT_MS, "the memory of a killed process was not free for {ms} ms");
     }
     Ok(())
 }
@@ -171,7 +175,11 @@ impl Racer {
     fn await_line(&mut self, wanted: &str) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        ensure!(line.trim_end() == wanted, "{line:?} and not {wanted:?} from {}", self.running.shown());
+        ensure!(
+            line.trim_end() == wanted,
+            "the line is {line:?}, not {wanted:?}, from {}",
+            self.running.shown()
+        );
         Ok(())
     }
 }
@@ -325,7 +333,8 @@ impl Admin {
             }
             ensure!(
                 begun.elapsed() < STALL_LIMIT,
-                "process {pid} is a session or is not, and ought to be the other"
+                "process {pid} has {} session for too long",
+                if is_there { "no" } else { "a" }
             );
         }
     }

@@ -40,7 +40,7 @@ pub enum Bench {
     /// Measure the daemon's cost while a thousand idle processes are connected, and fail above a
     /// limit
     Daemon(daemon::Options),
-    /// Measure how fast the GPU changes hands, and how soon a new quota or a waiting tenant gets it
+    /// Measure how long hand-offs take, and how soon a new quota holds or a waiting tenant runs
     Handoff(handoff::Options),
     /// Check that racing processes stay within their tenant's memory limit, and measure the cost
     ///
@@ -131,7 +131,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     const MOST: f64 = 86_400.0;
     match text.parse::<f64>() {
         Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("a number of seconds from {LEAST} to {MOST}")),
+        _ => Err(format!("give a number of seconds from {LEAST} to {MOST}")),
     }
 }
 

@@ -131,7 +131,7 @@ pub fn start(host: &Host, how: As<'_>, program: &Path, arguments: &[&str]) -> Re
     let output = running.child().stdout.take().context("the output was piped")?;
     let mut lines = BufReader::new(output).lines();
     let line = lines.next().transpose()?.unwrap_or_default();
-    ensure!(line == READY, "said {line:?}: {}", running.shown());
+    ensure!(line == READY, "the client printed {line:?}: {}", running.shown());
     Ok(Client { running, lines })
 }
 
@@ -140,14 +140,14 @@ impl Client {
     pub fn served(mut self) -> Result<Served> {
         let line = self.lines.next().transpose()?.unwrap_or_default();
         let served = serde_json::from_str(&line)
-            .with_context(|| format!("said {line:?}: {}", self.running.shown()))?;
+            .with_context(|| format!("the client printed {line:?}: {}", self.running.shown()))?;
         self.running.finish()?;
         Ok(served)
     }
 
     /// Fails if the client has ended.
     pub fn still_runs(&mut self) -> Result<()> {
-        ensure!(self.running.exited()?.is_none(), "ended too early: {}", self.running.shown());
+        ensure!(self.running.exited()?.is_none(), "the client ended too early: {}", self.running.shown());
         Ok(())
     }
 

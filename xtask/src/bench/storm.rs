@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     let most = u32::try_from(MAX_SESSIONS)?;
     ensure!(
         options.tenants == 0 || options.processes.div_ceil(options.tenants) <= most,
-        "a tenant has {most} processes at most: choose more --tenants"
+        "a tenant has {most} processes at most; choose more --tenants"
     );
     let interrupt = Interrupt::catch()?;
     let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;
@@ -77,12 +77,12 @@ pub fn run(options: &Options) -> Result<()> {
     })?;
     ensure!(
         report.started_s <= STARTED_LIMIT_S,
-        "they started within {:.2} s: this machine is too slow, or too busy, for a storm",
+        "the processes took {:.2} s to start: this machine is too slow or too busy for this benchmark",
         report.started_s
     );
     ensure!(
         report.all_served_s <= LIMIT_S,
-        "all were served after {:.2} s, later than {LIMIT_S} s",
+        "the last process was served after {:.2} s, later than {LIMIT_S} s",
         report.all_served_s
     );
     Ok(())

@@ -100,7 +100,10 @@ pub fn run(options: &Options) -> Result<()> {
         );
     })?;
     // Without suspensions, the benchmark has measured nothing.
-    ensure!(report.suspensions >= TENANTS.len(), "the two had room enough together: train for more steps");
+    ensure!(
+        report.suspensions >= TENANTS.len(),
+        "the GPU had room for both trainers at once; give more --steps"
+    );
     if options.check {
         check(&[("speed of two in turns", report.speed >= report.least_speed)])?;
     }

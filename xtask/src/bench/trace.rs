@@ -101,11 +101,11 @@ fn print(all: &Value, reports: &[Value]) {
         println!("  an ioctl, bare                         {:>7.1} ns", number("bare_ns"));
         println!("  with empty programs                    {:>7.1} ns", number("empty_other_ns"));
         println!(
-            "  ours above that, another device        {:>7.1} ns (at most {OTHER_LIMIT_NS})",
+            "  deepres, above empty, another device   {:>7.1} ns (at most {OTHER_LIMIT_NS})",
             above("ours_other_ns", "empty_other_ns")
         );
         println!(
-            "  ours above that, a watched one         {:>7.1} ns (at most {WATCHED_LIMIT_NS})",
+            "  deepres, above empty, a watched device {:>7.1} ns (at most {WATCHED_LIMIT_NS})",
             above("ours_watched_ns", "empty_watched_ns")
         );
         println!("  added to an unrelated system call      {:>7.1} ns", number("unrelated_syscall_tax_ns"));
@@ -123,7 +123,7 @@ fn print(all: &Value, reports: &[Value]) {
     println!("deepres trace --json into a file, at 100,000 calls a second");
     println!("  calls that are missing                 {:>7}", all["lost_by_trace"]);
     println!("  200,000 at once, by eight threads      {:>7}", all["lost_in_a_burst"]);
-    println!("  what is missing is said to be          {:>7}", all["trace_adds_up"]);
+    println!("  the trace names its missing calls      {:>7}", all["trace_adds_up"]);
     println!("metering from outside");
     println!("  added to a launch                      {:>7.1} ns", number("launch_probe_ns"));
     println!("the daemon's watching thread, with the programs attached and idle");

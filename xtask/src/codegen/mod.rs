@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
             table.rows.len()
         ),
         (true, false) => bail!(
-            "{} in abi/src/driver differ from what {WHEEL} gives; run `cargo xtask codegen` and commit the result",
+            "{} in abi/src/driver differ from the files of {WHEEL}; run `cargo xtask codegen` and commit the result",
             stale.join(", ")
         ),
     }

@@ -116,7 +116,7 @@ pub fn results(header: &Header) -> Result<String> {
     let values = &declared.context("the headers declare no CUresult")?.values;
     let mut text = opening("Result codes of the driver API.");
     text += "use core::ffi::CStr;\n\n";
-    text += "/// What every driver function returns: one of the codes of this module, or one of a newer driver.\n\
+    text += "/// The result of a driver function: a code of this module, or a code of a newer driver.\n\
         pub type CUresult = u32;\n\n";
     for (name, value) in values {
         let _ = writeln!(text, "pub const {name}: CUresult = {value};");

@@ -222,7 +222,7 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "\nlargest error of a share: {:.2} points; {:.2} beside what was due, which leaves out when only one had work",
+            "\nlargest error of a share: {:.2} points; {:.2} points for the time in which both tenants had work",
             self.max_share_error_points, self.max_due_error_points
         )
     }

@@ -48,7 +48,9 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     tally.check("cargo xtask fuzz", fuzz::run(&options));
     for sanitizer in Sanitizer::ALL {
         if sanitizer == Sanitizer::Thread && !ebpf::has_own_source() {
-            bail!("ThreadSanitizer needs the source of the standard library: rustup component add rust-src");
+            bail!(
+                "ThreadSanitizer needs the source of the standard library; run `rustup component add rust-src`"
+            );
         }
         cargo_tests(tally, &mut sanitizer.tests()?, &["--skip", sanitize::LEFT_OUT])?;
     }
@@ -59,7 +61,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
 /// was no pass yet.
 pub fn check_last_pass() -> Result<()> {
     let Ok(text) = fs::read_to_string(note()) else {
-        eprintln!("no pass of the deep track is noted yet: `cargo xtask test --deep` writes {NOTE}");
+        eprintln!("{NOTE} notes no pass of the deep track yet; `cargo xtask test --deep` writes it");
         return Ok(());
     };
     let commit = text.lines().find_map(|line| line.strip_prefix(COMMIT));
@@ -68,7 +70,7 @@ pub fn check_last_pass() -> Result<()> {
     let status = ask.status().with_context(|| format!("cannot start: {}", command::shown(&ask)))?;
     ensure!(
         status.success(),
-        "{NOTE} names {commit}, which is no ancestor of this commit: run `cargo xtask test --deep`"
+        "{NOTE} names {commit}, which is not an ancestor of this commit; run `cargo xtask test --deep`"
     );
     Ok(())
 }
@@ -78,7 +80,9 @@ pub fn check_last_pass() -> Result<()> {
 pub fn note_pass() -> Result<()> {
     let changed = command::output(&mut git(&["status", "--porcelain"]))?;
     if !changed.is_empty() {
-        eprintln!("not noted in {NOTE}: the working tree differs from the commit\n{changed}");
+        eprintln!(
+            "{NOTE} does not note this pass, because the working tree differs from the commit\n{changed}"
+        );
         return Ok(());
     }
     let commit = command::output(&mut git(&["rev-parse", "HEAD"]))?;

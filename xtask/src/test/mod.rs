@@ -54,7 +54,7 @@ fn heading(text: &str) {
 /// Installs the needs of the tests, runs the tests, and prints `N passed, N failed` as the last
 /// line.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    heading("what the tests need of the machine");
+    heading("packages that the tests need");
     needs::install()?;
     let mut tally = Tally::default();
     if options.deep {

@@ -38,7 +38,7 @@ pub fn install() -> Result<()> {
     }
     let packages = lacking.join(" ");
     if !rustix::process::geteuid().is_root() {
-        bail!("the tests need more of this machine: apt-get install {packages}");
+        bail!("the tests need more packages; run `apt-get install {packages}`");
     }
     let mut update = Command::new("apt-get");
     command::prepare(update.arg("update")).with_context(|| format!("the tests need {packages}"))?;

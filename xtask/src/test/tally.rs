@@ -139,7 +139,7 @@ impl Tally {
             self.check(
                 "not measured",
                 Err(anyhow::anyhow!(
-                    "{number} tests, more than {MOST_NOT_MEASURED}: run again on a quiet machine"
+                    "{number} tests, more than {MOST_NOT_MEASURED}; run again on a quiet machine"
                 )),
             );
         }
@@ -151,10 +151,7 @@ impl Tally {
         let unexpected: Vec<String> =
             self.skips.iter().filter(|why| !skip::ALLOWED.contains(&why.as_str())).cloned().collect();
         for why in unexpected {
-            self.check(
-                "skipped",
-                Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the reasons that may be")),
-            );
+            self.check("skipped", Err(anyhow::anyhow!("{why}; deepres_e2e::skip lists the allowed reasons")));
         }
     }
 

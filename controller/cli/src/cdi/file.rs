@@ -35,7 +35,8 @@ pub fn update(path: &Path, change: impl FnOnce(&mut Spec) -> Result<()>) -> Resu
         path.display()
     );
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let cannot_write = || format!("cannot write {}; write as root, or elsewhere by --output", path.display());
+    let cannot_write =
+        || format!("cannot write {} (write as root, or elsewhere by --output)", path.display());
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).with_context(cannot_write)?;
     // The lock is on the directory, because the command replaces the file itself.
     let turn = File::open(directory).with_context(cannot_write)?;

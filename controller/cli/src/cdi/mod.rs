@@ -128,7 +128,7 @@ fn generate(args: &Generate) -> Result<()> {
         && other.tenant_directory().is_dir()
     {
         eprintln!(
-            "deepres: root's daemon does not run now: {qualified} is for your own, in {}; for root's start that one, or set {DIRECTORY_VARIABLE}={other}, and generate it again",
+            "deepres: root's daemon does not run, so {qualified} is for your own daemon, in {}; for root's daemon, start it or set {DIRECTORY_VARIABLE}={other}, and run this command again",
             sockets.display()
         );
     }
@@ -138,7 +138,7 @@ fn generate(args: &Generate) -> Result<()> {
 /// Returns the device for the arguments.
 fn device(args: &Generate, library: &Path, socket: &Path, sockets: &Path) -> Result<Device> {
     let name = socket.file_name().and_then(OsStr::to_str);
-    let name = name.with_context(|| format!("{} is no name of a socket", socket.display()))?;
+    let name = name.with_context(|| format!("{} is not the name of a socket", socket.display()))?;
     // Only glibc's dynamic linker replaces `$LIB`. The linker of musl finds no file at this path,
     // and starts the program without the interposer. If musl's linker found the interposer, it
     // could not link it, and would end the program.

@@ -26,13 +26,13 @@ pub enum SpecError {
     #[error("it is not JSON ({0})")]
     NotJson(#[from] serde_json::Error),
     /// The document is JSON, but no CDI specification.
-    #[error("it is no CDI specification: {0}")]
+    #[error("it is not a CDI specification: {0}")]
     NotASpec(&'static str),
     /// The document describes devices of another kind.
     #[error("it describes devices of the kind `{0}`, not {KIND}")]
     OtherKind(String),
     /// The document has a device whose name is invalid.
-    #[error("a device in it has an impossible name: {0}")]
+    #[error("a device in it has an invalid name: {0}")]
     Name(#[from] NameError),
     /// The document has two devices of one name. Container runtimes refuse such a document.
     #[error("it has two devices named `{0}`")]
@@ -42,7 +42,7 @@ pub enum SpecError {
 /// A text that no container runtime accepts as a device's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` cannot name a device: give letters, digits and any of `_-.:` between them, {NAME_BYTES} at most"
+    "`{0}` cannot name a device; use letters and digits with any of `_-.:` between them, {NAME_BYTES} bytes at most"
 )]
 pub struct NameError(String);
 

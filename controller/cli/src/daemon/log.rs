@@ -113,7 +113,7 @@ impl<W: Write> Lines<W> {
         };
         let more = lost - self.told;
         line.push_str(&format!(
-            "{more} lines of this log are lost: they came faster than they could be written\n"
+            "{more} lines of this log are lost, because they came faster than the daemon could write them\n"
         ));
         self.told = lost;
         self.place.write_all(line.as_bytes())
@@ -149,10 +149,10 @@ fn filter(levels: &str) -> Result<EnvFilter> {
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     let no_level = levels.split(',').map(str::trim).find(|part| is_word(part) && !is_level(part));
     if let Some(word) = no_level {
-        bail!("`{word}` is no log level: say error, warn, info, debug, trace or off, or MODULE=LEVEL");
+        bail!("`{word}` is not a log level; give error, warn, info, debug, trace or off, or MODULE=LEVEL");
     }
     EnvFilter::try_new(levels).with_context(|| {
-        format!("`{levels}` are no log levels: say for example info,deepres_daemon::arbiter=trace")
+        format!("`{levels}` is not a list of log levels; give for example info,deepres_daemon::arbiter=trace")
     })
 }
 

@@ -17,10 +17,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The daemon runs in the foreground and logs to stderr until SIGTERM or Ctrl-C. Programs that run then go on \
-without limits in time, and the next daemon takes them up with their accounts. Sockets and state are in \
-DEEPRES_DIR, else in /run/deepres for root, else in $XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID. Under systemd \
-the daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
+The daemon runs in the foreground and logs to stderr until SIGTERM or Ctrl-C. Running programs then go on \
+without limits in time. The next daemon takes the programs over, with their accounts. The daemon keeps its \
+sockets and state in the directory that DEEPRES_DIR names. Without this variable, the daemon of root uses \
+/run/deepres, and the daemon of a user uses $XDG_RUNTIME_DIR/deepres or /tmp/deepres-UID. Under systemd the \
+daemon takes its sockets from LISTEN_FDS and reports to NOTIFY_SOCKET.
 
 Examples:
   sudo deepres daemon

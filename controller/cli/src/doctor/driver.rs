@@ -16,7 +16,7 @@ const DRIVER_LIBRARY: &str = "libcuda.so.1";
 /// Every driver with checkpoint functions has this function.
 const CHECKPOINT: &str = "cuCheckpointProcessLock";
 /// Message about a driver without checkpoint functions.
-pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
+pub const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 
 pub fn checks() -> Vec<Check> {
     [module(), gpus(), devices(), mps()].into_iter().chain(checkpoints()).collect()
@@ -37,12 +37,12 @@ pub fn has_checkpoints() -> Option<bool> {
 
 fn checkpoints() -> Option<Check> {
     Some(if has_checkpoints()? {
-        Check::good("checkpoints", "tenants can be suspended with their memory")
+        Check::good("checkpoints", "the daemon can suspend tenants with their memory")
     } else {
         Check::limited(
             "checkpoints",
-            format!("{NO_CHECKPOINTS}: tenants cannot be suspended"),
-            "a newer driver, or `--oversubscribe managed` for tenants that need more memory than there is",
+            format!("{NO_CHECKPOINTS}, so the daemon cannot suspend tenants"),
+            "install a newer driver, or give tenants that need more memory `--oversubscribe managed`",
         )
     })
 }
@@ -52,8 +52,8 @@ fn module() -> Check {
         Ok(text) => Check::good("driver", text.lines().next().unwrap_or_default().trim().to_owned()),
         Err(_) => Check::limited(
             "driver",
-            format!("{VERSION} is not there: NVIDIA's kernel driver is not loaded"),
-            "install the driver, or `modprobe nvidia` (a simulated GPU needs none)",
+            format!("NVIDIA's kernel driver is not loaded: {VERSION} does not exist"),
+            "install the driver, or run `modprobe nvidia` (a simulated GPU needs no driver)",
         ),
     }
 }
@@ -64,7 +64,11 @@ fn gpus() -> Check {
             let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, gpu.uuid_text)).collect();
             Check::good("gpus", names.join(", "))
         }
-        Err(error) => Check::bad("gpus", error.to_string(), "a GPU and its driver have to be there"),
+        Err(error) => Check::bad(
+            "gpus",
+            error.to_string(),
+            "install the GPU's driver, and run `nvidia-smi` to check it",
+        ),
     }
 }
 
@@ -81,8 +85,8 @@ fn devices() -> Check {
     if !closed.is_empty() {
         return Check::limited(
             "devices",
-            format!("{} may not be opened by this user", closed.join(", ")),
-            "ask for access to them (group video on some distributions)",
+            format!("this user may not open {}", closed.join(", ")),
+            "ask an administrator for access (on some distributions: membership of group video)",
         );
     }
     if missing.is_empty() {
@@ -90,8 +94,8 @@ fn devices() -> Check {
     }
     Check::limited(
         "devices",
-        format!("{} not there", missing.join(", ")),
-        "`nvidia-modprobe -c 0 -u` makes them (a simulated GPU needs none)",
+        format!("{} missing", missing.join(", ")),
+        "run `nvidia-modprobe -c 0 -u`, which creates them (a simulated GPU needs no devices)",
     )
 }
 
@@ -101,9 +105,9 @@ fn mps() -> Check {
         Check::advice(
             "mps",
             format!(
-                "MPS runs ({pipes}): a fatal fault of one of its clients ends the others, with deepres or without"
+                "MPS runs ({pipes}): a fatal fault of one of its clients ends all other clients, with deepres or without"
             ),
-            "`echo quit | nvidia-cuda-mps-control` ends it, if nobody needs it: deepres does not",
+            "deepres does not need MPS; if no other program does, run `echo quit | nvidia-cuda-mps-control`",
         )
     } else {
         Check::good("mps", "does not run")

@@ -41,7 +41,7 @@ fn release() -> Check {
             "kernel",
             release,
             format!(
-                "the kernel programs want {}.{} or later; without them unmanaged users are found by NVML and /proc alone",
+                "use kernel {}.{} or newer for the kernel programs; without them, the daemon finds unmanaged processes by NVML and /proc alone",
                 OLDEST.0, OLDEST.1
             ),
         ),
@@ -59,19 +59,19 @@ fn types() -> Check {
         Err(error) => Check::limited(
             "btf",
             error.to_string(),
-            "use a kernel built with CONFIG_DEBUG_INFO_BTF, as distributions' are",
+            "use a kernel that is built with CONFIG_DEBUG_INFO_BTF, for example your distribution's",
         ),
     }
 }
 
 fn programs() -> Check {
     if are_built() {
-        Check::good("programs", "deepres has its kernel programs in it")
+        Check::good("programs", "deepres was built with its kernel programs")
     } else {
         Check::limited(
             "programs",
             "deepres was built without its kernel programs",
-            "build it by `cargo xtask dist`, or run `cargo xtask ebpf` before",
+            "run `cargo xtask ebpf` and build deepres again, or take a released build",
         )
     }
 }
@@ -82,7 +82,7 @@ fn namespace() -> Check {
     } else {
         Check::limited(
             "pid namespace",
-            "another than the host's: the kernel's process ids are not those seen here",
+            "not the host's: the kernel reports process ids of the host's namespace",
             "run the daemon in the host's pid namespace (containers: --pid=host)",
         )
     }
@@ -94,8 +94,8 @@ fn tracepoints() -> Check {
     } else {
         Check::advice(
             "tracepoints",
-            "the tracing file system is not mounted at /sys/kernel/tracing: deepres mounts it for itself, or takes raw tracepoints",
-            "`mount -t tracefs nodev /sys/kernel/tracing`, if the log says that raw tracepoints are taken",
+            "the tracing file system is not mounted at /sys/kernel/tracing: deepres mounts it for itself, or uses raw tracepoints",
+            "if the log says that deepres uses raw tracepoints: `mount -t tracefs nodev /sys/kernel/tracing`",
         )
     }
 }
@@ -104,7 +104,7 @@ fn capabilities() -> Check {
     let status = read("/proc/self/status").unwrap_or_default();
     let missing = missing_capabilities(&status);
     if missing.is_empty() {
-        return Check::good("capabilities", "all that the kernel programs and `hold` take");
+        return Check::good("capabilities", "all that the kernel programs and `hold` need");
     }
     Check::limited(
         "capabilities",
@@ -131,15 +131,15 @@ fn lockdown_in(security: &Path) -> Check {
     if !security.join("lsm").exists() {
         return Check::advice(
             "lockdown",
-            "not known: the security file system is not mounted",
-            "`mount -t securityfs nodev /sys/kernel/security` shows it, if the probes do not attach",
+            "unknown: the security file system is not mounted",
+            "if the probes do not attach: `mount -t securityfs nodev /sys/kernel/security`, and run this command again",
         );
     }
     match security.join("lockdown").to_str().and_then(read) {
         Some(modes) if modes.contains("[confidentiality]") => Check::limited(
             "lockdown",
             "confidentiality: programs in the kernel may not read its memory",
-            "boot with lockdown=integrity or none if you want the probes",
+            "if you want the probes: boot with lockdown=integrity or none",
         ),
         Some(modes) => Check::good("lockdown", modes),
         None => Check::good("lockdown", "none"),
@@ -150,7 +150,11 @@ fn attaches() -> Check {
     match Kernel::attach(&Devices::find(&[]), Asked::None, None) {
         Ok(kernel) => Check::good(
             "probes",
-            format!("they load and attach by {}, because: {}", kernel.way().name(), kernel.why()),
+            format!(
+                "the kernel loads the programs; they attach by {}, because {}",
+                kernel.way().name(),
+                kernel.why()
+            ),
         ),
         Err(error) => Check::limited("probes", error.to_string(), remedy(&error)),
     }
@@ -163,14 +167,14 @@ fn remedy(error: &KernelError) -> &'static str {
             "run `cargo xtask ebpf` and build deepres again, or take a released build"
         }
         KernelError::Forbidden(_) => {
-            "run the daemon as root, or give it CAP_BPF and CAP_PERFMON (AmbientCapabilities= in a unit)"
+            "run the daemon as root, or give the daemon CAP_BPF and CAP_PERFMON (AmbientCapabilities= in a unit)"
         }
         KernelError::Btf(_) => {
-            "use a kernel built with CONFIG_DEBUG_INFO_BTF, or a deepres that knows this one"
+            "use a kernel that is built with CONFIG_DEBUG_INFO_BTF, or a deepres release that knows this kernel"
         }
         KernelError::Namespace => "run the daemon in the host's pid namespace (containers: --pid=host)",
         KernelError::Refused(_) => {
-            "deepres runs without; `deepres daemon --log debug` logs what the kernel says, for a report with `uname -r`"
+            "deepres runs without probes; to report the fault, send the output of `deepres daemon --log debug` and `uname -r`"
         }
     }
 }

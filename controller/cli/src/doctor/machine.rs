@@ -30,7 +30,7 @@ fn daemon() -> Check {
         Err(error) => Check::advice(
             "daemon",
             error.to_string(),
-            "`deepres run` starts one; `systemctl enable --now deepres` keeps one for all users",
+            "`deepres run` starts a daemon; `systemctl enable --now deepres` keeps a daemon for all users",
         ),
     }
 }
@@ -41,7 +41,7 @@ fn preload() -> Check {
         return Check::advice(
             "preload",
             format!("{PRELOADS} loads {LIBRARY} into every process of this machine"),
-            "remove it there and use `deepres run`, unless that is what you want",
+            "if you do not want this, remove the line and use `deepres run`",
         );
     }
     let missing: Vec<_> = everywhere
@@ -51,8 +51,8 @@ fn preload() -> Check {
     if !missing.is_empty() {
         return Check::limited(
             "preload",
-            format!("{PRELOADS} names {}, which is not there", missing.join(", ")),
-            "remove it: every program complains",
+            format!("{PRELOADS} names {}, which does not exist", missing.join(", ")),
+            "remove the line: every program prints a complaint",
         );
     }
     let program = std::env::current_exe().ok();
@@ -69,15 +69,15 @@ fn preload() -> Check {
             Some(complaint) => Check::bad(
                 "preload",
                 format!("{} does not load: {complaint}", place.display()),
-                "install the library that belongs to this program and machine (`cargo xtask dist` makes both)",
+                "install the library that belongs to this program and machine (`cargo xtask dist` builds both)",
             ),
         },
         None => Check::bad(
             "preload",
             format!(
-                "{LIBRARY} is not where {NAMED_BY} says, or neither beside this program nor in /usr/lib/deepres"
+                "cannot find {LIBRARY}: neither at the place that {NAMED_BY} names, nor beside this program, nor in /usr/lib/deepres"
             ),
-            format!("put it there, or name it by {NAMED_BY}"),
+            format!("put the library beside this program, or name its path by {NAMED_BY}"),
         ),
     }
 }
@@ -95,7 +95,7 @@ fn complaint(library: &Path) -> Option<String> {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             Some(if said.is_empty() {
-                format!("a program with it ends with {}", output.status)
+                format!("a program with the library ends with {}", output.status)
             } else {
                 said
             })
@@ -107,8 +107,8 @@ fn selinux() -> Check {
     match std::fs::read_to_string("/sys/fs/selinux/enforce").as_deref().map(str::trim) {
         Ok("1") => Check::advice(
             "selinux",
-            "enforcing: confined services and containers may not be allowed to read the library or to connect to the daemon's socket",
-            "where `ausearch -m avc -c PROGRAM` shows a denial: `audit2allow -M deepres`, or label the library lib_t (`restorecon`)",
+            "enforcing: SELinux may keep confined services and containers from the library or the daemon's socket",
+            "if `ausearch -m avc -c PROGRAM` shows a denial: `audit2allow -M deepres`, or label the library lib_t (`restorecon`)",
         ),
         Ok(_) => Check::good("selinux", "permissive"),
         Err(_) => Check::good("selinux", "off"),
@@ -119,8 +119,8 @@ fn apparmor() -> Check {
     match std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").as_deref().map(str::trim) {
         Ok("Y") => Check::advice(
             "apparmor",
-            "on: confined programs may not be allowed to read the library or to connect to the daemon's socket",
-            "where the kernel's log shows DENIED: allow `libdeepres.so mr` and the daemon's directory `rw` in the program's profile",
+            "on: AppArmor may keep confined programs from the library or the daemon's socket",
+            "if the kernel's log shows DENIED: allow `libdeepres.so mr` and the daemon's directory `rw` in the program's profile",
         ),
         _ => Check::good("apparmor", "off"),
     }
@@ -139,12 +139,12 @@ fn containers() -> Check {
         .any(|spec| spec.contains("deepres"));
     let runtimes = runtimes.join(", ");
     if is_described {
-        Check::good("containers", format!("{runtimes}; deepres' devices are described"))
+        Check::good("containers", format!("{runtimes}; a CDI specification describes deepres' devices"))
     } else {
         Check::advice(
             "containers",
-            format!("{runtimes}; no CDI device of deepres is described"),
-            "`deepres cdi generate` describes one",
+            format!("{runtimes}; no CDI specification describes a device of deepres"),
+            "run `deepres cdi generate`",
         )
     }
 }

@@ -22,9 +22,9 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Changes nothing; to try them, it attaches the kernel programs for a moment. `limited` means that something of \
-deepres is missing or weaker and the rest works, `bad` that programs cannot share a GPU here. \
-Exit status: 1 if anything is bad.
+The command changes nothing. To try the kernel programs, it attaches them for a moment. The verdict \
+`limited` means that a part of deepres is missing or weaker and the rest works. The verdict `bad` means that \
+programs cannot share a GPU on this machine. The exit status is 1 if any verdict is `bad`.
 
 Examples:
   sudo deepres doctor

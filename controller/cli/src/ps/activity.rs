@@ -67,14 +67,14 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
     if probes.unattributed > 0 || probes.untimed > 0 || probes.news_lost > 0 {
         writeln!(
             out,
-            "for want of room: {} calls are in nobody's counters, {} were not counted, {} first calls were not told at once",
+            "for lack of room: {} calls are in no process's counters, {} calls are uncounted, {} first calls were reported late",
             probes.unattributed, probes.untimed, probes.news_lost
         )?;
     }
     if probes.missed > 0 {
         writeln!(
             out,
-            "{} calls were not counted: the kernel did not tell that they returned",
+            "{} calls are uncounted, because the kernel did not report their return",
             probes.missed
         )?;
     }

@@ -10,7 +10,9 @@ use std::io::{self, Write};
 pub fn ask() -> Result<Vec<ProcessCoverage>> {
     match Client::connect()?.ask(&Request::Coverage)? {
         Reply::Coverage { processes } => Ok(processes),
-        other => bail!("the daemon answered something else: {other:?}"),
+        other => bail!(
+            "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
+        ),
     }
 }
 
@@ -20,7 +22,7 @@ pub fn print(processes: &[ProcessCoverage], out: &mut impl Write) -> io::Result<
         return writeln!(out, "no processes; start one with `deepres run -- COMMAND`");
     }
     let mut rows =
-        vec![["TENANT", "PID", "HOOKED", "FORWARDED", "PAST US", "PROGRAM"].map(str::to_owned).to_vec()];
+        vec![["TENANT", "PID", "HOOKED", "FORWARDED", "BYPASSED", "PROGRAM"].map(str::to_owned).to_vec()];
     for process in processes {
         rows.push(vec![
             process.tenant.clone(),
@@ -70,26 +72,35 @@ fn remarks(process: &ProcessCoverage) -> Vec<String> {
     for (count, what) in [
         (
             process.other_instance,
-            "functions from another copy of the driver library: what they launch is not seen",
+            "functions from another copy of the driver library: deepres does not see their launches",
         ),
-        (process.unknown_address, "functions at addresses that no export has: what they launch is not seen"),
+        (
+            process.unknown_address,
+            "functions at addresses that no export has: deepres does not see their launches",
+        ),
         (process.unknown_names, "functions that this deepres does not know: the driver is newer"),
         (
             process.bound_past,
-            "libraries bound to the driver itself, or that look it up past deepres (by RTLD_DEEPBIND or dlmopen): what they launch and allocate is not seen",
+            "libraries bound to the driver itself (by RTLD_DEEPBIND or dlmopen): deepres does not see their launches and allocations",
         ),
         (
             process.given_lookups,
-            "times the C library's own dlsym was given to a library that is loaded after deepres: what it finds by that is not seen",
+            "times a library that is loaded after deepres got the C library's own dlsym: deepres does not see the functions that it finds",
         ),
-        (process.export_tables, "requests for private tables of the driver: what goes by them is not seen"),
+        (
+            process.export_tables,
+            "requests for private tables of the driver: deepres does not see calls through them",
+        ),
     ] {
         if count != 0 {
             lines.push(format!("{count} {what}"));
         }
     }
     if process.is_other_version {
-        lines.push("another version of deepres is preloaded there: functions cannot be named".to_owned());
+        lines.push(
+            "the process has another version of deepres, so this command cannot name the functions"
+                .to_owned(),
+        );
     }
     lines
 }

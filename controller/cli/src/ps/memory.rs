@@ -66,14 +66,17 @@ fn waits(account: &AccountStatus) -> Option<String> {
 /// Returns the memory that the daemon keeps for a tenant whose memory follows its use.
 fn kept(account: &AccountStatus) -> Option<String> {
     let bytes = account.kept_bytes?;
-    Some(format!("{} are kept for it, by what it held of late; the rest is whose it is first", Bytes(bytes)))
+    Some(format!(
+        "the daemon keeps {} for the tenant, by its recent use; other tenants may take the rest",
+        Bytes(bytes)
+    ))
 }
 
 /// Returns the tenant's ceiling; `None` if the ceiling is not below the limit.
 fn ceiling(tenant: &TenantStatus, account: &AccountStatus) -> Option<String> {
     let limit_bytes = tenant.memory_limit_bytes.unwrap_or(u64::MAX);
     let bytes = account.ceiling_bytes.filter(|bytes| *bytes < limit_bytes)?;
-    Some(format!("may hold {} at most beside what others hold and were promised", Bytes(bytes)))
+    Some(format!("may hold {} at most, because others hold or are guaranteed the rest", Bytes(bytes)))
 }
 
 /// Returns NVML's figure for the tenant, with two differences: between NVML and the account, and
@@ -91,7 +94,7 @@ fn drift(account: &AccountStatus) -> Option<String> {
             Some(format!("NVML says {}{drift}{by_kind}", Bytes(bytes)))
         }
         None if by_kind.is_empty() => None,
-        None => Some(format!("it holds{}", by_kind.trim_start_matches(','))),
+        None => Some(format!("holds{}", by_kind.trim_start_matches(','))),
     }
 }
 
@@ -102,7 +105,10 @@ fn held(tenant: &TenantStatus, account: &AccountStatus) -> String {
     }
     line += &format!(", peak {}", Bytes(account.memory_peak_bytes));
     if let Some(more) = over(tenant.memory_limit_bytes, account) {
-        line += &format!("; {} more than its limit: it gets no more until it is below", Bytes(more));
+        line += &format!(
+            "; {} more than its limit: the tenant gets no more memory until it holds less",
+            Bytes(more)
+        );
     }
     line
 }
@@ -118,7 +124,7 @@ fn refused(account: &AccountStatus) -> Option<String> {
     let times = if account.refusals == 1 { "once".to_owned() } else { format!("{} times", account.refusals) };
     let by = match last.by {
         RefusedBy::Limit => "",
-        RefusedBy::Driver => ", which the driver had not left on the GPU",
+        RefusedBy::Driver => ", because the GPU had too little memory left",
     };
     Some(format!("refused {times}, last {last}{by}"))
 }
@@ -165,7 +171,7 @@ mod tests {
         assert_eq!(refused(&AccountStatus::default()), None);
         let last = RefusalStatus { api: None, bytes: 1 << 30, by: RefusedBy::Driver };
         let by_driver = AccountStatus { last_refusal: Some(last), ..once };
-        let text = "refused once, last 1 GiB for an unknown call, which the driver had not left on the GPU";
+        let text = "refused once, last 1 GiB for an unknown call, because the GPU had too little memory left";
         assert_eq!(refused(&by_driver).unwrap(), text);
     }
 
@@ -233,13 +239,16 @@ mod tests {
         assert_eq!(drift(&seen(-(1 << 20))).unwrap(), "NVML says 1 GiB, 1 MiB less than its account");
         assert_eq!(drift(&AccountStatus::default()), None);
         let sums = AccountStatus { kinds_drift_bytes: 512, ..AccountStatus::default() };
-        assert_eq!(drift(&sums).unwrap(), "it holds 512 B more than its kinds together");
+        assert_eq!(drift(&sums).unwrap(), "holds 512 B more than its kinds together");
     }
 
     #[test]
     fn who_holds_more_than_a_lowered_limit_is_told_of() {
         let line = held_of(Some(1 << 30), &account());
-        assert!(line.ends_with("; 2 GiB more than its limit: it gets no more until it is below"), "{line}");
+        assert!(
+            line.ends_with("; 2 GiB more than its limit: the tenant gets no more memory until it holds less"),
+            "{line}"
+        );
         assert_eq!(over(None, &account()), None);
         assert_eq!(over(Some(3 << 30), &account()), None);
     }

@@ -43,7 +43,7 @@ pub fn print(status: &Status, verbose: bool, out: &mut impl Write) -> io::Result
     if metering.uncounted_calls > 0 || metering.uncounted_processes > 0 {
         writeln!(
             out,
-            "not counted for want of room: {} calls, {} children",
+            "uncounted for lack of room: {} calls, {} child processes",
             metering.uncounted_calls, metering.uncounted_processes
         )?;
     }

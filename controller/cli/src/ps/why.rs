@@ -59,7 +59,7 @@ fn print_tenant(tenant: &TenantStatus, out: &mut impl Write) -> io::Result<()> {
     )?;
     for account in &tenant.gpus {
         if let Some(entitled_ppm) = account.entitled_ppm {
-            let lent = if account.is_lent { "; lent to the others while it is idle" } else { "" };
+            let lent = if account.is_lent { "; lent to others while the tenant is idle" } else { "" };
             writeln!(out, "    on gpu {}  owed {}{}{lent}", account.gpu, share(entitled_ppm), owed(account))?;
         }
         print_service(account, out)?;
@@ -133,7 +133,7 @@ fn print_service(account: &AccountStatus, out: &mut impl Write) -> io::Result<()
     if account.contended_ns > 0 {
         writeln!(
             out,
-            "      of {} contended it was owed {} and had {}",
+            "      of {} contended, the tenant was owed {} and had {}",
             time(account.contended_ns),
             time(account.owed_ns),
             time(account.had_ns)
@@ -182,11 +182,11 @@ fn found(found: &Found) -> String {
 fn owed(account: &AccountStatus) -> &'static str {
     match account.entitled_by.as_str() {
         "guaranteed" => ": guaranteed",
-        "asked" => ": what it is granted",
-        "shrunk" => ": what is granted to all together is more than there is, and shrinks in proportion",
-        "rest" => ": its part of what nobody asked for",
-        "capped" => ": the most that its user may have",
-        "gaps" => ": what others leave",
+        "asked" => ": the granted share",
+        "shrunk" => ": the granted shares together are more than the GPU, and shrink in proportion",
+        "rest" => ": its part of the time that no tenant asked for",
+        "capped" => ": the cap of its user",
+        "gaps" => ": the time that others leave",
         _ => "",
     }
 }

@@ -70,7 +70,7 @@ pub fn keep(request: &Request<'_>) -> Result<Keeper> {
         match keep_now(request)? {
             Answer::Kept(keeper) => return Ok(keeper),
             Answer::NoRoom(reason) if !request.waits => {
-                bail!("refused: {reason}, or wait for it with --wait")
+                bail!("the daemon refused: {reason}, or wait for it with --wait")
             }
             Answer::NoRoom(reason) => {
                 if !std::mem::replace(&mut is_told, true) {
@@ -88,14 +88,14 @@ fn keep_now(request: &Request<'_>) -> Result<Answer> {
     }
     if let Some(named) = named_socket() {
         bail!(
-            "nobody listens at {}, which {SOCKET_VARIABLE} names: start that daemon, or unset the variable",
+            "no daemon listens at {}, which {SOCKET_VARIABLE} names; start that daemon, or unset the variable",
             named.display()
         );
     }
     let directory = Directory::own();
     start::daemon(&directory, || Ok(connect(&directory.tenant_socket())?.is_some()))?;
     let socket = directory.tenant_socket();
-    let connection = connect(&socket)?.context("the daemon that was started is gone again; see its log")?;
+    let connection = connect(&socket)?.context("the daemon ended right after its start; see its log")?;
     ask(request, socket, connection)
 }
 
@@ -149,7 +149,7 @@ fn connect(socket: &Path) -> Result<Option<OwnedFd>> {
     let peer = Peer::of(connection.as_fd())?;
     if peer.uid != 0 && peer.uid != getuid().as_raw() {
         bail!(
-            "{} is answered by a process of user {}, which is neither you nor root",
+            "the process that listens at {} belongs to user {}, who is neither you nor root",
             socket.display(),
             peer.uid
         );
@@ -167,7 +167,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
             Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection, hello }))
         }
         Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
-        Reply::Refused(_, reason) => bail!("refused: {reason}"),
+        Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
 }
 
@@ -202,7 +202,7 @@ impl Keeper {
                     Ok(Reply::Refused(RefusalKind::Version, reason)) => {
                         // In a preloaded job, the interposer prints this message itself.
                         if metered.is_some() {
-                            eprintln!("deepres: refused: {reason}");
+                            eprintln!("deepres: the daemon refused: {reason}");
                         }
                         return;
                     }
@@ -213,7 +213,7 @@ impl Keeper {
             if let (Some(pid), Some(tenant)) = (metered, wire::text(&self.hello.tenant))
                 && let Err(error) = be_metered(&self.socket, tenant, pid)
             {
-                eprintln!("deepres: what the program launches is not counted any more: {error:#}");
+                eprintln!("deepres: the daemon no longer counts the launches of the program: {error:#}");
             }
         }
     }
@@ -236,7 +236,7 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
     let kind = wire::kind(answer.bytes()).with_context(broken)?;
     if kind == FrameKind::Refusal as u16 {
         let refusal: Refusal = wire::decode(answer.bytes())?;
-        let reason = wire::text(&refusal.reason).unwrap_or("no reason was given").to_owned();
+        let reason = wire::text(&refusal.reason).unwrap_or("the daemon gave no reason").to_owned();
         let kinds = [RefusalKind::NoRoom, RefusalKind::Version, RefusalKind::Stopping];
         let known = kinds.into_iter().find(|kind| *kind as u32 == refusal.kind);
         return Ok(Reply::Refused(known.unwrap_or(RefusalKind::Request), reason));
@@ -248,7 +248,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
 /// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
 /// daemon must keep the tenant already. Returns once the daemon meters the process.
 pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
-    let connection = connect(socket)?.with_context(|| format!("nobody listens at {}", socket.display()))?;
+    let connection =
+        connect(socket)?.with_context(|| format!("no daemon listens at {}", socket.display()))?;
     let mut hello = Hello::new(Role::Keeper);
     hello.pid = pid;
     hello.metering = 1;
@@ -256,7 +257,7 @@ pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     wire::set_text(&mut hello.tenant, tenant);
     match exchange(&mut hello, socket, &connection)? {
         Reply::Welcome => Ok(()),
-        Reply::Refused(_, reason) => bail!("refused: {reason}"),
+        Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
 }
 

@@ -47,12 +47,12 @@ pub fn find_interposer() -> Result<PathBuf> {
         Some(named) => {
             let named = PathBuf::from(named);
             if !named.is_file() {
-                bail!("{INTERPOSER_VARIABLE} names {}, which is not there", named.display());
+                bail!("{INTERPOSER_VARIABLE} names {}, which does not exist", named.display());
             }
             std::path::absolute(named)?
         }
         None => {
-            let program = std::env::current_exe().context("cannot find out where this program lies")?;
+            let program = std::env::current_exe().context("cannot find the path of this program")?;
             let beside = program.parent().unwrap_or(Path::new("/"));
             let places = [
                 beside.to_owned(),
@@ -73,7 +73,7 @@ pub fn find_interposer() -> Result<PathBuf> {
     };
     if found.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
         bail!(
-            "{} has a space or a colon in its path, which the dynamic linker takes for the end of a name: move it, or name another by {INTERPOSER_VARIABLE}",
+            "the dynamic linker cannot load {}, because the path has a space or a colon; move the library, or name another by {INTERPOSER_VARIABLE}",
             found.display()
         );
     }
@@ -111,16 +111,16 @@ pub fn require_driver(library: &Path) -> Result<PathBuf> {
         return Ok(library.to_owned());
     }
     let reason = String::from_utf8_lossy(&tried.stdout).trim().to_owned();
-    let reason = if reason.is_empty() { "it cannot be loaded".to_owned() } else { reason };
+    let reason = if reason.is_empty() { "the dynamic linker cannot load it".to_owned() } else { reason };
     bail!(
-        "there is no CUDA driver on this machine: {reason}; install it, or name its directory by LD_LIBRARY_PATH"
+        "there is no CUDA driver on this machine: {reason}; install a driver, or name its directory by LD_LIBRARY_PATH"
     );
 }
 
 /// Makes another process load the driver. Preloads the interposer by the given name, if there is
 /// one.
 fn try_driver(preloaded: Option<(&Path, &OsStr)>) -> Result<Output> {
-    let program = std::env::current_exe().context("cannot find out where this program lies")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = Command::new(program);
     command.args(["has-library", DRIVER]).stdin(Stdio::null()).stderr(Stdio::null());
     if let Some((library, name)) = preloaded {

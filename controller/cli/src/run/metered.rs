@@ -22,7 +22,7 @@ pub fn meter(command: &mut Command, program: &Path, socket: PathBuf, tenant: Str
             // program and the driver's library.
             files.iter().for_each(|file| map(file));
             if let Err(error) = connect::be_metered(&socket, &tenant, std::process::id()) {
-                eprintln!("deepres: the program runs, and what it launches is not counted: {error:#}");
+                eprintln!("deepres: the program runs, but the daemon does not count its launches: {error:#}");
             }
             Ok(())
         });

@@ -33,10 +33,10 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The program needs no change, and everything that it starts belongs to the same tenant. Without --share the \
-tenant gets a part of what others leave, by its priority (docs/policy.md). A tenant's unused part goes to the \
-others. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the command starts one, which \
-ends after ten idle minutes.
+The program needs no change, and all its child processes belong to the same tenant. Without --share the \
+tenant gets a part of the time that others leave, by its priority (docs/policy.md). Other tenants get the \
+unused part of a tenant. An allocation beyond --memory fails as on a full GPU. If no daemon runs, the \
+command starts a daemon, which ends after ten idle minutes.
 
 Examples:
   deepres run -- python train.py
@@ -55,8 +55,8 @@ pub struct Args {
     /// Record the program's calls to the GPU's driver in this file (docs/traces.md)
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Do not load deepres into the program: launches are counted from outside, and nothing is
-    /// limited
+    /// Do not load deepres into the program: the daemon counts launches from outside, and limits
+    /// nothing
     #[arg(long, conflicts_with_all = ["share", "memory", "class", "record"])]
     no_preload: bool,
     /// Use more memory than there is: suspend (move the whole tenant to the host while others need
@@ -76,7 +76,7 @@ pub struct Args {
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(
-            "a name has from 1 to {} bytes, begins with no dash, and all of it can be seen",
+            "a name has from 1 to {} bytes, all visible characters, and does not begin with a dash",
             TENANT_NAME_BYTES - 1
         ));
     }
@@ -106,23 +106,23 @@ pub fn run(args: Args) -> Result<ExitCode> {
         && let Some(obstacle) = program::obstacle(&file)
     {
         eprintln!(
-            "deepres: {} {obstacle}: what it does on the GPU itself is neither metered nor limited",
+            "deepres: {} {obstacle}: deepres neither meters nor limits its own work on the GPU",
             program.display()
         );
     }
 
     if preload.is_none() && args.oversubscribe == Some(Oversubscribe::Managed) {
-        anyhow::bail!("--oversubscribe managed needs deepres in the program: leave out --no-preload");
+        anyhow::bail!("--oversubscribe managed needs deepres in the program; leave out --no-preload");
     }
     if args.oversubscribe == Some(Oversubscribe::Suspend) && has_checkpoints() == Some(false) {
-        anyhow::bail!("{NO_CHECKPOINTS}: leave out --oversubscribe suspend, or try --oversubscribe managed");
+        anyhow::bail!("{NO_CHECKPOINTS}; leave out --oversubscribe suspend, or try --oversubscribe managed");
     }
     let wish = args.wishes.wish;
     if let Some(class @ (Class::Fair | Class::BestEffort)) = wish.class
         && args.wait
     {
         anyhow::bail!(
-            "--wait waits for memory that can be guaranteed, and a tenant of class {class} has no guarantee: leave it out, or ask for --class guaranteed --share SHARE --memory SIZE"
+            "--wait waits for guaranteed memory, and a tenant of class {class} has no guarantee; leave out --wait, or ask for --class guaranteed --share SHARE --memory SIZE"
         );
     }
     let name = args.name.unwrap_or_else(|| default_name(program));

@@ -48,7 +48,7 @@ impl fmt::Display for Obstacle {
             Self::Musl => "is built for musl, whose dynamic linker cannot load a library made for glibc",
             Self::Foreign => "is not a 64-bit x86 program",
             Self::Privileged => {
-                "runs with rights that you have not, for which the system loads no libraries into it"
+                "runs with rights that you do not have, so the system loads no libraries into it"
             }
         })
     }

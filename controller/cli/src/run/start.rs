@@ -28,7 +28,7 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     let log_file = directory.log_file();
     let log = open(&log_file)?;
     let (report, reporter) = pipe_with(PipeFlags::CLOEXEC)?;
-    let program = std::env::current_exe().context("cannot find out where this program lies")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = Command::new(program);
     command
         .args(["daemon", "--exit-idle", "--report-to", &reporter.as_raw_fd().to_string()])
@@ -67,8 +67,9 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
     let mut daemon = command.spawn().context("cannot start a daemon")?;
     drop(reporter);
     let mut said = String::new();
-    let read =
-        BufReader::new(File::from(report)).read_line(&mut said).context("cannot hear from the daemon")?;
+    let read = BufReader::new(File::from(report))
+        .read_line(&mut said)
+        .context("cannot read the report of the daemon")?;
     let said = said.trim();
     if read > 0 && said.is_empty() {
         eprintln!("deepres: started a daemon (pid {}, log {})", daemon.id(), directory.log_file().display());

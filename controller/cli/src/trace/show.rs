@@ -97,7 +97,9 @@ impl Output {
             return self.json(&serde_json::json!({ "lost": count }));
         }
         self.flush()?;
-        eprintln!("deepres: {count} calls came faster than they could be shown and are missing here");
+        eprintln!(
+            "deepres: {count} calls are missing here, because they came faster than this command could show them"
+        );
         Ok(())
     }
 

@@ -205,7 +205,7 @@ fn a_daemon_that_cannot_start_says_why_and_leaves_nothing_running() {
     assert!(complaint(&output, 1).contains("/no/such/file"));
     // The log levels can also come from a variable. The test also tries an empty variable.
     for (levels, part) in [
-        ("nonsense", "`nonsense` is no log level"),
+        ("nonsense", "`nonsense` is not a log level"),
         ("trace", "libnvidia-ml.so.1"),
         ("", "libnvidia-ml.so.1"),
     ] {
@@ -252,7 +252,7 @@ fn a_socket_that_is_named_and_that_nobody_listens_at_is_not_replaced_by_a_daemon
     let named = place.scratch.path().join("x.sock");
     let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_SOCKET", &named).output().unwrap();
     let said = complaint(&output, 1);
-    assert!(said.contains("nobody listens at") && said.contains("x.sock"), "{said}");
+    assert!(said.contains("no daemon listens at") && said.contains("x.sock"), "{said}");
     assert!(!place.directory.exists());
 }
 
@@ -350,7 +350,7 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
         "share      asked for 10%, granted 90% set by an administrator",
         "class      asked for nothing, granted guaranteed set by an administrator",
         "on gpu 0  owed 90%: guaranteed",
-        "what is granted to all together is more than there is, and shrinks in proportion",
+        "the granted shares together are more than the GPU, and shrink in proportion",
     ] {
         assert!(shown.contains(line), "`{line}` is not in:\n{shown}");
     }
@@ -409,10 +409,10 @@ fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
     let mut first = keep("first", "guaranteed", "60").spawn().unwrap();
     wait_until(PATIENCE, || daemon.status().tenants.iter().any(|tenant| tenant.class == "guaranteed"));
     let said = complaint(&keep("second", "guaranteed", "0").output().unwrap(), 1);
-    assert!(said.contains("60% cannot be guaranteed") && said.contains("leave no room"), "{said}");
+    assert!(said.contains("cannot guarantee 60%") && said.contains("leave no room"), "{said}");
     assert!(keep("second", "fair", "0").status().unwrap().success());
     let bare = place.deepres(&["run", "--class", "guaranteed", "--", "true"]).output().unwrap();
-    assert!(complaint(&bare, 1).contains("--share"), "a guarantee is of a share");
+    assert!(complaint(&bare, 1).contains("--share"), "a guarantee needs a share");
     let said = place.refuses(&["run", "--class", "best", "--", "true"], 2);
     assert!(said.contains("best-effort"), "{said}");
     // `deepres run` passes the signal on to its job.
@@ -711,7 +711,7 @@ fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_
     }
     assert!(place.deepres(&["set", "plain", "--slo", "50ms"]).output().unwrap().status.success());
     let said = text(&explain(&["plain"]).stdout);
-    assert!(said.contains("SLO       50ms: its requests are due earlier for it"), "{said}");
+    assert!(said.contains("SLO       50ms: the SLO makes the tenant's requests due earlier"), "{said}");
     let said = complaint(&explain(&["nobody"]), 1);
     assert!(said.contains("there is no tenant `nobody`; there are: asked, plain"), "{said}");
 }

@@ -300,7 +300,7 @@ impl Drop for Arbiter {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("an arbiter thread had panicked");
+            tracing::error!("an arbiter thread panicked");
         }
     }
 }

@@ -237,12 +237,20 @@ impl Worker {
         let gpu = self.gpu;
         match event {
             Event::Silence { silent_ns } => {
-                tracing::warn!(gpu, silent_ns, "nobody governed for a while: accounts are level again");
+                tracing::warn!(
+                    gpu,
+                    silent_ns,
+                    "the arbiter made no decision for a while: it sets all lags to zero"
+                );
             }
             Event::Endless { session } => {
                 let process = self.sessions.get(&session).and_then(|session| session.seat.process);
                 let pid = process.map(|process| process.pid);
-                tracing::warn!(gpu, pid, "work that does not end: it cannot share the GPU in time");
+                tracing::warn!(
+                    gpu,
+                    pid,
+                    "a process has work that does not end: the daemon cannot share the GPU in time; give the process a GPU of its own, or end it"
+                );
             }
         }
     }
@@ -253,7 +261,7 @@ impl Worker {
         match command {
             Command::Enter { tenant, session, done } => {
                 if let Err(error) = self.events.add(&session.bell) {
-                    tracing::error!(gpu = self.gpu, session = session.id, %error, "cannot hear this session's bell");
+                    tracing::error!(gpu = self.gpu, session = session.id, %error, "the arbiter cannot wait for the bell of a session");
                 }
                 batch.orders.push(Order::Enter { tenant: tenant.of_core(), session: session.of_core() });
                 let id = tenant.id;

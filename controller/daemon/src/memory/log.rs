@@ -77,7 +77,7 @@ fn tell(tenants: &[TenantStatus], told: &mut Told) {
                 tenant = tenant.name,
                 gpu = account.gpu,
                 drift_bytes = account.drift_bytes,
-                "NVML says that a tenant holds far more than its account: some of it may go past deepres (`deepres ps --coverage`)"
+                "NVML reports far more memory for a tenant than its account has: some allocations may bypass deepres; see `deepres ps --coverage`"
             );
         }
         *seen = Seen { refusals: account.refusals, was_off: is_off, bound };
@@ -91,14 +91,19 @@ fn refusal(account: &AccountStatus, bound: Option<Bound>) -> String {
     let what = last.map_or("memory".to_owned(), RefusalStatus::to_string);
     let is_by_driver = last.is_some_and(|last| last.by == RefusedBy::Driver);
     match bound {
-        _ if is_by_driver => format!("refused {what}: the driver had not so much left of the GPU's memory"),
+        _ if is_by_driver => format!("the driver refused {what}: the GPU had too little memory left"),
         Some(Bound { bytes, is_its_limit: true }) => {
-            format!("refused {what}: with what it held that passes its limit of {}", Bytes(bytes))
+            format!("deepres refused {what}: with it, the tenant would exceed its limit of {}", Bytes(bytes))
         }
         Some(Bound { bytes, .. }) => {
-            format!("refused {what}: with what it held that passes the {} that others leave it", Bytes(bytes))
+            format!(
+                "deepres refused {what}: with it, the tenant would exceed the {} that others leave",
+                Bytes(bytes)
+            )
         }
-        None => format!("refused {what}: it had a limit then"),
+        None => {
+            format!("deepres refused {what}: with it, the tenant would have exceeded its limit of that time")
+        }
     }
 }
 

@@ -98,7 +98,7 @@ impl Memory {
         let largest = asked().map(|gpu| gpus.memory_bytes(gpu)).max()?;
         if largest < bytes {
             let reason = format!(
-                "{} of memory cannot be guaranteed: the largest GPU has {}; ask for less",
+                "the daemon cannot guarantee {} of memory: the largest GPU has {}; ask for less",
                 Bytes(bytes),
                 Bytes(largest)
             );
@@ -107,7 +107,7 @@ impl Memory {
         let most = asked().map(|gpu| self.promisable_bytes(tenants, gpus, own, gpu)).max()?;
         (most < bytes).then(|| {
             let reason = format!(
-                "{} of memory cannot be guaranteed now: guarantees to others and what they hold leave {} of a GPU's; ask for less, or for class fair",
+                "the daemon cannot guarantee {} of memory now: other tenants and their guarantees leave {} on a GPU; ask for less, or for class fair",
                 Bytes(bytes),
                 Bytes(most)
             );
@@ -198,7 +198,7 @@ fn withhold(name: &str, tenant: &mut Tenant, lacking: Vec<usize>) {
         tenant = name,
         promised_bytes = tenant.terms.promised_bytes(),
         gpus = ?lacking,
-        "a guaranteed tenant uses GPUs without room for the memory that it was promised: it is not promised there"
+        "a guaranteed tenant uses GPUs without room for its memory: the daemon does not guarantee the memory there"
     );
     tenant.memory.withhold_on(lacking);
 }

@@ -126,7 +126,7 @@ where
             tracing::warn!(
                 thread = self.name,
                 given_up = state.threads.len(),
-                "a thread waits for the driver and is given up"
+                "a thread hangs in the driver: the daemon starts another thread in its place"
             );
         }
         let id = state.next_thread;

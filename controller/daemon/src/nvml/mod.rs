@@ -160,7 +160,7 @@ fn list(nvml: &Nvml) -> Result<Vec<Gpu>, GpuError> {
         return Err(GpuError::None);
     }
     if count as usize > MAX_GPUS {
-        tracing::warn!("this machine has {count} GPUs; the first {MAX_GPUS} are managed");
+        tracing::warn!("this machine has {count} GPUs: the daemon manages the first {MAX_GPUS}");
     }
     (0..count.min(MAX_GPUS as u32))
         .map(|index| {

@@ -37,10 +37,10 @@ mod kind {
 #[derive(Debug, thiserror::Error)]
 pub enum BtfError {
     /// The kernel publishes no types.
-    #[error("{KERNEL_TYPES} cannot be read ({0}): the kernel needs CONFIG_DEBUG_INFO_BTF")]
+    #[error("cannot read {KERNEL_TYPES} ({0}); the kernel needs CONFIG_DEBUG_INFO_BTF")]
     Unreadable(std::io::Error),
     /// The data has another format than expected.
-    #[error("{KERNEL_TYPES} is not understood at byte {0}")]
+    #[error("{KERNEL_TYPES} is malformed at byte {0}")]
     Malformed(usize),
     /// The kernel's structs have other members than expected.
     #[error("this kernel has no `{structure}.{member}`")]

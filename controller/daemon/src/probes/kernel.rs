@@ -51,18 +51,16 @@ pub enum Asked {
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// This binary does not contain the programs.
-    #[error(
-        "deepres was built without its kernel programs; `cargo xtask ebpf` builds them, then build deepres again"
-    )]
+    #[error("deepres was built without its kernel programs; run `cargo xtask ebpf` and build deepres again")]
     NotBuilt,
     /// This binary contains programs with other layouts of records.
     #[error(
-        "deepres was built with kernel programs of another build; `cargo xtask ebpf` builds them anew, then build deepres again"
+        "deepres was built with kernel programs of another build; run `cargo xtask ebpf` and build deepres again"
     )]
     Stale,
     /// The user has too few rights.
     #[error(
-        "the kernel does not let this user load programs ({0}): it takes CAP_BPF and CAP_PERFMON, or root"
+        "the kernel does not let this user load programs ({0}); run deepres as root, or with CAP_BPF and CAP_PERFMON"
     )]
     Forbidden(String),
     /// The daemon does not know the kernel's types.
@@ -70,11 +68,11 @@ pub enum KernelError {
     Btf(#[from] BtfError),
     /// In this pid namespace, the kernel's process ids would mean other processes.
     #[error(
-        "this is another pid namespace than the host's, and the kernel tells of the host's processes: run deepres in the host's"
+        "the kernel reports process ids of the host's pid namespace, and deepres runs in another; run deepres in the host's"
     )]
     Namespace,
     /// Anything else.
-    #[error("the kernel does not take the programs: {0}")]
+    #[error("the kernel refused the programs: {0}")]
     Refused(String),
 }
 
@@ -117,11 +115,11 @@ impl Kernel {
     ) -> Result<Self, KernelError> {
         let facts = Facts::read(devices);
         let ways = match way {
-            Some(way) => vec![Choice { way, why: "it was asked for".to_owned() }],
+            Some(way) => vec![Choice { way, why: "the caller asked for this way".to_owned() }],
             None => choices(&facts),
         };
         let mut obstacles = Vec::new();
-        let mut refusal = KernelError::Refused("there is no way".to_owned());
+        let mut refusal = KernelError::Refused("no way was left to try".to_owned());
         for Choice { way, why } in ways {
             // If a try fails, the drop of `ebpf` detaches the programs that the try attached.
             let mut ebpf = load(devices, asked, room, &[])?;
@@ -154,7 +152,7 @@ impl Kernel {
         }
         let unproved = |what: &str| Err(KernelError::Refused(format!("{what} {CONTROL_NODE}")));
         let Ok(node) = std::fs::File::options().read(true).write(true).open(CONTROL_NODE) else {
-            return unproved("it cannot be tried, for want of");
+            return unproved("the daemon cannot try them without");
         };
         // SAFETY: the driver has no command of this number, and the argument has no bytes.
         unsafe { libc::ioctl(node.as_raw_fd(), NO_COMMAND, 0) };
@@ -162,7 +160,7 @@ impl Kernel {
         if self.stats().iter().any(|(key, value)| key.pid == own && value.errors > 0) {
             Ok(())
         } else {
-            unproved("they did not see an ioctl on")
+            unproved("the programs did not see an ioctl on")
         }
     }
 
@@ -567,9 +565,9 @@ fn with_tracing(attach: impl FnOnce() -> Result<(), KernelError> + Send) -> Resu
             })?;
             attach()
         });
-        attached
-            .join()
-            .unwrap_or_else(|_| Err(KernelError::Refused("the attaching thread failed".to_owned())))
+        attached.join().unwrap_or_else(|_| {
+            Err(KernelError::Refused("the thread that attaches the programs panicked".to_owned()))
+        })
     })
 }
 

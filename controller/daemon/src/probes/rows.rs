@@ -155,7 +155,7 @@ impl Sets {
     fn take(ebpf: &mut Ebpf, sets: u32) -> Result<Self, KernelError> {
         let map = named(ebpf.map("SETS")).map_err(refused)?;
         let aya::maps::Map::Array(map) = map else {
-            return Err(KernelError::Refused("the sets are no array".to_owned()));
+            return Err(KernelError::Refused("the map of the sets is not an array".to_owned()));
         };
         let places = sets as usize * WAYS;
         // SAFETY: the kernel chooses the address of this fresh mapping. The array has this many

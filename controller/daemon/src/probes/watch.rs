@@ -161,9 +161,9 @@ impl Drop for Watcher {
         match self.ended.recv_timeout(END_LIMIT) {
             Ok(()) => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                tracing::warn!("the watching thread is left behind: it waits for something")
+                tracing::warn!("the watching thread hangs: the daemon ends without it")
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => tracing::error!("the watching thread failed"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => tracing::error!("the watching thread panicked"),
         }
     }
 }
@@ -350,7 +350,7 @@ impl Watch {
             Ok((Some(news), kernel)) => {
                 self.state.state = "attached".to_owned();
                 self.state.detail = format!("{} on {} ({})", kernel.way().name(), self.devices, kernel.why());
-                tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "watching ioctls");
+                tracing::info!(way = kernel.way().name(), why = kernel.why(), devices = %self.devices, "the daemon watches ioctls");
                 self.kernel = Some((kernel, news));
             }
             Ok((None, _)) => self.unavailable("the kernel programs have no ring".to_owned(), &told),
@@ -366,7 +366,7 @@ impl Watch {
 
     fn unavailable(&mut self, why: String, told: &str) {
         if why != told {
-            tracing::warn!("GPU users are found by NVML and /proc alone, not by their ioctls: {why}");
+            tracing::warn!("the daemon finds GPU users by NVML and /proc alone, not by their ioctls: {why}");
         }
         self.state.state = "unavailable".to_owned();
         self.state.detail = why;
@@ -825,14 +825,14 @@ impl Watch {
                 if self.lines.allows_unknown() {
                     tracing::info!(
                         pid = who.pid,
-                        "an unmanaged process asked the driver for compute, and ended or closed its devices before it could be listed"
+                        "an unmanaged process asked the driver for compute, and ended or closed its devices before the daemon could list it"
                     );
                 }
             }
             Change::Gone(who) => {
                 let found = self.described.remove(&who);
                 if found.is_none_or(|found| self.lines.allows(&Source::User(found.uid))) {
-                    tracing::info!(pid = who.pid, "an unmanaged process is gone, or managed now");
+                    tracing::info!(pid = who.pid, "an unmanaged process ended or became managed");
                 }
                 self.common.held.let_go(who);
             }
@@ -884,15 +884,19 @@ impl Watch {
             || self.large.uses(who) == Some(true);
         if (is_seen || was_held) && self.common.held.stop(who) {
             self.stopping.insert(who, now_ns);
-            let again = if was_held { " again, after somebody else let it go on" } else { "" };
-            tracing::warn!(pid = who.pid, "held{again}; `deepres adopt {}` lets it go on", who.pid);
+            let again = if was_held { " again, after another process let it go on" } else { "" };
+            tracing::warn!(
+                pid = who.pid,
+                "the daemon held an unmanaged process{again}; `deepres adopt {}` lets it go on",
+                who.pid
+            );
         }
     }
 
     fn adopt(&mut self, pid: u32, tenant: Option<String>) -> Result<(), String> {
         let Some((who, _)) = self.users.find(pid) else {
             return Err(format!(
-                "process {pid} is no unmanaged user of a GPU; `deepres ps` lists those there are"
+                "process {pid} is not an unmanaged process; `deepres ps` lists the unmanaged processes"
             ));
         };
         tracing::info!(pid, tenant, "an administrator adopted a process");
@@ -970,7 +974,7 @@ fn take_over(held: &Held, before: &[ProcessKey], policy: UnmanagedPolicy) {
     for who in before.iter().copied().filter(|who| who.is_alive()) {
         held.take_over(who);
         if policy != UnmanagedPolicy::Hold {
-            tracing::info!(pid = who.pid, "goes on: the daemon before held it, and this one holds nobody");
+            tracing::info!(pid = who.pid, "the daemon let a process go on that the previous daemon had held");
             held.let_go(who);
         }
     }

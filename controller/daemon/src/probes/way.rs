@@ -118,7 +118,7 @@ impl Facts {
     /// can.
     fn obstacle(&self) -> Option<String> {
         if !self.has_kprobes {
-            return Some("this kernel lets no probes be put to its functions (CONFIG_KPROBES)".to_owned());
+            return Some("this kernel has no probes for its functions (CONFIG_KPROBES)".to_owned());
         }
         if self.are_stand_ins {
             return Some("the configuration names devices that are not the driver's".to_owned());
@@ -156,15 +156,17 @@ pub fn choices(facts: &Facts) -> Vec<Choice> {
     let mut choices = Vec::new();
     let obstacle = facts.obstacle();
     if obstacle.is_none() {
-        let why = "the driver's functions can be probed, and nothing else passes them".to_owned();
+        let why = "only calls of GPU devices reach the driver's functions".to_owned();
         choices.push(Choice { way: Way::DriverFunctions, why });
     }
     let tracepoints = match obstacle {
         Some(obstacle) => format!("not the driver's functions: {obstacle}"),
-        None => "of what serves everywhere they cost other system calls least".to_owned(),
+        None => {
+            "tracepoints slow other system calls the least of the ways that work on every host".to_owned()
+        }
     };
     choices.push(Choice { way: Way::Tracepoints, why: tracepoints });
-    choices.push(Choice { way: Way::RawTracepoints, why: "they are there on every kernel".to_owned() });
+    choices.push(Choice { way: Way::RawTracepoints, why: "every kernel has raw tracepoints".to_owned() });
     choices
 }
 

@@ -109,9 +109,9 @@ impl Registry {
     pub fn admit(&mut self, guest: &Guest, hello: &Hello) -> Result<Admitted, Refused> {
         let role = hello
             .role()
-            .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is no role", hello.role)))?;
+            .ok_or_else(|| Refused::new(RefusalKind::Malformed, format!("{} is not a role", hello.role)))?;
         if let Role::Viewer | Role::Arriving | Role::Appraised = role {
-            return Err(Refused::new(RefusalKind::Malformed, "only sessions and keepers are admitted"));
+            return Err(Refused::new(RefusalKind::Malformed, "the daemon admits only sessions and keepers"));
         }
         let name = self.tenant_of(guest, hello, role)?;
         let admitted = match role {
@@ -143,8 +143,9 @@ impl Registry {
         let session_id = self.next_id();
         let tenant = self.tenants.get(name).ok_or_else(gone)?;
         let slot = tenant.members.free_slot().ok_or_else(|| {
-            let reason =
-                format!("the tenant `{name}` has {MAX_SESSIONS} processes already, the most there can be");
+            let reason = format!(
+                "the tenant `{name}` has {MAX_SESSIONS} processes already, the most that a tenant can have"
+            );
             Refused::new(RefusalKind::Full, reason)
         })?;
         let mut welcome = Welcome::new(session_id, slot as u32);
@@ -191,7 +192,7 @@ impl Registry {
                 pid = guest.peer.pid,
                 uid = guest.peer.uid,
                 client,
-                "a session begins"
+                "a session began"
             );
         }
         let session = Session {
@@ -307,7 +308,7 @@ impl Registry {
         let stated = tenant.terms.stated();
         if can_be_told && asked.differs_from(&stated) {
             let reason = format!(
-                "the tenant `{name}` runs already with {}: leave out what this asks for, choose another --name, or change it with `deepres set {name} …`",
+                "the tenant `{name}` runs already with {}; leave out the wishes, choose another --name, or change the tenant with `deepres set {name} …`",
                 Sentence(stated)
             );
             return Err(Refused::new(RefusalKind::Request, reason));
@@ -368,7 +369,7 @@ impl Registry {
         let other = other.filter(|other| !is_inside(&other.key) && !is_inside(&identity.key));
         if let Some(other) = other.filter(|_| role == Role::Keeper) {
             let reason =
-                format!("the tenant `{}` belongs to user {}: choose another name", identity.name, other.user);
+                format!("the tenant `{}` belongs to user {}; choose another name", identity.name, other.user);
             return Err(Refused::new(RefusalKind::Request, reason));
         }
         let name = free_name(&identity.name, |name| self.tenants.get(name).is_some());
@@ -405,11 +406,11 @@ impl Registry {
 }
 
 fn gone() -> Refused {
-    Refused::new(RefusalKind::Stopping, "the tenant is being forgotten: try again")
+    Refused::new(RefusalKind::Stopping, "the daemon is forgetting the tenant; try again")
 }
 
 fn no_room(error: io::Error) -> Refused {
-    Refused::new(RefusalKind::Full, format!("the daemon cannot make another session's pages: {error}"))
+    Refused::new(RefusalKind::Full, format!("the daemon cannot create the pages of another session: {error}"))
 }
 
 /// Returns the name in a hello; empty if the hello has none.
@@ -417,9 +418,7 @@ fn claim(hello: &Hello) -> Result<&str, Refused> {
     let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
     let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
     if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
-        return Err(malformed(
-            "the tenant's name has characters in it that cannot be seen, or none that can",
-        ));
+        return Err(malformed("the tenant's name has invisible characters, or no visible character"));
     }
     Ok(name)
 }

@@ -35,7 +35,7 @@ impl Registry {
         }
         let tenant = self.tenants.named_mut(name)?;
         tenant.terms.set(wish);
-        tracing::info!(tenant = name, granted = %tenant.terms.granted(), "an administrator set a tenant");
+        tracing::info!(tenant = name, granted = %tenant.terms.granted(), "an administrator changed a tenant");
         let (user, promised_bytes) = (tenant.owner.user, tenant.terms.promised_bytes());
         if promised_bytes > before_bytes {
             self.memory.promise_more(&mut self.tenants, &self.gpus, name);

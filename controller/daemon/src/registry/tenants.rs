@@ -138,7 +138,7 @@ impl Tenants {
 /// tenants.
 fn unknown(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
-        return format!("there is no tenant `{name}`; there are none at all: start one with `deepres run`");
+        return format!("there is no tenant `{name}`, nor any other tenant; start one with `deepres run`");
     }
     let more = if known.len() > MAX_NAMES_SHOWN { ", …" } else { "" };
     let shown = known.get(..MAX_NAMES_SHOWN).unwrap_or(known);

@@ -169,7 +169,9 @@ pub async fn resume(name: &str, shared: &Rc<Shared>) -> Result<Resumption, Strin
 }
 
 fn not_back(name: &str, reason: &str) -> String {
-    format!("`{name}` could not be moved ({reason}); the daemon tries again and again to bring it back")
+    format!(
+        "the daemon could not move the memory of `{name}` ({reason}), and keeps trying to bring the tenant back"
+    )
 }
 
 /// Waits until no move of a tenant is under way.
@@ -218,7 +220,7 @@ async fn look(shared: &Rc<Shared>) {
 async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
     for leaver in leavers {
         if let Err(reason) = take_off(leaver, false, shared).await {
-            tracing::warn!(tenant = leaver.name, reason, "cannot suspend a tenant");
+            tracing::warn!(tenant = leaver.name, reason, "the daemon cannot suspend a tenant");
             return;
         }
     }
@@ -235,12 +237,12 @@ async fn make_room(leavers: &[Stay], enters: &Stay, shared: &Rc<Shared>) {
 async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<(), String> {
     let Stay { name, id, pids, .. } = stay;
     if pids.is_empty() {
-        return Err(format!("no process of `{name}` uses a GPU: there is nothing to suspend"));
+        return Err(format!("no process of `{name}` uses a GPU, so there is nothing to suspend"));
     }
     {
         let mut residency = shared.residency.borrow_mut();
         if residency.away.contains_key(name) {
-            return Err(format!("`{name}` is being moved already: try again"));
+            return Err(format!("the daemon is moving the memory of `{name}` already; try again"));
         }
         residency.check_is_not_left(name)?;
         let idle_since_ns = residency.tracks.remove(id).and_then(|track| track.idle_since_ns);
@@ -283,7 +285,7 @@ async fn take_off(stay: &Stay, is_by_hand: bool, shared: &Rc<Shared>) -> Result<
                 }
                 away.since_ns = monotonic_ns();
                 away.stage = Stage::There(vec![mover]);
-                tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "suspended a tenant");
+                tracing::info!(tenant = name, is_by_hand, bytes = ?away.bytes, "the daemon suspended a tenant");
             }
             residency.note_visit(stay);
             Ok(())
@@ -343,7 +345,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
         }
     }
     stays_here(name, shared).await;
-    tracing::info!(tenant = name, "brought a tenant back");
+    tracing::info!(tenant = name, "the daemon brought a tenant back");
     Ok(true)
 }
 
@@ -374,7 +376,7 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
             tracing::info!(
                 tenant = stay.name,
                 ?pids,
-                "suspended processes that came to a tenant that is away"
+                "the daemon suspended new processes of a suspended tenant"
             );
         }
         Err(Failure::Refused(reason)) => {
@@ -383,7 +385,7 @@ async fn take_off_followers(followers: Followers, shared: Rc<Shared>) {
                     tenant = stay.name,
                     ?pids,
                     reason,
-                    "cannot suspend processes that came to a tenant that is away"
+                    "the daemon cannot suspend new processes of a suspended tenant"
                 );
             }
             away.processes.retain(|process| !pids.contains(&process.pid));
@@ -410,7 +412,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
     tracing::error!(
         tenant = name,
         reason,
-        "a tenant could not be moved: it is brought back as soon as that can be"
+        "the daemon could not move the memory of a tenant: it brings the tenant back as soon as possible"
     );
     if let Some(away) = shared.residency.borrow_mut().away.get_mut(&name) {
         away.stage = Stage::Lost(reason.to_owned());
@@ -425,7 +427,7 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
             match Mover::recover(&stay.pids, move_limit(&shared)).await {
                 Ok((Back::Yes, _)) => {
                     stays_here(&name, &shared).await;
-                    tracing::info!(tenant = name, "brought a tenant back that could not be moved");
+                    tracing::info!(tenant = name, "the daemon brought a tenant back after a failed move");
                     return;
                 }
                 Ok((Back::NoRoom, mover)) => {
@@ -437,7 +439,11 @@ fn recover_later(stay: &Stay, reason: &str, shared: &Rc<Shared>) {
                     return;
                 }
                 Err(Failure::Refused(reason) | Failure::Lost(reason)) => {
-                    tracing::error!(tenant = name, reason, "a tenant is still not brought back");
+                    tracing::error!(
+                        tenant = name,
+                        reason,
+                        "the daemon could not bring a tenant back: it tries again"
+                    );
                 }
             }
             sleep(RETRY).await;
@@ -477,7 +483,10 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
         };
         match back {
             Ok(Back::Yes) => {
-                tracing::info!(tenant = name, "a tenant is back that the daemon before had suspended");
+                tracing::info!(
+                    tenant = name,
+                    "the daemon brought a tenant back that the previous daemon had suspended"
+                );
                 shared.residency.borrow_mut().left.remove(&name);
             }
             Ok(Back::NoRoom) => {
@@ -490,7 +499,7 @@ async fn bring_back_one_left(name: String, shared: Rc<Shared>) {
                 tracing::warn!(
                     tenant = name,
                     reason,
-                    "a tenant that the daemon before had suspended is not back yet"
+                    "the daemon could not bring back a tenant that the previous daemon had suspended: it tries again"
                 );
                 mover = None;
             }
@@ -554,7 +563,7 @@ impl Residency {
     fn check_is_not_left(&self, name: &str) -> Result<(), String> {
         if self.left.contains_key(name) {
             return Err(format!(
-                "`{name}` was suspended when the daemon before this one ended: it is brought back as soon as there is room for it"
+                "`{name}` was suspended when the previous daemon ended; this daemon brings the tenant back as soon as there is room"
             ));
         }
         Ok(())

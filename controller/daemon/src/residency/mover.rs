@@ -107,7 +107,7 @@ impl Mover {
     /// The reason for which the processes are neither back nor certainly away.
     pub async fn bring_back(&mut self, limit: Duration) -> Result<Back, Failure> {
         if self.channel.get_mut().write_all(b"back\n").await.is_err() {
-            return Err(Failure::Lost("the process that kept it suspended is gone".to_owned()));
+            return Err(Failure::Lost("the process that kept the tenant suspended has ended".to_owned()));
         }
         self.hear_back(limit).await
     }
@@ -126,7 +126,9 @@ impl Mover {
     async fn hear(&mut self, limit: Duration) -> Result<Word, Failure> {
         match timeout(limit, self.listen()).await {
             Ok(heard) => heard,
-            Err(_) => Err(self.end(format!("the driver took longer than {limit:?} to move its memory"))),
+            Err(_) => {
+                Err(self.end(format!("the driver took longer than {limit:?} to move the tenant's memory")))
+            }
         }
     }
 
@@ -138,7 +140,7 @@ impl Mover {
             match self.channel.read_line(&mut line).await {
                 Ok(1..) => {}
                 _ => {
-                    let silent = || "the process that moves memory ended without a word".to_owned();
+                    let silent = || "the process that moves memory ended without a report".to_owned();
                     return Err(match refused {
                         Some(reason) if !is_lost => Failure::Refused(reason),
                         reason => Failure::Lost(reason.unwrap_or_else(silent)),

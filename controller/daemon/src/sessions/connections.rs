@@ -172,22 +172,24 @@ impl Connections {
         if count + others >= limit {
             return full(match limit < config.max_connections {
                 true => format!(
-                    "{limit} connections are open, as many as the daemon has descriptors for (ulimit -n)"
+                    "{limit} connections are open, the most for which the daemon has descriptors (ulimit -n)"
                 ),
-                false => format!("{limit} connections are open, the most there may be (max_connections)"),
+                false => format!(
+                    "{limit} connections are open, the most that the configuration allows (max_connections)"
+                ),
             });
         }
         if source.has_limit() {
             let of_user = config.max_connections_per_user;
             if count >= of_user {
                 return full(format!(
-                    "{source} has {of_user} connections open, the most there may be (max_connections_per_user)"
+                    "{source} has {of_user} connections open, the most that the configuration allows (max_connections_per_user)"
                 ));
             }
             if count >= half_of_the_rest(limit, others) {
                 return full(format!(
-                    "{source} has {count} connections open and others have {others}: more than half of what the others leave of {limit} \
-                     nobody may have (max_connections)"
+                    "{source} has {count} connections open and others have {others}; each user may have at most half of \
+                     the connections that others leave of {limit} (max_connections)"
                 ));
             }
         }
@@ -268,7 +270,7 @@ mod tests {
         };
         let (first, reason) = fill(4711);
         assert_eq!(first, 32);
-        assert!(reason.contains("half of what the others leave of 64"), "{reason}");
+        assert!(reason.contains("half of the connections that others leave of 64"), "{reason}");
         assert_eq!([4712, 4713, 4714].map(|user| fill(user).0), [16, 8, 4]);
         connections.leave(&Source::User(4711));
         connections.enter(&Source::User(4711), &config).unwrap_err();

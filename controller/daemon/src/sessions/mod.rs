@@ -59,7 +59,7 @@ pub async fn serve(listener: OwnedFd, shared: Rc<Shared>) -> io::Result<()> {
                 Ok(Ok(connection)) => admit(connection, &shared),
                 Ok(Err(error)) => {
                     if shared.lines.allows_unknown() {
-                        tracing::warn!(%error, "cannot accept a tenant");
+                        tracing::warn!(%error, "the daemon cannot accept a connection");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     break;
@@ -269,7 +269,7 @@ async fn converse(
         return viewer::answer(connection.as_fd(), &guest, &hello, shared).await;
     }
     let introduced = if shared.is_stopping.get() {
-        Err(Refused::new(RefusalKind::Stopping, "the daemon is going down: try again once it is back"))
+        Err(Refused::new(RefusalKind::Stopping, "the daemon is stopping; try again once a daemon runs again"))
     } else {
         introduce(&guest, &packet, &mut shared.registry.borrow_mut())
     };
@@ -278,7 +278,12 @@ async fn converse(
         Ok(admitted) => admitted,
         Err(refused) => {
             if shared.lines.allows_refusal(source, peer.pid, &refused.reason) {
-                tracing::info!(pid = peer.pid, uid = peer.uid, reason = refused.reason, "refused");
+                tracing::info!(
+                    pid = peer.pid,
+                    uid = peer.uid,
+                    reason = refused.reason,
+                    "the daemon refused a process"
+                );
             }
             refuse(connection.as_fd(), &refused);
             return Ok(());
@@ -296,7 +301,12 @@ async fn converse(
         && let Err(reason) = meter(peer, pid, &tenant, shared).await
     {
         if shared.lines.allows(source) {
-            tracing::info!(pid = peer.pid, uid = peer.uid, reason, "not metered from outside");
+            tracing::info!(
+                pid = peer.pid,
+                uid = peer.uid,
+                reason,
+                "the daemon does not meter a process from outside"
+            );
         }
         refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
         depart(shared, &tenant, membership);
@@ -345,7 +355,7 @@ async fn meter(peer: Peer, named: Option<u32>, tenant: &str, shared: &Rc<Shared>
     let pid = match named {
         None => peer.pid,
         Some(pid) if identity::read::is_descendant(pid, peer.pid, peer.uid) => pid,
-        Some(pid) => return Err(format!("process {pid} is not one that this one started")),
+        Some(pid) => return Err(format!("process {pid} is not a child of this process")),
     };
     let purpose = Purpose { tenant: Some(tenant.to_owned()), is_managed: true };
     match timeout(metering::LIMIT, shared.metering.meter(pid, purpose)).await {
@@ -364,13 +374,11 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
         Refused::new(kind, error.to_string())
     })?;
     if guest.peer.pid == 0 {
-        let reason =
-            "the process is in a pid namespace that the daemon cannot see: run the daemon in the host's";
+        let reason = "the daemon cannot see the pid namespace of the process; run the daemon in the host's";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
     if hello.monotonic_ns.abs_diff(monotonic_ns()) > CLOCK_LIMIT_NS {
-        let reason =
-            "the process has another monotonic clock than the daemon: run it in the host's time namespace";
+        let reason = "the process has another monotonic clock than the daemon; run the process in the host's time namespace";
         return Err(Refused::new(RefusalKind::Namespace, reason));
     }
     registry.admit(guest, &hello)

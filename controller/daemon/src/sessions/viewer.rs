@@ -59,9 +59,9 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 /// Returns [`Refused`] if the hello's name is malformed, or if there is no such tenant. A view
 /// never makes a tenant.
 fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
-    let tenant = registry.find_tenant(guest, hello)?.ok_or_else(|| {
-        Refused::new(RefusalKind::Request, "no tenant is here that the process would belong to")
-    })?;
+    let tenant = registry
+        .find_tenant(guest, hello)?
+        .ok_or_else(|| Refused::new(RefusalKind::Request, "the process belongs to no tenant"))?;
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {
         let Some(gpu) = registry.gpus().number_of(uuid) else { continue };

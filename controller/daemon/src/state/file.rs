@@ -81,7 +81,7 @@ impl StateFile {
         };
         match parse(&bytes) {
             Ok(state) if state.boot != self.boot => {
-                tracing::info!(path = %self.path.display(), "the state is from before the machine started: accounts begin anew");
+                tracing::info!(path = %self.path.display(), "the state is from before the machine started: all accounts begin anew");
                 None
             }
             Ok(state) if state.saved_ns > monotonic_ns() => {
@@ -104,10 +104,10 @@ impl StateFile {
         let path = self.path.display();
         match std::fs::rename(&self.path, &aside) {
             Ok(()) => {
-                tracing::warn!(%path, reason = %reason, aside = %aside.display(), "the state cannot be used and was set aside: accounts begin anew");
+                tracing::warn!(%path, reason = %reason, aside = %aside.display(), "the daemon cannot use the state and set it aside: all accounts begin anew");
             }
             Err(error) => {
-                tracing::warn!(%path, reason = %reason, %error, "the state cannot be used, nor set aside: accounts begin anew");
+                tracing::warn!(%path, reason = %reason, %error, "the daemon can neither use the state nor set it aside: all accounts begin anew");
             }
         }
     }
@@ -122,13 +122,13 @@ impl StateFile {
             Ok(()) => {
                 self.last = Some(state);
                 if std::mem::take(&mut self.is_failing) {
-                    tracing::info!(path = %self.path.display(), "the state is written again");
+                    tracing::info!(path = %self.path.display(), "the daemon writes the state again");
                 }
                 Saved::Anew
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(path = %self.path.display(), %error, "cannot write the state: a restart would lose what is charged from now on");
+                    tracing::warn!(path = %self.path.display(), %error, "the daemon cannot write the state: a restart would lose all charges from now on; make room there");
                 }
                 Saved::Failed(error.to_string())
             }
@@ -141,13 +141,13 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let found = file.metadata()?;
     let refused = |reason| Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     if !found.is_file() {
-        return refused("it is not a file");
+        return refused("the path is not a file");
     }
     if found.uid() != getuid().as_raw() || found.mode() & WRITABLE_BY_OTHERS != 0 {
-        return refused("it belongs to another user or may be written by others");
+        return refused("another user owns the file or may write to it");
     }
     if found.len() > MAX_BYTES {
-        return refused("it is too large");
+        return refused("the file is too large");
     }
     let mut bytes = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
@@ -158,7 +158,7 @@ fn write(path: &Path, state: &State) -> io::Result<()> {
     let bytes = state.to_bytes()?;
     if bytes.len() as u64 > MAX_BYTES {
         // The next daemon would refuse a larger file, and all accounts would begin anew.
-        return Err(io::Error::other(format!("it has {} bytes, more than {MAX_BYTES}", bytes.len())));
+        return Err(io::Error::other(format!("the state has {} bytes, more than {MAX_BYTES}", bytes.len())));
     }
     let new = path.with_extension("json.new");
     // A killed daemon may have left an incomplete file, or another process any file. This line

@@ -103,7 +103,10 @@ pub fn restore(
     for saved in &state.tenants {
         let name = harmless(&saved.name);
         if name.trim().is_empty() || name.len() >= TENANT_NAME_BYTES || tenants.get(&name).is_some() {
-            tracing::warn!(name, "the state names a tenant that there cannot be: it is left out");
+            tracing::warn!(
+                name,
+                "the state has a tenant with an impossible name: the daemon leaves the tenant out"
+            );
             continue;
         }
         let mut tenant = tenant(*next_id, saved, defaults, caps_of(saved))?;

@@ -172,11 +172,14 @@ pub enum StateError {
 impl fmt::Display for StateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Garbage(error) => write!(f, "it is no state of a deepres daemon: {error}"),
+            Self::Garbage(error) => write!(f, "the file is not a state of a deepres daemon: {error}"),
             Self::Major(major) => {
-                write!(f, "it has layout version {major}, and this release of deepres reads version {MAJOR}")
+                write!(
+                    f,
+                    "the file has layout version {major}, and this release of deepres reads version {MAJOR}"
+                )
             }
-            Self::Future => write!(f, "it says that it was written later than now"),
+            Self::Future => write!(f, "the file's time is later than now"),
         }
     }
 }

@@ -71,7 +71,7 @@ pub async fn save(shared: &Shared) -> Saved {
     let mut file = Arc::clone(&shared.state).lock_owned().await;
     let pending = shared.registry.borrow().gpus().snapshots();
     let Some(snapshots) = answers(pending).await else {
-        tracing::error!("a GPU's arbiter does not answer: the state is not written");
+        tracing::error!("the daemon does not write the state: a GPU's arbiter does not answer");
         return Saved::Nothing;
     };
     let mut state = {

@@ -10,7 +10,7 @@ mod script;
 use std::path::Path;
 
 #[test]
-fn what_was_built_is_embedded_and_without_it_nothing_is() {
+fn built_programs_are_embedded_and_without_them_nothing_is() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(script::programs(None, folder.path()), Ok(Vec::new()));
     assert_eq!(script::programs(None, &folder.path().join("none")), Ok(Vec::new()));

@@ -129,9 +129,9 @@ fn impossible_requests_are_refused_with_a_reason() {
         hello.wishes[2] = 9;
     });
     assert!(no_class.contains("`class` is not"), "{no_class}");
-    assert!(refused(&|hello| hello.tenant[0] = 7).contains("cannot be seen"));
+    assert!(refused(&|hello| hello.tenant[0] = 7).contains("invisible"));
     let unseen = refused(&|hello| deepres_abi::wire::set_text(&mut hello.tenant, "a\u{200b}"));
-    assert!(unseen.contains("cannot be seen"), "{unseen}");
+    assert!(unseen.contains("invisible"), "{unseen}");
     assert!(refused(&|hello| hello.tenant[0] = 0xFF).contains("UTF-8"));
     let tenant = daemon.join("a", 0, 0);
     assert_eq!(tenant.gate().memory_limit(), 1 << 30, "who asks for no limit has the cap");
@@ -294,7 +294,7 @@ fn an_administrator_is_told_if_what_was_set_will_not_outlive_the_daemon() {
     let set = |ppm| daemon.client().ask(&Request::set("a", Wish { share_ppm: Some(ppm), ..Wish::default() }));
     assert!(matches!(
         set(400_000),
-        Err(ClientError::Refused(message)) if message.contains("it is in force, but") && message.contains("state.json")
+        Err(ClientError::Refused(message)) if message.contains("the change is in force, but") && message.contains("state.json")
     ));
     assert_eq!(a.gate().entitled_ppm(), 400_000);
     std::fs::remove_dir(&in_the_way).unwrap();
@@ -617,7 +617,7 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
     hello.wishes = critical.encode();
     let socket = daemon.directory.tenant_socket();
     let (_, reason) = shake_hands(&socket, hello.as_bytes()).err().unwrap();
-    assert!(reason.contains("criticality critical was asked for"), "{reason}");
+    assert!(reason.contains("the job asked for criticality critical"), "{reason}");
     // A running session gets the largest share that its cap allows.
     hello.role = Role::Session as u32;
     hello.wishes = Wish { deadline_ns: Some(1), ..critical }.encode();

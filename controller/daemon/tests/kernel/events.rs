@@ -281,7 +281,7 @@ fn children_are_followed_from_birth_and_others_are_not_told() {
 }
 
 #[test]
-fn what_the_ring_has_no_room_for_is_counted_exactly() {
+fn events_without_room_in_the_ring_are_counted_exactly() {
     let _alone = alone();
     const CALLS: u64 = 20_000;
     let Some(mut kernel) = probes(&[TUN_KEY], Asked::Some(RING_BYTES), None) else { return };

@@ -25,10 +25,10 @@ pub enum ClientError {
     #[error(transparent)]
     Untrusted(TrustError),
     /// This user may not administer the daemon.
-    #[error("{0} is not yours to administer: only its user and root may (try sudo)")]
+    #[error("you may not administer the daemon at {0}, because only its user and root may; try sudo")]
     Forbidden(PathBuf),
     /// The process that answers belongs to neither this user nor root.
-    #[error("{path} is answered by a process of user {uid}, which is neither you nor root")]
+    #[error("the process that listens at {path} belongs to user {uid}, who is neither you nor root")]
     Foreign {
         /// The socket.
         path: PathBuf,
@@ -144,7 +144,7 @@ impl Client {
         self.stream.get_mut().write_all(&text).map_err(failed)?;
         let mut line = String::new();
         if self.stream.read_line(&mut line).map_err(failed)? == 0 {
-            return Err(strange("it closed the connection".to_owned()));
+            return Err(strange("the process closed the connection".to_owned()));
         }
         match serde_json::from_str(&line).map_err(|error| strange(error.to_string()))? {
             Reply::Error { message } => Err(ClientError::Refused(message)),

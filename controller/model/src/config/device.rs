@@ -19,7 +19,7 @@ pub struct DeviceKey {
 /// A text that does not name a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no device: give a name from /proc/devices, or NAME=MAJOR or NAME=MAJOR:MINOR (nvidia-uvm=241:0)"
+    "`{0}` is not a device; give a name from /proc/devices, NAME=MAJOR or NAME=MAJOR:MINOR, for example nvidia-uvm=241:0"
 )]
 pub struct DeviceKeyError(String);
 

@@ -135,7 +135,7 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
             return Some(Wrong { offset: name.span().start, message });
         };
         let is = |expected: String| {
-            let message = format!("`{path}` takes {expected}, and this is {}", kind(value.get_ref()));
+            let message = format!("`{path}` takes {expected}, not {}", kind(value.get_ref()));
             Some(Wrong { offset: name.span().start, message })
         };
         match (takes, value.get_ref()) {
@@ -150,14 +150,14 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
                     other => {
                         let number = name.get_ref();
                         let message = format!(
-                            "`{path}.{number}` is a section (`[{path}.{number}]`), and this is {}",
+                            "`{path}.{number}` is a section (`[{path}.{number}]`), not {}",
                             kind(other)
                         );
                         Some(Wrong { offset: name.span().start, message })
                     }
                 })
             }
-            (Takes::Section(_) | Takes::Sections(_), _) => is(format!("keys of its own (`[{path}]`)")),
+            (Takes::Section(_) | Takes::Sections(_), _) => is(format!("a section (`[{path}]`)")),
             (Takes::Number, DeValue::Integer(number)) => {
                 match i64::from_str_radix(number.as_str(), number.radix()) {
                     Ok(0..) => None,
@@ -169,8 +169,9 @@ fn wrong_in(table: &DeTable<'_>, prefix: &str, known: &[Key]) -> Option<Wrong> {
             (Takes::Texts(example), DeValue::Array(texts)) => {
                 let other = texts.iter().find(|text| !matches!(text.get_ref(), DeValue::String(_)))?;
                 let kind = kind(other.get_ref());
-                let message =
-                    format!("`{path}` takes a list of texts, such as [\"{example}\"], and {kind} is in this");
+                let message = format!(
+                    "`{path}` takes a list of texts, such as [\"{example}\"], but the list has {kind}"
+                );
                 Some(Wrong { offset: other.span().start, message })
             }
             (Takes::Switch, _) => is("true or false".to_owned()),
@@ -191,7 +192,7 @@ fn hint(name: &str, known: &[Key]) -> String {
         Some((_, nearest)) => format!("did you mean `{nearest}`?"),
         None => {
             let names: Vec<_> = known.iter().map(|Key(name, _)| *name).collect();
-            format!("the keys here are {}", names.join(", "))
+            format!("the known keys are {}", names.join(", "))
         }
     }
 }

@@ -278,17 +278,17 @@ impl Config {
             return Err((at(&["quantum", "min_ms"]), "`min_ms` is more than `max_ms`".to_owned()));
         }
         within("priority", self.priority.sum(), &PriorityKeys::SUM).map_err(|(key, _)| {
-            (key, "the weights under [priority] add up to nothing, or to more than a million".to_owned())
+            (key, "the weights under [priority] add up to nothing or to more than a million; give other weights".to_owned())
         })?;
         if self.defaults.lacks_share() {
             let message =
-                "`defaults.class` is guaranteed, which is the promise of a share: give `defaults.share`";
+                "`defaults.class` is guaranteed, and this class needs a share; give `defaults.share`";
             return Err((at(&["defaults", "class"]), message.to_owned()));
         }
         if let Some(name) = self.shared_names.iter().find(|name| !is_name(name)) {
             let most = TENANT_NAME_BYTES - 1;
             let message = format!(
-                "`shared_names` has {name:?} in it, and a tenant's name has from 1 to {most} bytes, begins with no dash, and all of it can be seen"
+                "`shared_names` has the name {name:?}; a tenant's name has from 1 to {most} bytes, all visible characters, and does not begin with a dash"
             );
             return Err((at(&["shared_names"]), message));
         }
@@ -296,13 +296,13 @@ impl Config {
         if let Some(user) = self.users.keys().find(not_a_number) {
             return Err((
                 at(&["users", user]),
-                format!("`{user}` is not a user's number (see `id -u NAME`)"),
+                format!("`{user}` is not the number of a user; see `id -u NAME`"),
             ));
         }
         match self.groups.keys().find(not_a_number) {
             Some(group) => Err((
                 at(&["groups", group]),
-                format!("`{group}` is not a group's number (see `getent group NAME`)"),
+                format!("`{group}` is not the number of a group; see `getent group NAME`"),
             )),
             None => Ok(()),
         }
@@ -418,7 +418,7 @@ mod tests {
         let (at, message) = refused("[quantum]\nmin_ms = 5\n  maxms = 9\n");
         assert_eq!((at, message.as_str()), ((3, 3), "unknown key `quantum.maxms`; did you mean `max_ms`?"));
         let (_, message) = refused("[users.7]\nzzz = 9\n");
-        assert!(message.contains("the keys here are share, memory, class"), "{message}");
+        assert!(message.contains("the known keys are share, memory, class"), "{message}");
     }
 
     #[test]
@@ -441,12 +441,12 @@ mod tests {
             ("[priority]\nsize = 0\nurgency = 0\ncriticality = 0\n", (1, 2), "nothing"),
             ("[defaults]\nslo = \"30\"\n", (2, 7), "30ms"),
             ("[defaults]\nclass = \"guaranteed\"\n", (2, 1), "share"),
-            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "\"\" in it, and a tenant's name"),
+            ("\nshared_names = [\"train\", \"\"]\n", (2, 1), "the name \"\"; a tenant's name"),
             ("shared_names = \"train\"\n", (1, 1), "such as [\"train\"]"),
             (
                 "shared_names = [\"train\", 1]\n",
                 (1, 26),
-                "texts, such as [\"train\"], and the number 1 is in this",
+                "texts, such as [\"train\"], but the list has the number 1",
             ),
             ("\"users\".7.slo = true # é\n[groups.video]\nshare = \"10%\"\n", (2, 9), "getent group"),
         ] {
@@ -462,31 +462,31 @@ mod tests {
             (
                 "\nheartbeat_limit_ms = \"soon\"\n",
                 2,
-                "`heartbeat_limit_ms` takes a whole number without quotation marks, and this is the text \"soon\"",
+                "`heartbeat_limit_ms` takes a whole number without quotation marks, not the text \"soon\"",
             ),
             (
                 "max_connections = -1\n",
                 1,
-                "`max_connections` takes a whole number that is not negative, and this is the number -1",
+                "`max_connections` takes a whole number that is not negative, not the number -1",
             ),
             (
                 "[caps]\nshare = 50\n",
                 2,
-                "`caps.share` takes a text in quotation marks, such as \"50%\", and this is the number 50",
+                "`caps.share` takes a text in quotation marks, such as \"50%\", not the number 50",
             ),
-            ("caps = 5\n", 1, "`caps` takes keys of its own (`[caps]`), and this is the number 5"),
-            ("users = []\n", 1, "`users` takes keys of its own (`[users]`), and this is a list"),
-            ("[users]\n1000 = true\n", 2, "`users.1000` is a section (`[users.1000]`), and this is true"),
+            ("caps = 5\n", 1, "`caps` takes a section (`[caps]`), not the number 5"),
+            ("users = []\n", 1, "`users` takes a section (`[users]`), not a list"),
+            ("[users]\n1000 = true\n", 2, "`users.1000` is a section (`[users.1000]`), not true"),
             (
                 "max_connections = \"\\n\\u001b[31m4\"\n",
                 1,
-                "`max_connections` takes a whole number without quotation marks, and this is the text \"??[31m4\"",
+                "`max_connections` takes a whole number without quotation marks, not the text \"??[31m4\"",
             ),
             ("\"fail\\nmode\" = \"open\"\n", 1, "unknown key `fail?mode`; did you mean `fail_mode`?"),
             (
                 "idle_exit_s = 1.5\n",
                 1,
-                "`idle_exit_s` takes a whole number without quotation marks, and this is the number 1.5",
+                "`idle_exit_s` takes a whole number without quotation marks, not the number 1.5",
             ),
         ] {
             let at = Position { line, column: 1 };

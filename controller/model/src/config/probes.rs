@@ -26,8 +26,7 @@ impl ProbesKeys {
     /// Returns the reason for which the configuration forbids metering from outside; `None` if it
     /// allows this.
     pub fn metering_refusal(&self) -> Option<String> {
-        (!self.enabled)
-            .then(|| "the daemon's configuration wants no programs in the kernel (probes.enabled)".to_owned())
+        (!self.enabled).then(|| "the daemon's configuration turns the probes off (probes.enabled)".to_owned())
     }
 }
 

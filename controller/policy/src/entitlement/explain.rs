@@ -100,10 +100,10 @@ pub fn derive(
             Sum::of(
                 own.ppm,
                 &[
-                    ("the share that it asked for", i64::from(asked_ppm)),
-                    ("what its user's cap takes off", i64::from(capped_ppm) - i64::from(asked_ppm)),
+                    ("the share that the tenant asked for", i64::from(asked_ppm)),
+                    ("the part beyond its user's cap", i64::from(capped_ppm) - i64::from(asked_ppm)),
                     (
-                        "what all asked for together is more than there is: its part of the excess",
+                        "its part of the excess, because all shares together are more than the GPU",
                         i64::from(own.ppm) - i64::from(capped_ppm),
                     ),
                 ],
@@ -125,7 +125,7 @@ pub fn derive(
                     ("the whole GPU", i64::from(PPM)),
                     ("guaranteed to others", -guaranteed),
                     ("owed to others that asked for a share", -asked),
-                    ("owed to others that asked for none, by their priority", -unasked),
+                    ("owed by priority to others that asked for no share", -unasked),
                     ("beyond its user's cap, or lost in rounding", -rest),
                 ],
             )
@@ -134,10 +134,10 @@ pub fn derive(
     let difference = i64::from(present.ppm) - i64::from(own.ppm);
     let term = match (request.class, difference) {
         (Class::BestEffort, _) => "left by the tenants of other classes",
-        (_, ..0) => "owed, but not wanted by itself",
-        _ => "owed to others that do not want it, or to nobody",
+        (_, ..0) => "owed, but not wanted now",
+        _ => "owed to others that do not want it, or owed to no tenant",
     };
-    let present_sum = Sum::of(present.ppm, &[("what it is owed", i64::from(own.ppm)), (term, difference)]);
+    let present_sum = Sum::of(present.ppm, &[("the part owed", i64::from(own.ppm)), (term, difference)]);
     Some(Derivation {
         rule: own.rule,
         weight_ppm: own.weight_ppm,

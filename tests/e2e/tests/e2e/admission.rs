@@ -37,7 +37,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
     let first = viewing(&host, &guaranteed("first", "3GiB"));
 
     let refused = host.finish(host.run(&guaranteed("second", "2GiB"), c_client("view"), &[]));
-    refused.refused("what they hold leave 1 GiB of a GPU's");
+    refused.refused("other tenants and their guarantees leave 1 GiB on a GPU");
     assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
 
     // The daemon admits a tenant without a guarantee. The tenant takes the memory that is free.
@@ -45,7 +45,7 @@ fn guaranteed_memory_that_others_have_is_refused_with_the_reason_or_waited_for()
 
     let options = [&guaranteed("second", "2GiB")[..], &["--wait"]].concat();
     let mut second = host.spawn(host.run(&options, c_client("view"), &[]));
-    second.await_error_line(|line| line.contains("waiting: 2 GiB of memory"));
+    second.await_error_line(|line| line.contains("waiting: the daemon cannot guarantee 2 GiB of memory"));
     thread::sleep(Duration::from_millis(600));
     assert!(host.ps().find("second").is_none(), "it waits still");
     first.finish().success();
@@ -78,7 +78,7 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 
     let options = ["--name", "late", "--memory", "800MiB"];
     host.finish(host.run(&options, c_client("view"), &[]))
-        .refused("beside what the user's other tenants have of it there is 384 MiB");
+        .refused("of which the user's other tenants leave 384 MiB");
 
     // The daemon does not refuse a process that runs already. The process gets a lower limit until
     // there is room.
@@ -98,7 +98,7 @@ fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
 }
 
 #[test]
-fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_grow() {
+fn the_memory_of_a_users_tenants_never_passes_the_cap_however_fast_they_grow() {
     const CAP_BYTES: u64 = 1 << 30;
     const PIECE_BYTES: u64 = 16 << 20;
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
@@ -118,7 +118,7 @@ fn what_a_users_tenants_hold_together_never_passes_the_cap_however_fast_they_gro
 }
 
 #[test]
-fn who_comes_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
+fn a_tenant_beside_one_that_had_all_of_a_cap_has_its_part_at_once() {
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
     let _holder = holding(&host, &["--name", "holder"], 64 << 20);
     let _late = holding(&host, &["--name", "late"], 512 << 20);
@@ -129,11 +129,11 @@ fn memory_that_others_hold_cannot_be_guaranteed_either() {
     let (host, _daemon) = host().with_daemon();
     let _holder = holding(&host, &["--name", "holder"], 2 << 30);
     host.finish(host.run(&guaranteed("late", "3GiB"), c_client("view"), &[]))
-        .refused("what they hold leave 2 GiB of a GPU's");
+        .refused("other tenants and their guarantees leave 2 GiB on a GPU");
 }
 
 #[test]
-fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
+fn a_running_tenant_gets_no_guarantee_that_cannot_be_kept_and_administrators_give_none() {
     let (host, _daemon) = host().with_daemon();
     let _first = viewing(&host, &guaranteed("first", "3GiB"));
     let mut command = host.preloaded(c_client("view"));
@@ -145,14 +145,14 @@ fn who_runs_already_gets_no_guarantee_that_cannot_be_kept_and_administrators_giv
     assert_eq!(class(), "fair");
     let set = |memory| host.call(&["set", "late", "--class", "guaranteed", "--memory", memory]);
     let refused = set("2GiB");
-    refused.refused("2 GiB of memory cannot be guaranteed now");
+    refused.refused("cannot guarantee 2 GiB of memory now");
     assert_eq!(class(), "fair");
     set("1GiB").success();
     assert_eq!(class(), "guaranteed");
 }
 
 #[test]
-fn what_was_promised_is_kept_from_those_who_come_later() {
+fn guaranteed_memory_is_kept_from_later_tenants() {
     let (host, mut daemon) = host().with_daemon();
     let first = viewing(&host, &guaranteed("first", "3GiB"));
     let greedy = filled(&host, &["--name", "greedy"]);
@@ -161,7 +161,7 @@ fn what_was_promised_is_kept_from_those_who_come_later() {
     // This tenant has no limit of its own.
     daemon.await_error_line(|line| {
         line.contains("refused 32 MiB for cuMemAlloc_v2")
-            && line.contains("passes the 1 GiB that others leave it")
+            && line.contains("would exceed the 1 GiB that others leave")
     });
     first.finish().success();
     let later = filled(&host, &["--name", "later"]);
@@ -193,12 +193,12 @@ fn an_administrator_promises_no_more_than_there_is_on_the_gpu_that_a_job_uses() 
     let _first = holding(&host, &guaranteed("first", "1GiB"), 512 << 20);
     let set = |memory| host.call(&["set", "first", "--memory", memory]);
     let refused = set("3GiB");
-    refused.refused("what they hold leave 2 GiB of a GPU's");
+    refused.refused("other tenants and their guarantees leave 2 GiB on a GPU");
     set("2GiB").success();
 }
 
 #[test]
-fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
+fn a_tenant_without_a_guarantee_takes_no_guaranteed_memory_by_following_its_use() {
     let (host, _daemon) = host().with_daemon();
     let first = viewing(&host, &guaranteed("first", "3GiB"));
     let options = ["--name", "follower", "--memory-follow-use"];
@@ -207,17 +207,18 @@ fn who_was_promised_nothing_takes_no_promised_memory_by_following_its_use() {
     let bytes = (512u64 << 20).to_string();
     let follower = host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding");
     let told = host.shows(&["ps", "-v"]);
-    assert!(told.contains("1 GiB are kept for it"), "{told}");
+    assert!(told.contains("keeps 1 GiB for the tenant"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
     first.finish().success();
     // Without other tenants, the daemon keeps all of the GPU's memory for the follower.
-    let all = |told: &str| told.contains("4 GiB are kept for it") && told.contains("may hold 4 GiB at most");
+    let all =
+        |told: &str| told.contains("keeps 4 GiB for the tenant") && told.contains("may hold 4 GiB at most");
     eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
     follower.finish().success();
 }
 
 #[test]
-fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
+fn unused_memory_of_a_guarantee_is_lent_if_the_tenant_allows_that() {
     let (host, _daemon) = host().config("memory_follow_ms = 200\n").with_daemon();
     let first = viewing(&host, &[&guaranteed("first", "3GiB")[..], &["--memory-follow-use"]].concat());
     let taken = |name| filled(&host, &["--name", name])["kinds"][0]["bytes"].as_u64().expect("a number");
@@ -227,13 +228,13 @@ fn what_a_tenant_does_not_use_of_its_promise_is_lent_where_it_allows_that() {
     await_value(greedy, |bytes| *bytes == (4096 - 256) * MIB);
     let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("it follows its use as asked"), "{told}");
-    assert!(told.contains("256 MiB are kept for it"), "{told}");
+    assert!(told.contains("keeps 256 MiB for the tenant"), "{told}");
 
     // Lent memory comes back when the borrower frees it, and not before.
     let holder = holding(&host, &["--name", "holder"], 3072 * MIB);
     let stop = || host.call(&["set", "first", "--memory-follow-use=false"]);
     let refused = stop();
-    refused.refused("cannot be guaranteed now");
+    refused.refused("of memory now");
     // The limit of `first` follows the memory that others leave. The limit is never below the
     // memory that the daemon keeps for `first`.
     let mine = taken("first");

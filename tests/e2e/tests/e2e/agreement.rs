@@ -176,7 +176,7 @@ mod measured {
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn what_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
+    fn time_that_a_tenant_leaves_flows_in_real_time_as_in_virtual_time() {
         // The measurement covers many pauses, so that one pause more or less changes the result
         // little.
         let tenants = [

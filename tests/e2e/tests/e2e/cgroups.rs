@@ -63,7 +63,7 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn who_runs_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_is_its_tenant() {
+fn a_process_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_belongs_to_its_tenant() {
     let own = std::process::id();
     let id = |kind: u32| format!("{kind:08x}{own:056x}");
     let uid = |kind: u32| format!("{kind:08x}-0000-4000-8000-{own:012x}");

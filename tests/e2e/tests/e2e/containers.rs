@@ -95,7 +95,7 @@ fn a_containers_users_are_bounded_as_whoever_started_it() {
 }
 
 #[test]
-fn what_a_container_asks_for_by_itself_is_a_request_like_any_other() {
+fn a_wish_of_a_container_itself_is_a_request_like_any_other() {
     let host = Host::new().config("[users.0]\nmemory = \"1GiB\"\n");
     let Some(containers) = Containers::on(&host) else { return };
     let _daemon = host.daemon();

@@ -100,7 +100,7 @@ fn contexts_that_nvml_does_not_tell_of_in_time_count_once_it_does() {
         maker.await_line(|line| line == format!("{number} 0"));
     }
     assert_eq!(contexts_mib(&host), 0);
-    maker.await_error_line(|line| line.contains("counts for nothing until NVML"));
+    maker.await_error_line(|line| line.contains("until NVML reports it"));
     fs::write(&file, []).expect("the host's own folder");
     host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == 2 * CONTEXT_MIB * MIB));
     assert_eq!(contexts_mib(&host), 2 * CONTEXT_MIB);

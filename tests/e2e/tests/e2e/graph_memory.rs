@@ -39,7 +39,7 @@ fn said(what: &str, count: u64, mib: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
+fn memory_that_the_driver_refuses_a_graph_on_a_full_gpu_is_told() {
     let (host, _daemon) =
         Host::new().simgpu("memory_bytes = 268435456\ncontext_overhead_bytes = 0\n").with_daemon();
     let client = host.run(&["--name", "t"], c_client("graphs"), &["nested", "0", "300"]);
@@ -76,7 +76,7 @@ fn a_graph_that_left_something_allocated_is_refused_by_the_driver() {
 }
 
 #[test]
-fn what_one_graph_left_is_not_counted_on_by_another() {
+fn a_graph_does_not_count_on_memory_that_another_left() {
     let mut expected = vec![SUCCESS; 6];
     // The other graph frees the first one's memory, and another allocation takes it. The second
     // graph has memory of its own.

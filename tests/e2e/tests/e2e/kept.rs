@@ -72,7 +72,7 @@ fn a_destroyed_pool_counts_until_the_stream_has_come_to_the_end_of_its_memory() 
 }
 
 #[test]
-fn what_is_captured_counts_from_the_upload_or_launch_on_until_it_is_trimmed() {
+fn captured_memory_counts_from_the_upload_or_launch_on_until_it_is_trimmed() {
     let stages = [
         ("captured", "graph", 0),
         ("launched", "graph", 50),

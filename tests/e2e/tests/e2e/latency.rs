@@ -36,7 +36,7 @@ mod measured {
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn who_has_an_objective_does_not_wait_for_others_leases() {
+    fn a_tenant_with_an_objective_does_not_wait_for_others_leases() {
         let (soon_us, late_us) = (waited_us(&["--slo", "30ms"]), waited_us(&[]));
         assert!(soon_us <= late_us * PART, "{soon_us} us of {late_us} us");
     }

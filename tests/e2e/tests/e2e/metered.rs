@@ -38,7 +38,7 @@ fn every_launch_of_a_program_that_is_not_preloaded_is_counted_from_the_first_one
     let storm = c_client("storm");
     let job = host.spawn(host.run(&["--no-preload", "--name", "outside"], &storm, &[]));
     let said = job.finish().success();
-    assert!(!said.stderr.contains("not counted"), "{}", said.stderr);
+    assert!(!said.stderr.contains("does not count"), "{}", said.stderr);
     let launches = said.json()["kernel_launches"].as_u64().unwrap();
     let ended = await_metered(&host, |processes| all_ended(processes, 1)).swap_remove(0);
     assert_eq!((&ended["tenant"], &ended["launches"]), (&"outside".into(), &launches.into()), "{ended}");
@@ -121,7 +121,7 @@ fn made_up_libraries_take_nobody_elses_room_and_are_forgotten_with_their_job() {
     // metered all the while.
     let _stays = host.spawn(host.run(&["--no-preload", "--name", "stays"], "sleep", &["60"]));
     maker.finish().success();
-    let forgotten = |line: &str| line.contains("probed no more") && line.contains("/maker/libcuda.so");
+    let forgotten = |line: &str| line.contains("no longer probes") && line.contains("/maker/libcuda.so");
     daemon.await_error_line(forgotten);
 }
 
@@ -144,7 +144,7 @@ fn a_static_program_is_metered_by_its_own_symbols_and_a_stripped_one_says_why_no
     job.env_remove("LD_LIBRARY_PATH");
     let said = host.finish(job).success();
     assert!(
-        said.stderr.contains("what it launches is not counted") && said.stderr.contains("stripped"),
+        said.stderr.contains("the daemon does not count its launches") && said.stderr.contains("stripped"),
         "{}",
         said.stderr
     );

@@ -137,7 +137,7 @@ fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
 }
 
 #[test]
-fn what_a_pool_gave_counts_beyond_the_end_of_its_context_and_of_the_pool() {
+fn memory_of_a_pool_counts_beyond_the_end_of_its_context_and_of_the_pool() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     client.does("pool('own')");
@@ -214,7 +214,7 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
 }
 
 #[test]
-fn what_is_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_array_ends() {
+fn memory_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_array_ends() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "t");
     client.does("array('sparse', SPARSE)");

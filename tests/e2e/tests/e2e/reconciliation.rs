@@ -92,8 +92,8 @@ fn the_log_names_the_limit_that_was_passed_though_it_was_raised_since() {
     host.call(&["set", "t", "--memory", "512MiB"]).success();
     daemon.await_error_line(|line| line.contains("refused 2 MiB for cuMemAlloc_v2"));
     let told = daemon.stderr();
-    assert!(told.contains("passes its limit of 64 MiB"), "{told}");
-    assert!(!told.contains("passes its limit of 512 MiB"), "{told}");
+    assert!(told.contains("would exceed its limit of 64 MiB"), "{told}");
+    assert!(!told.contains("would exceed its limit of 512 MiB"), "{told}");
 }
 
 #[test]
@@ -120,11 +120,13 @@ fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was
         assert_eq!(account["memory_peak_bytes"], GPU_BYTES, "{kind}: {account}");
         assert!(!said.stderr.contains("deepres"), "as it is without deepres: {}", said.stderr);
         daemon.await_error_line(|line| {
-            line.contains(&format!("refused 64 MiB for {kind}: the driver had not so much left"))
+            line.contains(&format!(
+                "the driver refused 64 MiB for {kind}: the GPU had too little memory left"
+            ))
         });
         let shown = host.shows(&["ps"]);
         let told =
-            format!("refused 2 times, last 64 MiB for {kind}, which the driver had not left on the GPU");
+            format!("refused 2 times, last 64 MiB for {kind}, because the GPU had too little memory left");
         assert!(shown.contains(&told), "{shown}");
     }
 }

@@ -91,7 +91,7 @@ fn a_tinygrad_trainers_graphs_and_kernels_are_in_its_trace_and_the_trace_is_a_wo
 }
 
 #[test]
-fn what_a_client_that_was_killed_did_before_can_be_read() {
+fn the_recording_of_a_killed_client_can_be_read() {
     let (host, _daemon) = Host::new().with_daemon();
     let file = host.path().join("killed.trace");
     let options = ["--record", file.to_str().expect("UTF-8")];

@@ -56,11 +56,11 @@ fn a_program_that_loads_no_library_runs_and_says_that_nothing_holds_for_it() {
     ];
     // Only root can make a set-user-ID program of another user.
     let privileged = deepres_e2e::skip::root_or_skipped()
-        .then(|| (privileged(&host, &c_program("hello")), "rights that you have not"));
+        .then(|| (privileged(&host, &c_program("hello")), "rights that you do not have"));
     for (program, reason) in programs.into_iter().chain(privileged) {
         let done = host.finish(host.run(&[], &program, &[])).success();
         assert_eq!((done.stdout.as_str(), done.stderr.lines().count()), ("hello\n", 1), "{}", done.stderr);
-        assert!(done.stderr.contains(reason) && done.stderr.contains("neither metered"), "{}", done.stderr);
+        assert!(done.stderr.contains(reason) && done.stderr.contains("neither meters"), "{}", done.stderr);
 
         let script = host.path().join("script");
         fs::write(&script, format!("#!{}\n", program.display())).unwrap();

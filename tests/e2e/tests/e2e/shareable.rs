@@ -69,7 +69,7 @@ fn host() -> Host {
 }
 
 #[test]
-fn what_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mapping_are_gone() {
+fn memory_that_a_process_imports_of_its_own_counts_once_until_its_last_handle_and_mapping_are_gone() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
@@ -114,7 +114,7 @@ fn the_order_in_which_handles_are_released_does_not_matter() {
 }
 
 #[test]
-fn what_only_a_descriptor_keeps_counts_once_it_is_imported() {
+fn memory_that_only_a_descriptor_keeps_counts_once_it_is_imported() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();
@@ -168,7 +168,7 @@ fn an_import_without_room_is_released_even_if_the_first_attempt_fails() {
 }
 
 #[test]
-fn what_is_imported_of_the_own_goes_with_the_process() {
+fn imported_memory_of_its_own_goes_with_the_process() {
     let (host, _daemon) = host().with_daemon();
     let mut client = Client::start(&host, "");
     let (piece, descriptor) = client.create_and_export();

@@ -277,22 +277,22 @@ fn a_file_that_is_not_a_tenants_is_refused_with_the_reason_and_left_as_it_is() {
 
     for garbage in [&b""[..], b"what somebody keeps here", &[0x5a; 1 << 20]] {
         private(garbage);
-        assert_refused(&host, &file, "not made by deepres");
+        assert_refused(&host, &file, "deepres did not make the file");
         assert_eq!(fs::read(&file).unwrap(), garbage);
     }
     fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
-    assert_refused(&host, &file, "not a file of yours alone");
+    assert_refused(&host, &file, "the file is not yours alone");
     fs::remove_file(&file).unwrap();
     symlink(host.path().join("elsewhere"), &file).unwrap();
-    assert_refused(&host, &file, "not a file of yours alone");
+    assert_refused(&host, &file, "the file is not yours alone");
     fs::remove_file(&file).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    assert_refused(&host, &file, "not a file of yours alone");
+    assert_refused(&host, &file, "the file is not yours alone");
     fs::remove_file(&file).unwrap();
     if deepres_e2e::skip::root_or_skipped() {
         private(b"deepres\0");
         std::os::unix::fs::chown(&file, Some(4711), None).unwrap();
-        assert_refused(&host, &file, "not a file of yours alone");
+        assert_refused(&host, &file, "the file is not yours alone");
         fs::remove_file(&file).unwrap();
     }
     fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();

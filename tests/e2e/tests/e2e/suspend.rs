@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
 
-const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (it came with release 570)";
+const NO_CHECKPOINTS: &str = "the NVIDIA driver has no checkpoint API (release 570 and newer have it)";
 /// The daemon's pause between two attempts to bring a tenant back.
 const MOVERS_PAUSE: Duration = Duration::from_secs(1);
 /// A time in which many kernels run.
@@ -84,7 +84,7 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
-fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
+fn a_suspended_tenant_is_seen_to_wait_in_every_call() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = host.start(host.run(&["--name", "t"], c_client("heldup"), &[]), "ready");
     let await_waiters = |wanted| host.await_ps(|ps| ps.tenant("t").sessions[0].waiters == wanted);
@@ -107,7 +107,7 @@ fn whatever_call_a_suspended_tenant_waits_in_it_is_seen_to_wait() {
 }
 
 #[test]
-fn who_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
+fn a_process_that_comes_to_a_suspended_tenant_keeps_no_memory_on_the_gpu_either() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut clients = vec![holding(&host, "t", 256 * MIB, "2000", false)];
     host.call(&["suspend", "t"]).success();
@@ -209,7 +209,7 @@ fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
 }
 
 #[test]
-fn who_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
+fn a_tenant_that_did_not_opt_in_keeps_the_memory_and_the_other_is_told_that_there_is_none() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut firm = holding(&host, "firm", 608 * MIB, "500", false);
     let other = swapper(&host, "other", 608 * MIB, "1", true);
@@ -251,7 +251,7 @@ fn keeper(host: &Host) -> Pid {
 }
 
 #[test]
-fn what_moves_tenants_leaves_no_zombies() {
+fn moves_of_tenants_leave_no_zombies() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = holding(&host, "t", 64 * MIB, "600", false);
     for _ in 0..3 {
@@ -270,7 +270,7 @@ fn a_tenant_whose_keeper_is_killed_is_brought_back_all_the_same() {
     let client = holding(&host, "t", 256 * MIB, "300", false);
     host.call(&["suspend", "t"]).success();
     kill_process(keeper(&host), Signal::KILL).expect("it lives");
-    host.call(&["resume", "t"]).refused("the daemon tries again and again to bring it back");
+    host.call(&["resume", "t"]).refused("keeps trying to bring the tenant back");
     assert_unchanged(client);
 }
 
@@ -304,7 +304,7 @@ fn the_next_daemon_brings_a_tenant_back_whose_daemon_and_keeper_were_killed() {
     thread::sleep(2 * MOVERS_PAUSE);
     assert!(gate().lines().any(|line| line.starts_with("t ") && line.contains("suspended")), "{}", gate());
     let told = host.call(&["resume", "t"]).success();
-    assert!(told.stdout.contains("is resumed once there is room for it"), "{}", told.stdout);
+    assert!(told.stdout.contains("waits for memory"), "{}", told.stdout);
     kill_client(&host, "other");
     assert_unchanged(client);
 }
@@ -419,7 +419,7 @@ fn nobody_waits_for_the_memory_of_a_tenant_that_the_driver_cannot_move() {
 }
 
 #[test]
-fn who_waits_gets_the_memory_of_one_that_ends_instead_of_leaving() {
+fn a_waiting_tenant_gets_the_memory_of_one_that_ends_instead_of_leaving() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let _holder = holding(&host, "holder", 608 * MIB, "100000", true);
     let mut other = swapper(&host, "other", 608 * MIB, "1", false);
@@ -444,20 +444,20 @@ fn a_limit_that_is_lowered_while_an_allocation_waits_for_room_holds_for_it() {
 }
 
 #[test]
-fn who_is_resumed_while_others_have_the_memory_comes_back_after_them() {
+fn a_tenant_resumed_while_others_have_the_memory_comes_back_after_them() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let first = holding(&host, "first", 608 * MIB, "100", false);
     host.call(&["suspend", "first"]).success();
     let _other = holding(&host, "other", 608 * MIB, "100000", false);
     let resumed = host.shows(&["resume", "first"]);
-    assert!(resumed.starts_with("first: is resumed once there is room for it"), "{resumed}");
+    assert!(resumed.starts_with("first: waits for memory"), "{resumed}");
     let shown = host.shows(&["ps"]);
     assert!(shown.contains("first on gpu 0: linear 608 MiB, on the host\n"), "{shown}");
     kill_client(&host, "other");
     assert_unchanged(first);
     // The ended tenant stays listed for a while.
     let ended = host.call(&["suspend", "first"]).stderr;
-    assert!(ended.contains("no process of `first` uses a GPU: there is nothing to suspend"), "{ended}");
+    assert!(ended.contains("no process of `first` uses a GPU, so there is nothing to suspend"), "{ended}");
 }
 
 /// Waits until a tenant has all memory that the GPU has left, which is `bytes`, and waits for more.

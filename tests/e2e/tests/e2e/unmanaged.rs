@@ -402,10 +402,11 @@ fn a_trace_tells_the_calls_of_a_program_and_what_it_starts() {
         ended.recv().expect_err("nothing is sent");
     });
     let tid = tids.recv().expect("the thread tells its number");
-    host.call(&["trace", "--device", CONTROL, "-p", &tid]).refused(&format!("a thread of process {own}"));
+    host.call(&["trace", "--device", CONTROL, "-p", &tid])
+        .refused(&format!("is a thread, and a trace is of whole processes; give -p {own}"));
     drop(end);
     lives.join().expect("the thread ends");
-    host.call(&["trace"]).refused("trace whom?");
+    host.call(&["trace"]).refused("no process to trace");
 }
 
 #[test]
@@ -422,7 +423,7 @@ fn a_trace_that_cannot_be_written_says_so_and_has_the_colours_that_its_terminals
     let full = host.finish(traced("exec \"$0\" \"$@\" >/dev/full"));
     assert_eq!(full.code, 1, "the program itself succeeded");
     let said = full.stderr;
-    assert!(said.contains("cannot be written") && said.contains("No space left"), "{said}");
+    assert!(said.contains("cannot write the trace") && said.contains("No space left"), "{said}");
 
     let on_terminal = |wish: &str| {
         let mut command = traced(
@@ -633,7 +634,11 @@ mod measured {
         // The process stops when it runs next.
         let await_stopped = || await_value(|| state(held.pid()), |state| *state == 'T');
         await_stopped();
-        assert!(!daemon.stderr().contains("held again"), "nobody has let it go on:\n{}", daemon.stderr());
+        assert!(
+            !daemon.stderr().contains("held an unmanaged process again"),
+            "nobody has let it go on:\n{}",
+            daemon.stderr()
+        );
         // The process's owner can continue it for a moment. The daemon then stops it again.
         held.signal(Signal::CONT);
         await_stopped();
@@ -642,7 +647,7 @@ mod measured {
         assert_ne!(state(held.pid()), 'T');
         let adopted = await_state(&host, held.pid(), "adopted");
         assert_eq!(adopted["tenant"], "nightly");
-        host.call(&["adopt", "1"]).refused("no unmanaged user");
+        host.call(&["adopt", "1"]).refused("is not an unmanaged process");
 
         let second = user(&host, &[]);
         await_state(&host, second.pid(), "held");
@@ -697,7 +702,7 @@ mod measured {
         let _keeper = host.spawn(host.run(&["--name", "later"], "sleep", &["60"]));
         host.await_ps(|ps| ps.find("later").is_some());
         let mut trace = host.spawn(host.deepres(&["trace", "--device", CONTROL, "--tenant", "later"]));
-        trace.await_error_line(|line| line == "deepres: nobody of later yet");
+        trace.await_error_line(|line| line == "deepres: tenant `later` has no process yet");
         trace.terminate().success();
     }
 

@@ -152,7 +152,7 @@ impl Report {
     fn check(&self) -> Result<()> {
         let added = self.apis.iter().zip(APIS).map(|(api, (name, most_ns))| {
             let holds = api.added_ns.is_some_and(|added_ns| added_ns <= *most_ns);
-            (format!("{name} takes {most_ns} ns more at most"), holds)
+            (format!("{name} takes at most {most_ns} ns more"), holds)
         });
         let scales = self.scale.as_ref().is_some_and(|scale| scale.ratio >= LEAST_SCALE_RATIO);
         let scales = (format!("two threads scale to {LEAST_SCALE_RATIO} of the bare driver"), scales);
@@ -183,7 +183,7 @@ fn print(report: &Report) {
     }
     if let Some(scale) = &report.scale {
         println!(
-            "two threads launch {:.2} times as much as twice one, bare {:.2}: {:.3} of it",
+            "two threads launch {:.2} times twice the launches of one thread; bare {:.2}; ratio {:.3}",
             scale.hooked, scale.bare, scale.ratio
         );
     }
@@ -219,7 +219,7 @@ impl Bench {
             plain.env("LD_LIBRARY_PATH", &self.driver).env("STUB_DRIVER_UUID", &self.uuid);
             let run = measure(&mut plain, |_| Ok(()))?;
             let by = run.hooked_by.display();
-            ensure!(run.hooked_by.starts_with(&self.driver), "the bare run is hooked by {by}");
+            ensure!(run.hooked_by.starts_with(&self.driver), "{by} hooks the bare run");
             bare_scale.push(run.scale);
             collect(&mut bare, run);
 
@@ -270,7 +270,7 @@ fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Resu
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
     if line.is_empty() {
-        bail!("said nothing: {}", running.shown());
+        bail!("the client printed nothing: {}", running.shown());
     }
     let run: Run = serde_json::from_str(&line)
         .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
@@ -327,7 +327,7 @@ mod tests {
         let slow = report(|most_ns| Some(if most_ns == 100.0 { 101.0 } else { most_ns }));
         assert_eq!(
             slow.check().unwrap_err().to_string(),
-            format!("past the bar: {ALLOCATION} takes 100 ns more at most")
+            format!("past the bar: {ALLOCATION} takes at most 100 ns more")
         );
         assert!(report(|_| None).check().is_err());
         let unscaled = Report { scale: Some(Scale { bare: 1.0, hooked: 0.9, ratio: 0.9 }), ..report(Some) };

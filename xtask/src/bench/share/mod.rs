@@ -179,7 +179,7 @@ pub fn run(options: &Options) -> Result<()> {
     let report = Report::of(cells, alone);
     super::print(options.json, &report, || {
         println!(
-            "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one alone",
+            "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one tenant alone",
             report.mean_error_points, report.worst_error_points, report.worst_throughput_ratio
         );
     })?;
@@ -229,11 +229,11 @@ impl Report {
         let is_unhindered = self.alone.iter().all(|alone| alone.alone_ratio >= 0.995);
         let is_metered = self.cells.iter().all(|cell| cell.meter_error_points <= 1.0);
         super::check(&[
-            ("mean error of 1 point at most", self.mean_error_points <= 1.0),
-            ("errors of 3 points at most", self.worst_error_points <= 3.0),
+            ("a mean error of at most 1 point", self.mean_error_points <= 1.0),
+            ("errors of at most 3 points", self.worst_error_points <= 3.0),
             ("a meter within 1 point", is_metered),
-            ("0.98 of one alone's throughput at least", self.worst_throughput_ratio >= 0.98),
-            ("0.995 of the bare driver at least, alone", is_unhindered),
+            ("at least 0.98 of the throughput of one tenant alone", self.worst_throughput_ratio >= 0.98),
+            ("alone, at least 0.995 of the bare driver", is_unhindered),
         ])
     }
 

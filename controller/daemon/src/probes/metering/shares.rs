@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// The reason for which a source gets no more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{source_name} has {taken} of {most}, and one may have half of what the others leave")]
+#[error("{source_name} has {taken} of {most}, and each user may have half of the number that others leave")]
 pub struct Full {
     source_name: String,
     taken: usize,

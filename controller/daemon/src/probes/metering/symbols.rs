@@ -31,13 +31,13 @@ pub struct Point {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolsError {
     /// The file is no program or library.
-    #[error("is no program or library of this machine")]
+    #[error("is not a program or library for this machine")]
     NotElf,
     /// The tables contradict themselves, or are larger than the tables of any driver.
-    #[error("has tables that cannot be read")]
+    #[error("has malformed symbol tables")]
     Malformed,
     /// The file is stripped of all symbols.
-    #[error("has no symbols (it is stripped): where its functions are cannot be known")]
+    #[error("is stripped, so the daemon cannot find its functions")]
     NoSymbols,
     /// The file has symbols, but none of the driver's functions.
     #[error("has none of the driver's functions")]

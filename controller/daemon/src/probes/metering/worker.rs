@@ -182,7 +182,7 @@ impl Worker {
         self.load()?.meter(who, job).map_err(|error| error.to_string())?;
         self.next_job += 1;
         self.jobs.insert(job, purpose);
-        tracing::info!(pid, tenant = self.jobs[&job].tenant, "metering a process from outside");
+        tracing::info!(pid, tenant = self.jobs[&job].tenant, "the daemon meters a process from outside");
         self.enter(who, job);
         let found = self.attach(who).map_err(|unprobed| unprobed.to_string());
         if let Err(problem) = &found
@@ -271,8 +271,9 @@ impl Worker {
         let mut problems = Vec::new();
         let mut has_any = false;
         let found = self.mapped_by(who);
-        let found = found
-            .ok_or_else(|| Unprobed::Problem("it keeps what it has mapped from being read".to_owned()))?;
+        let found = found.ok_or_else(|| {
+            Unprobed::Problem("the daemon cannot read the mappings of the process".to_owned())
+        })?;
         let mut patience = SYMBOLS_LIMIT;
         for mapped in found {
             let is_known = self.libraries.contains_key(&mapped.id);
@@ -313,17 +314,17 @@ impl Worker {
     ) -> Result<(), Unusable> {
         let libraries::Mapped { file, id, path } = mapped;
         let Some(source) = self.processes.get(&who).map(|process| process.source.clone()) else {
-            return Err(Unusable::Kernel("its process is gone".to_owned()));
+            return Err(Unusable::Kernel("the process has ended".to_owned()));
         };
         let copy = file.try_clone().map_err(|error| Unusable::Kernel(error.to_string()))?;
         let began = Instant::now();
         let places = self.readers.within(*patience, move || points(&copy));
         *patience = patience.saturating_sub(began.elapsed());
-        let places = places.ok_or_else(|| Unusable::Kernel("it takes too long to read".to_owned()))?;
+        let places = places.ok_or_else(|| Unusable::Kernel("reading the file takes too long".to_owned()))?;
         let places = places.map_err(Unusable::Symbols)?;
         let (beginnings, counted): (Vec<Point>, Vec<Point>) =
             places.into_iter().partition(|point| cookie::tells(point.cookie));
-        let full = |full| Unusable::Kernel(format!("too many libraries are probed already: {full}"));
+        let full = |full| Unusable::Kernel(format!("the daemon probes too many libraries already: {full}"));
         self.brought.take(&source, 1, MAX_LIBRARIES).map_err(full)?;
         let programs = self.load();
         let beginning = programs.and_then(|programs| {
@@ -337,7 +338,7 @@ impl Worker {
         tracing::info!(
             library = deepres_model::text::harmless(&path),
             functions = counted.len(),
-            "a driver's library is probed"
+            "the daemon probes a driver's library"
         );
         let library = Library { file, path, points: counted, beginning, source, jobs: BTreeSet::new() };
         self.libraries.insert(id, library);
@@ -351,7 +352,7 @@ impl Worker {
         for (_, library) in unused {
             tracing::info!(
                 library = deepres_model::text::harmless(&library.path),
-                "a driver's library is probed no more: whoever used it is gone"
+                "the daemon no longer probes a driver's library: its last user has ended"
             );
             self.brought.give_back(&library.source, 1);
             self.undertaker.take(None, library.beginning);
@@ -372,7 +373,7 @@ impl Worker {
             let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
             let most = room(probed.sum());
             probed.take(&process.source, count, most).map_err(|full| {
-                format!("too many probes are attached already: {full} (half of the daemon's descriptors, `ulimit -n`, and {MAX_PROBES} at most)")
+                format!("the daemon has too many probes already: {full}; raise `ulimit -n`, of which probes may have half, up to {MAX_PROBES}")
             })?;
         }
         let probes = library.points.iter().map(|point| programs.attach(&library.file, *point, Some(who.pid)));
@@ -551,7 +552,7 @@ impl Worker {
 /// The reason for which a process has no probes.
 #[derive(Debug, thiserror::Error)]
 enum Unprobed {
-    #[error("it has loaded no file with the driver's functions")]
+    #[error("the process has loaded no file with the driver's functions")]
     NoLibrary,
     /// The process uses the driver or may use it, and nobody counts its calls.
     #[error("{0}")]
