@@ -2,8 +2,8 @@
 //!
 //! The daemon seals the page's memory before a tenant gets it, so the tenant cannot write it. Each
 //! slot belongs to the arbiter of one GPU, which alone writes the slot. A launch reads one word,
-//! [`GrantSlot::gate`]. While the GPU is contended, each launch also reads the terms of the lease.
-//! While the gate is open, the interposer reads the terms only now and then.
+//! [`GrantSlot::gate`]. While the GPU is contended, the launch that begins a segment also reads the
+//! terms of the lease. While the gate is open, the interposer reads the terms only now and then.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};

@@ -162,10 +162,22 @@ impl Gpu {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
 
+    /// Returns the gate word, or `None` if the daemon does not manage the GPU.
+    #[inline(always)]
+    pub fn gate_word(&self) -> Option<u32> {
+        self.grant().map(GrantSlot::gate_word)
+    }
+
     /// Returns whether the gate is open. If the daemon does not manage the GPU, returns true.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
-        self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
+        self.gate_word().is_none_or(Gate::is_open)
+    }
+
+    /// Returns whether the process has a lease that has expired at `now_ns`.
+    pub fn is_expired(&self, now_ns: u64) -> bool {
+        let is_past = |grant: &GrantSlot| grant.terms().is_some_and(|terms| now_ns >= terms.expires_ns);
+        self.grant().is_some_and(|grant| grant.gate().state == GateState::Leased && is_past(grant))
     }
 
     /// Returns whether the daemon keeps the tenant off the GPU: the tenant is paused, or suspended
