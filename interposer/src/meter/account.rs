@@ -285,7 +285,15 @@ mod tests {
     use super::*;
 
     fn measured(start_ns: i64, took_ns: i64) -> Measured {
-        Measured { start_ns, took_ns, most_ns: took_ns, is_exact: true, was_idle: true, offset_ns: None }
+        Measured {
+            start_ns,
+            took_ns,
+            least_ns: took_ns,
+            most_ns: took_ns,
+            is_exact: true,
+            was_idle: true,
+            offset_ns: None,
+        }
     }
 
     #[test]

@@ -249,9 +249,12 @@ impl Gpu {
         self.is_fine.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Self::is_fine`].
+    /// Sets [`Self::is_fine`]. Writes only a change, because each write takes the cache line away
+    /// from the launching threads.
     pub fn set_fine(&self, _meter: MeterThread, is_fine: bool) {
-        self.is_fine.store(is_fine, Ordering::Relaxed);
+        if self.is_fine() != is_fine {
+            self.is_fine.store(is_fine, Ordering::Relaxed);
+        }
     }
 
     /// Records that a thread passes the gate under a lease, if no thread passed the gate under this
@@ -334,7 +337,11 @@ impl Gpu {
     /// Returns the time that other threads added since the last call, ns. The caller charges this
     /// time.
     pub fn take_late_ns(&self, _meter: MeterThread) -> u64 {
-        self.late_ns.swap(0, Ordering::Relaxed)
+        // There is mostly no such time. A load leaves the cache line with the launching threads.
+        match self.late_ns.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.late_ns.swap(0, Ordering::Relaxed),
+        }
     }
 
     /// Adds launches, and the markers recorded for them, to the counters of the meter page.

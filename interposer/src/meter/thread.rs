@@ -66,7 +66,7 @@ const STACK_BYTES: usize = 2 << 20;
 pub struct MeterThread(PhantomData<*const ()>);
 
 /// Starts the meter thread with every signal blocked, because signal handlers belong to the job and
-/// run on the job's threads.
+/// run on the job's threads. The thread waits until the session has begun.
 ///
 /// # Errors
 /// The error of the system, if it cannot create the thread.
@@ -85,7 +85,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
-            Meter::new(MeterThread(PhantomData), process).run();
+            let here = MeterThread(PhantomData);
+            match process.await_session(here) {
+                true => Meter::new(here, process).run(),
+                false => alone::count_out(),
+            }
         });
     // SAFETY: `previous` is the caller's own mask, from above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
@@ -416,10 +420,11 @@ impl Meter {
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
+            if known_ns != 0 && !contents.is_copy {
+                let bounds = (measured.least_ns.unsigned_abs(), measured.most_ns.unsigned_abs());
+                lane.compare(self.here, known_ns, bounds);
+            }
             if measured.is_exact {
-                if known_ns != 0 && !contents.is_copy {
-                    lane.compare(self.here, known_ns, took_ns);
-                }
                 known_ns = context.gpu.estimates.learn(self.here, key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
             } else {

@@ -175,7 +175,11 @@ impl Lane {
                     self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
                     return;
                 }
-                End::Unrecorded { least_ns: self.learned.busy_for_ns.load(Ordering::Relaxed) }
+                // Work on the legacy stream waits for other streams, and must not be charged for
+                // the wait.
+                let is_by_itself = self.context.lanes() <= 1;
+                let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
+                End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
             }
             Some(Stream::PER_THREAD) => {
                 let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
@@ -212,13 +216,18 @@ impl Lane {
         }
     }
 
-    /// Compares a sample of `took_ns` with the estimate `known_ns` of its launch. The result decides
-    /// how often the lane takes a sample.
-    pub fn compare(&self, _meter: MeterThread, known_ns: u64, took_ns: u64) {
-        let is_confirmed = took_ns.abs_diff(known_ns) <= (known_ns / CONFIRMS_PART).max(CONFIRMS_NS);
-        let every = match is_confirmed {
-            true => (2 * self.learned.sample_every()).min(SAMPLE_EVERY_MOST),
-            false => SAMPLE_EVERY_LEAST,
+    /// Compares a sample, which took `least_ns` to `most_ns`, with the estimate `known_ns` of its
+    /// launch. The result decides how often the lane takes a sample.
+    pub fn compare(&self, _meter: MeterThread, known_ns: u64, (least_ns, most_ns): (u64, u64)) {
+        let error_ns = (known_ns / CONFIRMS_PART).max(CONFIRMS_NS);
+        let (low_ns, high_ns) = (known_ns.saturating_sub(error_ns), known_ns.saturating_add(error_ns));
+        let every = if most_ns < low_ns || least_ns > high_ns {
+            SAMPLE_EVERY_LEAST
+        } else if low_ns <= least_ns && most_ns <= high_ns {
+            (2 * self.learned.sample_every()).min(SAMPLE_EVERY_MOST)
+        } else {
+            // An interrupted measurement tells nothing.
+            return;
         };
         self.learned.sample_every.store(every, Ordering::Relaxed);
     }

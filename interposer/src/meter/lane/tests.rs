@@ -97,7 +97,7 @@ fn read(calls: &Calls, lane: LaneOwner) -> Vec<(u32, u64)> {
         found.push((contents.launches, took_ns));
         if let Some(key) = contents.only_key() {
             if let Some(known_ns) = lane.gpu.estimates.get(key) {
-                lane.compare(METER, known_ns, took_ns);
+                lane.compare(METER, known_ns, (took_ns, took_ns));
             }
             lane.gpu.estimates.learn(METER, key, took_ns);
         }

@@ -1,6 +1,6 @@
 //! Compares the meter of deepres with the simulated GPU's record, for programs that launch at every
-//! pace. The gate is always open. The results do not depend on the machine's speed, because meter
-//! and record cover the same time.
+//! pace. The gate is open, except where a test names another tenant. The results do not depend on
+//! the machine's speed, because meter and record cover the same time.
 
 use deepres_e2e::prelude::*;
 
@@ -85,6 +85,32 @@ struct Times {
     truth: [u64; 2],
 }
 
+/// Runs the pattern beside another tenant that always wants the GPU, and compares the times of
+/// kernels with the record.
+fn assert_exact_beside_another(arguments: &[&str]) {
+    let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
+    let other = host.run(&["--name", "other"], c_client_by("pace", Way::ProcAddress), &["k80x50", "sync"]);
+    let _other = host.start(other, "ready");
+    let _client = start(&host, arguments);
+    thread::sleep(SETTLED);
+    let look = || {
+        let (tenant, truth) = (host.tenant("paced"), host.truth());
+        let pid = tenant["sessions"][0]["pid"].as_u64().expect("its process");
+        let process = truth.processes.iter().find(|process| u64::from(process.pid) == pid);
+        let metered_ns = tenant["gpus"][0]["gpu_ns"].as_u64().expect("a number");
+        (truth.at_ns, metered_ns, process.expect("it is attached").gpus[0].kernel_busy_ns)
+    };
+    let before = look();
+    thread::sleep(MEASURED_BY_CHANCE);
+    let after = look();
+    let time_ns = (after.0 - before.0) as f64;
+    let metered = (after.1 - before.1) as f64 * 100.0 / time_ns;
+    let truth = (after.2 - before.2) as f64 * 100.0 / time_ns;
+    let line = format!("metered {metered:.2} %, in truth {truth:.2} % of the time");
+    println!("{line}");
+    assert!(truth > 5.0 && (metered - truth).abs() <= ALLOWED_POINTS, "{line}");
+}
+
 /// Returns the time of the observation, ns, and the times on each GPU.
 fn look(host: &Host) -> (u64, Vec<Times>) {
     let (tenant, truth) = (host.tenant("paced"), host.truth());
@@ -143,6 +169,19 @@ mod measured {
         host_functions_and_waits_between_kernels: "--streams 2 k80 host:200 k20 after:0 k20 wait:400";
         #[ignore = "deep: takes long"]
         waits_of_all_streams_of_a_context_between_kernels: "--streams 2 k20 k20 host:200 all:0 k20 k20 wait:400";
+    }
+
+    patterns! { assert_exact_beside_another:
+        small_kernels_with_gaps_beside_another_tenant: "k6 wait:12";
+        bursts_with_a_sync_each_beside_another_tenant: "k20x25 sync wait:500";
+        #[ignore = "deep: takes long"]
+        kernels_of_many_lengths_beside_another_tenant: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6";
+        #[ignore = "deep: takes long"]
+        the_legacy_stream_with_gaps_beside_another_tenant: "--default legacy k6 wait:20 k20x5 wait:300";
+        #[ignore = "deep: takes long"]
+        streams_whose_kernels_overlap_beside_another_tenant: "--streams 2 k80 wait:30 k20 wait:60";
+        #[ignore = "deep: takes long"]
+        graphs_with_gaps_beside_another_tenant: "graph:k6x20 wait:100 graph:k20x5 wait:50";
     }
 
     patterns! { assert_exact_by_chance:
