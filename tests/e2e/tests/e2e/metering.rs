@@ -1,6 +1,6 @@
 //! Compares the meter of deepres with the simulated GPU's record, for programs that launch at every
-//! pace. The gate is open, except where a test names another tenant. The results do not depend on
-//! the machine's speed, because meter and record cover the same time.
+//! pace. The gate is open, except where a test gives a share. The results do not depend on the
+//! machine's speed, because meter and record cover the same time.
 
 use deepres_e2e::prelude::*;
 
@@ -32,6 +32,11 @@ const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
 const SETTLED: Duration = Duration::from_millis(700);
 /// Greatest allowed error of the meter, in percentage points of the time.
 const ALLOWED_POINTS: f64 = 1.0;
+/// A share that each pattern would exceed, percent.
+const SHARE_PERCENT: f64 = 10.0;
+/// Greatest allowed error of that share, in percentage points. The meter's error is ten times as
+/// large in relation to the used time.
+const ALLOWED_SHARE_POINTS: f64 = 0.5;
 
 fn start(host: &Host, arguments: &[&str]) -> Process {
     host.start(host.run(&["--name", "paced"], c_client_by("pace", Way::ProcAddress), arguments), "ready")
@@ -77,38 +82,30 @@ fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arg
     }
 }
 
+/// Runs the pattern with a share and without a daemon. The process launches under a lease, and
+/// pauses by its own meter. So the GPU's record shows the meter's error.
+fn assert_share_held(arguments: &[&str]) {
+    let host = Host::measuring().simgpu(SIMGPU_TOML);
+    let mut command = host.alone(c_client_by("pace", Way::ProcAddress));
+    command.args(arguments).env("DEEPRES_SHARE", format!("{SHARE_PERCENT}%"));
+    let client = host.start(command, "ready");
+    // The process has its first burst before it pauses.
+    thread::sleep(2 * SETTLED);
+    let look = || (host.truth().at_ns, host.record(client.pid()).gpus[0].kernel_busy_ns);
+    let before = look();
+    thread::sleep(2 * MEASURED);
+    let after = look();
+    let had = (after.1 - before.1) as f64 * 100.0 / (after.0 - before.0) as f64;
+    println!("had {had:.2} % of the time, owed {SHARE_PERCENT} %");
+    assert!((had - SHARE_PERCENT).abs() <= ALLOWED_SHARE_POINTS, "had {had:.2} % of the time");
+}
+
 /// Times on one GPU by the meter of deepres and by the record, ns. The first figure is the time of
 /// kernels with the GPU's switches between contexts, the second the time of copies.
 #[derive(Clone, Copy)]
 struct Times {
     metered: [u64; 2],
     truth: [u64; 2],
-}
-
-/// Runs the pattern beside another tenant that always wants the GPU, and compares the times of
-/// kernels with the record.
-fn assert_exact_beside_another(arguments: &[&str]) {
-    let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
-    let other = host.run(&["--name", "other"], c_client_by("pace", Way::ProcAddress), &["k80x50", "sync"]);
-    let _other = host.start(other, "ready");
-    let _client = start(&host, arguments);
-    thread::sleep(SETTLED);
-    let look = || {
-        let (tenant, truth) = (host.tenant("paced"), host.truth());
-        let pid = tenant["sessions"][0]["pid"].as_u64().expect("its process");
-        let process = truth.processes.iter().find(|process| u64::from(process.pid) == pid);
-        let metered_ns = tenant["gpus"][0]["gpu_ns"].as_u64().expect("a number");
-        (truth.at_ns, metered_ns, process.expect("it is attached").gpus[0].kernel_busy_ns)
-    };
-    let before = look();
-    thread::sleep(MEASURED_BY_CHANCE);
-    let after = look();
-    let time_ns = (after.0 - before.0) as f64;
-    let metered = (after.1 - before.1) as f64 * 100.0 / time_ns;
-    let truth = (after.2 - before.2) as f64 * 100.0 / time_ns;
-    let line = format!("metered {metered:.2} %, in truth {truth:.2} % of the time");
-    println!("{line}");
-    assert!(truth > 5.0 && (metered - truth).abs() <= ALLOWED_POINTS, "{line}");
 }
 
 /// Returns the time of the observation, ns, and the times on each GPU.
@@ -171,17 +168,15 @@ mod measured {
         waits_of_all_streams_of_a_context_between_kernels: "--streams 2 k20 k20 host:200 all:0 k20 k20 wait:400";
     }
 
-    patterns! { assert_exact_beside_another:
-        small_kernels_with_gaps_beside_another_tenant: "k6 wait:12";
-        bursts_with_a_sync_each_beside_another_tenant: "k20x25 sync wait:500";
+    patterns! { assert_share_held:
+        small_kernels_with_gaps_under_a_lease: "k6 wait:12";
+        bursts_with_a_sync_each_under_a_lease: "k20x25 sync wait:500";
+        the_legacy_stream_with_gaps_under_a_lease: "--default legacy k6 wait:20 k20x5 wait:300";
+        streams_whose_kernels_overlap_under_a_lease: "--streams 2 k80 wait:30 k20 wait:60";
         #[ignore = "deep: takes long"]
-        kernels_of_many_lengths_beside_another_tenant: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6";
+        kernels_of_many_lengths_under_a_lease: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6";
         #[ignore = "deep: takes long"]
-        the_legacy_stream_with_gaps_beside_another_tenant: "--default legacy k6 wait:20 k20x5 wait:300";
-        #[ignore = "deep: takes long"]
-        streams_whose_kernels_overlap_beside_another_tenant: "--streams 2 k80 wait:30 k20 wait:60";
-        #[ignore = "deep: takes long"]
-        graphs_with_gaps_beside_another_tenant: "graph:k6x20 wait:100 graph:k20x5 wait:50";
+        graphs_with_gaps_under_a_lease: "graph:k6x20 wait:100 graph:k20x5 wait:50";
     }
 
     patterns! { assert_exact_by_chance:
