@@ -7,8 +7,8 @@
 //! counting instructions.
 //!
 //! `--bursts COUNT` times the launches of a program that launches every 5 µs, and counts the events
-//! that are recorded meanwhile. `--busy` prints an empty object and makes such bursts until its standard input is
-//! closed. `--first-call` times the load of the driver and the first call into it.
+//! that are recorded meanwhile. `--busy` prints an empty object, and launches until its standard
+//! input is closed. `--first-call` times the load of the driver and the first call into it.
 
 use std::ffi::{CStr, c_void};
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! The cost of a launch while the process must ask the gate: under a lease beside another tenant,
-//! and with a share but without a daemon.
+//! The cost of a launch for a program that launches every 5 µs and waits for the GPU now and then:
+//! under a lease beside another tenant, and with a share but without a daemon.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -113,7 +113,8 @@ impl Bench {
         let nowhere = tempfile::Builder::new().prefix("deepres-nowhere-").tempdir()?;
         let mut alone = self.plain();
         alone.env("LD_PRELOAD", self.artefacts.library()).env("DEEPRES_DIR", nowhere.path());
-        let run = self.burst(alone.env("DEEPRES_SHARE", SHARE))?;
+        alone.env("DEEPRES_SHARE", SHARE);
+        let run = self.burst(alone)?;
         ensure!(run.is_hooked(), "the run without a daemon is not hooked");
         Ok(run)
     }

@@ -61,7 +61,7 @@ pub struct Options {
 struct Report {
     /// Time that hooks add to a kernel launch while the gate is open, ns.
     added_ns: Option<f64>,
-    /// The same and more in bursts of launches, while the process must ask the gate.
+    /// The same and more for launches under a lease.
     #[serde(flatten)]
     bursts: Option<Bursts>,
     apis: Vec<Api>,
