@@ -491,11 +491,18 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
 fn what_a_look_at_the_legacy_stream_saw_run_on_is_charged_whatever_was_expected() {
     const BUSY_NS: u64 = 5_000_000;
     let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
-    open(&calls, lane, 2);
-    close_stale(&calls, lane, 2, BUSY_NS);
-    fake::finish();
-    close_stale(&calls, lane, 2, BUSY_NS + 50_000);
-    assert_eq!(oldest(lane).unwrap().expected_ns, BUSY_NS);
+    let charged_ns = || {
+        open(&calls, lane, 2);
+        close_stale(&calls, lane, 2, BUSY_NS);
+        fake::finish();
+        close_stale(&calls, lane, 2, BUSY_NS + 50_000);
+        let charged_ns = oldest(lane).unwrap().expected_ns;
+        pop(lane);
+        charged_ns
+    };
+    assert_eq!(charged_ns(), BUSY_NS);
+    lane.context.lane(lane.context.handle(), STREAM, 1).unwrap();
+    assert_eq!(charged_ns(), 2 * KERNEL_NS, "it may have waited for the other stream");
 }
 
 #[test]
