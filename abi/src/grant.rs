@@ -2,8 +2,8 @@
 //!
 //! The daemon seals the page's memory before a tenant gets it, so the tenant cannot write it. Each
 //! slot belongs to the arbiter of one GPU, which alone writes the slot. A launch reads one word,
-//! [`GrantSlot::gate`]. While the GPU is contended, each launch also reads the terms of the lease.
-//! While the gate is open, the interposer reads the terms only now and then.
+//! [`GrantSlot::gate`]. While the GPU is contended, the launch that begins a segment also reads the
+//! terms of the lease. While the gate is open, the interposer reads the terms only now and then.
 
 use crate::MAX_GPUS;
 use crate::page::{Head, Kind, Page};
@@ -201,9 +201,12 @@ impl GrantSlot {
         self.memory_limit_bytes.load(Ordering::Acquire)
     }
 
-    /// Sets the tenant's entitlement, parts per million, for the session to read.
+    /// Sets the tenant's entitlement, parts per million, for the session to read. Writes only a
+    /// change, because each write takes the gate's cache line away from the launching threads.
     pub fn set_entitled_ppm(&self, ppm: u32) {
-        self.entitled_ppm.store(ppm, Ordering::Relaxed);
+        if self.entitled_ppm() != ppm {
+            self.entitled_ppm.store(ppm, Ordering::Relaxed);
+        }
     }
 
     /// Returns the tenant's entitlement, parts per million.

@@ -115,7 +115,7 @@ impl Tally {
 
     /// Returns the sum of the known times of all launches so far, ns.
     #[inline(always)]
-    fn expected_ns(&self) -> u64 {
+    pub fn expected_ns(&self) -> u64 {
         self.expected_ns.load(Ordering::Relaxed)
     }
 

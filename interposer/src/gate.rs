@@ -1,14 +1,16 @@
 //! The gate of this process: [`deepres_abi::gate`] with the process's clock, bell and window.
 //!
-//! While the gate is open, a launch reads one word. Otherwise the launch needs a lease that has not
-//! expired, and room in the lease's window. A thread never waits here while it holds a lock of the
-//! interposer.
+//! A launch that begins a segment passes the gate. While the gate is open, it reads one word.
+//! Otherwise the launch needs a lease that has not expired, and room in the lease's window. The
+//! launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
+//! thread never waits here while it holds a lock of the interposer.
 
 use crate::meter::gpu::Gpu;
+use crate::meter::lane::Lane;
 use crate::os;
 use crate::session::Session;
 use deepres_abi::gate::{self, ControllerGone, OnlyLaunch, Process, Verdict};
-use deepres_abi::grant::{FailMode, GrantSlot};
+use deepres_abi::grant::{FailMode, Gate, GateState, GrantSlot, ONE_LAUNCH};
 use deepres_abi::meter::{Launching, MeterSlot};
 
 /// The longest time without a completion for which a launch waits for room in its own window, ns.
@@ -18,6 +20,45 @@ pub const STUCK_NS: u64 = 1_000_000_000;
 /// The longest sleep of a thread that waits for room, ns. After the sleep, the thread checks the
 /// heartbeat again.
 const WINDOW_NAP_NS: u64 = 1_000_000;
+/// A window has room for at least this many segments. Room in the window comes back by whole
+/// segments, so the GPU has the other segments to run meanwhile.
+const SEGMENTS_PER_WINDOW: u64 = 4;
+
+/// The launches that may follow a launch through the gate without a pass of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leave {
+    /// The gate word at which they may go.
+    pub word: u32,
+    /// All their estimates together are less than this, ns.
+    pub room_ns: u64,
+}
+
+impl Leave {
+    /// No launch may follow.
+    pub const NONE: Self = Self { word: 0, room_ns: 0 };
+
+    /// Returns the leave of an open gate.
+    pub const fn open(word: u32) -> Self {
+        Self { word, room_ns: u64::MAX / 2 }
+    }
+
+    /// Returns the leave of the lease that a launch has just passed under. `queued_ns` is the GPU
+    /// time in flight with that launch.
+    fn leased(grant: &GrantSlot, queued_ns: u64) -> Self {
+        let gate = grant.gate();
+        match grant.terms() {
+            Some(terms)
+                if gate.state == GateState::Leased
+                    && terms.epoch == gate.epoch
+                    && terms.window_ns != ONE_LAUNCH =>
+            {
+                let room_ns = terms.window_ns.saturating_sub(queued_ns);
+                Self { word: gate.word(), room_ns: room_ns.min(terms.window_ns / SEGMENTS_PER_WINDOW) }
+            }
+            _ => Self::NONE,
+        }
+    }
+}
 
 /// A launch that passed the gate.
 #[derive(Debug)]
@@ -25,6 +66,8 @@ pub struct Passed {
     /// The launch's estimate, ns, if the launch passed under a lease. The estimate is part of the
     /// GPU's queued time.
     pub counted_ns: Option<u64>,
+    /// The launches that may follow.
+    pub leave: Leave,
     /// Counts the thread as launching. The caller drops the value after the launch's segment is
     /// open. `None` if there is no meter.
     pub launching: Option<Launching<'static>>,
@@ -38,26 +81,26 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     // The thread counts as launching before the second look. So an arbiter that closes the gate
     // after this look sees that a launch comes.
     let launching = gpu.start_launching();
-    gpu.is_open().then_some(Passed { counted_ns: None, launching })
+    let word = gpu.gate_word();
+    word.is_none_or(Gate::is_open).then(|| Passed {
+        counted_ns: None,
+        leave: Leave::open(word.unwrap_or_default()),
+        launching,
+    })
 }
 
-/// Takes a launch through the gate, and waits if necessary. Returns `None` if the daemon is gone
-/// and the session's fail mode is closed.
+/// Takes a launch of `lane` through the gate, and waits if necessary. Returns `None` if the daemon
+/// is gone and the session's fail mode is closed.
 ///
-/// Before the first wait, `flush` runs and ends the thread's open segments. With `awaits_host`, the
-/// launch does not wait for room in the window. Work in the queue may then wait for a later step of
-/// this thread.
-pub fn pass(
-    gpu: &Gpu,
-    session: &Session,
-    estimate_ns: u64,
-    awaits_host: bool,
-    flush: impl FnOnce(),
-) -> Option<Passed> {
+/// Before the first wait, `flush` runs and ends the thread's open segments. If the lane is stuck,
+/// the launch does not wait for room in the window. Work in the queue may then wait for a later
+/// step of this thread.
+pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce()) -> Option<Passed> {
+    let gpu = lane.gpu;
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
-        return Some(Passed { counted_ns: None, launching: None });
+        return Some(Passed { counted_ns: None, leave: Leave::NONE, launching: None });
     };
-    let around = Around { gpu, session, awaits_host, only_launch: &gpu.only_launch, full_since: None };
+    let around = Around { lane, session, only_launch: &gpu.only_launch, full_since: None };
     let (verdict, launching) = match wait(grant, meter, around, gpu.share_ns(estimate_ns), flush) {
         Ok(passed) => passed,
         Err(ControllerGone) if session.fail_mode() == FailMode::Open => {
@@ -67,15 +110,19 @@ pub fn pass(
     };
     let counted_ns = (verdict == Verdict::Leased).then_some(estimate_ns);
     gpu.queue(counted_ns.unwrap_or(0));
-    Some(Passed { counted_ns, launching: Some(launching) })
+    let leave = match counted_ns {
+        Some(_) => Leave::leased(grant, lane.in_flight_ns()),
+        None => Leave::NONE,
+    };
+    Some(Passed { counted_ns, leave, launching: Some(launching) })
 }
 
 /// Waits as [`pass`] does, but uses no lease.
-pub fn await_turn(gpu: &Gpu, session: &Session, awaits_host: bool, flush: impl FnOnce()) {
-    let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else { return };
+pub fn await_turn(lane: &Lane, session: &Session, flush: impl FnOnce()) {
+    let Some((grant, meter)) = lane.gpu.grant().zip(lane.gpu.meter()) else { return };
     // This thread must not use a lease of one launch, because the launch itself needs the lease.
     let only_launch = OnlyLaunch::default();
-    let around = Around { gpu, session, awaits_host, only_launch: &only_launch, full_since: None };
+    let around = Around { lane, session, only_launch: &only_launch, full_since: None };
     drop(wait(grant, meter, around, 0, flush));
 }
 
@@ -86,14 +133,15 @@ fn wait<'m>(
     share_ns: u64,
     flush: impl FnOnce(),
 ) -> Result<(Verdict, Launching<'m>), ControllerGone> {
-    gate::pass(grant, meter, &around, share_ns).inspect(|_| around.gpu.enter(None)).or_else(|_| {
+    let gpu = around.lane.gpu;
+    gate::pass(grant, meter, &around, share_ns).inspect(|_| gpu.enter(None)).or_else(|_| {
         flush();
         let began_ns = os::now_ns();
         let passed = gate::wait(grant, meter, &mut around, share_ns);
         let ended_ns = os::now_ns();
         meter.count_wait(ended_ns.saturating_sub(began_ns));
         if passed.is_ok() {
-            around.gpu.enter(Some(ended_ns));
+            gpu.enter(Some(ended_ns));
         }
         passed
     })
@@ -101,9 +149,8 @@ fn wait<'m>(
 
 /// The state of a waiting thread.
 struct Around<'a> {
-    gpu: &'a Gpu,
+    lane: &'a Lane,
     session: &'a Session,
-    awaits_host: bool,
     only_launch: &'a OnlyLaunch,
     /// The last count of completions that differed from the count before, and when the thread saw
     /// it.
@@ -116,11 +163,11 @@ impl Process for Around<'_> {
     }
 
     fn queued_ns(&self) -> u64 {
-        self.gpu.queued_ns()
+        self.lane.in_flight_ns()
     }
 
     fn is_controller_gone(&self, now_ns: u64) -> bool {
-        self.session.is_controller_gone(self.gpu, now_ns)
+        self.session.is_controller_gone(self.lane.gpu, now_ns)
     }
 
     fn only_launch(&self) -> &OnlyLaunch {
@@ -128,7 +175,7 @@ impl Process for Around<'_> {
     }
 
     fn ring(&self) {
-        self.gpu.ring();
+        self.lane.gpu.ring();
     }
 
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
@@ -136,18 +183,19 @@ impl Process for Around<'_> {
     }
 
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool {
-        if self.awaits_host {
+        if self.lane.is_stuck() {
             return true;
         }
-        let completions = self.gpu.completions();
+        let gpu = self.lane.gpu;
+        let completions = gpu.completions();
         let (seen, since_ns) = *self.full_since.get_or_insert((completions, now_ns));
         if seen != completions {
             self.full_since = Some((completions, now_ns));
-        } else if self.gpu.is_stuck() || now_ns.saturating_sub(since_ns) > STUCK_NS {
-            self.gpu.give_up_at(completions);
+        } else if gpu.is_stuck() || now_ns.saturating_sub(since_ns) > STUCK_NS {
+            gpu.give_up_at(completions);
             return true;
         }
-        self.gpu.await_freed(WINDOW_NAP_NS, || is_full(self));
+        gpu.await_freed(WINDOW_NAP_NS, || is_full(self));
         false
     }
 }

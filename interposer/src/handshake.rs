@@ -124,18 +124,38 @@ pub struct Connection {
     pub bells: Vec<OwnedFd>,
 }
 
-/// Connects for the first time, and waits for the daemon's answer for a bounded time. Returns the
-/// connection.
+/// The first handshake of the process. The daemon works on its answer while the process prepares
+/// itself.
+#[derive(Debug)]
+pub struct Greeting {
+    sent: Result<Unshared, ConnectError>,
+    deadline_ns: u64,
+}
+
+impl Greeting {
+    /// Connects to the daemon, and sends the hello.
+    pub fn send(config: &Config, gpus: &[Uuid]) -> Self {
+        let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+        Self { sent: greet(config, gpus, deadline_ns), deadline_ns }
+    }
+
+    /// Returns whether no daemon listens.
+    pub fn is_to_nobody(&self) -> bool {
+        matches!(self.sent, Err(ConnectError::Absent(..)))
+    }
+}
+
+/// Waits for the daemon's answer to the greeting for a bounded time. Returns the connection.
 ///
 /// # Errors
 /// [`ConnectError`] if the daemon does not accept the process. The job then runs without a session.
-pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
-    let deadline_ns = os::now_ns().saturating_add(HANDSHAKE_NS);
+pub fn shake(greeting: Greeting, config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError> {
+    let Greeting { mut sent, deadline_ns } = greeting;
     // The first error after which the function tried again. If no attempt succeeds, the function
     // returns this error, even if a later attempt finds no daemon.
     let mut replaced = None;
     loop {
-        let error = match try_shake(config, gpus, deadline_ns) {
+        let error = match sent.and_then(|socket| answer(socket, gpus, deadline_ns)) {
             // The next daemon may be about to start.
             Err(error) if error.is_stopping() || error.is_end() => error,
             Err(error) if replaced.is_some() && !error.is_lasting() => error,
@@ -147,16 +167,21 @@ pub fn shake(config: &Config, gpus: &[Uuid]) -> Result<Connection, ConnectError>
         }
         replaced = Some(first);
         os::sleep(REPLACED_PAUSE_NS);
+        sent = greet(config, gpus, deadline_ns);
     }
 }
 
-fn try_shake(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
+fn greet(config: &Config, gpus: &[Uuid], deadline_ns: u64) -> Result<Unshared, ConnectError> {
     let socket = connect_first(&config.believed_sockets(), |path| {
         connect(path, 0, |call| until_deadline(deadline_ns, call))
     })?;
     let hello = hello(config, gpus, 0, 0);
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| send(number, hello.as_bytes()) })
         .map_err(ConnectError::Io)?;
+    Ok(socket)
+}
+
+fn answer(socket: Unshared, gpus: &[Uuid], deadline_ns: u64) -> Result<Connection, ConnectError> {
     let mut packet = Received::new();
     until_deadline(deadline_ns, Call { socket: &socket, run: &mut |number| packet.receive(number) })
         .map_err(ConnectError::Io)?;

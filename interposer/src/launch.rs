@@ -8,7 +8,7 @@ use crate::blocked_calls;
 use crate::capture;
 use crate::coverage;
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::gate;
+use crate::gate::{self, Leave};
 use crate::meter::lane::{Begun, Lane, LaneOwner, Unmarked};
 use crate::meter::segment::{Kind, Launch};
 use crate::process::{self, Process};
@@ -18,8 +18,8 @@ use crate::{os, thread};
 const UNKNOWN_NS: u64 = 10_000;
 
 /// Returns whether the launch may go at once. It may if the process has no session. It also may if
-/// the gate is open and the stream's open segment has counted the launch. The function calls
-/// `launch` only if it needs the result.
+/// the stream's open segment has counted the launch, and the gate is still as the segment found it.
+/// The function calls `launch` only if it needs the result.
 #[inline(always)]
 pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
     let Some(process) = process::current() else {
@@ -30,7 +30,7 @@ pub fn goes_at_once(stream: Stream, launch: impl FnOnce() -> Launch) -> bool {
         return false;
     }
     match thread::lane(&process.calls, stream) {
-        Some(lane) => lane.gpu.is_open() && lane.count(launch()),
+        Some(lane) => lane.is_let_on() && lane.count(launch()),
         None => false,
     }
 }
@@ -104,7 +104,7 @@ pub fn await_turn(stream: Stream) {
         return;
     }
     if let Some(session) = process.session() {
-        gate::await_turn(lane.gpu, session, lane.is_stuck(), || thread::close_lanes(calls));
+        gate::await_turn(&lane, session, || thread::close_lanes(calls));
     }
 }
 
@@ -151,7 +151,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
     let blocked = blocked_calls::begin();
     let _relaxed = calls.beside_captures().ok_or(Bypass::CaptureMode)?;
     let lane = process.lane(stream)?;
-    if capture::is_recording() && lane.gpu.is_open() && lane.count(launch) {
+    if capture::is_recording() && lane.is_let_on() && lane.count(launch) {
         // Without the recording of a capture, this launch would have gone at once.
         return Ok(Entry::Pass);
     }
@@ -168,7 +168,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
                 0 => UNKNOWN_NS,
                 mean_ns => mean_ns,
             });
-            match gate::pass(gpu, session, estimate_ns, lane.is_stuck(), || thread::close_lanes(calls)) {
+            match gate::pass(&lane, session, estimate_ns, || thread::close_lanes(calls)) {
                 Some(passed) => {
                     if gpu.is_stuck() {
                         note_stuck();
@@ -179,7 +179,7 @@ fn try_enter(stream: Stream, launch: Launch) -> Result<Entry, Bypass> {
             }
         }
     };
-    let entry = match lane.begin(calls, launch, passed.counted_ns) {
+    let entry = match lane.begin(calls, launch, passed.leave, passed.counted_ns) {
         Ok(begun) => {
             // Only the launch that opens a segment sets `in_flight`. Until the segment is closed,
             // the meter thread sees the open segment.
@@ -233,7 +233,7 @@ fn try_enter_copy(process: &'static Process, stream: Stream, copy: Launch) -> Re
         thread::close_lanes(calls);
     }
     let lane = process.lane(stream)?;
-    let begun = lane.begin(calls, copy, (!lane.gpu.is_open()).then_some(0))?;
+    let begun = lane.begin(calls, copy, Leave::NONE, (!lane.gpu.is_open()).then_some(0))?;
     if begun.opens {
         process.wake_meter();
     }

@@ -42,23 +42,24 @@ impl<P: Page> Mapped<P> {
     /// # Errors
     /// [`PageError`] if the system does not map the page, or if the page has another layout.
     pub fn new(memory: &OwnedFd, protection: Protection) -> Result<Self, PageError> {
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                size_of::<P>(),
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+        // Most memory has room for the whole page. A shorter page of an older version gets a place
+        // first, and is then laid there with zeros behind it.
+        let is_whole = length(memory).map_err(PageError::Map)? >= size_of::<P>();
+        let (protection_now, flags, number) = match is_whole {
+            true => (protection, libc::MAP_SHARED, memory.as_raw_fd()),
+            false => (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
         };
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address =
+            unsafe { libc::mmap(ptr::null_mut(), size_of::<P>(), protection_now, flags, number, 0) };
         if address == libc::MAP_FAILED {
             return Err(PageError::Map(io::Error::last_os_error()));
         }
         let mapped = Self { address, page: PhantomData };
-        // SAFETY: the code made the mapping just now, and no other code knows it.
-        unsafe { lay::<P>(address, memory, protection) }.map_err(PageError::Map)?;
+        if !is_whole {
+            // SAFETY: the code made the mapping just now, and no other code knows it.
+            unsafe { lay::<P>(address, memory, protection) }.map_err(PageError::Map)?;
+        }
         // SAFETY: the code has just mapped the page, which stays mapped as long as `mapped` lives.
         // The users of a read-only page only read it.
         unsafe { page::view::<P>(address.cast(), size_of::<P>()) }.map_err(PageError::Layout)?;
@@ -120,19 +121,24 @@ pub unsafe fn replace<P: Page>(
 
 const FIXED_ZEROS: i32 = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Maps `memory` at `address`. If the memory is shorter than a page `P`, maps zeros behind it. So
-/// fields that an older daemon does not know are zero.
-///
-/// # Safety
-/// `address` is the start of a mapping of a page's size, and the mapping belongs to the interposer.
-unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Protection) -> io::Result<()> {
+/// Returns the length of `memory`, bytes.
+fn length(memory: &OwnedFd) -> io::Result<usize> {
     // SAFETY: all zeroes is a valid stat.
     let mut status = unsafe { mem::zeroed::<libc::stat>() };
     // SAFETY: the result has room.
     if unsafe { libc::fstat(memory.as_raw_fd(), &mut status) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let bytes = usize::try_from(status.st_size).unwrap_or(0).min(size_of::<P>());
+    Ok(usize::try_from(status.st_size).unwrap_or(0))
+}
+
+/// Maps `memory` at `address`. If the memory is shorter than a page `P`, maps zeros behind it. So
+/// fields that an older daemon does not know are zero.
+///
+/// # Safety
+/// `address` is the start of a mapping of a page's size, and the mapping belongs to the interposer.
+unsafe fn lay<P: Page>(address: *mut c_void, memory: &OwnedFd, protection: Protection) -> io::Result<()> {
+    let bytes = length(memory)?.min(size_of::<P>());
     // The kernel fills the rest of the last page with zeros.
     let mapped_bytes = bytes.next_multiple_of(align_of::<P>());
     let flags = libc::MAP_FIXED | libc::MAP_SHARED;

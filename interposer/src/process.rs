@@ -13,7 +13,7 @@ use deepres_abi::wire::{UNMANAGED, Uuid};
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
 use crate::driver::calls::{Calls, Context, Stream};
-use crate::handshake::{self, Arrival, ConnectError, Connection, Pending, Question};
+use crate::handshake::{self, Arrival, ConnectError, Connection, Greeting, Pending, Question};
 use crate::lock_order::{Guard, Mutex, Rank};
 use crate::log::say;
 use crate::memory::Accounts;
@@ -37,6 +37,8 @@ const START_LOOK_NS: u64 = 100_000;
 /// The longest sleep of the meter thread, ns, if it must check its connection itself because the
 /// connection cannot wake it.
 const STEP_NS: u64 = 100_000_000;
+/// The longest sleep of the meter thread until it checks whether the session has begun, ns.
+const HELD_NAP_NS: u64 = 1_000_000_000;
 /// The time for which no thread asks the daemon for NVML's numbers, after the daemon did not
 /// answer, ns.
 const APPRAISE_AGAIN_NS: u64 = 10_000_000_000;
@@ -68,6 +70,9 @@ pub struct Process {
     /// is gone, the thread sleeps on this word.
     is_meter_asleep: AtomicU32,
     wake: Place,
+    /// Whether the meter thread may run: [`HELD`], [`RUNS`] or [`DISMISSED`]. The thread waits on
+    /// this futex until the session has begun.
+    meter: AtomicU32,
     is_stopping: AtomicBool,
     is_stopped: AtomicBool,
     /// Until this time, no thread asks the daemon for NVML's numbers, ns of `CLOCK_MONOTONIC`.
@@ -81,6 +86,11 @@ static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
 const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
+
+/// The values of [`Process::meter`].
+const HELD: u32 = 0;
+const RUNS: u32 = 1;
+const DISMISSED: u32 = 2;
 
 /// Returns the process's state, if a session has begun.
 #[inline(always)]
@@ -155,14 +165,12 @@ fn begin() {
     let mut uuids = vec![Uuid::default(); MAX_GPUS];
     let count = calls.uuids(&mut uuids);
     uuids.truncate(count);
-    let begun = handshake::shake(&config, &uuids).and_then(|connection| {
-        let index = connection.welcome.gpu_index;
-        Ok((Session::new(connection, uuids.len(), None)?, index))
-    });
-    let Some((session, index)) = begun.map_or_else(|error| begin_alone(&config, &uuids, &error), Some) else {
+    let greeting = Greeting::send(&config, &uuids);
+    if greeting.is_to_nobody() && !config.is_asked_for {
+        // The environment does not mention deepres, and no daemon runs.
         return;
-    };
-    let wake = OwnDescriptor::eventfd();
+    }
+    // The process makes its state and the meter thread while the daemon works on its answer.
     let process: &'static Process = Box::leak(Box::new(Process {
         calls,
         gpus: uuids.iter().map(|_| Gpu::default()).collect(),
@@ -177,21 +185,29 @@ fn begin() {
         primaries: Default::default(),
         is_meter_asleep: AtomicU32::new(0),
         wake: Place::none(),
+        meter: AtomicU32::new(HELD),
         is_stopping: AtomicBool::new(false),
         is_stopped: AtomicBool::new(false),
         unappraised_ns: AtomicU64::new(0),
     }));
+    process.wake.swap(OwnDescriptor::eventfd());
+    let started = meter::thread::start(process);
+    let begun = handshake::shake(greeting, &process.config, &process.uuids).and_then(|connection| {
+        let index = connection.welcome.gpu_index;
+        Ok((Session::new(connection, process.uuids.len(), None)?, index))
+    });
+    let begun = begun.map_or_else(|error| begin_alone(&process.config, &process.uuids, &error), Some);
+    let Some((session, index)) = begun else { return process.dismiss_meter() };
     let session: &'static Session = Box::leak(Box::new(session));
     if process.config.oversubscribe == Some(Oversubscribe::Managed) {
         process.memory.oversubscription.want();
     }
-    process.wake.swap(wake);
-    session.attach(&process.gpus, &index, wake);
+    session.attach(&process.gpus, &index, process.wake.get());
     process.session.set(Some(session));
-    if let Err(error) = meter::thread::start(process) {
+    if let Err(error) = started {
         say!(Warn, "no thread for metering ({error}); the job runs unmetered");
         session.end();
-        return;
+        return process.dismiss_meter();
     }
     if let Some(path) = process.config.record.as_deref() {
         record::start(path);
@@ -202,6 +218,9 @@ fn begin() {
         libc::pthread_atfork(None, None, Some(forked));
         libc::atexit(stop);
     }
+    // From here on, other threads may wait for the meter thread. One of them may hold the dynamic
+    // linker's lock, which the next call takes.
+    process.tell_meter(RUNS);
     coverage::look_past();
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
@@ -213,10 +232,6 @@ fn begin() {
 /// process needs none.
 fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<(Session, [u8; MAX_GPUS])> {
     let is_absent = matches!(error, ConnectError::Absent(..));
-    if is_absent && !config.is_asked_for {
-        // The environment does not mention deepres, and no daemon runs.
-        return None;
-    }
     let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the
     // process keeps its limits by itself, it does not wait for an absent daemon.
@@ -623,6 +638,31 @@ impl Process {
     pub fn wake_meter(&self) {
         if self.is_meter_asleep.load(Ordering::SeqCst) != 0 {
             self.rouse_meter();
+        }
+    }
+
+    /// Waits until the session has begun. Returns false if the process gets no session. Only the
+    /// meter thread calls this.
+    pub fn await_session(&self, _meter: MeterThread) -> bool {
+        loop {
+            match self.meter.load(Ordering::Acquire) {
+                HELD => os::futex_wait_private(&self.meter, HELD, HELD_NAP_NS),
+                told => return told == RUNS,
+            }
+        }
+    }
+
+    fn tell_meter(&self, what: u32) {
+        self.meter.store(what, Ordering::Release);
+        os::futex_wake_private(&self.meter);
+    }
+
+    /// Ends the meter thread before it has run, because the process gets no session.
+    fn dismiss_meter(&self) {
+        self.tell_meter(DISMISSED);
+        alone::forget();
+        if let Some(wake) = self.wake.swap(None) {
+            wake.close();
         }
     }
 

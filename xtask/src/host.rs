@@ -155,6 +155,12 @@ impl Host {
             .with_context(|| format!("cannot read the output of {}: {text}", command::shown(&command)))
     }
 
+    /// Returns the UUID of the first GPU, as the stub driver takes it in `STUB_DRIVER_UUID`.
+    pub fn stub_uuid(&self) -> Result<String> {
+        let uuid = self.ps()?.gpus.first().context("the daemon knows no GPU")?.uuid.clone();
+        Ok(uuid.trim_start_matches("GPU-").replace('-', ""))
+    }
+
     fn answers(&self) -> bool {
         let mut command = self.deepres(&[]);
         command.args(["ps", "--json"]).stdout(Stdio::null()).stderr(Stdio::null());

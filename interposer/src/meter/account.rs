@@ -75,6 +75,9 @@ pub struct Account {
     pub is_occupied: bool,
     /// The number of lanes with kernels or graphs in flight.
     pub computing_lanes: u32,
+    /// The estimated time in open segments that the GPU's estimated time in flight does not
+    /// include, ns.
+    pub unqueued_ns: u64,
     /// Whether kernels were in flight since the previous look, even if they have completed by now.
     pub has_computed: bool,
     /// When `has_computed` was last true.
@@ -101,6 +104,7 @@ impl Default for Account {
             ended_ns: 0,
             is_occupied: false,
             computing_lanes: 0,
+            unqueued_ns: 0,
             has_computed: false,
             computed_ns: 0,
             computing_since_ns: None,
@@ -155,6 +159,7 @@ impl Account {
     /// previous look.
     pub fn begin_look(&mut self) -> bool {
         self.computing_lanes = 0;
+        self.unqueued_ns = 0;
         self.has_computed = false;
         std::mem::take(&mut self.is_occupied)
     }
@@ -280,7 +285,15 @@ mod tests {
     use super::*;
 
     fn measured(start_ns: i64, took_ns: i64) -> Measured {
-        Measured { start_ns, took_ns, most_ns: took_ns, is_exact: true, was_idle: true, offset_ns: None }
+        Measured {
+            start_ns,
+            took_ns,
+            least_ns: took_ns,
+            most_ns: took_ns,
+            is_exact: true,
+            was_idle: true,
+            offset_ns: None,
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The table of estimates: the mean time of each known launch, learned from segments with one
 //! launch. The interposer bounds the work in flight by the estimates. The meter thread charges
-//! launches by them that no event timed.
+//! launches by them that no event timed. The first few launches of each kernel all get a segment of
+//! their own. After these, the estimate is *settled*.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -11,6 +12,11 @@ use super::thread::MeterThread;
 /// learns them again.
 const BUCKETS: usize = 1024;
 const WAYS: usize = 4;
+/// An estimate is settled after this many measurements and bounds. The first launch of a kernel may
+/// include the time in which the driver loads the kernel, and one more may be interrupted.
+const SETTLED: u8 = 3;
+/// The bit that marks an estimate that is not settled.
+const UNSETTLED: u64 = 1 << 63;
 /// The weight of a new measurement in the mean: one part in this many.
 const WEIGHT: u64 = 4;
 /// The table counts a measurement as at most this many times the mean. So one measurement that a
@@ -50,6 +56,15 @@ struct History {
     is_measured: AtomicBool,
 }
 
+impl History {
+    /// Counts a measurement or bound. Returns the number of them.
+    fn count(&self) -> u8 {
+        let measured = self.measured.load(Ordering::Relaxed).saturating_add(1);
+        self.measured.store(measured, Ordering::Relaxed);
+        measured
+    }
+}
+
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Bucket([Place; WAYS]);
@@ -57,7 +72,20 @@ struct Bucket([Place; WAYS]);
 #[derive(Debug, Default)]
 struct Place {
     key: AtomicU64,
-    mean_ns: AtomicU64,
+    /// The mean time, ns, with the bit [`UNSETTLED`] while the estimate is not settled.
+    mean: AtomicU64,
+}
+
+impl Place {
+    fn mean_ns(&self) -> u64 {
+        self.mean.load(Ordering::Relaxed) & !UNSETTLED
+    }
+
+    /// Sets the mean of `measured` measurements and bounds.
+    fn set(&self, mean_ns: u64, measured: u8) {
+        let mark = if measured < SETTLED { UNSETTLED } else { 0 };
+        self.mean.store(mean_ns.clamp(1, !UNSETTLED) | mark, Ordering::Relaxed);
+    }
 }
 
 impl Default for Estimates {
@@ -75,11 +103,21 @@ impl Estimates {
         self.buckets.get(key as usize % BUCKETS)
     }
 
-    /// Returns the mean time of a launch with this key, ns, if the table knows the key.
     #[inline(always)]
+    fn place(&self, key: u64) -> Option<&Place> {
+        self.bucket(key)?.0.iter().find(|place| place.key.load(Ordering::Relaxed) == key)
+    }
+
+    /// Returns the mean time of a launch with this key, ns, if the table knows the key.
     pub fn get(&self, key: u64) -> Option<u64> {
-        let place = self.bucket(key)?.0.iter().find(|place| place.key.load(Ordering::Relaxed) == key)?;
-        Some(place.mean_ns.load(Ordering::Relaxed))
+        self.place(key).map(Place::mean_ns)
+    }
+
+    /// Does what [`Self::get`] does, for a settled estimate only.
+    #[inline(always)]
+    pub fn settled(&self, key: u64) -> Option<u64> {
+        let mean = self.place(key)?.mean.load(Ordering::Relaxed);
+        (mean & UNSETTLED == 0).then_some(mean)
     }
 
     /// Returns the number of measurements and bounds behind the mean of this key, at most the
@@ -103,6 +141,8 @@ impl Estimates {
         let part = if scatters { TIMES_SCATTERED } else { 1 };
         if self.get(key).is_none_or(|known_ns| known_ns / part > most_ns) {
             self.take(key, most_ns, false);
+        } else if let Some((place, history)) = self.place(key).zip(self.history(key)) {
+            place.set(place.mean_ns(), history.count());
         }
     }
 
@@ -127,7 +167,7 @@ impl Estimates {
             if is_measured {
                 history.is_measured.store(true, Ordering::Relaxed);
             }
-            let mean_ns = place.mean_ns.load(Ordering::Relaxed);
+            let mean_ns = place.mean_ns();
             let known_more = more.load(Ordering::Relaxed);
             let most_ns = mean_ns.saturating_mul(MOST_TIMES_KNOWN << (known_more / MORE_PER_DOUBLING));
             let is_long = took_ns > most_ns;
@@ -137,15 +177,18 @@ impl Estimates {
                 known_more.saturating_sub(1)
             };
             more.store(next_more, Ordering::Relaxed);
-            measured.store(measured.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+            let is_second = measured.load(Ordering::Relaxed) == 1;
             let counted_ns = took_ns.min(most_ns);
-            place.mean_ns.store(mean_ns - mean_ns / WEIGHT + counted_ns / WEIGHT, Ordering::Relaxed);
+            // A second measurement that is shorter shows that the first one included something else.
+            let replaces = is_measured && is_second && took_ns < mean_ns;
+            let weight = if replaces { 1 } else { WEIGHT };
+            place.set(mean_ns - mean_ns / weight + counted_ns / weight, history.count());
             return Some(counted_ns);
         }
         if let Some((place, history)) = of(0).or(places.get(victim).zip(histories.get(victim))) {
             let History { more, measured, .. } = history;
             history.is_measured.store(is_measured, Ordering::Relaxed);
-            place.mean_ns.store(took_ns.max(1), Ordering::Relaxed);
+            place.set(took_ns, 1);
             place.key.store(key, Ordering::Relaxed);
             more.store(0, Ordering::Relaxed);
             measured.store(1, Ordering::Relaxed);
@@ -220,6 +263,20 @@ mod tests {
             estimates.learn(METER, keyed(1), 1_000);
         }
         assert_eq!(estimates.measured(keyed(1)), u8::MAX);
+    }
+
+    #[test]
+    fn an_estimate_is_settled_after_a_few_measurements_and_a_first_launch_that_took_long_is_forgotten() {
+        let estimates = Estimates::default();
+        for (took_ns, known_ns) in [(90_000, 90_000), (5_000, 5_000), (5_000, 5_000)] {
+            assert_eq!(estimates.settled(keyed(1)), None);
+            estimates.learn(METER, keyed(1), took_ns);
+            assert_eq!(estimates.get(keyed(1)), Some(known_ns));
+        }
+        assert_eq!(estimates.settled(keyed(1)), Some(5_000));
+        // Bounds count too, because the meter may never measure an exact time.
+        (0..SETTLED).for_each(|_| estimates.bound(METER, keyed(2), 7_000));
+        assert_eq!(estimates.settled(keyed(2)), Some(7_000));
     }
 
     #[test]

@@ -162,10 +162,22 @@ impl Gpu {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }
 
+    /// Returns the gate word, or `None` if the daemon does not manage the GPU.
+    #[inline(always)]
+    pub fn gate_word(&self) -> Option<u32> {
+        self.grant().map(GrantSlot::gate_word)
+    }
+
     /// Returns whether the gate is open. If the daemon does not manage the GPU, returns true.
     #[inline(always)]
     pub fn is_open(&self) -> bool {
-        self.grant().is_none_or(|grant| Gate::is_open(grant.gate_word()))
+        self.gate_word().is_none_or(Gate::is_open)
+    }
+
+    /// Returns whether the process has a lease that has expired at `now_ns`.
+    pub fn is_expired(&self, now_ns: u64) -> bool {
+        let is_past = |grant: &GrantSlot| grant.terms().is_some_and(|terms| now_ns >= terms.expires_ns);
+        self.grant().is_some_and(|grant| grant.gate().state == GateState::Leased && is_past(grant))
     }
 
     /// Returns whether the daemon keeps the tenant off the GPU: the tenant is paused, or suspended
@@ -237,9 +249,12 @@ impl Gpu {
         self.is_fine.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Self::is_fine`].
+    /// Sets [`Self::is_fine`]. Writes only a change, because each write takes the cache line away
+    /// from the launching threads.
     pub fn set_fine(&self, _meter: MeterThread, is_fine: bool) {
-        self.is_fine.store(is_fine, Ordering::Relaxed);
+        if self.is_fine() != is_fine {
+            self.is_fine.store(is_fine, Ordering::Relaxed);
+        }
     }
 
     /// Records that a thread passes the gate under a lease, if no thread passed the gate under this
@@ -322,7 +337,11 @@ impl Gpu {
     /// Returns the time that other threads added since the last call, ns. The caller charges this
     /// time.
     pub fn take_late_ns(&self, _meter: MeterThread) -> u64 {
-        self.late_ns.swap(0, Ordering::Relaxed)
+        // There is mostly no such time. A load leaves the cache line with the launching threads.
+        match self.late_ns.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.late_ns.swap(0, Ordering::Relaxed),
+        }
     }
 
     /// Adds launches, and the markers recorded for them, to the counters of the meter page.

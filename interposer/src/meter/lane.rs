@@ -6,11 +6,15 @@
 //! the meter thread, closes a segment. [`Tally`] decides which thread may act, and accounts for
 //! each launch exactly once. Closed segments go through a ring to the meter thread.
 //!
-//! While the gate is open, a segment lasts about half a millisecond, and each launch adds its
-//! estimate. So the meter need not time gaps between launches ([`super::measure`]). Three kinds of
-//! launch get a segment of their own: a launch without an estimate, a long graph, and now and then
-//! any launch. While the GPU is contended, each graph gets a segment of its own. So does each
-//! launch that comes alone into an idle stream.
+//! A segment lasts about half a millisecond, and each launch adds its estimate. So the meter need
+//! not time gaps between launches ([`super::measure`]). Three kinds of launch get a segment of their
+//! own: a launch without a settled estimate, a long graph, and now and then any launch, as a sample.
+//! The fewer samples contradict the estimates, the fewer samples the lane takes.
+//!
+//! A segment belongs to the gate word at which it was opened. Under a lease, its estimates stay
+//! within the room that the pass of the gate found ([`Leave`]). The meter thread looks often while
+//! the GPU is contended, and closes each segment that got no launch since its last look. So the end
+//! of a burst shows as soon as a marker after each launch would show it.
 //!
 //! Three kinds of caller have methods of their own, and each caller proves its kind:
 //!
@@ -22,6 +26,7 @@
 //! waits for something ([`waits`]).
 //!
 //! [`Inner`]: super::context::Inner
+//! [`Leave`]: crate::gate::Leave
 //! [`MeterThread`]: super::thread::MeterThread
 
 mod close;
@@ -39,7 +44,7 @@ use deepres_abi::tally::Tally;
 pub use self::owner::{Begun, LaneOwner, Unmarked};
 
 use self::open::OpenSegment;
-use self::owner::Pace;
+use self::owner::{Followers, Pace};
 use self::reader::Learned;
 use self::ring::Ring;
 use self::waits::Waits;
@@ -53,8 +58,8 @@ use crate::driver::calls::Stream;
 /// a quantum behind its use.
 const SEGMENT_NS: u64 = 500_000;
 
-/// A lane, as the module's documentation explains. The launch path reads the first two fields,
-/// which lie in one cache line.
+/// A lane, as the module's documentation explains. The launch path reads the first three fields,
+/// which lie in two adjacent cache lines.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct Lane {
@@ -64,6 +69,8 @@ pub struct Lane {
     tally: Tally,
     /// The GPU of the launches.
     pub gpu: &'static Gpu,
+    /// The launches that may join the open segment.
+    followers: Followers,
     /// The context of the stream.
     pub context: &'static ContextState,
     stream: AtomicUsize,
@@ -81,6 +88,7 @@ impl Lane {
         Self {
             tally: Tally::default(),
             gpu,
+            followers: Followers::default(),
             context,
             stream: AtomicUsize::new(stream.0),
             owner: AtomicU32::new(owner),
@@ -110,6 +118,21 @@ impl Lane {
     /// Returns the estimated time of the launches that belong to no closed segment, ns.
     fn unaccounted_ns(&self) -> u64 {
         self.tally.unaccounted().ns
+    }
+
+    /// Returns the estimated time of the launches of the open segment that the GPU's estimated time
+    /// in flight does not include, ns. If the stream has gaps, most of these launches are complete,
+    /// and the method returns 0.
+    pub fn unqueued_ns(&self) -> u64 {
+        if !self.is_open() || self.open.is_copy() || self.learned.is_sparse() {
+            return 0;
+        }
+        self.unaccounted_ns().saturating_sub(self.open.queued_ns())
+    }
+
+    /// Returns the estimated GPU time in flight, the open segment of this lane included, ns.
+    pub fn in_flight_ns(&self) -> u64 {
+        self.gpu.queued_ns().saturating_add(self.gpu.share_ns(self.unqueued_ns()))
     }
 
     /// If no segment is open, counts and charges the launches that came after a thread closed the

@@ -83,6 +83,8 @@ pub struct Measured {
     pub start_ns: i64,
     /// The time that the launches took, ns.
     pub took_ns: i64,
+    /// The lower bound of that time, ns.
+    pub least_ns: i64,
     /// The upper bound of that time, ns.
     pub most_ns: i64,
     /// Whether the bounds meet, so that the time is measured and not estimated.
@@ -145,6 +147,7 @@ impl Observed {
         Measured {
             start_ns,
             took_ns,
+            least_ns,
             most_ns,
             is_exact: (most_ns - least_ns) <= most_ns / EXACT_PART,
             was_idle,

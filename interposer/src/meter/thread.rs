@@ -66,7 +66,7 @@ const STACK_BYTES: usize = 2 << 20;
 pub struct MeterThread(PhantomData<*const ()>);
 
 /// Starts the meter thread with every signal blocked, because signal handlers belong to the job and
-/// run on the job's threads.
+/// run on the job's threads. The thread waits until the session has begun.
 ///
 /// # Errors
 /// The error of the system, if it cannot create the thread.
@@ -85,7 +85,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
     let started =
         thread::Builder::new().name(alone::METER.to_owned()).stack_size(STACK_BYTES).spawn(move || {
             alone::count_in();
-            Meter::new(MeterThread(PhantomData), process).run();
+            let here = MeterThread(PhantomData);
+            match process.await_session(here) {
+                true => Meter::new(here, process).run(),
+                false => alone::count_out(),
+            }
         });
     // SAFETY: `previous` is the caller's own mask, from above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous, ptr::null_mut()) };
@@ -205,7 +209,7 @@ impl Meter {
                 let before_ns = mem::replace(&mut account.computed_ns, now_ns);
                 gpu.is_open() && now_ns.saturating_sub(before_ns) > RESTED_NS
             };
-            let is_fine = account.spell(now_ns) && gpu.is_open();
+            let is_fine = account.spell(now_ns);
             let begins = is_fine && !gpu.is_fine();
             gpu.set_fine(self.here, is_fine);
             if begins {
@@ -218,7 +222,8 @@ impl Meter {
             if was_occupied.get(ordinal) == Some(&true) {
                 meter.occupied_ns.fetch_add(passed_ns, Ordering::Relaxed);
             }
-            meter.in_flight_ns.store(if is_busy { gpu.queued_ns() } else { 0 }, Ordering::Relaxed);
+            let in_flight_ns = || gpu.queued_ns().saturating_add(gpu.share_ns(account.unqueued_ns));
+            meter.in_flight_ns.store(if is_busy { in_flight_ns() } else { 0 }, Ordering::Relaxed);
             meter.updated_ns.store(now_ns, Ordering::Relaxed);
             let says_busy = meter.in_flight().is_some();
             if is_busy && !says_busy {
@@ -331,6 +336,7 @@ impl Meter {
             {
                 account.is_occupied = true;
                 account.computing_lanes += u32::from(lane.is_computing());
+                account.unqueued_ns = account.unqueued_ns.saturating_add(lane.unqueued_ns());
             }
         }
     }
@@ -414,6 +420,10 @@ impl Meter {
         let mut known_ns = 0;
         if let Some(key) = contents.only_key() {
             known_ns = context.gpu.estimates.get(key).unwrap_or(0);
+            if known_ns != 0 && !contents.is_copy {
+                let bounds = (measured.least_ns.unsigned_abs(), measured.most_ns.unsigned_abs());
+                lane.compare(self.here, known_ns, bounds);
+            }
             if measured.is_exact {
                 known_ns = context.gpu.estimates.learn(self.here, key, took_ns).unwrap_or(0);
                 record::took(key, took_ns);
@@ -457,6 +467,17 @@ impl Meter {
         self.charge_kernels(context, lane, true, (start_ns, end_ns), contents.expected_ns);
     }
 
+    /// Records that kernels began at `start_ns` and ended at `end_ns`.
+    fn note_edges(&mut self, context: &ContextState, (start_ns, end_ns): (u64, u64)) {
+        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
+        account.ended_ns = account.ended_ns.max(end_ns);
+        if let Some(began_ns) = context.gpu.begins(self.here, start_ns)
+            && let Some(edges) = edges(self.process, context.gpu)
+        {
+            edges.began.set(began_ns);
+        }
+    }
+
     /// Charges kernels that took `took_ns` between `start_ns` and `end_ns`, and records when they
     /// began and ended. `single`: there is one launch, on a stream that has gaps.
     fn charge_kernels(
@@ -467,13 +488,8 @@ impl Meter {
         (start_ns, end_ns): (i64, i64),
         took_ns: u64,
     ) {
-        let Some(account) = self.accounts.get_mut(context.ordinal) else { return };
-        account.ended_ns = account.ended_ns.max(u64::try_from(end_ns).unwrap_or(0));
-        if let Some(began_ns) = context.gpu.begins(self.here, u64::try_from(start_ns).unwrap_or(0))
-            && let Some(edges) = edges(self.process, context.gpu)
-        {
-            edges.began.set(began_ns);
-        }
+        let on_host = |ns: i64| u64::try_from(ns).unwrap_or(0);
+        self.note_edges(context, (on_host(start_ns), on_host(end_ns)));
         self.charge_time(context, lane, single, (start_ns, end_ns), took_ns);
     }
 
@@ -517,6 +533,7 @@ impl Meter {
         if contents.is_copy {
             self.charge_copied(context, contents.expected_ns);
         } else {
+            self.note_edges(context, (contents.began_ns, contents.closed_ns));
             self.charge_unplaced(context.ordinal, context.gpu, contents.expected_ns);
         }
     }

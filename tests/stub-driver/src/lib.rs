@@ -202,7 +202,18 @@ pub unsafe extern "C" fn cuEventRecord(hEvent: CUevent, hStream: CUstream) -> CU
     let _ = hStream;
     // SAFETY: `cuEventCreate` made it of this type, and it lives.
     unsafe { &*hEvent.cast::<AtomicU64>() }.store(now_ns(), Ordering::Relaxed);
+    RECORDS.fetch_add(1, Ordering::Relaxed);
     CUDA_SUCCESS
+}
+
+/// The number of recorded events.
+static RECORDS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of events that this process has recorded. The function is not in the driver
+/// API.
+#[unsafe(no_mangle)]
+pub extern "C" fn stubEventRecords() -> u64 {
+    RECORDS.load(Ordering::Relaxed)
 }
 
 /// Stores the current time in the event.

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: measures the costs of deepres.
 
 mod beside;
+mod connect;
 mod crowd;
 mod daemon;
 mod handoff;
@@ -29,8 +30,14 @@ pub enum Bench {
     ///
     /// A driver that does nothing serves a client that calls each function ten million times. The
     /// client runs bare and under `deepres run` in turn. Under `deepres run` there is a live daemon
-    /// and the gate is open. The output shows the medians of the runs.
+    /// and the gate is open. The client also launches in bursts, beside another tenant that wants
+    /// the GPU, and with a share but without a daemon. The output shows the medians of the runs.
     Hook(hook::Options),
+    /// Measure what deepres adds to a process's first CUDA call, with a daemon and without one
+    ///
+    /// A client loads a driver that does nothing and calls cuInit: bare, as a tenant of a daemon,
+    /// and preloaded where no daemon runs, in turn. The output shows the medians.
+    Connect(connect::Options),
     /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
     /// the other
     ///
@@ -87,8 +94,10 @@ pub enum Bench {
 
 /// Runs a benchmark.
 pub fn run(bench: &Bench) -> Result<()> {
-    let never_sleeps =
-        matches!(bench, Bench::Hook(_) | Bench::Policy(_) | Bench::Preload(_) | Bench::Trace(_));
+    let never_sleeps = matches!(
+        bench,
+        Bench::Connect(_) | Bench::Hook(_) | Bench::Policy(_) | Bench::Preload(_) | Bench::Trace(_)
+    );
     let stolen = if never_sleeps { Stolen::count() } else { Stolen::start() };
     let outcome = measure(bench);
     let taken = stolen.taken();
@@ -102,6 +111,7 @@ pub fn run(bench: &Bench) -> Result<()> {
 fn measure(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Beside(options) => beside::run(options),
+        Bench::Connect(options) => connect::run(options),
         Bench::Handoff(options) => handoff::run(options),
         Bench::Daemon(options) => daemon::run(options),
         Bench::Hook(options) => hook::run(options),

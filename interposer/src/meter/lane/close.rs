@@ -17,8 +17,9 @@ use crate::{capture, os};
 pub(super) enum End {
     /// By an event that a thread records at the end.
     Record,
-    /// Without an event, because the segment is known to be complete.
-    Unrecorded,
+    /// Without an event, because the segment is known to be complete. Its launches took at least
+    /// `least_ns`.
+    Unrecorded { least_ns: u64 },
 }
 
 impl Lane {
@@ -69,8 +70,12 @@ impl Lane {
         let is_recorded = end == End::Record && self.record_end(calls, stream, segment.end());
         let (launches, mut expected_ns) = self.account(launched);
         let launches = launches.all();
+        self.pace.learn(launches, closed_ns.saturating_sub(self.open.asked_ns()));
         if !is_recorded && expected_ns == 0 {
             expected_ns = self.mean_ns().saturating_mul(u64::from(launches));
+        }
+        if let End::Unrecorded { least_ns } = end {
+            expected_ns = expected_ns.max(least_ns);
         }
         let is_copy = self.open.is_copy();
         let already_ns = self.open.take_queued_ns();

@@ -129,11 +129,3 @@ impl OpenSegment {
         }
     }
 }
-
-#[cfg(test)]
-impl OpenSegment {
-    /// Sets [`Self::asked_ns`], for a test that has moved its clock.
-    pub(super) fn set_asked_ns(&self, asked_ns: u64) {
-        self.asked_ns.store(asked_ns, Ordering::Relaxed);
-    }
-}

@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::{hint, thread};
 
 use deepres_abi::coverage::Bypass;
@@ -15,6 +15,7 @@ use deepres_abi::tally::Attempt;
 use super::open::Beginning;
 use super::{Lane, SEGMENT_NS};
 use crate::driver::calls::{Calls, Stream};
+use crate::gate::Leave;
 use crate::meter::segment::{Kind, Launch};
 use crate::{capture, os};
 
@@ -30,14 +31,14 @@ pub(super) const LAUNCHES_MAX: u32 = 1024;
 const LONGEST: u32 = 1 << 29;
 /// The most launches in a segment while the meter has measured no launch of the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// While the GPU is contended, one segment in this many holds a single launch. So the meter learns
-/// the time of each kernel. In a spell, one segment in this many gets a start event.
-const SAMPLE_EVERY: u32 = 8;
-/// While the GPU is not contended and the stream has gaps, one segment in this many holds a single
-/// launch. Single launches matter more then, because segments with gaps show no exact times.
-const SPARSE_SAMPLE_EVERY: u32 = 4;
-/// A launch without an estimate ends the open segment only if the segment has at least this many
-/// launches. So if no kernel has an estimate, the meter times one launch in this many.
+/// In a spell, one segment in this many gets a start event.
+const MEASURED_IN_SPELL_EVERY: u32 = 8;
+/// While the GPU is not contended and the stream has gaps, the lane takes a sample in one segment
+/// in this many. While the GPU is contended, the samples themselves set the number
+/// ([`super::reader`]).
+const SAMPLE_EVERY: u32 = 4;
+/// A launch without a settled estimate ends the open segment only if the segment has at least this
+/// many launches. So if no kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
 /// Of the copies between kernels that have an estimate, the meter times one copy in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
@@ -64,14 +65,45 @@ impl Deref for LaneOwner {
     }
 }
 
+/// The launches that may join the open segment ([`Leave`]). Only the owner thread uses these
+/// figures.
+#[derive(Debug, Default)]
+pub(super) struct Followers {
+    /// The gate word at which the segment was opened.
+    word: AtomicU32,
+    /// The sum of the estimates of all launches of the lane stays below this, ns.
+    below_ns: AtomicU64,
+}
+
+impl Followers {
+    fn set(&self, word: u32, below_ns: u64) {
+        self.word.store(word, Ordering::Relaxed);
+        self.below_ns.store(below_ns, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn word(&self) -> u32 {
+        self.word.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn has_room(&self, expected_ns: u64) -> bool {
+        expected_ns < self.below_ns.load(Ordering::Relaxed)
+    }
+}
+
 /// The length of the next segments. Only the owner thread uses these figures, and a thread that
-/// gives the lane to another owner.
+/// gives the lane to another owner. A thread that closes a segment sets `apart_ns`.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The number of launches when the last segment was opened (modulo 2³²).
     opened_at: AtomicU32,
     /// The segment length that the stream's pace suggests.
     wanted: AtomicU32,
+    /// The host time from launch to launch, as the last segments show it, ns.
+    apart_ns: AtomicU64,
+    /// Whether the next segment is a sample.
+    is_sample_next: AtomicBool,
     /// The number of segments opened so far.
     opened: AtomicU32,
     /// The number of copies so far.
@@ -83,6 +115,8 @@ impl Default for Pace {
         Self {
             opened_at: AtomicU32::new(0),
             wanted: AtomicU32::new(1),
+            apart_ns: AtomicU64::new(0),
+            is_sample_next: AtomicBool::new(false),
             opened: AtomicU32::new(0),
             copies: AtomicU32::new(0),
         }
@@ -93,6 +127,16 @@ impl Pace {
     /// Begins with short segments again.
     pub(super) fn restart(&self) {
         self.want(1);
+    }
+
+    /// Records that a segment of `launches` launches was open for `open_ns`. A single launch tells
+    /// nothing of the pace. After it, a longer segment finds out whether the launches come closer.
+    pub(super) fn learn(&self, launches: u32, open_ns: u64) {
+        let apart_ns = match launches {
+            0 | 1 => self.apart_ns.load(Ordering::Relaxed) / 2,
+            launches => open_ns / u64::from(launches),
+        };
+        self.apart_ns.store(apart_ns, Ordering::Relaxed);
     }
 
     /// Sets the segment length that the stream's pace suggests.
@@ -140,9 +184,16 @@ impl LaneOwner {
         self.lane
     }
 
+    /// Returns whether the gate has not changed since the open segment was opened.
+    #[inline(always)]
+    pub fn is_let_on(self) -> bool {
+        self.gpu.gate_word().is_none_or(|word| word == self.followers.word())
+    }
+
     /// Counts one more launch in the open segment, and returns true. If the launch begins or ends a
-    /// segment or has no estimate, counts nothing and returns false. While the gate is open, this
-    /// method is the whole launch path.
+    /// segment, has no settled estimate, or needs a pass of the gate, counts nothing and returns
+    /// false. While the gate does not change ([`Self::is_let_on`]), this method is the whole launch
+    /// path.
     #[inline(always)]
     pub fn count(self, launch: Launch) -> bool {
         let Some((launched, ns)) = self.fits(launch) else { return false };
@@ -151,40 +202,51 @@ impl LaneOwner {
     }
 
     /// Returns the number of launches including `launch`, and the estimate of `launch`, ns. Returns
-    /// `None` if the launch begins or ends a segment or has no estimate.
+    /// `None` if the launch may not join the open segment without another step.
     #[inline(always)]
     pub(super) fn fits(self, launch: Launch) -> Option<(u64, u64)> {
         let launched = self.tally.next(launch.kind.one())?;
-        let ns = self.gpu.estimates.get(launch.key)?;
+        let ns = self.gpu.estimates.settled(launch.key)?;
         if launch.kind.is_graph() && (ns > SHORT_GRAPH_NS || launch.kind == Kind::VaryingGraph) {
             return None;
         }
-        Some((launched, ns))
+        self.followers.has_room(self.tally.expected_ns().wrapping_add(ns)).then_some((launched, ns))
     }
 
     /// Called before a launch: opens a segment if none is open, or counts the launch in the open
-    /// segment. After a success, the caller must call [`Self::launched`].
+    /// segment. After a success, the caller must call [`Self::launched`]. `leave` says which launches
+    /// may follow this launch.
     ///
     /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
     /// time in flight already includes.
     ///
     /// # Errors
     /// [`Unmarked`], if the launch has no segment.
-    pub fn begin(self, calls: &Calls, launch: Launch, contended: Option<u64>) -> Result<Begun, Unmarked> {
+    pub fn begin(
+        self,
+        calls: &Calls,
+        launch: Launch,
+        leave: Leave,
+        contended: Option<u64>,
+    ) -> Result<Begun, Unmarked> {
         let known_ns = self.gpu.estimates.get(launch.key);
-        // On a per-thread stream, only the owner thread can record the end of a segment.
-        let alone = match launch.kind {
-            Kind::Kernel => contended.is_some() && self.stream() == Some(Stream::PER_THREAD),
-            Kind::Graph => contended.is_some() || known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
-            Kind::VaryingGraph | Kind::Copy | Kind::SyncCopy => true,
-        };
+        let is_settled = self.gpu.estimates.settled(launch.key).is_some();
+        // On a per-thread stream, only the owner thread can record the end of a segment. While the
+        // GPU is contended, another tenant may wait for that end.
+        let is_awaited = contended.is_some() && self.stream() == Some(Stream::PER_THREAD);
+        let alone = is_awaited
+            || match launch.kind {
+                Kind::Kernel => false,
+                Kind::Graph => known_ns.is_none_or(|known_ns| known_ns > SHORT_GRAPH_NS),
+                Kind::VaryingGraph | Kind::Copy | Kind::SyncCopy => true,
+            };
         if self.is_open() {
             let holds_copy = self.open.is_copy();
             if launch.kind.is_copy() && !holds_copy && self.takes_in(calls, known_ns, contended.is_some()) {
                 return Err(Unmarked::TakenIn);
             }
             let is_other = holds_copy != launch.kind.is_copy();
-            let is_unknown = known_ns.is_none() && self.unaccounted().all() >= UNKNOWN_APART;
+            let is_unknown = !is_settled && self.unaccounted().all() >= UNKNOWN_APART;
             if is_other || ((alone || is_unknown) && self.has_room(calls)) {
                 self.close(calls);
             }
@@ -199,7 +261,7 @@ impl LaneOwner {
         }
         let opens = !self.claim();
         if opens {
-            self.open(calls, launch, contended.is_some(), alone || known_ns.is_none())?;
+            self.open(calls, launch, contended.is_some(), alone || !is_settled)?;
         } else {
             self.open.take_another();
         }
@@ -213,7 +275,15 @@ impl LaneOwner {
         if let Some(estimate_ns) = contended {
             self.open.add_queued(estimate_ns);
         }
-        Ok(Begun { opens, ends: alone || self.tally.is_full_at(launched) })
+        let expected_ns = self.tally.expected_ns();
+        if opens || contended.is_none() {
+            let room_ns = leave.room_ns / u64::from(self.context.lanes().max(1));
+            self.followers.set(leave.word, expected_ns.saturating_add(room_ns));
+        }
+        // If no launch can follow under the lease, the next launch opens a segment by its own pass.
+        let goes_on = contended.is_none()
+            || (self.followers.word() == leave.word && self.followers.has_room(expected_ns));
+        Ok(Begun { opens, ends: alone || !goes_on || self.tally.is_full_at(launched) })
     }
 
     /// If a copy needs no event of its own, takes the copy into the open segment of kernels and
@@ -248,7 +318,7 @@ impl LaneOwner {
         let create = || self.context.create_events(calls);
         let segment = self.ring.equip(create).ok_or(Bypass::NoEvent)?;
         let mut asked_ns = os::now_ns();
-        let is_fine = !contended && self.gpu.is_fine();
+        let is_fine = self.gpu.is_fine();
         // In a spell, the meter measures every launch, to see which streams overlap. Each further
         // driver call would move launches apart, so most segments get no start event.
         let opened = self.pace.opened.load(Ordering::Relaxed).wrapping_add(1);
@@ -256,20 +326,23 @@ impl LaneOwner {
         let is_sparse_kernel = is_sparse && launch.kind == Kind::Kernel;
         let _marking = capture::marking().ok_or(Bypass::JoiningCapture)?;
         capture::rule_out(calls, stream)?;
-        let is_end_only = is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(SAMPLE_EVERY);
+        let is_end_only =
+            is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(MEASURED_IN_SPELL_EVERY);
         if !is_end_only && !calls.record(segment.start(), stream) {
             return Err(Bypass::NoEvent);
         }
         self.pace.opened.store(opened, Ordering::Relaxed);
-        let wanted = if contended { self.grow_by_backlog() } else { self.grow_by_pace(asked_ns) };
-        let is_sample = match contended {
-            true => opened.is_multiple_of(SAMPLE_EVERY),
-            false => is_sparse && opened.is_multiple_of(SPARSE_SAMPLE_EVERY),
-        };
-        let single = alone || is_sample || is_fine;
-        let target = if single { 1 } else { self.vary(wanted) };
+        let wanted = self.grow();
+        let sample_every = if contended { self.learned.sample_every() } else { SAMPLE_EVERY };
+        let leads = (contended || is_sparse) && opened.is_multiple_of(sample_every);
+        let is_sample = self.pace.is_sample_next.swap(leads, Ordering::Relaxed);
         let launched = self.tally.launched() as u32;
-        self.pace.opened_at.store(launched, Ordering::Relaxed);
+        let before = launched.wrapping_sub(self.pace.opened_at.swap(launched, Ordering::Relaxed));
+        let target = match alone || is_sample || is_fine {
+            true => 1,
+            false if leads => self.vary_from(1, wanted.min(before)),
+            false => self.vary_from(wanted - wanted / 4, wanted + wanted / 4),
+        };
         self.tally.set_target(launched.wrapping_add(target));
         if target == 1 && !is_end_only && is_sparse_kernel {
             // The driver's first call after a pause takes longer than the launch that follows it.
@@ -302,40 +375,25 @@ impl LaneOwner {
         }
     }
 
-    /// Returns the length of the next segment while the GPU is contended, in launches. While the
-    /// stream has work left, the length doubles. If the stream had no work left, the length is one
-    /// launch.
-    fn grow_by_backlog(self) -> u32 {
-        let wanted = match self.ring.waiting() {
-            0 => 1,
-            _ => self.pace.wanted.load(Ordering::Relaxed).saturating_mul(2).min(self.longest()),
-        };
-        self.pace.want(wanted);
-        wanted
-    }
-
-    /// Returns the length of the next segment while the GPU is not contended, in launches. A
-    /// segment of this length takes about [`SEGMENT_NS`] on the GPU or on the host.
-    fn grow_by_pace(self, now_ns: u64) -> u32 {
-        let launched = self.tally.launched() as u32;
-        let launches = u64::from(launched.wrapping_sub(self.pace.opened_at.load(Ordering::Relaxed)).max(1));
-        let apart_ns = now_ns.saturating_sub(self.open.asked_ns()) / launches;
+    /// Returns the length of the next segment, in launches. A segment of this length takes about
+    /// [`SEGMENT_NS`] on the GPU or on the host.
+    fn grow(self) -> u32 {
+        let apart_ns = self.pace.apart_ns.load(Ordering::Relaxed);
         let at_this_pace = (SEGMENT_NS / apart_ns.max(1)).clamp(1, u64::from(LAUNCHES_MAX)) as u32;
         let doubled = self.pace.wanted.load(Ordering::Relaxed).saturating_mul(2);
-        let wanted = doubled.min(self.longest()).min(at_this_pace.max(1));
+        let wanted = doubled.min(self.longest()).min(at_this_pace);
         self.pace.want(wanted);
         wanted
     }
 
-    /// Returns a length near `wanted` that varies from segment to segment. With a fixed length, the
-    /// samples would always meet the same kernel of a loop.
-    fn vary(self, wanted: u32) -> u32 {
+    /// Returns a length from `least` to `most` that varies from segment to segment. With a fixed
+    /// length, the samples would always meet the same kernel of a loop.
+    fn vary_from(self, least: u32, most: u32) -> u32 {
         /// 2³² divided by the golden ratio. The multiples of this number are spread evenly.
         const SPREAD: u32 = 0x9e37_79b9;
         let spread = u64::from(self.pace.opened.load(Ordering::Relaxed).wrapping_mul(SPREAD));
-        // The result lies between three quarters and five quarters of `wanted`.
-        let varied = u64::from(wanted) * 3 / 4 + ((u64::from(wanted) * spread) >> u32::BITS) / 2;
-        varied.clamp(1, u64::from(LAUNCHES_MAX)) as u32
+        let lengths = u64::from(most.saturating_sub(least)) + 1;
+        least.saturating_add(((lengths * spread) >> u32::BITS) as u32).clamp(1, LAUNCHES_MAX)
     }
 
     /// Reserves the open segment for a launch, so that no other thread closes it meanwhile. Returns

@@ -14,9 +14,20 @@ use crate::meter::context::Inner;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
-/// If the open segment had no launch for this long, the meter thread closes the segment. Launches
-/// with gaps between them have segments of their own, so this limit only ends bursts.
+/// If the open segment had no launch for this long, the meter thread closes the segment. While the
+/// GPU is contended, the meter thread closes a segment that had no launch since its last look.
 const STALE_NS: u64 = 200_000;
+/// While the GPU is contended, the lane takes a sample in one segment in this many, as long as the
+/// samples contradict the estimates. A program that waits for the GPU after every 25 launches then
+/// records 0.1 events for a launch.
+const SAMPLE_EVERY_LEAST: u32 = 8;
+/// Each sample that confirms its estimate doubles that number, up to this. If kernels take longer
+/// from now on, the meter notices after 16 ms at most.
+const SAMPLE_EVERY_MOST: u32 = 32;
+/// A sample confirms its estimate if the two differ by at most one part in this many, or by at most
+/// [`CONFIRMS_NS`], the error of a time between two events.
+const CONFIRMS_PART: u64 = 8;
+const CONFIRMS_NS: u64 = 1_000;
 /// Time between two checks whether the owner thread ended inside the driver.
 const DEAD_NS: u64 = 1_000_000_000;
 /// The value of `previous_end_ns` while no end is known.
@@ -35,12 +46,16 @@ pub(super) struct Learned {
     carried_ns: AtomicI64,
     /// The mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
+    /// While the GPU is contended, the lane takes a sample in one segment in this many.
+    sample_every: AtomicU32,
     /// The end of the last processed segment, or [`NO_END`].
     previous_end_ns: AtomicI64,
-    /// The number of launches in the open segment at the last look.
+    /// The number of launches of the lane at the last look, modulo 2³²; 0 if no segment was open.
     seen_launched: AtomicU32,
     /// Since when `seen_launched` has its value (ns of `CLOCK_MONOTONIC`).
     seen_since_ns: AtomicU64,
+    /// The time after `seen_since_ns` at which a look last found the stream busy, ns.
+    busy_for_ns: AtomicU64,
 }
 
 impl Default for Learned {
@@ -49,9 +64,11 @@ impl Default for Learned {
             is_sparse: AtomicBool::new(true),
             carried_ns: AtomicI64::new(0),
             mean_ns: AtomicU64::new(0),
+            sample_every: AtomicU32::new(SAMPLE_EVERY_LEAST),
             previous_end_ns: AtomicI64::new(NO_END),
             seen_launched: AtomicU32::new(0),
             seen_since_ns: AtomicU64::new(0),
+            busy_for_ns: AtomicU64::new(0),
         }
     }
 }
@@ -62,6 +79,7 @@ impl Learned {
     pub(super) fn restart(&self) {
         self.is_sparse.store(true, Ordering::Relaxed);
         self.carried_ns.store(0, Ordering::Relaxed);
+        self.sample_every.store(SAMPLE_EVERY_LEAST, Ordering::Relaxed);
     }
 
     /// Forgets the figures that hold for one stream, because the lane gets another stream.
@@ -73,6 +91,11 @@ impl Learned {
     /// Returns the mean GPU time of a launch, ns; 0: not measured yet.
     pub(super) fn mean_ns(&self) -> u64 {
         self.mean_ns.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of segments of which one is a sample, while the GPU is contended.
+    pub(super) fn sample_every(&self) -> u32 {
+        self.sample_every.load(Ordering::Relaxed)
     }
 
     /// Returns whether the stream had gaps lately, or may have had gaps.
@@ -96,7 +119,8 @@ impl Lane {
     }
 
     /// Looks at the open segment at `now_ns`. If the segment had no launch for a while, closes the
-    /// segment. If the owner thread ended inside the driver, makes the segment closable.
+    /// segment. If the process's lease has expired, makes the segment end with its next launch. If
+    /// the owner thread ended inside the driver, makes the segment closable.
     pub fn look(&self, meter: MeterThread, locked: &Inner, calls: &Calls, now_ns: u64) {
         let (seen, since_ns) = (&self.learned.seen_launched, &self.learned.seen_since_ns);
         let passed_ns = || now_ns.saturating_sub(since_ns.load(Ordering::Relaxed));
@@ -109,9 +133,15 @@ impl Lane {
             }
             return;
         };
-        if seen.swap(launches, Ordering::Relaxed) != launches {
+        if self.gpu.is_expired(now_ns) {
+            self.tally.end_soon();
+        }
+        let stale_ns = if self.gpu.is_open() { STALE_NS } else { 0 };
+        let launched = self.tally.launched() as u32;
+        if seen.swap(launched, Ordering::Relaxed) != launched {
             since_ns.store(now_ns, Ordering::Relaxed);
-        } else if passed_ns() > STALE_NS {
+            self.learned.busy_for_ns.store(0, Ordering::Relaxed);
+        } else if passed_ns() > stale_ns {
             self.close_stale(meter, locked, calls, launches, passed_ns());
         }
     }
@@ -142,9 +172,14 @@ impl Lane {
                 let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
                 drop(marking);
                 if !is_through {
+                    self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
                     return;
                 }
-                End::Unrecorded
+                // Work on the legacy stream waits for other streams, and must not be charged for
+                // the wait.
+                let is_by_itself = self.context.lanes() <= 1;
+                let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
+                End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
             }
             Some(Stream::PER_THREAD) => {
                 let usual_ns = self.mean_ns().saturating_mul(u64::from(launches));
@@ -152,7 +187,7 @@ impl Lane {
                 if self.ring.waiting() != 0 || quiet_ns <= usual_ns {
                     return;
                 }
-                End::Unrecorded
+                End::Unrecorded { least_ns: 0 }
             }
             _ => End::Record,
         };
@@ -179,6 +214,22 @@ impl Lane {
             let carried_ns = self.carried_ns(meter, expected_ns).saturating_add(expected_ns - took_ns);
             self.learned.carried_ns.store(carried_ns.clamp(-expected_ns, expected_ns), Ordering::Relaxed);
         }
+    }
+
+    /// Compares a sample, which took `least_ns` to `most_ns`, with the estimate `known_ns` of its
+    /// launch. The result decides how often the lane takes a sample.
+    pub fn compare(&self, _meter: MeterThread, known_ns: u64, (least_ns, most_ns): (u64, u64)) {
+        let error_ns = (known_ns / CONFIRMS_PART).max(CONFIRMS_NS);
+        let (low_ns, high_ns) = (known_ns.saturating_sub(error_ns), known_ns.saturating_add(error_ns));
+        let every = if most_ns < low_ns || least_ns > high_ns {
+            SAMPLE_EVERY_LEAST
+        } else if low_ns <= least_ns && most_ns <= high_ns {
+            (2 * self.learned.sample_every()).min(SAMPLE_EVERY_MOST)
+        } else {
+            // An interrupted measurement tells nothing.
+            return;
+        };
+        self.learned.sample_every.store(every, Ordering::Relaxed);
     }
 
     /// Takes a measurement into the mean time of a launch. `is_sparse`: the segment had gaps, or

@@ -11,6 +11,7 @@ use super::waits::{LAUNCHES_STUCK, VARYING_SEEN};
 use super::*;
 use crate::driver::calls::{Calls, Context, Progress};
 use crate::driver::fake;
+use crate::gate::Leave;
 use crate::meter::segment::{Contents, Kind, Launch};
 use crate::meter::thread::MeterThread;
 use crate::{capture, os};
@@ -47,13 +48,28 @@ fn close_stale(calls: &Calls, lane: LaneOwner, launches: u32, quiet_ns: u64) {
     lane.close_stale(METER, &lane.context.lock(), calls, launches, quiet_ns);
 }
 
+/// Makes the estimate of a launch known and settled.
+fn know(lane: LaneOwner, launch: Launch, ns: u64) {
+    for _ in 0..VARYING_SEEN {
+        lane.gpu.estimates.learn(METER, launch.key, ns);
+    }
+}
+
+/// The leave of an open gate, or of a lease without a bound.
+const LEAVE: Leave = Leave::open(0);
+
 /// Makes one launch in the same way as the hooks do.
 fn put(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64, contended: Option<u64>) {
-    if !launch.kind.is_copy() && contended.is_none() && lane.count(launch) {
+    put_within(calls, lane, launch, ns, LEAVE, contended);
+}
+
+/// Makes one launch in the same way as the hooks do. The launches that may follow have `leave`.
+fn put_within(calls: &Calls, lane: LaneOwner, launch: Launch, ns: u64, leave: Leave, contended: Option<u64>) {
+    if !launch.kind.is_copy() && lane.count(launch) {
         fake::launch(lane.stream().unwrap(), ns);
         return;
     }
-    let begun = lane.begin(calls, launch, contended).unwrap();
+    let begun = lane.begin(calls, launch, leave, contended).unwrap();
     close_stale(calls, lane, 1, 1);
     assert!(lane.is_open(), "nobody closes under a launch");
     fake::launch(lane.stream().unwrap(), ns);
@@ -80,6 +96,9 @@ fn read(calls: &Calls, lane: LaneOwner) -> Vec<(u32, u64)> {
         let took_ns = calls.elapsed_ns(segment.start(), segment.end()).unwrap() as u64;
         found.push((contents.launches, took_ns));
         if let Some(key) = contents.only_key() {
+            if let Some(known_ns) = lane.gpu.estimates.get(key) {
+                lane.compare(METER, known_ns, (took_ns, took_ns));
+            }
             lane.gpu.estimates.learn(METER, key, took_ns);
         }
         lane.learn(METER, took_ns / u64::from(contents.launches), false);
@@ -88,16 +107,110 @@ fn read(calls: &Calls, lane: LaneOwner) -> Vec<(u32, u64)> {
     found
 }
 
-#[test]
-fn sparse_launches_are_bracketed_each_while_someone_else_waits() {
-    let (calls, lane) = (fake::calls(), lane());
-    for _ in 0..10 {
-        put(&calls, lane, KERNEL, KERNEL_NS, Some(KERNEL_NS));
-        assert!(!lane.is_open());
-        fake::pass(1_000_000);
-        assert_eq!(read(&calls, lane), [(1, KERNEL_NS)]);
+/// Launches kernels with gaps while the GPU is contended. Returns the number of launches for each
+/// recorded event.
+fn sparse(calls: &Calls, lane: LaneOwner, launches: u32, took_ns: impl Fn(u32) -> u64) -> f64 {
+    let mut segments = Vec::new();
+    for number in 0..launches {
+        put(calls, lane, KERNEL, took_ns(number), Some(KERNEL_NS));
+        fake::pass(2 * took_ns(number));
+        segments.extend(read(calls, lane));
     }
-    assert!(!lane.is_busy());
+    f64::from(launches) / (2 * segments.len()) as f64
+}
+
+#[test]
+fn launches_with_gaps_share_segments_while_someone_else_waits_and_samples_follow_the_kernel() {
+    let (calls, lane) = (fake::calls(), lane());
+    sparse(&calls, lane, 20_000, |_| KERNEL_NS);
+    assert_eq!(lane.learned.sample_every(), 32, "each sample confirms the estimate");
+    let steady = sparse(&calls, lane, 20_000, |_| KERNEL_NS);
+    assert!(steady > 10.0, "{steady} launches for each event");
+    // From now on, the kernel takes twice as long.
+    sparse(&calls, lane, 4_000, |_| 2 * KERNEL_NS);
+    assert!(lane.gpu.estimates.get(KERNEL.key) > Some(KERNEL_NS * 3 / 2));
+    let varying =
+        sparse(&calls, lane, 20_000, |number| KERNEL_NS << (number.wrapping_mul(0x9e37_79b9) >> 31));
+    assert_eq!(lane.learned.sample_every(), 8, "the samples contradict the estimate");
+    assert!(varying < steady && varying > 4.0, "{varying} launches for each event");
+}
+
+#[test]
+fn a_thread_that_was_held_up_in_a_segment_has_long_segments_again_soon() {
+    let (calls, lane) = (fake::calls(), lane());
+    open(&calls, lane, 2);
+    lane.close(&calls);
+    lane.pace.learn(2, 1_000_000_000);
+    for _ in 0..1_000 {
+        launch(&calls, lane, KERNEL, KERNEL_NS);
+        fake::finish();
+        read(&calls, lane);
+    }
+    lane.close(&calls);
+    assert!(lane.ring.newest().unwrap().contents().launches > 10);
+}
+
+#[test]
+fn each_kernel_of_a_loop_is_sampled_though_the_program_waits_after_every_round() {
+    const KERNELS: u64 = 25;
+    let (calls, lane) = (fake::calls(), lane());
+    let kernel = |number: u64| Launch { key: number + 1, kind: Kind::Kernel };
+    (0..KERNELS).for_each(|number| know(lane, kernel(number), KERNEL_NS));
+    lane.learn(METER, KERNEL_NS, false);
+    lane.pace.want(LAUNCHES_MAX);
+    let mut alone = [0; KERNELS as usize];
+    for _ in 0..4_000 {
+        for number in 0..KERNELS {
+            put(&calls, lane, kernel(number), KERNEL_NS, Some(KERNEL_NS));
+        }
+        lane.close(&calls);
+        fake::finish();
+        let keys = std::iter::from_fn(|| {
+            let contents = oldest(lane)?;
+            pop(lane);
+            Some(contents.key)
+        });
+        keys.filter(|key| *key != 0).for_each(|key| alone[key as usize - 1] += 1);
+    }
+    assert!(alone.iter().all(|samples| *samples > 5), "{alone:?}");
+}
+
+#[test]
+fn launches_need_a_new_pass_of_the_gate_once_their_estimates_fill_the_room_that_it_found() {
+    let (calls, lane) = (fake::calls(), lane());
+    know(lane, KERNEL, KERNEL_NS);
+    lane.learn(METER, KERNEL_NS, false);
+    lane.pace.want(LAUNCHES_MAX);
+    let leased = |room_ns| {
+        put_within(&calls, lane, KERNEL, KERNEL_NS, Leave { word: 0, room_ns }, Some(KERNEL_NS));
+    };
+    leased(0);
+    assert!(!lane.is_open(), "no launch may follow");
+    leased(3 * KERNEL_NS + 1);
+    for _ in 0..3 {
+        assert!(lane.count(KERNEL));
+    }
+    assert!(!lane.count(KERNEL));
+    leased(3 * KERNEL_NS + 1);
+    assert!(!lane.is_open(), "the launch with the new pass ends the segment");
+    assert_eq!(lane.ring.newest().unwrap().contents().launches, 5);
+    // The segment of a gate that has changed ends too.
+    leased(KERNEL_NS * 9);
+    let changed = Leave { word: 4, room_ns: KERNEL_NS * 9 };
+    let begun = lane.begin(&calls, KERNEL, changed, Some(KERNEL_NS)).unwrap();
+    assert_eq!((begun.opens, begun.ends), (false, true));
+    lane.launched(false);
+}
+
+#[test]
+fn what_an_open_segment_holds_counts_as_in_flight_unless_its_stream_has_gaps() {
+    let (calls, lane) = (fake::calls(), lane());
+    open(&calls, lane, 3);
+    assert_eq!((lane.gpu.queued_ns(), lane.in_flight_ns()), (0, 3 * KERNEL_NS));
+    lane.learn(METER, KERNEL_NS, true);
+    assert_eq!(lane.in_flight_ns(), 0);
+    lane.close(&calls);
+    assert_eq!(lane.in_flight_ns(), 3 * KERNEL_NS);
 }
 
 #[test]
@@ -126,6 +239,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
     assert!(!lane.is_open(), "the first of a kernel has a segment of its own");
     fake::finish();
     read(&calls, lane);
+    know(lane, KERNEL, KERNEL_NS);
     // The job launches until a segment is long enough.
     for _ in 0..100 {
         launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -143,7 +257,7 @@ fn known_kernels_are_counted_by_what_they_take_and_an_unknown_one_is_timed() {
 #[test]
 fn in_a_spell_a_known_kernel_of_a_stream_with_gaps_is_marked_at_its_end_alone() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    know(lane, KERNEL, KERNEL_NS);
     lane.gpu.set_fine(METER, true);
     let is_end_only = |kernel: Launch, is_sparse: bool| {
         lane.learn(METER, KERNEL_NS, is_sparse);
@@ -178,9 +292,9 @@ fn copies_have_segments_of_their_own_and_are_not_computing() {
 #[test]
 fn a_known_copy_between_kernels_is_not_timed_each_time() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(METER, COPY.key, 700);
+    know(lane, COPY, 700);
     open(&calls, lane, 2);
-    assert_eq!(lane.begin(&calls, COPY, None), Err(Unmarked::TakenIn));
+    assert_eq!(lane.begin(&calls, COPY, LEAVE, None), Err(Unmarked::TakenIn));
     assert_eq!(lane.open_launches(), Some(2));
     lane.close(&calls);
     let contents = oldest(lane).unwrap();
@@ -193,8 +307,8 @@ fn a_known_copy_between_kernels_is_not_timed_each_time() {
 #[test]
 fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(METER, COPY.key, 700);
-    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    know(lane, COPY, 700);
+    know(lane, KERNEL, KERNEL_NS);
     for _ in 0..RING - 1 {
         launch(&calls, lane, GRAPH, KERNEL_NS);
         lane.close(&calls);
@@ -202,7 +316,7 @@ fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
     assert_eq!(lane.ring.waiting(), RING - 1);
     launch(&calls, lane, COPY, 700);
     launch(&calls, lane, KERNEL, KERNEL_NS);
-    let copy = lane.begin(&calls, COPY, None);
+    let copy = lane.begin(&calls, COPY, LEAVE, None);
     assert_eq!((lane.open_launches(), copy), (Some(1), Err(Unmarked::TakenIn)));
     pop(lane);
     lane.close(&calls);
@@ -213,7 +327,7 @@ fn with_a_full_ring_copies_and_kernels_go_into_one_segment() {
 #[test]
 fn a_stream_that_waits_for_another_ends_the_segment_while_someone_else_waits() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    know(lane, KERNEL, KERNEL_NS);
     lane.learn(METER, KERNEL_NS, false);
     let open = || {
         while !lane.is_open() {
@@ -253,7 +367,7 @@ fn where_all_streams_of_a_context_wait_what_is_known_of_their_launches_counts_wh
     let context = own.context;
     // Opens a segment on the lane. A busy lane never goes to another stream.
     let opened = |lane: LaneOwner| {
-        lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+        know(lane, KERNEL, KERNEL_NS);
         lane.learn(METER, KERNEL_NS, false);
         while !lane.is_open() {
             launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -282,7 +396,7 @@ fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
     fake::finish();
     assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 4]);
     let long = Launch { key: 9 << 32, ..GRAPH };
-    lane.gpu.estimates.learn(METER, long.key, SHORT_GRAPH_NS + 1);
+    know(lane, long, SHORT_GRAPH_NS + 1);
     for _ in 0..3 {
         launch(&calls, lane, long, SHORT_GRAPH_NS + 1);
     }
@@ -291,30 +405,27 @@ fn graphs_that_are_not_known_or_long_are_segments_of_their_own() {
 }
 
 #[test]
-fn graphs_that_are_known_and_short_are_counted_like_kernels_while_nobody_else_wants_the_gpu() {
+fn graphs_that_are_known_and_short_are_counted_like_kernels() {
     let (calls, lane) = (fake::calls(), lane());
-    lane.gpu.estimates.learn(METER, GRAPH.key, KERNEL_NS);
+    know(lane, GRAPH, KERNEL_NS);
     lane.learn(METER, KERNEL_NS, false);
-    for _ in 0..100 {
-        launch(&calls, lane, GRAPH, KERNEL_NS);
+    for contended in [None, Some(KERNEL_NS)] {
+        for _ in 0..100 {
+            put(&calls, lane, GRAPH, KERNEL_NS, contended);
+        }
+        lane.close(&calls);
+        fake::finish();
+        let segments = read(&calls, lane);
+        assert!(segments.len() < 30, "{segments:?}");
+        assert_eq!(segments.iter().map(|(launches, _)| launches).sum::<u32>(), 100);
     }
-    lane.close(&calls);
-    fake::finish();
-    let segments = read(&calls, lane);
-    assert!(segments.len() < 30, "{segments:?}");
-    assert_eq!(segments.iter().map(|(launches, _)| launches).sum::<u32>(), 100);
-    for _ in 0..3 {
-        put(&calls, lane, GRAPH, KERNEL_NS, Some(KERNEL_NS));
-    }
-    fake::finish();
-    assert_eq!(read(&calls, lane), [(1, KERNEL_NS); 3], "not while someone does");
 }
 
 #[test]
 fn a_graph_whose_launches_may_differ_is_timed_each_time_however_short() {
     let (calls, lane) = (fake::calls(), lane());
     let varying = Launch { key: 9 << 32, kind: Kind::VaryingGraph };
-    lane.gpu.estimates.learn(METER, varying.key, KERNEL_NS);
+    know(lane, varying, KERNEL_NS);
     lane.learn(METER, KERNEL_NS, false);
     for _ in 0..3 {
         launch(&calls, lane, varying, KERNEL_NS);
@@ -343,10 +454,9 @@ fn a_reader_that_never_comes_loses_nothing() {
 
 /// Opens a segment on the lane and launches `launches` kernels in it.
 fn open(calls: &Calls, lane: LaneOwner, launches: u32) {
-    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    know(lane, KERNEL, KERNEL_NS);
     lane.learn(METER, KERNEL_NS, false);
     lane.pace.want(launches * 4);
-    lane.open.set_asked_ns(os::now_ns());
     for _ in 0..launches {
         launch(calls, lane, KERNEL, KERNEL_NS);
     }
@@ -375,6 +485,24 @@ fn on_the_legacy_stream_nothing_is_recorded_after_the_launches_are() {
     let contents = oldest(lane).unwrap();
     assert!(contents.is_lost);
     assert_eq!((contents.launches, contents.expected_ns), (2, 2 * KERNEL_NS));
+}
+
+#[test]
+fn what_a_look_at_the_legacy_stream_saw_run_on_is_charged_whatever_was_expected() {
+    const BUSY_NS: u64 = 5_000_000;
+    let (calls, lane) = (fake::calls(), lane_of(Stream::LEGACY));
+    let charged_ns = || {
+        open(&calls, lane, 2);
+        close_stale(&calls, lane, 2, BUSY_NS);
+        fake::finish();
+        close_stale(&calls, lane, 2, BUSY_NS + 50_000);
+        let charged_ns = oldest(lane).unwrap().expected_ns;
+        pop(lane);
+        charged_ns
+    };
+    assert_eq!(charged_ns(), BUSY_NS);
+    lane.context.lane(lane.context.handle(), STREAM, 1).unwrap();
+    assert_eq!(charged_ns(), 2 * KERNEL_NS, "it may have waited for the other stream");
 }
 
 #[test]
@@ -547,7 +675,7 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
         let gpu: &'static Gpu = Box::leak(Box::default());
         let context: &'static ContextState = Box::leak(Box::new(ContextState::new(Context(0x1000), gpu, 0)));
         let lane = context.lane(context.handle(), Stream(1), owner).unwrap();
-        lane.begin(&calls, KERNEL, None).unwrap();
+        lane.begin(&calls, KERNEL, LEAVE, None).unwrap();
         lane.release_dead(METER, &context.lock());
         close_stale(&calls, lane, 1, 300);
         assert_eq!(!lane.is_open(), is_released, "{owner}");
@@ -558,7 +686,7 @@ fn what_a_thread_had_under_way_that_was_ended_in_the_driver_is_others_to_close()
 fn counted_lane() -> (LaneOwner, &'static MeterSlot) {
     let (lane, meter): (_, &'static MeterSlot) = (lane(), Box::leak(Box::default()));
     lane.gpu.connect(0, Box::leak(Box::default()), meter, None);
-    lane.gpu.estimates.learn(METER, KERNEL.key, KERNEL_NS);
+    know(lane, KERNEL, KERNEL_NS);
     (lane, meter)
 }
 
@@ -626,7 +754,7 @@ fn what_the_driver_refused_is_charged_for_nothing() {
 #[test]
 fn graphs_are_told_from_kernels_across_segments() {
     let ((lane, meter), calls) = (counted_lane(), fake::calls());
-    lane.gpu.estimates.learn(METER, GRAPH.key, KERNEL_NS);
+    know(lane, GRAPH, KERNEL_NS);
     for _ in 0..100 {
         launch(&calls, lane, GRAPH, KERNEL_NS);
         launch(&calls, lane, KERNEL, KERNEL_NS);
@@ -649,7 +777,7 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
         scope.spawn(|| {
             let calls = fake::calls();
             while !is_done.load(Ordering::Relaxed) {
-                seen.close_if(&calls, |_| true, End::Unrecorded);
+                seen.close_if(&calls, |_| true, End::Unrecorded { least_ns: 0 });
                 let inner = seen.context.lock();
                 while seen.oldest(&inner).is_some() {
                     seen.pop(&inner);
@@ -665,11 +793,11 @@ fn every_launch_is_counted_once_while_another_thread_closes_what_is_open() {
                 (0..20).for_each(|_| std::hint::spin_loop());
                 lane.tally.put(launched, ns);
             } else {
-                let begun = lane.begin(&calls, KERNEL, None).unwrap();
+                let begun = lane.begin(&calls, KERNEL, LEAVE, None).unwrap();
                 lane.pace.want(LAUNCHES_MAX);
                 lane.launched(begun.opens);
                 if begun.ends {
-                    lane.close_if(&calls, |_| true, End::Unrecorded);
+                    lane.close_if(&calls, |_| true, End::Unrecorded { least_ns: 0 });
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Compares the meter of deepres with the simulated GPU's record, for programs that launch at every
-//! pace. The gate is always open. The results do not depend on the machine's speed, because meter
-//! and record cover the same time.
+//! pace. The gate is open, except where a test gives a share. The results do not depend on the
+//! machine's speed, because meter and record cover the same time.
 
 use deepres_e2e::prelude::*;
 
@@ -32,6 +32,11 @@ const MEASURED_BY_FEW: Duration = Duration::from_secs(50);
 const SETTLED: Duration = Duration::from_millis(700);
 /// Greatest allowed error of the meter, in percentage points of the time.
 const ALLOWED_POINTS: f64 = 1.0;
+/// A share that each pattern would exceed, percent.
+const SHARE_PERCENT: f64 = 10.0;
+/// Greatest allowed error of that share, in percentage points. The meter's error is ten times as
+/// large in relation to the used time.
+const ALLOWED_SHARE_POINTS: f64 = 0.5;
 
 fn start(host: &Host, arguments: &[&str]) -> Process {
     host.start(host.run(&["--name", "paced"], c_client_by("pace", Way::ProcAddress), arguments), "ready")
@@ -75,6 +80,24 @@ fn assert_exact_on(simgpu_toml: &str, measured: Duration, running: Duration, arg
             assert!((metered - truth).abs() <= allowed, "{line}");
         }
     }
+}
+
+/// Runs the pattern with a share and without a daemon. The process launches under a lease, and
+/// pauses by its own meter. So the GPU's record shows the meter's error.
+fn assert_share_held(arguments: &[&str]) {
+    let host = Host::measuring().simgpu(SIMGPU_TOML);
+    let mut command = host.alone(c_client_by("pace", Way::ProcAddress));
+    command.args(arguments).env("DEEPRES_SHARE", format!("{SHARE_PERCENT}%"));
+    let client = host.start(command, "ready");
+    // The process has its first burst before it pauses.
+    thread::sleep(2 * SETTLED);
+    let look = || (host.truth().at_ns, host.record(client.pid()).gpus[0].kernel_busy_ns);
+    let before = look();
+    thread::sleep(2 * MEASURED);
+    let after = look();
+    let had = (after.1 - before.1) as f64 * 100.0 / (after.0 - before.0) as f64;
+    println!("had {had:.2} % of the time, owed {SHARE_PERCENT} %");
+    assert!((had - SHARE_PERCENT).abs() <= ALLOWED_SHARE_POINTS, "had {had:.2} % of the time");
 }
 
 /// Times on one GPU by the meter of deepres and by the record, ns. The first figure is the time of
@@ -143,6 +166,17 @@ mod measured {
         host_functions_and_waits_between_kernels: "--streams 2 k80 host:200 k20 after:0 k20 wait:400";
         #[ignore = "deep: takes long"]
         waits_of_all_streams_of_a_context_between_kernels: "--streams 2 k20 k20 host:200 all:0 k20 k20 wait:400";
+    }
+
+    patterns! { assert_share_held:
+        small_kernels_with_gaps_under_a_lease: "k6 wait:12";
+        bursts_with_a_sync_each_under_a_lease: "k20x25 sync wait:500";
+        the_legacy_stream_with_gaps_under_a_lease: "--default legacy k6 wait:20 k20x5 wait:300";
+        streams_whose_kernels_overlap_under_a_lease: "--streams 2 k80 wait:30 k20 wait:60";
+        #[ignore = "deep: takes long"]
+        kernels_of_many_lengths_under_a_lease: "k6 wait:30 k20 wait:25 k2 wait:10 k80 wait:100 k6 k6";
+        #[ignore = "deep: takes long"]
+        graphs_with_gaps_under_a_lease: "graph:k6x20 wait:100 graph:k20x5 wait:50";
     }
 
     patterns! { assert_exact_by_chance:

@@ -5,13 +5,18 @@
 //! found. The program ends when its standard input is closed, so that its starter can look at the
 //! running program first. `--calls NAME COUNT` makes COUNT calls of one function and ends, for
 //! counting instructions.
+//!
+//! `--bursts COUNT` times the launches of a program that launches every 5 µs, and counts the events
+//! that are recorded meanwhile. `--busy` prints an empty object, and launches until its standard
+//! input is closed. `--first-call` times the load of the driver and the first call into it.
 
 use std::ffi::{CStr, c_void};
 use std::hint::black_box;
 use std::io::Read as _;
 use std::ptr::null_mut;
 use std::sync::Barrier;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use deepres_abi::driver::pfn;
@@ -31,7 +36,25 @@ const ALLOCATION_BYTES: usize = 4096;
 /// Number of threads that launch at a time, each on a core of its own.
 const THREADS: usize = 2;
 
+/// Number of launches in a burst. At the end of a burst, the client waits for the GPU.
+const BURST: u32 = 100;
+/// Time from launch to launch in a burst, as in eager training programs.
+const PACE: Duration = Duration::from_micros(5);
+/// Number of bursts before the timed bursts.
+const WARM_UP_BURSTS: u32 = 200;
+/// A call that takes this long did not only launch. Its thread waited for a lease or for its CPU.
+const WAITED: Duration = Duration::from_micros(3);
+
+/// Returns a function of the driver with its type.
+macro_rules! function {
+    ($driver:expr, $name:ident) => {{
+        // SAFETY: the symbol of this name has this type in every driver.
+        unsafe { std::mem::transmute::<*mut c_void, pfn::$name>($driver.address(stringify!($name))?) }
+    }};
+}
+
 fn main() -> Result<()> {
+    let began = Instant::now();
     let driver = Driver::load()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -44,12 +67,34 @@ fn main() -> Result<()> {
             ensure!(repeat.count.is_none(), "no call is named {name}");
             return Ok(());
         }
-        _ => bail!("usage: stub-client [--calls NAME COUNT]"),
+        ["--bursts", count] => {
+            let count = count.parse().context("the number of bursts")?;
+            let mut bursts = Bursts { driver: &driver, count, line: Map::new() };
+            driver.visit(&mut bursts)?;
+            return say_and_wait(bursts.line);
+        }
+        ["--busy"] => {
+            driver.visit(&mut Busy { driver: &driver })?;
+            return Ok(());
+        }
+        ["--first-call"] => {
+            let init = function!(driver, cuInit);
+            // SAFETY: the call has no pointers.
+            ensure!(unsafe { init(0) } == 0, "the driver does not start");
+            let first_call_ms = began.elapsed().as_secs_f64() * 1e3;
+            return say_and_wait(Map::from_iter([("first_call_ms".into(), json!(first_call_ms))]));
+        }
+        _ => bail!("usage: stub-client [--calls NAME COUNT | --bursts COUNT | --busy | --first-call]"),
     }
     let mut line = Map::new();
     line.insert("hooked_by".into(), json!(driver.object_of("cuLaunchKernel")?));
     driver.visit(&mut Time { line: &mut line })?;
     line.insert("scale".into(), json!(driver.scale()?));
+    say_and_wait(line)
+}
+
+/// Prints the line, and waits until the standard input is closed.
+fn say_and_wait(line: Map<String, Value>) -> Result<()> {
     println!("{}", Value::Object(line));
     std::io::stdin().read_to_end(&mut Vec::new()).context("standard input")?;
     Ok(())
@@ -90,12 +135,78 @@ impl Visitor for Repeat<'_> {
     }
 }
 
-/// Returns a function of the driver with its type.
-macro_rules! function {
-    ($driver:expr, $name:ident) => {{
-        // SAFETY: the symbol of this name has this type in every driver.
-        unsafe { std::mem::transmute::<*mut c_void, pfn::$name>($driver.address(stringify!($name))?) }
-    }};
+/// Times launches in bursts.
+struct Bursts<'a> {
+    driver: &'a Driver,
+    count: u32,
+    line: Map<String, Value>,
+}
+
+impl Visitor for Bursts<'_> {
+    fn visit(&mut self, name: &'static str, mut call: impl FnMut() -> u32) -> Result<()> {
+        if name != "cuLaunchKernel" {
+            return Ok(());
+        }
+        let (synchronize, records) = (function!(self.driver, cuCtxSynchronize), self.driver.records()?);
+        let (mut results, mut sum_ns, mut counted) = (0, 0, 0_u64);
+        let mut burst = |sum_ns: &mut u64, counted: &mut u64| {
+            for _ in 0..BURST {
+                let start = Instant::now();
+                results |= black_box(call());
+                let took = start.elapsed();
+                if took < WAITED {
+                    *sum_ns += took.as_nanos() as u64;
+                    *counted += 1;
+                }
+                while start.elapsed() < PACE {
+                    std::hint::spin_loop();
+                }
+            }
+            // SAFETY: the call has no arguments.
+            results |= unsafe { synchronize() };
+        };
+        (0..WARM_UP_BURSTS).for_each(|_| burst(&mut 0, &mut 0));
+        let before = records();
+        (0..self.count).for_each(|_| burst(&mut sum_ns, &mut counted));
+        let recorded = records() - before;
+        ensure!(results == 0, "calls failed: {results:#x} is the union of the result codes");
+        self.line.insert("hooked_by".into(), json!(self.driver.object_of("cuLaunchKernel")?));
+        self.line.insert("launch_ns".into(), json!(sum_ns as f64 / counted as f64));
+        let launches = f64::from(self.count) * f64::from(BURST);
+        self.line.insert("records_per_launch".into(), json!(recorded as f64 / launches));
+        Ok(())
+    }
+}
+
+/// Makes bursts of launches until the standard input is closed.
+struct Busy<'a> {
+    driver: &'a Driver,
+}
+
+impl Visitor for Busy<'_> {
+    fn visit(&mut self, name: &'static str, mut call: impl FnMut() -> u32) -> Result<()> {
+        if name != "cuLaunchKernel" {
+            return Ok(());
+        }
+        let synchronize = function!(self.driver, cuCtxSynchronize);
+        println!("{{}}");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // An error ends the bursts too.
+                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+                is_over.store(true, Ordering::Relaxed);
+            });
+            let mut results = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                (0..BURST).for_each(|_| results |= black_box(call()));
+                // SAFETY: the call has no arguments.
+                results |= unsafe { synchronize() };
+            }
+            ensure!(results == 0, "calls failed: {results:#x} is the union of the result codes");
+            Ok(())
+        })
+    }
 }
 
 struct Driver {
@@ -116,6 +227,14 @@ impl Driver {
         let address = *found.with_context(|| format!("the driver does not export {name}"))?;
         ensure!(!address.is_null(), "the driver does not export {name}");
         Ok(address)
+    }
+
+    /// Returns the function of the stub driver that counts the recorded events.
+    fn records(&self) -> Result<extern "C" fn() -> u64> {
+        // SAFETY: the stub driver's function has this type.
+        Ok(unsafe {
+            std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(self.address("stubEventRecords")?)
+        })
     }
 
     /// Returns the shared object to which a look-up of `name` leads.

@@ -1,5 +1,6 @@
 //! `cargo xtask bench hook`: the time and the instructions that hooks add to a driver call.
 
+mod bursts;
 mod instructions;
 
 use std::collections::BTreeMap;
@@ -8,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use self::bursts::Bursts;
 use super::median;
+use crate::build::Artefacts;
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running};
 use crate::{build, command};
@@ -55,6 +59,11 @@ pub struct Options {
 
 #[derive(Serialize)]
 struct Report {
+    /// Time that hooks add to a kernel launch while the gate is open, ns.
+    added_ns: Option<f64>,
+    /// The same and more for launches under a lease.
+    #[serde(flatten)]
+    bursts: Option<Bursts>,
     apis: Vec<Api>,
     /// Launch rate of two threads, divided by twice the rate of one thread. `None` if the benchmark
     /// took no times.
@@ -107,6 +116,7 @@ struct Run {
 
 /// The stub driver, its client, and a host with a daemon that manages its GPU.
 struct Bench {
+    artefacts: Artefacts,
     host: Host,
     client: PathBuf,
     driver: PathBuf,
@@ -141,9 +151,12 @@ pub fn run(options: &Options) -> Result<()> {
             added_instructions: instructions.map(|counted| counted.added),
         })
     });
-    let apis = apis.collect::<Result<_>>()?;
+    let apis: Vec<Api> = apis.collect::<Result<_>>()?;
+    let added_ns = apis.first().and_then(|launch| launch.added_ns);
+    let bursts = if options.instructions { None } else { Some(bench.bursts(options.rounds)?) };
     let instructions_by = if can_count { "callgrind" } else { "skipped: valgrind is not installed" };
-    let report = Report { apis, scale: times.map(|(_, scale)| scale), instructions_by };
+    let scale = times.map(|(_, scale)| scale);
+    let report = Report { added_ns, bursts, apis, scale, instructions_by };
     super::print(options.json, &report, || print(&report))?;
     if options.check { report.check() } else { Ok(()) }
 }
@@ -156,7 +169,8 @@ impl Report {
         });
         let scales = self.scale.as_ref().is_some_and(|scale| scale.ratio >= LEAST_SCALE_RATIO);
         let scales = (format!("two threads scale to {LEAST_SCALE_RATIO} of the bare driver"), scales);
-        let bars: Vec<(String, bool)> = added.chain([scales]).collect();
+        let bursts = bursts::bars(self.bursts.as_ref());
+        let bars: Vec<(String, bool)> = added.chain([scales]).chain(bursts).collect();
         let bars: Vec<(&str, bool)> = bars.iter().map(|(bar, holds)| (bar.as_str(), *holds)).collect();
         super::check(&bars)
     }
@@ -181,6 +195,12 @@ fn print(report: &Report) {
             with(api.added_instructions, 0)
         );
     }
+    if let Some(bursts) = &report.bursts {
+        println!(
+            "a launch of a burst: added {:.1} ns under a lease and {:.1} ns without a daemon; {:.3} event records under a lease",
+            bursts.added_contended_ns, bursts.added_standalone_ns, bursts.records_per_launch_contended
+        );
+    }
     if let Some(scale) = &report.scale {
         println!(
             "two threads launch {:.2} times twice the launches of one thread; bare {:.2}; ratio {:.3}",
@@ -196,17 +216,27 @@ impl Bench {
         let (client, driver) = stub()?;
         let interrupt = Interrupt::catch()?;
         let host = Host::start(&artefacts, Device::Simulated { config: None }, &interrupt)?;
-        let uuid = host.ps()?.gpus.first().context("the daemon knows no GPU")?.uuid.clone();
-        let uuid = uuid.trim_start_matches("GPU-").replace('-', "");
-        Ok(Self { host, client, driver, uuid, interrupt })
+        let uuid = host.stub_uuid()?;
+        Ok(Self { artefacts, host, client, driver, uuid, interrupt })
     }
 
     /// Returns a command that runs a program as a tenant. The caller appends the program and its
     /// arguments.
     fn tenant(&self) -> Command {
+        self.tenant_named(TENANT)
+    }
+
+    fn tenant_named(&self, name: &str) -> Command {
         let mut command = self.host.deepres(&[&self.driver]);
-        command.args(["run", "--name", TENANT, "--memory", MEMORY, "--"]).env("STUB_DRIVER_UUID", &self.uuid);
+        command.args(["run", "--name", name, "--memory", MEMORY, "--"]).env("STUB_DRIVER_UUID", &self.uuid);
         command
+    }
+
+    /// Returns a command that runs the client without deepres.
+    fn plain(&self) -> Command {
+        let mut plain = Command::new(&self.client);
+        plain.env("LD_LIBRARY_PATH", &self.driver).env("STUB_DRIVER_UUID", &self.uuid);
+        plain
     }
 
     fn times(&self, rounds: u32) -> Result<(BTreeMap<String, Figures>, Scale)> {
@@ -215,9 +245,7 @@ impl Bench {
         let (mut bare_scale, mut hooked_scale) = (Vec::new(), Vec::new());
         for round in 1..=rounds {
             self.interrupt.check()?;
-            let mut plain = Command::new(&self.client);
-            plain.env("LD_LIBRARY_PATH", &self.driver).env("STUB_DRIVER_UUID", &self.uuid);
-            let run = measure(&mut plain, |_| Ok(()))?;
+            let run: Run = measure(&mut self.plain(), |_| Ok(()))?;
             let by = run.hooked_by.display();
             ensure!(run.hooked_by.starts_with(&self.driver), "{by} hooks the bare run");
             bare_scale.push(run.scale);
@@ -226,7 +254,7 @@ impl Bench {
             self.interrupt.check()?;
             let mut preloaded = self.tenant();
             preloaded.arg(&self.client);
-            let run = measure(&mut preloaded, |run| seen_by_daemon(&self.host, run, round))?;
+            let run: Run = measure(&mut preloaded, |run| seen_by_daemon(&self.host, run, round))?;
             hooked_scale.push(run.scale);
             collect(&mut hooked, run);
             eprintln!("round {round} of {rounds}");
@@ -252,7 +280,7 @@ impl Bench {
 }
 
 /// Builds the stub driver and its client. Returns the client and the folder of the driver.
-fn stub() -> Result<(PathBuf, PathBuf)> {
+pub fn stub() -> Result<(PathBuf, PathBuf)> {
     let mut cargo = build::cargo();
     command::run(cargo.args(["build", "--release", "--package", "deepres-stub-driver"]))?;
     let built = build::target().join("release");
@@ -263,7 +291,15 @@ fn stub() -> Result<(PathBuf, PathBuf)> {
 
 /// Runs the client and returns its figures. Calls `look` with the figures while the client still
 /// runs.
-fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Result<Run> {
+pub fn measure<T: DeserializeOwned>(command: &mut Command, look: impl FnOnce(&T) -> Result<()>) -> Result<T> {
+    let (running, run) = start(command)?;
+    look(&run)?;
+    end(running)?;
+    Ok(run)
+}
+
+/// Starts the client, and returns the client and the object that it prints.
+fn start<T: DeserializeOwned>(command: &mut Command) -> Result<(Running, T)> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut running = Running::start(command)?;
     let output = running.child().stdout.take().context("the output was piped")?;
@@ -272,13 +308,15 @@ fn measure(command: &mut Command, look: impl FnOnce(&Run) -> Result<()>) -> Resu
     if line.is_empty() {
         bail!("the client printed nothing: {}", running.shown());
     }
-    let run: Run = serde_json::from_str(&line)
+    let run = serde_json::from_str(&line)
         .with_context(|| format!("not understood: {line} from {}", running.shown()))?;
-    look(&run)?;
-    // When its standard input closes, the client ends.
+    Ok((running, run))
+}
+
+/// Ends the client. When its standard input closes, the client ends by itself.
+fn end(mut running: Running) -> Result<()> {
     drop(running.child().stdin.take());
-    running.finish()?;
-    Ok(run)
+    running.finish()
 }
 
 /// Fails if the calls of the run did not go through the interposer, or if the daemon did not meter
@@ -308,7 +346,11 @@ mod tests {
 
     #[test]
     fn a_call_that_hooks_make_too_slow_is_named_and_so_is_what_was_not_timed() {
+        let bursts =
+            Bursts { added_contended_ns: 40.0, added_standalone_ns: 40.0, records_per_launch_contended: 0.1 };
         let report = |added_ns: fn(f64) -> Option<f64>| Report {
+            added_ns: None,
+            bursts: Some(bursts),
             apis: APIS
                 .iter()
                 .map(|(name, most_ns)| Api {
@@ -332,5 +374,9 @@ mod tests {
         assert!(report(|_| None).check().is_err());
         let unscaled = Report { scale: Some(Scale { bare: 1.0, hooked: 0.9, ratio: 0.9 }), ..report(Some) };
         assert!(unscaled.check().unwrap_err().to_string().contains("two threads"));
+        let recorded = Bursts { records_per_launch_contended: 0.2, ..bursts };
+        let many = Report { bursts: Some(recorded), ..report(Some) };
+        assert_eq!(many.check().unwrap_err().to_string(), "past the bar: 0.1 event records a launch at most");
+        assert!(Report { bursts: None, ..report(Some) }.check().is_err());
     }
 }
