@@ -1103,6 +1103,7 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_in_time_only_a_quantum_of_what_i
 
 #[test]
 fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_tenants() {
+    const C: TenantId = 3;
     let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
     for slo_ns in [None, Some(5 * MS)] {
         let mut scheduler = Scheduler::default();
