@@ -1169,3 +1169,15 @@ fn who_works_between_two_looks_was_not_idle_all_the_time() {
     }
     assert!(bench.is_closed(A));
 }
+
+#[test]
+fn a_holder_owes_its_part_of_a_short_pause_in_which_another_waits() {
+    let mut bench = Bench::new();
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    bench.step(MS / 100, Seen { used_ns: MS / 100, ..IDLE }, WAITING);
+    let before_ns = bench.scheduler.lag_ns(A);
+    bench.step(MS / 10, IDLE, WAITING);
+    assert!(bench.is_leased(A));
+    // Half of the time is its own.
+    assert_eq!(before_ns - bench.scheduler.lag_ns(A), MS as i64 / 20);
+}
