@@ -114,6 +114,12 @@ impl Clock {
         }
     }
 
+    /// Returns the part of this GPU time that a tenant would be owed if it competed too, ns.
+    pub fn part_ns(&self, gpu_ns: u64, weight_ppm: u32) -> i64 {
+        let weight = VirtualTime::from(weight_ppm.max(1));
+        i64::try_from(VirtualTime::from(gpu_ns) * weight / (self.weight + weight)).unwrap_or(i64::MAX)
+    }
+
     /// Lets the clock grow by a charge to a tenant that did not compete, as if it had. Returns the
     /// part of the charge that the tenant owes to the others, ns.
     pub fn run_beside(&mut self, gpu_ns: u64, weight_ppm: u32) -> i64 {

@@ -1,12 +1,13 @@
-//! Charges a gang for a GPU that idles for it while another tenant wants the GPU.
+//! Charges a tenant for a GPU that idles for it while another tenant wants the GPU: a gang whose
+//! ranks wait for each other, or a holder in a short pause.
 
-use super::Scheduler;
 use super::state::{Hold, Rank};
+use super::{Scheduler, short_pause_ns};
 use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
 
-/// The gang for which the GPU idles, and up to where the scheduler has charged the idle time.
+/// The tenant for which the GPU idles, and up to where the scheduler has charged the idle time.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept {
     tenant: TenantId,
@@ -19,15 +20,30 @@ pub struct Kept {
 
 impl Scheduler {
     /// Charges a tenant for the time in which the GPU idled for it although another tenant wanted
-    /// it. The scheduler charges the time of a hand-off to no tenant, here as elsewhere.
+    /// it. The scheduler charges the time of a hand-off to no tenant, here as elsewhere. A short pause
+    /// saves hand-offs, so it counts from its beginning.
+    ///
+    /// In the fluid limit, others would have the GPU in the pause, and a tenant that pauses is owed
+    /// nothing. So the tenant owes them the pause. It gives that back while it waits, and is owed its
+    /// part of the time meanwhile. Its debt is therefore its part of the pause.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
-        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(tuning.grace_ns));
+        let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
+        let (free_ns, most_ns) =
+            if pauses { (0, short_pause_ns(tuning)) } else { (tuning.grace_ns, u64::MAX) };
+        let from_ns = kept.charged_ns.max(kept.since_ns.saturating_add(free_ns));
+        let until_ns = now_ns.min(from_ns.saturating_add(most_ns));
         let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);
         let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
-        let idle_ns = now_ns.saturating_sub(from_ns).saturating_sub(used_ns);
+        let idle_ns = until_ns.saturating_sub(from_ns).saturating_sub(used_ns);
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
-            tenant.charge(idle_ns);
+            let clock = &self.clocks[tenant.rank as usize];
+            if pauses && !tenant.wanted {
+                let owes_ns = clock.part_ns(idle_ns, tenant.weight_ppm);
+                tenant.set_lag(tenant.lag_ns.saturating_sub(owes_ns), clock.now());
+            } else {
+                tenant.charge(idle_ns);
+            }
         }
         // The meter need not show a use of the idle time.
         if let Some(hold) = hold {
@@ -48,8 +64,8 @@ impl Scheduler {
         });
     }
 
-    /// Returns the gang for which the GPU idles while another tenant wants it: the other GPUs of
-    /// the gang drain, or its rank on this GPU has nothing to do.
+    /// Returns the tenant for which the GPU idles while another tenant wants it: the other GPUs of
+    /// a gang drain, its rank on this GPU has nothing to do, or a holder pauses shortly.
     fn kept_for(&self) -> Option<TenantId> {
         let is_idle = |hold: Hold| {
             let seen = self.tenants.get(hold.tenant).map(|gang| gang.seen)?;
@@ -57,6 +73,9 @@ impl Scheduler {
             (!seen.in_flight && (hold.drain_give_up_ns.is_some() || !seen.waiting)).then_some(hold.tenant)
         };
         match (self.order, self.hold) {
+            (Order::Apart, Some(hold)) if hold.drain_give_up_ns.is_none() && self.beside.is_none() => {
+                is_idle(hold).filter(|holder| !self.is_guest(*holder))
+            }
             (Order::Until { tenant, .. }, None) => self.next_apart(Rank::Owner, None).map(|_| tenant),
             (Order::Drain { tenant, .. }, None) => Some(tenant),
             (Order::Held { tenant, .. } | Order::Drain { tenant, .. }, Some(hold))

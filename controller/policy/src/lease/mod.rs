@@ -164,8 +164,11 @@ pub struct Handoff {
 #[derive(Debug, Clone, Copy)]
 struct Beside {
     tenant: TenantId,
-    /// Up to this time the next tenant need not show a use of the GPU, ns.
+    /// Up to this time the next tenant need not show a use of the GPU, and tenants without room wait,
+    /// ns.
     until_ns: u64,
+    /// The tenant's progress in its hold, which counts if the work does not end by then.
+    progress: Stuck,
 }
 
 /// The leases of one GPU.
@@ -441,6 +444,7 @@ impl Scheduler {
         if !is_holder && self.tenants.get(id).is_some_and(|tenant| tenant.still_rests(&seen)) {
             return;
         }
+        let is_gang = self.is_gang(id);
         let Some(tenant) = self.tenants.get_mut(id) else { return };
         if let Some(stuck) = &mut tenant.stuck {
             stuck.used_ns = stuck.used_ns.saturating_add(seen.used_ns);
@@ -470,8 +474,11 @@ impl Scheduler {
             if seen.wants() {
                 hold.idle_since_ns = None;
             } else if hold.drain_give_up_ns.is_none() {
+                // A use shows that the holder worked since the last look. The ranks of a gang have
+                // pauses by their own rule.
+                let idle_since_ns = hold.idle_since_ns.filter(|_| seen.used_ns == 0 || is_gang);
                 hold.paused = true;
-                hold.idle_since_ns.get_or_insert(now_ns);
+                hold.idle_since_ns = Some(idle_since_ns.unwrap_or(now_ns));
             }
         }
     }
@@ -555,12 +562,19 @@ impl Scheduler {
             }
         });
         let mut wanting = [0; 2];
-        let trusts = &mut self.trusts;
+        let (trusts, gangs) = (&mut self.trusts, &self.gangs);
         let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if !tenant.wanted && tenant.uncounted_ns > 0 {
-                let owed_ns = clock.run_beside(mem::take(&mut tenant.uncounted_ns), tenant.weight_ppm);
+                let used_ns = mem::take(&mut tenant.uncounted_ns);
+                if !gangs.contains_key(&id) {
+                    // The tenant began and ended work between two looks.
+                    let stopped_ns = mem::replace(&mut tenant.stopped_wanting_ns, now_ns);
+                    let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
+                    tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
+                }
+                let owed_ns = clock.run_beside(used_ns, tenant.weight_ppm);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owed_ns), clock.now());
             }
             if !wants(tenant) {
@@ -594,7 +608,11 @@ impl Scheduler {
         let owners = Owners {
             present: self.owner_is_present(),
             want: wanting[Rank::Owner as usize] > 0,
-            kept_out: self.hold.is_some_and(|hold| self.is_guest(hold.tenant)),
+            kept_out: self
+                .hold
+                .map(|hold| hold.tenant)
+                .or(self.beside())
+                .is_some_and(|tenant| self.is_guest(tenant)),
         };
         self.guard.observe(now_ns, owners, tuning.grace_ns);
     }
@@ -630,8 +648,10 @@ impl Scheduler {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
             hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns).min(had_ns);
         }
-        if self.tenants.get(beside.tenant).is_none_or(|tenant| !tenant.seen.in_flight) {
-            self.beside = None;
+        match self.tenants.get_quietly(beside.tenant).filter(|tenant| tenant.seen.in_flight) {
+            Some(tenant) if now_ns >= beside.until_ns => _ = tenant.stuck.get_or_insert(beside.progress),
+            Some(_) => {}
+            None => self.beside = None,
         }
     }
 
@@ -683,9 +703,23 @@ impl Scheduler {
         self.next_apart_at(rank, self.clocks[rank as usize].eligible_after(0), but)
     }
 
-    /// Returns the same for this mean virtual time of the competing tenants.
+    /// Returns the same for this mean virtual time of the competing tenants. While the first in the
+    /// order has no room beside the previous holder's work, others that have room go before it.
     fn next_apart_at(&self, rank: Rank, mean: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
-        self.next_of(rank, mean, |id| Some(id) != but && !self.is_gang(id))
+        let is_asked = |id| Some(id) != but && !self.is_gang(id);
+        let first = self.next_of(rank, mean, is_asked)?;
+        if self.has_room(first) {
+            return Some(first);
+        }
+        self.next_of(rank, mean, |id| is_asked(id) && Some(id) != self.beside() && self.has_room(id))
+    }
+
+    /// Returns whether a tenant may have the GPU now, beside the rest of the previous holder's work.
+    fn has_room(&self, id: TenantId) -> bool {
+        let Some(beside) = self.beside.filter(|beside| beside.tenant != id) else { return true };
+        let is_over = self.order != Order::Apart || self.decided_ns >= beside.until_ns;
+        let pair = self.tenants.get(beside.tenant).zip(self.tenants.get(id));
+        is_over || pair.is_none_or(|(other, next)| self.goes_beside(other.remaining_ns(), next))
     }
 
     fn next_of(
@@ -768,6 +802,12 @@ impl Scheduler {
         if let Some(owner) = self.next_apart(Rank::Owner, None) {
             return self.give(owner, now_ns, tuning);
         }
+        if let Some(beside) = self.beside
+            && self.next_of(Rank::Owner, 0, |id| !self.is_gang(id)).is_some()
+        {
+            // No owner that wants the GPU has room beside the previous holder's work.
+            return Step::Stay(Some(beside.until_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
+        }
         let wake_ns = match self.next_guest(None, now_ns, tuning) {
             Ok((guest, _)) => return self.give(guest, now_ns, tuning),
             Err(wake_ns) => wake_ns,
@@ -790,6 +830,13 @@ impl Scheduler {
         let contended = self.next(rank, Some(tenant)).is_some();
         let is_idle = self.tenants.get(tenant).is_some_and(|tenant| !tenant.seen.wants());
         self.beside = self.beside.filter(|beside| beside.tenant != tenant);
+        if self.order == Order::Apart
+            && let Some(tenant) = self.tenants.get_quietly(tenant)
+        {
+            // A thread that waits launches as soon as the gate opens, before the next look. The ranks of
+            // a gang wait for each other first.
+            tenant.flew |= tenant.seen.waiting;
+        }
         let hold = Hold::begin(tenant, now_ns, is_idle);
         self.hold = Some(if contended { hold.contend(now_ns) } else { hold });
         // Beside owners a guest's lease is as long as their pause. Guests among themselves are like
@@ -872,7 +919,8 @@ impl Scheduler {
         let (grant, rank) = (holder.grant, holder.rank);
         let begun_ns = begun_ns(&hold, holder, now_ns);
         let mean = self.clocks[rank as usize].eligible_after(begun_ns);
-        let Some(next) = self.next_apart_at(rank, mean, Some(hold.tenant)) else {
+        let first = || self.next_of(rank, mean, |id| id != hold.tenant && !self.is_gang(id));
+        let Some(next) = self.next_apart_at(rank, mean, Some(hold.tenant)).or_else(first) else {
             if self.next(rank, Some(hold.tenant)).is_some() {
                 return self.before_gangs_step(hold, grant, now_ns, tuning);
             }
@@ -894,6 +942,7 @@ impl Scheduler {
                 self.lease_request(hold.tenant, now_ns, begun_ns, tuning, false)
             }
         };
+        let has_room = self.has_room(next);
         let Some((holder, next)) = self.tenants.get(hold.tenant).zip(self.tenants.get(next)) else {
             return Step::Again;
         };
@@ -908,7 +957,7 @@ impl Scheduler {
         let mut wake_ns = u64::MAX;
         // Within its request the holder counts as owed GPU time.
         let is_first = |mean| next.order(mean) < order(mean, holder.due, mean, holder.weight_ppm);
-        if is_first(mean) {
+        if has_room && is_first(mean) {
             // The request of `next` is due before that of the holder. It must be owed GPU time when it
             // gets the GPU: after the drain, or after half a slice in the mean.
             let clock = &self.clocks[rank as usize];
@@ -927,7 +976,7 @@ impl Scheduler {
         if now_ns < renewal_ns {
             return Step::Stay(Some(wake_ns.min(renewal_ns)));
         }
-        if self.goes_on(holder, next, begun_ns, expires_ns.saturating_sub(now_ns), tuning) {
+        if !has_room || self.goes_on(holder, next, begun_ns, expires_ns.saturating_sub(now_ns), tuning) {
             let rest_ns = expires_ns.saturating_sub(now_ns);
             let begun_ns = begun_ns.saturating_add(rest_ns);
             let expires_ns = self.lease_request(hold.tenant, expires_ns.max(now_ns), begun_ns, tuning, true);
@@ -1076,9 +1125,13 @@ impl Scheduler {
             self.hold = Some(Hold { closed_ns: Some(now_ns), once_since_ns: None, ..hold });
             return Step::Again;
         }
+        let progress = Stuck { since_ns: hold.since_ns, used_ns: hold.used_ns };
         self.settle(&hold, in_flight, is_given_up, now_ns);
         self.hold = None;
-        self.beside = in_flight.then_some(Beside { tenant: hold.tenant, until_ns: give_up_ns });
+        let rest_ns = |id| self.tenants.get(id).map_or(0, Tenant::remaining_ns);
+        if in_flight && self.beside().is_none_or(|other| rest_ns(other) < rest_ns(hold.tenant)) {
+            self.beside = Some(Beside { tenant: hold.tenant, until_ns: give_up_ns, progress });
+        }
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
             // From now on, a gang that wants the GPU waits for other tenants.
             self.guard.owner_served(now_ns, tuning.handoff_ns);

@@ -1141,3 +1141,86 @@ fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_te
         assert!(waits_ms <= 3 * visits, "{waits_ms} ms in {visits} visits, {slo_ns:?}");
     }
 }
+
+const C: TenantId = 3;
+
+/// Shows long work of A in flight. B has short bursts and got the GPU beside that work. C, whose bursts
+/// take `burst_ns`, waits.
+fn beside_long_work(long: Seen, burst_ns: u64) -> Bench {
+    let mut bench = Bench::new();
+    bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+    bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+    bench.scheduler.observe(C, bench.now_ns, Seen { used_ns: burst_ns, ..IDLE });
+    bench.step(MS, IDLE, Seen { used_ns: MS / 2, ..IDLE });
+    bench.step(5 * MS, long, IDLE);
+    bench.scheduler.observe(C, bench.now_ns, WAITING);
+    bench.step(MS, long, WAITING);
+    assert!(bench.is_leased(B) && bench.scheduler.beside() == Some(A));
+    bench
+}
+
+#[test]
+fn beside_long_work_in_flight_short_bursts_go_on_and_long_ones_wait() {
+    let long = Seen { pending_ns: 28 * MS, longest_ns: 28 * MS, ..RUNNING };
+    let mut bench = beside_long_work(long, 40 * MS);
+    for _ in 0..3 {
+        bench.step(MS, long, RUNNING);
+        bench.step(MS, long, Seen { used_ns: MS / 2, ..IDLE });
+        bench.step(MS, long, IDLE);
+        assert_eq!((bench.scheduler.phase(), bench.scheduler.beside()), (Phase::Free, Some(A)));
+        bench.step(MS, long, WAITING);
+        assert!(bench.is_leased(B));
+    }
+    bench.step(MS, long, Seen { used_ns: MS / 2, ..IDLE });
+    bench.step(MS, long, IDLE);
+    bench.step(MS, Seen { used_ns: 28 * MS, ..WAITING }, IDLE);
+    assert_eq!(bench.scheduler.phase(), Phase::Held(C));
+}
+
+#[test]
+fn work_in_flight_for_whose_end_others_wait_is_given_up_like_a_drain() {
+    let endless = Seen { pending_ns: 900 * MS, longest_ns: 28 * MS, ..RUNNING };
+    let mut bench = beside_long_work(endless, 2_000 * MS);
+    let began_ns = bench.now_ns;
+    while bench.scheduler.phase() != Phase::Held(C) {
+        bench.step(MS, endless, IDLE);
+    }
+    let waited_ns = bench.now_ns - began_ns;
+    assert!((500 * MS..=MAX_DRAIN_NS + MS).contains(&waited_ns), "{waited_ns}");
+}
+
+#[test]
+fn who_comes_back_is_not_owed_for_work_in_flight_from_its_pause() {
+    let mut bench = Bench::new();
+    bench.step(MS, IDLE, WAITING);
+    bench.step(2 * MS, WAITING, RUNNING);
+    bench.step(MS / 10, WAITING, Seen { used_ns: 2 * MS, ..RUNNING });
+    let owed_ns = bench.scheduler.lag_ns(A);
+    assert!((0..=MS as i64 / 10).contains(&owed_ns), "{owed_ns}");
+}
+
+#[test]
+fn who_works_between_two_looks_was_not_idle_all_the_time() {
+    let mut bench = Bench::new();
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    for _ in 0..20 {
+        bench.step(MS / 10 + 1, Seen { used_ns: MS / 20, ..IDLE }, WAITING);
+        assert!(bench.is_leased(A), "its pauses are short");
+    }
+    for _ in 0..3 {
+        bench.step(MS / 10 + 1, IDLE, WAITING);
+    }
+    assert!(bench.is_closed(A));
+}
+
+#[test]
+fn a_holder_owes_its_part_of_a_short_pause_in_which_another_waits() {
+    let mut bench = Bench::new();
+    bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
+    bench.step(MS / 100, Seen { used_ns: MS / 100, ..IDLE }, WAITING);
+    let before_ns = bench.scheduler.lag_ns(A);
+    bench.step(MS / 10, IDLE, WAITING);
+    assert!(bench.is_leased(A));
+    // Half of the time is its own.
+    assert_eq!(before_ns - bench.scheduler.lag_ns(A), MS as i64 / 20);
+}
