@@ -5,10 +5,11 @@
 //! by the sum of their weights. So the clock shows how far each tenant would be in the fluid limit.
 //! The distance to the clock is the tenant's lag: GPU time that the tenant is owed.
 //!
-//! A tenant that pauses keeps its lag, and competes with it again later. The lags of all tenants add
-//! up to nothing: what a tenant owes or is owed no more is divided among the competing tenants. The
-//! lags of the competing tenants alone need not add up to nothing. So a tenant is eligible up to the
-//! clock, and up to the *mean* virtual time of the competing tenants, weighted by their weights.
+//! A tenant that pauses keeps its lag, and competes with it again later. What the scheduler forgets
+//! of the lag meanwhile is divided among the competing tenants, so that the clock does not run away
+//! from them. The lags of the competing tenants need not add up to nothing. So a tenant is eligible
+//! up to the clock, and up to the *mean* virtual time of the competing tenants, weighted by their
+//! weights.
 
 use deepres_abi::PPM;
 

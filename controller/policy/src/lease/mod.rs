@@ -262,7 +262,7 @@ impl Scheduler {
             let unshown_ns = held.map_or(0, |hold| tenant.settle(&hold, now_ns));
             if tenant.wanted {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, &mut self.clocks[tenant.rank as usize]);
+                tenant.compete(false, &mut self.clocks[tenant.rank as usize], MAX_CREDIT_NS);
             }
             tenant.left_owing_ns = tenant.lag_ns.min(0).unsigned_abs();
             if let Some(user) = tenant.user {
@@ -554,11 +554,11 @@ impl Scheduler {
         self.tenants.astir_with(|_, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
             if tenant.wanted && is_alone[tenant.rank as usize] {
-                tenant.forget(elapsed_ns, MAX_CREDIT_NS, clock.now());
+                tenant.forget(elapsed_ns, clock.now());
             }
             if tenant.wanted && !wants(tenant) {
                 tenant.stopped_wanting_ns = now_ns;
-                tenant.compete(false, clock);
+                tenant.compete(false, clock, tuning.quantum_ns);
             }
         });
         let mut wanting = [0; 2];
@@ -585,7 +585,7 @@ impl Scheduler {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
                 let before_ns = tenant.lag_ns;
-                tenant.forget(pause_ns, tuning.quantum_ns, clock.now());
+                tenant.forget(pause_ns, clock.now());
                 clock.give(before_ns - tenant.lag_ns);
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
@@ -594,7 +594,7 @@ impl Scheduler {
                     tenant.set_lag(tenant.lag_ns.saturating_sub(signed(taken_ns)), clock.now());
                 }
                 tenant.last_progress_ns = now_ns;
-                tenant.compete(true, clock);
+                tenant.compete(true, clock, MAX_CREDIT_NS);
                 tenant.ask(tenant.vtime, tuning);
             }
             tenant.bound(clock.now());

@@ -15,8 +15,8 @@ use deepres_abi::PPM;
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
 const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
-/// The most GPU time that a tenant without work is owed, ns. What it is owed beyond a quantum, the
-/// GPU time of one request, passes as fast as its pause.
+/// The most GPU time that a tenant without work is owed, ns. Over a pause it keeps a quantum at most:
+/// the GPU time of one request.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
 /// The most GPU time that a tenant owes: this …
 const DEBT_NS: u64 = ns(Duration::from_millis(250));
@@ -229,11 +229,9 @@ impl Tenant {
         }
     }
 
-    /// Forgets a part of what the tenant owes and is owed, as it does in time. What it is owed beyond
-    /// `most_ns` passes as fast as the time.
-    pub fn forget(&mut self, elapsed_ns: u64, most_ns: u64, clock: VirtualTime) {
+    /// Forgets a part of what the tenant owes and is owed, as it does in time.
+    pub fn forget(&mut self, elapsed_ns: u64, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
-        let lag_ns = lag_ns - lag_ns.saturating_sub(signed(most_ns)).clamp(0, signed(elapsed_ns));
         let forgotten_ns = signed(elapsed_ns / FORGOTTEN_PART).min(lag_ns.saturating_abs());
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
@@ -248,14 +246,14 @@ impl Tenant {
         [self.due, self.ends] = [due_ns, ends_ns].map(|ns| self.vtime + weighted(ns, weight_ppm));
     }
 
-    /// Begins or ends the competition with the others, with the lag that the tenant has.
-    pub fn compete(&mut self, competes: bool, clock: &mut Clock) {
-        let lag_ns = self.lag_ns(clock.now());
+    /// Begins or ends the competition with the others, with the lag that the tenant has. It keeps
+    /// `most_ns` of what it is owed.
+    pub fn compete(&mut self, competes: bool, clock: &mut Clock, most_ns: u64) {
+        let lag_ns = self.lag_ns(clock.now()).min(signed(most_ns));
         if self.wanted {
             clock.remove(self.vtime, self.weight_ppm);
         }
         self.set_lag(lag_ns, clock.now());
-        clock.give(lag_ns - self.lag_ns);
         self.counted = self.vtime;
         self.wanted = competes;
         if competes {

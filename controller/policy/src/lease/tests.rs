@@ -1076,7 +1076,7 @@ fn while_a_tenant_waits_to_be_owed_gpu_time_the_scheduler_looks_now_and_then() {
 }
 
 #[test]
-fn over_a_pause_a_tenant_keeps_what_it_owes_and_in_time_only_a_quantum_of_what_it_is_owed() {
+fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
     for pause_ns in [MS / 5, MS, 50 * MS] {
         let mut bench = Bench::new();
         bench.step(MS, RUNNING, WAITING);
@@ -1085,8 +1085,7 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_in_time_only_a_quantum_of_what_i
         assert!(bench.is_leased(B));
         bench.step(MS / 100, WAITING, Seen { used_ns: MS / 100, ..IDLE });
         let quantum_ns = bench.tuning.quantum_ns as i64;
-        let owed_ns = bench.scheduler.lag_ns(B);
-        assert!(owed_ns > 4 * quantum_ns, "{owed_ns}");
+        assert_eq!(bench.scheduler.lag_ns(B), quantum_ns);
         let owes_ns = bench.scheduler.lag_ns(A);
         assert!((-30 * MS as i64..-28 * MS as i64).contains(&owes_ns), "{owes_ns}");
         for _ in 0..20 {
@@ -1096,8 +1095,7 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_in_time_only_a_quantum_of_what_i
         let forgotten_ns = pause_ns as i64 / 50 + MS as i64 / 5;
         let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
         assert!((owes_ns - a_ns).abs() <= forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
-        let kept_ns = quantum_ns.max(owed_ns - pause_ns as i64);
-        assert!((kept_ns - b_ns).abs() <= forgotten_ns, "{kept_ns} and {b_ns} after {pause_ns}");
+        assert!((quantum_ns - b_ns).abs() <= forgotten_ns, "{quantum_ns} and {b_ns} after {pause_ns}");
     }
 }
 
@@ -1138,7 +1136,7 @@ fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_te
             scheduler.take_changes();
             scheduler.take_handoffs();
         }
-        assert!(waits_ms <= 3 * visits, "{waits_ms} ms in {visits} visits, {slo_ns:?}");
+        assert!(waits_ms <= 4 * visits, "{waits_ms} ms in {visits} visits, {slo_ns:?}");
     }
 }
 
