@@ -7,7 +7,9 @@
 use deepres_abi::driver::types::*;
 use deepres_abi::driver::{ApiId, CUresult};
 
-use crate::{api, edge, status};
+use crate::api::Api;
+use crate::api::unsupported::Unsupported as _;
+use crate::{edge, status};
 
 macro_rules! expand {
     ($({
@@ -21,7 +23,7 @@ macro_rules! expand {
                 let entered = edge::enter::<{ edge::needs_initialisation(ApiId::$symbol) }>(stringify!($symbol));
                 let call = || {
                     let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
-                    api::$symbol($($arg),*)
+                    Api::$symbol($($arg),*)
                 };
                 let done = entered.and_then(|()| call());
                 edge::leave(stringify!($symbol));
