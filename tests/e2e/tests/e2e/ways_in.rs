@@ -95,7 +95,7 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
 fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
     for wraps in ["wrapnext", "wraphandle"] {
         let (host, _daemon) = Host::new().with_daemon();
-        let (tool, wraps) = (c_library("nexts"), c_library(wraps));
+        let (tool, wraps) = (c_library("counts"), c_library(wraps));
         assert_every_way_is_counted_beside(&host, &[&tool, &artefacts().library, &wraps]);
     }
 }
