@@ -6,10 +6,25 @@
 //! to look a function up: [`by_symbol`] (as `dlsym` does) and [`resolve`] (as `cuGetProcAddress`
 //! does). [`driver_function`](crate::driver_function) passes one row of the table to another macro.
 
+/// Defines the result codes, and the function that returns their names.
+macro_rules! codes {
+    ($($name:ident = $value:literal, $text:literal;)*) => {
+        $(pub const $name: CUresult = $value;)*
+
+        /// Returns the name of a result code; `None` for a code that the headers do not have.
+        #[must_use]
+        pub const fn name(code: CUresult) -> Option<&'static CStr> {
+            match code {
+                $($name => Some($text),)*
+                _ => None,
+            }
+        }
+    };
+}
+
 #[expect(
     missing_docs,
     non_camel_case_types,
-    non_upper_case_globals,
     reason = "names are NVIDIA's, documented in its driver API reference"
 )]
 pub mod constants;

@@ -55,32 +55,36 @@ pub fn functions(table: &Table) -> String {
     text
 }
 
-/// Returns `constants.rs`: the type names that need no definition by hand, and all enumerators and
-/// flags.
-pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table) -> Result<String> {
-    let mut text =
-        opening("Handles, enumerations and flags of the driver API, under their names in the headers.");
+/// Returns `constants.rs`: the type names that need no definition by hand, and the enumerators and
+/// flags. The file has only names that `is_named` accepts.
+pub fn constants(
+    header: &Header,
+    macros: &BTreeMap<String, u32>,
+    table: &Table,
+    is_named: impl Fn(&str) -> bool,
+) -> String {
+    let mut text = opening("The handles, enumerations and flags of the driver API that deepres names.");
     text += "use core::ffi::c_void;\n\n";
     let enums: BTreeSet<&str> = header.enums.iter().map(|declared| declared.name.as_str()).collect();
     for (name, rust) in &table.aliases {
-        if !enums.contains(name.as_str()) {
+        if !enums.contains(name.as_str()) && is_named(name) {
             let _ = writeln!(text, "pub type {name} = {rust};");
         }
     }
-    for declared in &header.enums {
-        if declared.name == RESULT {
-            continue;
+    for declared in header.enums.iter().filter(|declared| declared.name != RESULT) {
+        let values: Vec<_> = declared.values.iter().filter(|(name, _)| is_named(name)).collect();
+        if !values.is_empty() || is_named(&declared.name) {
+            let _ = writeln!(text, "\npub type {} = u32;", declared.name);
         }
-        let _ = writeln!(text, "\npub type {} = u32;", declared.name);
-        for (name, value) in &declared.values {
+        for (name, value) in values {
             let _ = writeln!(text, "pub const {name}: {} = {};", declared.name, number(*value));
         }
     }
     text.push('\n');
-    for (name, value) in macros {
+    for (name, value) in macros.iter().filter(|(name, _)| is_named(name)) {
         let _ = writeln!(text, "pub const {name}: u32 = {};", number(*value));
     }
-    Ok(text)
+    text
 }
 
 /// Returns `errors.rs`: the errors that the reference of each function names.
@@ -118,18 +122,11 @@ pub fn results(header: &Header) -> Result<String> {
     text += "use core::ffi::CStr;\n\n";
     text += "/// What every driver function returns: one of the codes of this module, or one of a newer driver.\n\
         pub type CUresult = u32;\n\n";
+    text += "codes! {\n";
     for (name, value) in values {
-        let _ = writeln!(text, "pub const {name}: CUresult = {value};");
+        let _ = writeln!(text, "    {name} = {value}, c\"{name}\";");
     }
-    text += "\n/// The name of a result code; `None` for a code these headers do not know.\n\
-        #[must_use]\npub const fn name(code: CUresult) -> Option<&'static CStr> {\n    Some(match code {\n";
-    let mut named = BTreeSet::new();
-    for (name, value) in values {
-        if named.insert(value) {
-            let _ = writeln!(text, "        {name} => c\"{name}\",");
-        }
-    }
-    text += "        _ => return None,\n    })\n}\n";
+    text += "}\n";
     Ok(text)
 }
 
