@@ -85,8 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
 
     let mut files = BTreeMap::from([
-        ("errors.rs", render::errors(&declared, &documented, &table)?),
-        ("functions.rs", render::functions(&table)),
+        ("functions.rs", render::functions(&declared, &documented, &table)?),
         ("result.rs", render::results(&declared)?),
     ]);
     // A new function may have types that no file names yet.

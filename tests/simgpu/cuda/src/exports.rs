@@ -14,7 +14,7 @@ use crate::{edge, status};
 macro_rules! expand {
     ($({
         id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
-        args: ($($arg:ident: $ty:ty),*)
+        errors: $errors:tt, args: ($($arg:ident: $ty:ty),*)
     })*) => {
         $(
             #[doc = concat!("`", stringify!($symbol), "` of the driver API.")]

@@ -11,7 +11,7 @@ use crate::status::Result;
 macro_rules! expand {
     ($({
         id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
-        args: ($($arg:ident: $ty:ty),*)
+        errors: $errors:tt, args: ($($arg:ident: $ty:ty),*)
     })*) => {
         /// All functions of the API.
         pub trait Unsupported {
