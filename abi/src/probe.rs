@@ -591,37 +591,6 @@ pub struct Event {
     pub payload: [u8; PAYLOAD_BYTES],
 }
 
-/// The offsets of the fields of kernel structs that the programs read, bytes. The daemon reads the
-/// offsets from the type information of the running kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Offsets {
-    /// `task_struct.files`
-    pub task_files: u32,
-    /// `task_struct.group_leader`
-    pub task_leader: u32,
-    /// `task_struct.start_boottime`
-    pub task_started: u32,
-    /// `task_struct.tgid`
-    pub task_tgid: u32,
-    /// `task_struct.pid`
-    pub task_pid: u32,
-    /// `files_struct.fdt`
-    pub files_fdt: u32,
-    /// `fdtable.max_fds`
-    pub fdt_max: u32,
-    /// `fdtable.fd`
-    pub fdt_fd: u32,
-    /// `file.f_inode`
-    pub file_inode: u32,
-    /// `inode.i_rdev`
-    pub inode_rdev: u32,
-    /// `inode.i_mode`
-    pub inode_mode: u32,
-    /// `task_struct.thread_info.status`
-    pub task_status: u32,
-}
-
 /// A hash of this file. The kernel programs contain the hash of the file with which they were
 /// built. So the daemon recognises programs of another build.
 pub const LAYOUT: u64 = hash(include_bytes!("probe.rs"));

@@ -11,30 +11,17 @@ use aya_ebpf::Global;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
 
-#[unsafe(no_mangle)]
-static TASK_FILES: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static TASK_LEADER: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static TASK_STARTED: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static TASK_TGID: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static TASK_PID: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static FILES_FDT: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static FDT_MAX: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static FDT_FD: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static FILE_INODE: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static INODE_RDEV: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static INODE_MODE: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static TASK_STATUS: Global<u32> = Global::new(0);
+macro_rules! offsets {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        static $name: Global<u32> = Global::new(0);
+    )* };
+}
+
+offsets! {
+    TASK_FILES TASK_LEADER TASK_STARTED TASK_TGID TASK_PID FILES_FDT FDT_MAX FDT_FD FILE_INODE INODE_RDEV
+    INODE_MODE TASK_STATUS
+}
 
 /// 1 if a block device has the same number as a watched device; else 0. Only if the value is 1, the
 /// programs check whether a device is a character device.

@@ -6,14 +6,28 @@
 //! to look a function up: [`by_symbol`] (as `dlsym` does) and [`resolve`] (as `cuGetProcAddress`
 //! does). [`driver_function`](crate::driver_function) passes one row of the table to another macro.
 
+/// Defines the result codes, and the function that returns their names.
+macro_rules! codes {
+    ($($name:ident = $value:literal, $text:literal;)*) => {
+        $(pub const $name: CUresult = $value;)*
+
+        /// Returns the name of a result code; `None` for a code that the headers do not have.
+        #[must_use]
+        pub const fn name(code: CUresult) -> Option<&'static CStr> {
+            match code {
+                $($name => Some($text),)*
+                _ => None,
+            }
+        }
+    };
+}
+
 #[expect(
     missing_docs,
     non_camel_case_types,
-    non_upper_case_globals,
     reason = "names are NVIDIA's, documented in its driver API reference"
 )]
 pub mod constants;
-mod errors;
 mod functions;
 pub mod pfn;
 #[expect(missing_docs, reason = "names are NVIDIA's, documented in its driver API reference")]
@@ -42,7 +56,7 @@ struct Row {
 }
 
 macro_rules! expand {
-    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, errors: $errors:tt, args: ($($args:tt)*) })*) => {
         /// A function that the driver exports, in one variant. Ids follow the order of the symbols,
         /// and are valid for one version of the table. So only processes of one deepres build may
         /// exchange ids.
@@ -62,6 +76,10 @@ macro_rules! expand {
         static ROWS: [Row; ApiId::COUNT] = [
             $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
         ];
+
+        /// The errors that the reference of each function names. They are apart from the rows, so that
+        /// the interposer does not have them.
+        static ERRORS: [&[CUresult]; ApiId::COUNT] = [$(&$errors),*];
     };
 }
 crate::for_each_driver_function!(expand);
@@ -69,7 +87,7 @@ crate::for_each_driver_function!(expand);
 /// Defines [`driver_function`](crate::driver_function). The output of a macro cannot contain the
 /// token `$` before another token. So the first step passes the token `$` to the second step.
 macro_rules! function_macro {
-    (($d:tt) $({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+    (($d:tt) $({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, errors: $errors:tt, args: ($($args:tt)*) })*) => {
         /// Calls a macro with the table's row of one function:
         /// `driver_function!(SYMBOL => [MACRO] MORE)` becomes
         /// `MACRO! { SYMBOL Any|Legacy|PerThread (name: type, …) MORE }`.
@@ -144,8 +162,7 @@ impl ApiId {
     /// codes.
     #[must_use]
     pub fn documented_errors(self) -> &'static [CUresult] {
-        let found = errors::ERRORS.binary_search_by(|(family, _)| (*family).cmp(self.family()));
-        found.map_or(&[], |place| errors::ERRORS[place].1)
+        ERRORS[self as usize]
     }
 
     fn row(self) -> &'static Row {
@@ -255,7 +272,6 @@ mod tests {
 
     #[test]
     fn documented_errors_are_those_of_the_family() {
-        assert!(errors::ERRORS.is_sorted_by(|one, next| one.0 < next.0));
         for id in [ApiId::cuMemAlloc, ApiId::cuMemAlloc_v2] {
             assert!(id.documented_errors().contains(&result::CUDA_ERROR_OUT_OF_MEMORY));
             assert!(!id.documented_errors().contains(&result::CUDA_SUCCESS));

@@ -9,7 +9,7 @@
 use super::types::*;
 
 macro_rules! expand {
-    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($args:tt)*) })*) => {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, errors: $errors:tt, args: ($($args:tt)*) })*) => {
         $(pub type $symbol = unsafe extern "C" fn($($args)*) -> CUresult;)*
     };
 }

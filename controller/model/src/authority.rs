@@ -76,13 +76,13 @@ impl<T> Given<T> {
     }
 }
 
-impl<T> Given<Option<T>> {
+impl<T: Default> Given<T> {
     /// Returns a value that no cap bounds: the value that an administrator set, else the requested
     /// value.
     fn unbounded(set: Option<T>, asked: Option<T>) -> Self {
         match (set, asked) {
-            (Some(value), _) => Self::by(Rule::Administrator, Some(value)),
-            (None, Some(value)) => Self::by(Rule::Request, Some(value)),
+            (Some(value), _) => Self::by(Rule::Administrator, value),
+            (None, Some(value)) => Self::by(Rule::Request, value),
             (None, None) => Self::default(),
         }
     }
@@ -222,30 +222,20 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
     };
     let cap_ppm = set.share_ppm.unwrap_or(0).max(part.cap_ppm);
     let criticality = match (set.criticality, asked.criticality) {
-        (Some(criticality), _) => Given::by(Rule::Administrator, criticality),
         (None, wanted) if wanted.unwrap_or_default() > caps.criticality => {
             Given::by(Rule::Cap(of), caps.criticality)
         }
-        (None, Some(criticality)) => Given::by(Rule::Request, criticality),
-        (None, None) => Given::default(),
+        (set, asked) => Given::unbounded(set, asked),
     };
     let time = |counts: bool, set: Option<u64>, asked: Option<u64>| match (set, asked) {
         (None, Some(_)) if !counts => Given::by(Rule::Cap(of), None),
-        (set, asked) => Given::unbounded(set, asked),
+        (set, asked) => Given::unbounded(set.map(Some), asked.map(Some)),
     };
     let deadline_ns = time(caps.deadline, set.deadline_ns, asked.deadline_ns);
     let slo_ns = time(caps.slo, set.slo_ns, asked.slo_ns);
-    let size_ns = Given::unbounded(set.size_ns, asked.size_ns);
-    let memory_follows_use = match (set.memory_follows_use, asked.memory_follows_use) {
-        (Some(follows), _) => Given::by(Rule::Administrator, follows),
-        (None, Some(follows)) => Given::by(Rule::Request, follows),
-        (None, None) => Given::default(),
-    };
     let charge_copies = match (set.charge_copies, asked.charge_copies) {
-        (Some(charge), _) => Given::by(Rule::Administrator, charge),
         (None, None | Some(false)) if caps.charge_copies => Given::by(Rule::Cap(of), true),
-        (None, Some(charge)) => Given::by(Rule::Request, charge),
-        (None, None) => Given::default(),
+        (set, asked) => Given::unbounded(set, asked),
     };
     Granted {
         share_ppm,
@@ -254,11 +244,11 @@ pub fn grant(asked: &Wish, set: &Wish, (caps, of): (Caps, CapOf), part: &Part, h
         class,
         criticality,
         deadline_ns,
-        size_ns,
+        size_ns: time(true, set.size_ns, asked.size_ns),
         slo_ns,
-        memory_follows_use,
+        memory_follows_use: Given::unbounded(set.memory_follows_use, asked.memory_follows_use),
         charge_copies,
-        labels: Given::unbounded(set.labels, asked.labels),
+        labels: Given::unbounded(set.labels.map(Some), asked.labels.map(Some)),
     }
 }
 

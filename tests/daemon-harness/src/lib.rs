@@ -2,7 +2,7 @@
 //! the interposer.
 
 use deepres_abi::beat::BeatPage;
-use deepres_abi::grant::{GateState, GrantPage, GrantSlot};
+use deepres_abi::grant::{GrantPage, GrantSlot};
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, Page};
@@ -18,13 +18,11 @@ use deepres_model::packet;
 use deepres_model::wish::Wish;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -305,85 +303,6 @@ impl Tenant {
             }
             Err(_) => false,
         }
-    }
-
-    fn may_launch(&self, queued_ns: u64, kernel_ns: u64) -> Result<(), bool> {
-        let gate = self.gate().gate();
-        match gate.state {
-            GateState::Open => Ok(()),
-            GateState::Closed | GateState::Paused => Err(true),
-            GateState::Leased => match self.gate().terms() {
-                Some(terms) if terms.epoch == gate.epoch && monotonic_ns() < terms.expires_ns => {
-                    if queued_ns == 0 || queued_ns + kernel_ns <= terms.window_ns {
-                        Ok(())
-                    } else {
-                        Err(false)
-                    }
-                }
-                _ => Err(true),
-            },
-        }
-    }
-
-    /// Keeps `gpu` busy with kernels of `kernel_ns` until `stop` is set.
-    pub fn play(&self, gpu: &ModelGpu, kernel_ns: u64, stop: &AtomicBool) {
-        let slot = self.slot();
-        let mut ends: VecDeque<u64> = VecDeque::new();
-        let mut is_waiting = false;
-        while !stop.load(Ordering::Relaxed) {
-            while ends.front().is_some_and(|end_ns| *end_ns <= monotonic_ns()) {
-                ends.pop_front();
-                slot.compute_ns.fetch_add(kernel_ns, Ordering::Relaxed);
-            }
-            slot.longest_ns.store(kernel_ns, Ordering::Relaxed);
-            let queued_ns = ends.len() as u64 * kernel_ns;
-            slot.in_flight_ns.store(queued_ns, Ordering::Relaxed);
-            if ends.is_empty() && slot.in_flight.load(Ordering::SeqCst) == 1 {
-                slot.in_flight.store(0, Ordering::SeqCst);
-                fence(Ordering::SeqCst);
-                if self.gate().gate().state != GateState::Open {
-                    self.ring();
-                }
-            }
-            match self.may_launch(queued_ns, kernel_ns) {
-                Ok(()) if ends.len() < 8 => {
-                    slot.in_flight.store(1, Ordering::SeqCst);
-                    if std::mem::take(&mut is_waiting) {
-                        slot.leave_wait();
-                    }
-                    ends.push_back(gpu.run(kernel_ns));
-                    slot.kernel_launches.fetch_add(1, Ordering::Relaxed);
-                    continue;
-                }
-                Err(rings) if !is_waiting => {
-                    is_waiting = true;
-                    slot.enter_wait();
-                    if rings {
-                        self.ring();
-                    }
-                }
-                _ => {}
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        slot.in_flight.store(0, Ordering::SeqCst);
-        if is_waiting {
-            slot.leave_wait();
-        }
-        self.ring();
-    }
-}
-
-/// A model GPU that runs one kernel after another.
-#[derive(Default)]
-pub struct ModelGpu(Mutex<u64>);
-
-impl ModelGpu {
-    /// Queues a kernel. Returns when the kernel will be done, ns.
-    fn run(&self, kernel_ns: u64) -> u64 {
-        let mut free_ns = self.0.lock().unwrap();
-        *free_ns = (*free_ns).max(monotonic_ns()) + kernel_ns;
-        *free_ns
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     env,
     fmt::Debug,
     fs::{self, File, OpenOptions},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
@@ -14,6 +15,7 @@ use std::{
 
 use rustix::{
     fs::{FlockOperation, flock},
+    net::{self, AddressFamily, SocketAddrUnix, SocketType},
     process::{Pid, Signal, kill_process},
 };
 use serde_json::Value;
@@ -32,6 +34,9 @@ use crate::{
 const DAEMON_START_LIMIT: Duration = Duration::from_secs(20);
 /// Time within which a short command ends, however busy the machine is.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// Time within which the session's meter thread brings the meter page up to date, however busy the
+/// machine is.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
 /// Time between two looks of a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time after which all threads of a process have stopped on SIGSTOP.
@@ -413,6 +418,14 @@ impl Host {
         await_value_within(|| self.ps(), wanted, within)
     }
 
+    /// Waits until the daemon has counted this many kernel launches of a tenant. Returns the answer
+    /// of `ps`.
+    #[track_caller]
+    pub fn await_launches(&self, tenant: &str, launches: Option<u64>) -> Ps {
+        let is_counted = |ps: &Ps| ps.find(tenant).is_some_and(|t| Some(t.kernel_launches) == launches);
+        self.await_ps_within(is_counted, METER_SETTLES_WITHIN)
+    }
+
     /// Returns the simulated GPU's record: the GPU time and memory that every process really used.
     #[track_caller]
     pub fn truth(&self) -> Snapshot {
@@ -443,6 +456,14 @@ impl Host {
     pub fn assert_nothing_runs(&self) {
         await_value_within(|| describe(&self.processes()), String::is_empty, Duration::from_secs(5));
     }
+}
+
+/// Returns a socket at `path` to which tenants can connect, as to a daemon that never answers.
+pub fn mute_socket(path: &Path) -> OwnedFd {
+    let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    net::bind(&socket, &SocketAddrUnix::new(path).expect("a short path")).expect("a new path");
+    net::listen(&socket, 128).expect("a bound socket");
+    socket
 }
 
 /// Waits within [`COMMAND_LIMIT`] until the value of `look` satisfies `wanted`, and returns the

@@ -97,7 +97,7 @@ fn word<T>(argument: &T) -> u64 {
 }
 
 macro_rules! expand {
-    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($argument:ident: $ty:ty),*) })*) => {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, errors: $errors:tt, args: ($($argument:ident: $ty:ty),*) })*) => {
         $(
             /// Records its arguments if it is armed, and otherwise succeeds.
             ///

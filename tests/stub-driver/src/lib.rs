@@ -57,153 +57,156 @@ thread_local! {
 
 /// Defines exported functions that ignore their arguments and succeed.
 macro_rules! succeed {
-    ($($name:ident($($argument:ty),*);)*) => {
-        $(
-            /// Succeeds.
-            #[unsafe(no_mangle)]
-            pub extern "C" fn $name($(_: $argument),*) -> CUresult {
-                CUDA_SUCCESS
-            }
-        )*
+    ($($name:ident)*) => { $(deepres_abi::driver_function! { $name => [succeed_at] })* };
+}
+
+macro_rules! succeed_at {
+    ($symbol:ident $stream:ident ($($name:ident: $ty:ty),*)) => {
+        /// Succeeds.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $symbol($(_: $ty),*) -> CUresult {
+            CUDA_SUCCESS
+        }
     };
 }
 
 succeed! {
-    cuInit(u32);
-    cuDevicePrimaryCtxRelease_v2(CUdevice);
-    cuCtxDestroy_v2(CUcontext);
-    cuCtxSynchronize();
-    cuStreamDestroy_v2(CUstream);
-    cuStreamSynchronize(CUstream);
-    cuStreamQuery(CUstream);
-    cuStreamWaitEvent(CUstream, CUevent, u32);
-    cuEventQuery(CUevent);
-    cuEventSynchronize(CUevent);
-    cuModuleUnload(CUmodule);
-    cuMemFree_v2(CUdeviceptr);
-    cuGraphLaunch(CUgraphExec, CUstream);
-    cuGraphDestroy(CUgraph);
-    cuGraphExecDestroy(CUgraphExec);
-    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
-    cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
-    cuLaunchKernel(
-        CUfunction, u32, u32, u32, u32, u32, u32, u32, CUstream, *mut *mut c_void, *mut *mut c_void
-    );
+    cuInit cuDevicePrimaryCtxRelease_v2 cuCtxDestroy_v2 cuCtxSynchronize
+    cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent cuEventQuery cuEventSynchronize
+    cuModuleUnload cuMemFree_v2 cuGraphLaunch cuGraphDestroy cuGraphExecDestroy
+    cuThreadExchangeStreamCaptureMode cuLaunchKernelEx cuLaunchKernel
 }
 
-/// Defines exported functions that write a value through one of their arguments.
+/// Defines exported functions. The table of the API gives the types of their arguments.
+macro_rules! export {
+    ($($name:ident($($argument:ident),*) $body:block)*) => {
+        $(deepres_abi::driver_function! { $name => [export_as] ($($argument),*) $body })*
+    };
+}
+
+macro_rules! export_as {
+    ($symbol:ident $stream:ident ($($name:ident: $ty:ty),*) ($($argument:ident),*) $body:block) => {
+        /// Answers.
+        ///
+        /// # Safety
+        /// Pointers are null or valid, as the driver API demands. Events come from `cuEventCreate`
+        /// and are not destroyed.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $symbol($($argument: $ty),*) -> CUresult {
+            $body
+        }
+    };
+}
+
+/// Defines exported functions that write values through their arguments.
 macro_rules! give {
-    ($($name:ident($($argument:ident: $ty:ty),*) => $to:ident, $value:expr;)*) => {
-        $(
-            /// Writes its answer.
-            ///
-            /// # Safety
-            /// Pointers are null or valid, as the driver API demands.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $ty),*) -> CUresult {
+    ($($name:ident($($argument:ident),*) => $($to:ident = $value:expr),+;)*) => {
+        export! {$(
+            $name($($argument),*) {
                 $(let _ = $argument;)*
-                // SAFETY: the pointer is the caller's, under the same contract.
-                unsafe { answer($to, $value) }
+                // SAFETY: the pointers are the caller's, under the same contract.
+                unsafe { CUDA_SUCCESS $(| answer($to, $value))+ }
             }
-        )*
+        )*}
     };
 }
 
 give! {
-    cuDriverGetVersion(version: *mut i32) => version, VERSION;
-    cuDeviceGet(device: *mut CUdevice, ordinal: i32) => device, ordinal;
-    cuDeviceGetCount(count: *mut i32) => count, 1;
-    cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) => uuid, CUuuid { bytes: uuid_bytes() };
-    cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) => uuid, CUuuid { bytes: uuid_bytes() };
-    cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) => bytes, MEMORY_BYTES;
-    cuDeviceGetAttribute(pi: *mut i32, attrib: CUdevice_attribute, dev: CUdevice) => pi, 1;
-    cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) => pctx, handle();
-    cuCtxGetCurrent(pctx: *mut CUcontext) => pctx, CURRENT.get();
-    cuCtxGetDevice(device: *mut CUdevice) => device, 0;
-    cuStreamCreate(phStream: *mut CUstream, Flags: u32) => phStream, new_stream();
-    cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) => phStream, new_stream();
-    cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) => captureStatus, CU_STREAM_CAPTURE_STATUS_NONE;
-    cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext) => pctx, CURRENT.get();
-    cuStreamGetDevice(hStream: CUstream, device: *mut CUdevice) => device, 0;
-    cuStreamGetFlags(hStream: CUstream, flags: *mut u32) => flags, 0;
-    cuEventCreate(phEvent: *mut CUevent, Flags: u32) => phEvent, Box::into_raw(Box::new(AtomicU64::new(0))).cast();
-    cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => module, handle();
-    cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) => hfunc, handle();
-    cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) => dptr, next_address();
-    cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) => dptr, next_address();
-    cuGraphCreate(phGraph: *mut CUgraph, flags: u32) => phGraph, handle();
-    cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) => phGraphExec, handle();
-    cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) => numNodes, 0;
+    cuDriverGetVersion(version) => version = VERSION;
+    cuDeviceGet(device, ordinal) => device = ordinal;
+    cuDeviceGetCount(count) => count = 1;
+    cuDeviceGetUuid(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
+    cuDeviceGetUuid_v2(uuid, dev) => uuid = CUuuid { bytes: uuid_bytes() };
+    cuDeviceTotalMem_v2(bytes, dev) => bytes = MEMORY_BYTES;
+    cuDeviceGetAttribute(pi, attrib, dev) => pi = 1;
+    cuDevicePrimaryCtxRetain(pctx, dev) => pctx = handle();
+    // The primary context is always active.
+    cuDevicePrimaryCtxGetState(dev, flags, active) => flags = 0, active = 1;
+    cuCtxGetCurrent(pctx) => pctx = CURRENT.get();
+    cuCtxGetDevice(device) => device = 0;
+    cuStreamCreate(phStream, Flags) => phStream = new_stream();
+    cuStreamCreateWithPriority(phStream, flags, priority) => phStream = new_stream();
+    cuStreamIsCapturing(hStream, captureStatus) => captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuStreamGetCtx(hStream, pctx) => pctx = CURRENT.get();
+    cuStreamGetDevice(hStream, device) => device = 0;
+    cuStreamGetFlags(hStream, flags) => flags = 0;
+    cuEventCreate(phEvent, Flags) => phEvent = Box::into_raw(Box::new(AtomicU64::new(0))).cast();
+    cuModuleLoadData(module, image) => module = handle();
+    cuModuleGetFunction(hfunc, hmod, name) => hfunc = handle();
+    cuMemAlloc_v2(dptr, bytesize) => dptr = next_address();
+    cuMemAllocManaged(dptr, bytesize, flags) => dptr = next_address();
+    cuMemGetInfo_v2(free, total) => free = MEMORY_BYTES, total = MEMORY_BYTES;
+    cuGraphCreate(phGraph, flags) => phGraph = handle();
+    cuGraphInstantiateWithFlags(phGraphExec, hGraph, flags) => phGraphExec = handle();
+    cuGraphGetNodes(hGraph, nodes, numNodes) => numNodes = 0;
 }
 
-/// Reports the primary context as active, as it always is.
-///
-/// # Safety
-/// Both pointers are null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
-    dev: CUdevice,
-    flags: *mut u32,
-    active: *mut i32,
-) -> CUresult {
-    let _ = dev;
-    // SAFETY: the caller's pointers, under the same contract.
-    unsafe {
-        answer(flags, 0);
-        answer(active, 1)
+export! {
+    cuCtxSetCurrent(ctx) {
+        CURRENT.set(ctx);
+        CUDA_SUCCESS
     }
-}
-
-/// Makes a context current.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
-    CURRENT.set(ctx);
-    CUDA_SUCCESS
-}
-
-/// Makes a context current. The stack has only one entry.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
-    cuCtxSetCurrent(ctx)
-}
-
-/// Writes the current context to `pctx` and leaves it current.
-///
-/// # Safety
-/// `pctx` is null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
-    if !pctx.is_null() {
-        // SAFETY: `pctx` is not null, so it is valid for a write by this function's contract.
-        unsafe { pctx.write(CURRENT.get()) };
+    // The stack has only one entry.
+    cuCtxPushCurrent_v2(ctx) {
+        CURRENT.set(ctx);
+        CUDA_SUCCESS
     }
-    CUDA_SUCCESS
-}
-
-/// Writes the free and the total memory.
-///
-/// # Safety
-/// Both pointers are valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
-    // SAFETY: the caller's pointers, under the same contract.
-    unsafe {
-        answer(free, MEMORY_BYTES);
-        answer(total, MEMORY_BYTES)
+    // The context stays current.
+    cuCtxPopCurrent_v2(pctx) {
+        if !pctx.is_null() {
+            // SAFETY: `pctx` is not null, so it is valid for a write by this function's contract.
+            unsafe { pctx.write(CURRENT.get()) };
+        }
+        CUDA_SUCCESS
     }
-}
-
-/// Stores the current time in the event.
-///
-/// # Safety
-/// `hEvent` comes from `cuEventCreate` and is not destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventRecord(hEvent: CUevent, hStream: CUstream) -> CUresult {
-    let _ = hStream;
-    // SAFETY: `cuEventCreate` made it of this type, and it lives.
-    unsafe { &*hEvent.cast::<AtomicU64>() }.store(now_ns(), Ordering::Relaxed);
-    RECORDS.fetch_add(1, Ordering::Relaxed);
-    CUDA_SUCCESS
+    cuEventRecord(hEvent, _hStream) {
+        // SAFETY: the event lives by this function's contract.
+        unsafe { time_of(hEvent) }.store(now_ns(), Ordering::Relaxed);
+        RECORDS.fetch_add(1, Ordering::Relaxed);
+        CUDA_SUCCESS
+    }
+    cuEventRecordWithFlags(hEvent, hStream, _flags) {
+        // SAFETY: the caller fulfils the same contract.
+        unsafe { cuEventRecord(hEvent, hStream) }
+    }
+    cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd) {
+        /// Nanoseconds in a millisecond.
+        const NS_PER_MS: f64 = 1e6;
+        // SAFETY: the events live by this function's contract.
+        let [start, end] = unsafe { [time_of(hStart), time_of(hEnd)] }.map(|at| at.load(Ordering::Relaxed));
+        let elapsed_ns = i128::from(end) - i128::from(start);
+        // SAFETY: the caller's pointer, under the same contract.
+        unsafe { answer(pMilliseconds, (elapsed_ns as f64 / NS_PER_MS) as f32) }
+    }
+    cuEventElapsedTime(pMilliseconds, hStart, hEnd) {
+        // SAFETY: the caller fulfils the same contract.
+        unsafe { cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd) }
+    }
+    cuEventDestroy_v2(hEvent) {
+        // SAFETY: `cuEventCreate` leaked a box of this type, and this is its last use.
+        drop(unsafe { Box::from_raw(hEvent.cast::<AtomicU64>()) });
+        CUDA_SUCCESS
+    }
+    cuDeviceGetName(name, len, _dev) {
+        /// The device's name.
+        const NAME: &CStr = c"Stub";
+        let bytes = NAME.to_bytes_with_nul();
+        if name.is_null() || usize::try_from(len).is_ok_and(|len| len < bytes.len()) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        // SAFETY: `name` has room for all of `bytes`.
+        unsafe { name.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
+        CUDA_SUCCESS
+    }
+    // The client looks symbols up by `dlsym`.
+    cuGetProcAddress_v2(_symbol, pfn, _cudaVersion, _flags, symbolStatus) {
+        // SAFETY: the caller's pointers, under the same contract.
+        unsafe {
+            answer(pfn, core::ptr::null_mut());
+            answer(symbolStatus, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+        }
+        CUDA_ERROR_NOT_FOUND
+    }
 }
 
 /// The number of recorded events.
@@ -216,101 +219,13 @@ pub extern "C" fn stubEventRecords() -> u64 {
     RECORDS.load(Ordering::Relaxed)
 }
 
-/// Stores the current time in the event.
+/// Returns the time that an event holds, ns.
 ///
 /// # Safety
-/// The same as for [`cuEventRecord`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventRecordWithFlags(hEvent: CUevent, hStream: CUstream, flags: u32) -> CUresult {
-    let _ = flags;
-    // SAFETY: the caller fulfils the same contract.
-    unsafe { cuEventRecord(hEvent, hStream) }
-}
-
-/// Writes the time between two records, ms.
-///
-/// # Safety
-/// Both events come from `cuEventCreate` and are not destroyed; `pMilliseconds` is valid for a
-/// write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime_v2(
-    pMilliseconds: *mut f32,
-    hStart: CUevent,
-    hEnd: CUevent,
-) -> CUresult {
-    /// Nanoseconds in a millisecond.
-    const NS_PER_MS: f64 = 1e6;
+/// `event` comes from `cuEventCreate` and is not destroyed while the reference is used.
+unsafe fn time_of<'a>(event: CUevent) -> &'a AtomicU64 {
     // SAFETY: `cuEventCreate` made it of this type, and it lives.
-    let start = unsafe { &*hStart.cast::<AtomicU64>() }.load(Ordering::Relaxed);
-    // SAFETY: `cuEventCreate` made it of this type, and it lives.
-    let end = unsafe { &*hEnd.cast::<AtomicU64>() }.load(Ordering::Relaxed);
-    let elapsed_ns = i128::from(end) - i128::from(start);
-    // SAFETY: the caller's pointer, under the same contract.
-    unsafe { answer(pMilliseconds, (elapsed_ns as f64 / NS_PER_MS) as f32) }
-}
-
-/// Writes the time between two records, ms.
-///
-/// # Safety
-/// The same as for [`cuEventElapsedTime_v2`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime(
-    pMilliseconds: *mut f32,
-    hStart: CUevent,
-    hEnd: CUevent,
-) -> CUresult {
-    // SAFETY: the caller fulfils the same contract.
-    unsafe { cuEventElapsedTime_v2(pMilliseconds, hStart, hEnd) }
-}
-
-/// Frees an event.
-///
-/// # Safety
-/// `hEvent` comes from `cuEventCreate` and is used no more.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventDestroy_v2(hEvent: CUevent) -> CUresult {
-    // SAFETY: `cuEventCreate` leaked a box of this type, and this is its last use.
-    drop(unsafe { Box::from_raw(hEvent.cast::<AtomicU64>()) });
-    CUDA_SUCCESS
-}
-
-/// Writes the device's name.
-///
-/// # Safety
-/// `name` is valid for `len` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) -> CUresult {
-    /// The device's name.
-    const NAME: &CStr = c"Stub";
-    let _ = dev;
-    let bytes = NAME.to_bytes_with_nul();
-    if name.is_null() || usize::try_from(len).is_ok_and(|len| len < bytes.len()) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    // SAFETY: `name` has room for all of `bytes`.
-    unsafe { name.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
-    CUDA_SUCCESS
-}
-
-/// Finds no symbol. The client looks symbols up by `dlsym`.
-///
-/// # Safety
-/// Pointers are null or valid for a write.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    cudaVersion: i32,
-    flags: u64,
-    symbolStatus: *mut CUdriverProcAddressQueryResult,
-) -> CUresult {
-    let _ = (symbol, cudaVersion, flags);
-    // SAFETY: the caller's pointers, under the same contract.
-    unsafe {
-        answer(pfn, core::ptr::null_mut());
-        answer(symbolStatus, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    }
-    CUDA_ERROR_NOT_FOUND
+    unsafe { &*event.cast::<AtomicU64>() }
 }
 
 /// Returns a new stream. Each stream has its own address, and none is freed.

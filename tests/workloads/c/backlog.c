@@ -53,11 +53,7 @@ int main(int argc, char **argv) {
     if (hold_bytes) CHECK(cu(cuMemAlloc_v2)(&held, hold_bytes));
     CUgraphExec exec = NULL;
     if (graph_kernels) {
-        CUgraph graph;
-        CHECK(cu(cuStreamBeginCapture_v2)(on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        for (long i = 0; i < graph_kernels; i++)
-            CHECK(launch_on(kernel, on[0]));
-        CHECK(cu(cuStreamEndCapture)(on[0], &graph));
+        CUgraph graph = capture_launches(kernel, on[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, graph_kernels);
         CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     }
     say("ready");

@@ -17,5 +17,5 @@ int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
 }
 
 __attribute__((destructor)) static void tell(void) {
-    if (launches) fprintf(stderr, "counted %llu\n", launches);
+    fprintf(stderr, "counted %llu\n", launches);
 }

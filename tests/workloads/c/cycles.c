@@ -14,8 +14,6 @@ enum { WARM_UP = 300, TIMES = 4 };
 static CUstream stream;
 static CUfunction quick;
 
-static void launch(CUfunction kernel, CUstream on) { CHECK(cu(cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, on, NULL, NULL)); }
-
 static void one_context(void) {
     CUcontext context;
     CUdeviceptr at;
@@ -23,22 +21,22 @@ static void one_context(void) {
     CUstream own = new_stream();
     CHECK(cu(cuMemAlloc_v2)(&at, 1 << 20));
     CUfunction kernel = load_kernel("quick");
-    launch(kernel, NULL);
-    launch(kernel, own);
+    CHECK(launch_on(kernel, NULL));
+    CHECK(launch_on(kernel, own));
     CHECK(cu(cuCtxSynchronize)());
     CHECK(cu(cuCtxDestroy_v2)(context));
 }
 
 static void one_stream(void) {
     CUstream own = new_stream();
-    launch(quick, own);
+    CHECK(launch_on(quick, own));
     CHECK(cu(cuStreamSynchronize)(own));
     CHECK(cu(cuStreamDestroy_v2)(own));
 }
 
 static void *launch_here(void *context) {
     CHECK(cu(cuCtxSetCurrent)(context));
-    launch(quick, stream);
+    CHECK(launch_on(quick, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     return NULL;
 }
@@ -52,11 +50,8 @@ static void one_thread(void) {
 }
 
 static void one_graph(void) {
-    CUgraph graph;
+    CUgraph graph = capture_launches(quick, stream, CU_STREAM_CAPTURE_MODE_RELAXED, 1);
     CUgraphExec exec;
-    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    launch(quick, stream);
-    CHECK(cu(cuStreamEndCapture)(stream, &graph));
     CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     CHECK(cu(cuGraphLaunch)(exec, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
@@ -68,7 +63,7 @@ static void one_module(void) {
     CUmodule module = load_module("quick");
     CUfunction kernel;
     CHECK(cu(cuModuleGetFunction)(&kernel, module, "quick"));
-    launch(kernel, stream);
+    CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamSynchronize)(stream));
     CHECK(cu(cuModuleUnload)(module));
 }

@@ -393,13 +393,17 @@ static inline CUcontext open_context(void) {
     return context;
 }
 
-/* Loads a module with one empty kernel of this name. */
-static inline CUmodule load_module(const char *name) {
-    char ptx[256];
-    CUmodule module;
+/* Returns the code of a module with one empty kernel of this name, until this thread's next call. */
+static inline const char *ptx_of(const char *name) {
+    static _Thread_local char ptx[256];
     snprintf(ptx, sizeof ptx,
              ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry %s()\n{\n\tret;\n}\n", name);
-    CHECK(cu(cuModuleLoadData)(&module, ptx));
+    return ptx;
+}
+
+static inline CUmodule load_module(const char *name) {
+    CUmodule module;
+    CHECK(cu(cuModuleLoadData)(&module, ptx_of(name)));
     return module;
 }
 
@@ -419,6 +423,17 @@ static inline CUstream new_stream(void) {
 static inline CUresult launch_on(CUfunction kernel, CUstream stream) {
     return cu(cuLaunchKernel)(kernel, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
+
+/* Captures so many launches on a stream, and returns their graph. */
+static inline CUgraph capture_launches(CUfunction kernel, CUstream stream, int mode, long count) {
+    CUgraph graph;
+    CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
+    for (long i = 0; i < count; i++) CHECK(launch_on(kernel, stream));
+    CHECK(cu(cuStreamEndCapture)(stream, &graph));
+    return graph;
+}
+
+enum { MS_NS = 1000000 };
 
 static inline long long now_ns(void) {
     struct timespec now;

@@ -106,10 +106,8 @@ int main(int argc, char **argv) {
         printf("after %d\n", cu(cuCtxSynchronize)());
     }
     if (!strcmp(manner, "unloaded")) {
-        CUmodule module;
+        CUmodule module = load_module("quick");
         CUfunction quick;
-        const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
-        CHECK(cu(cuModuleLoadData)(&module, ptx));
         CHECK(cu(cuModuleGetFunction)(&quick, module, "quick"));
         CHECK(launch_on(quick, stream));
         printf("unload %d\n", cu(cuModuleUnload)(module));
@@ -117,16 +115,14 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(manner, "library")) {
         /* Unloads a library while its kernel is queued. */
-        typedef CUresult (*loader)(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
-        loader load = (loader)dlsym(open_driver(), "cuLibraryLoadData");
-        CUresult (*get)(void **, void *, const char *) = (CUresult(*)(void **, void *, const char *))dlsym(open_driver(), "cuLibraryGetKernel");
-        CUresult (*unload)(void *) = (CUresult(*)(void *))dlsym(open_driver(), "cuLibraryUnload");
-        void *library, *kernel;
-        const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n\n.visible .entry quick()\n{\n\tret;\n}\n";
-        CHECK(load(&library, ptx, NULL, NULL, 0, NULL, NULL, 0));
+        CUresult (*get)(CUfunction *, CUlibrary, const char *) = NULL;
+        *(void **)&get = dlsym(open_driver(), "cuLibraryGetKernel");
+        CUlibrary library;
+        CUfunction kernel;
+        CHECK(cu(cuLibraryLoadData)(&library, ptx_of("quick"), NULL, NULL, 0, NULL, NULL, 0));
         CHECK(get(&kernel, library, "quick"));
         CHECK(launch_on(kernel, stream));
-        int gone = unload(library), after = launch_on(slow, stream);
+        int gone = cu(cuLibraryUnload)(library), after = launch_on(slow, stream);
         printf("unload %d, launch %d, waited %d\n", gone, after, cu(cuStreamSynchronize)(stream));
     }
     if (!strcmp(manner, "handler-in-storm")) {

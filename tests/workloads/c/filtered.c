@@ -23,12 +23,6 @@ static const struct {
     {"rights", {SYS_fcntl, SYS_prctl, SYS_tgkill, SYS_kill, SYS_sched_yield}},
 };
 
-static long milliseconds(clockid_t clock) {
-    struct timespec time;
-    clock_gettime(clock, &time);
-    return time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
 static void forbid(const int *calls) {
     struct sock_filter program[32] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
     unsigned short used = 1;
@@ -57,14 +51,14 @@ int main(int count, char **arguments) {
         CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
     CHECK(cu(cuMemAlloc_v2)(&held, 1 << 20));
-    long before = milliseconds(CLOCK_PROCESS_CPUTIME_ID), until = milliseconds(CLOCK_MONOTONIC) + 500;
+    clock_t before = clock();
+    long long until_ns = now_ns() + 500 * MS_NS;
     /* Sleeps without any call of the sets. */
-    for (long left; (left = until - milliseconds(CLOCK_MONOTONIC)) > 0;) {
+    for (long long left_ns; (left_ns = until_ns - now_ns()) > 0;) {
         int word = 0;
-        struct timespec rest = {left / 1000, left % 1000 * 1000000};
+        struct timespec rest = {.tv_nsec = left_ns};
         syscall(SYS_futex, &word, 128, 0, &rest);
     }
-    long idle = milliseconds(CLOCK_PROCESS_CPUTIME_ID) - before;
-    printf("{\"six_gib\":%d,\"is_calm\":%s}\n", cu(cuMemAlloc_v2)(&more, (size_t)6 << 30), idle < 250 ? "true" : "false");
+        printf("{\"six_gib\":%d,\"is_calm\":%s}\n", cu(cuMemAlloc_v2)(&more, (size_t)6 << 30), clock() - before < CLOCKS_PER_SEC / 4 ? "true" : "false");
     return 0;
 }

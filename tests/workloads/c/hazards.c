@@ -35,23 +35,36 @@ static void by_abi(void) {
     printf("cuCtxCreate of CUDA 13: %d\n", create(&context, NULL, CU_CTX_SCHED_BLOCKING_SYNC, 0));
 }
 
+static int launch_thrice(CUfunction kernel, CUstream stream, unsigned pause_us) {
+    int code = 0;
+    for (int i = 0; i < 3 && !code; i++) {
+        if (pause_us) usleep(pause_us);
+        code = launch_on(kernel, stream);
+    }
+    return code;
+}
+
+/* Ends a capture in which launches returned `code`. */
+static void end_capture(CUstream stream, int code) {
+    CUgraph graph = NULL;
+    size_t nodes = 0;
+    int end = cu(cuStreamEndCapture)(stream, &graph);
+    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+}
+
 /* Stream 0 of a per-thread variant means this thread's own stream. */
 static void per_thread(void) {
     looker get = (looker)extra("cuGetProcAddress_v2");
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
                        void **) = NULL;
-    CUgraph graph = NULL;
-    size_t nodes = 0;
     int status;
     open_context();
     CUfunction kernel = load_kernel("quick");
     CHECK(get("cuLaunchKernel", (void **)&launch, 12000, PTDS, &status));
     CUstream own = (CUstream)2;
     CHECK(cu(cuStreamBeginCapture_v2)(own, CU_STREAM_CAPTURE_MODE_RELAXED));
-    int code = launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
-    int end = cu(cuStreamEndCapture)(own, &graph);
-    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
-    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+    end_capture(own, launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
 }
 
 static int begun[2];
@@ -76,42 +89,19 @@ static void constructor(const char *library) {
     CHECK(cu(cuInit)(0));
 }
 
-static void capture(void) {
-    CUgraph graph = NULL;
-    size_t nodes = 0;
-    open_context();
-    CUfunction kernel = load_kernel("quick");
-    CUstream stream = new_stream();
-    CHECK(launch_on(kernel, stream));
-    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    int code = 0;
-    for (int i = 0; i < 3 && !code; i++) code = launch_on(kernel, stream);
-    int end = cu(cuStreamEndCapture)(stream, &graph);
-    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
-    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
-}
-
 /* Captures slowly on one stream, which waits for the legacy stream or not, depending on `flags`. */
 static void capture_slowly(unsigned flags, int mode) {
     enum { PAUSE_US = 20000 };
     CUgraph graph = NULL;
     CUstream stream;
-    size_t nodes = 0;
     open_context();
     CUfunction kernel = load_kernel("quick");
     CHECK(cu(cuStreamCreate)(&stream, flags));
     CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
-    int code = 0;
-    for (int i = 0; i < 3 && !code; i++) {
-        usleep(PAUSE_US);
-        code = launch_on(kernel, stream);
-    }
-    int end = cu(cuStreamEndCapture)(stream, &graph);
-    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
-    printf("launched %d, captured %d, %zu nodes\n", code, end, nodes);
+    end_capture(stream, launch_thrice(kernel, stream, PAUSE_US));
     CHECK(cu(cuStreamBeginCapture_v2)(stream, mode));
-    code = launch_on(kernel, NULL);
+    int code = launch_on(kernel, NULL);
     printf("on the legacy stream %d, captured %d\n", code, cu(cuStreamEndCapture)(stream, &graph));
 }
 
@@ -160,8 +150,6 @@ static void launches(void) {
     int failed = 0;
     for (int i = 0; i < 1000; i++) failed += launch_on(kernel, i % 2 ? stream : NULL) != 0;
     printf("failed: %d, waited %d\n", failed, cu(cuCtxSynchronize)());
-    int *exported = dlsym(RTLD_DEFAULT, "exported_launches");
-    if (exported) printf("seen: %d\n", *exported);
 }
 
 static void without_context(void) {
@@ -380,22 +368,23 @@ static void attached(void) {
     getchar();
 }
 
-/* If a stream could not be destroyed, it can still be captured (SIMGPU_FAULTS makes the first
- * destruction fail). */
-static void kept_stream(void) {
-    CUgraph graph = NULL;
-    size_t nodes = 0;
+/* Captures launches on a stream. If `destroys` is set, the client first tries to destroy the
+ * captured stream. */
+static void capture_once(int destroys) {
     open_context();
     CUfunction kernel = load_kernel("quick");
     CUstream stream = new_stream();
     CHECK(launch_on(kernel, stream));
     CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    int kept = cu(cuStreamDestroy_v2)(stream), code = 0;
-    for (int i = 0; i < 3 && !code; i++) code = launch_on(kernel, stream);
-    int end = cu(cuStreamEndCapture)(stream, &graph);
-    if (!end) CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
-    printf("kept %d, launched %d, captured %d, %zu nodes\n", kept, code, end, nodes);
+    if (destroys) printf("kept %d, ", cu(cuStreamDestroy_v2)(stream));
+    end_capture(stream, launch_thrice(kernel, stream, 0));
 }
+
+static void capture(void) { capture_once(0); }
+
+/* If a stream could not be destroyed, it can still be captured (SIMGPU_FAULTS makes the first
+ * destruction fail). */
+static void kept_stream(void) { capture_once(1); }
 
 int main(int argc, char **argv) {
     static const struct {

@@ -30,13 +30,9 @@ int main(void) {
     }
 
     /* Captured launches do not execute; the graph's launches do. */
-    CUgraph graph;
+    CUgraph graph = capture_launches(kernel, stream, CU_STREAM_CAPTURE_MODE_GLOBAL, KERNELS_IN_GRAPH);
     CUgraphExec exec;
     size_t nodes = 0;
-    CHECK(cu(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    for (int i = 0; i < KERNELS_IN_GRAPH; i++)
-        CHECK(launch_on(kernel, stream));
-    CHECK(cu(cuStreamEndCapture)(stream, &graph));
     CHECK(cu(cuGraphGetNodes)(graph, NULL, &nodes));
     CHECK(cu(cuGraphInstantiateWithFlags)(&exec, graph, 0));
     for (int i = 0; i < PER_ENTRY_POINT; i++) {

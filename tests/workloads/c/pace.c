@@ -67,17 +67,6 @@ static long split_times(char *name) {
     return atol(times + 1);
 }
 
-/* Returns a graph of kernels, one after another. */
-static CUgraph captured(CUfunction kernel, long count) {
-    CUgraph graph;
-    CUstream capturing = new_stream();
-    CHECK(cu(cuStreamBeginCapture_v2)(capturing, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    for (long i = 0; i < count; i++)
-        CHECK(launch_on(kernel, capturing));
-    CHECK(cu(cuStreamEndCapture)(capturing, &graph));
-    return graph;
-}
-
 /* Returns a graph that repeats another one as long as its condition holds. */
 static CUgraph repeated(CUgraph body, CUcontext context) {
     CUgraph graph;
@@ -115,7 +104,8 @@ static step parse(const char *text) {
             enter(c);
             s.kernel[c] = load_kernel(name);
             if (!is_graph) continue;
-            graph = captured(s.kernel[c], s.number);
+            graph =
+                capture_launches(s.kernel[c], new_stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, s.number);
             if (repeats) graph = repeated(graph, contexts[c]);
             CHECK(cu(cuGraphInstantiateWithFlags)(&s.graph[c], graph, 0));
         }

@@ -7,26 +7,19 @@
 #include "driver.h"
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
-
-enum { MS_NS = 1000000 };
 
 struct retainer {
     CUdevice device;
     CUresult code;
-    struct timespec end;
+    long long end_ns;
 };
 
 static void *retain(void *argument) {
     struct retainer *retainer = argument;
     CUcontext context;
     retainer->code = cu(cuDevicePrimaryCtxRetain)(&context, retainer->device);
-    clock_gettime(CLOCK_MONOTONIC, &retainer->end);
+    retainer->end_ns = now_ns();
     return NULL;
-}
-
-static long long ns(struct timespec time) {
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
 int main(int count, char **words) {
@@ -43,7 +36,7 @@ int main(int count, char **words) {
     }
     retain(&second);
     pthread_join(thread, NULL);
-    long long apart = (ns(second.end) - ns(first.end)) / MS_NS;
+    long long apart = (second.end_ns - first.end_ns) / MS_NS;
     printf("%d %d %lld\n", first.code, second.code, apart < 0 ? -apart : apart);
     fflush(stdout);
     while (getchar() != EOF) {}

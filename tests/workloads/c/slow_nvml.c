@@ -1,5 +1,6 @@
 /* Preloaded into a program that loads NVML: each list of a GPU's processes takes NVML_MS longer, as
- * with a busy driver. If NVML_AWAITS is set, no list comes before the file of that name exists. */
+ * with a busy driver. If NVML_AWAITS is set, no list comes before the file of that name exists. If
+ * neither is set, each query prints a line and waits for ever, as with a driver that hangs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -12,6 +13,11 @@ static const char LISTS[] = "nvmlDeviceGetComputeRunningProcesses";
 
 static void wait(void) {
     const char *ms = getenv("NVML_MS"), *file = getenv("NVML_AWAITS");
+    if (!ms && !file) {
+        static const char TOLD[] = "NVML is asked in vain\n";
+        (void)!write(2, TOLD, sizeof TOLD - 1);
+        for (;;) pause();
+    }
     if (ms) usleep((useconds_t)atoi(ms) * MS_US);
     while (file && access(file, F_OK)) usleep(MS_US);
 }

@@ -2,7 +2,6 @@
  * JSON line each, until its standard input is closed. */
 #include "driver.h"
 #include <poll.h>
-#include <time.h>
 
 int main(void) {
     size_t free_bytes, total_bytes, last_total = 0;
@@ -12,10 +11,7 @@ int main(void) {
     while (poll(&input, 1, 1) == 0) {
         CHECK(cu(cuMemGetInfo_v2)(&free_bytes, &total_bytes));
         if (total_bytes != last_total) {
-            struct timespec now;
-            clock_gettime(CLOCK_MONOTONIC, &now);
-            printf("{\"total\":%zu,\"free\":%zu,\"at_ns\":%lld}\n", total_bytes, free_bytes,
-                   now.tv_sec * 1000000000LL + now.tv_nsec);
+            printf("{\"total\":%zu,\"free\":%zu,\"at_ns\":%lld}\n", total_bytes, free_bytes, now_ns());
             fflush(stdout);
             last_total = total_bytes;
         }

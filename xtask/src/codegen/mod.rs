@@ -51,6 +51,9 @@ const STAND_IN_HEADERS: &[(&str, &str)] = &[
 /// The headers that declare structures.
 const STRUCTURE_HEADERS: &[&str] = &["cuda.h", "cudaEGL.h"];
 
+/// The generated file that has only those names of the headers that other files name.
+const CONSTANTS: &str = "constants.rs";
+
 /// Options of `cargo xtask codegen`.
 #[derive(clap::Args)]
 pub struct Options {
@@ -81,12 +84,15 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
 
-    let files = BTreeMap::from([
-        ("errors.rs", render::errors(&declared, &documented, &table)?),
-        ("functions.rs", render::functions(&table)),
-        ("constants.rs", render::constants(&declared, &macros, &table)?),
+    let mut files = BTreeMap::from([
+        ("functions.rs", render::functions(&declared, &documented, &table)?),
         ("result.rs", render::results(&declared)?),
     ]);
+    // A new function may have types that no file names yet.
+    let mut named: BTreeSet<String> = files.values().flat_map(|text| words(text)).collect();
+    add_names(&root, &mut named)?;
+    let constants = render::constants(&declared, &macros, &table, |name| named.contains(name));
+    files.insert(CONSTANTS, constants);
     let mut stale = Vec::new();
     for (name, content) in files {
         let path = folder.join(name);
@@ -112,6 +118,30 @@ pub fn run(options: &Options) -> Result<()> {
         ),
     }
     Ok(())
+}
+
+/// Adds the words of all Rust files below a folder. Leaves out build folders and `constants.rs`.
+fn add_names(folder: &Path, named: &mut BTreeSet<String>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if entry.file_type()?.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                add_names(&path, named)?;
+            }
+        } else if name.ends_with(".rs") && name != CONSTANTS {
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            named.extend(words(&text));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the words of a source file.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned)
 }
 
 /// Returns the folder of the headers. If no earlier run did, downloads and unpacks the wheel first.

@@ -15,19 +15,29 @@ fn opening(job: &str) -> String {
     )
 }
 
-/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro.
-pub fn functions(table: &Table) -> String {
+/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro. `documented`
+/// has the names of the errors that the reference of each family names.
+pub fn functions(
+    header: &Header,
+    documented: &BTreeMap<String, BTreeSet<String>>,
+    table: &Table,
+) -> Result<String> {
+    let values = result_codes(header)?;
+    let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
     let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
     text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
-        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, args: (name: type, …) }`.\n\
+        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, errors: […], args: (name: type, …) }`.\n\
         ///\n\
         /// The types are those of `driver::types`, which the caller has to have in scope.\n\
         #[macro_export]\nmacro_rules! for_each_driver_function {\n    ($($callback:tt)+) => {\n        $($callback)+! {\n";
     for (id, row) in table.rows.iter().enumerate() {
+        let mut errors: Vec<u32> =
+            documented.get(&row.family).into_iter().flatten().filter_map(value).collect();
+        errors.sort_unstable();
         let arguments: Vec<String> = row.arguments.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
         let _ = writeln!(
             text,
-            "            {{ id: {id}, symbol: {}, family: \"{}\", since: {}, stream: {}, args: ({}) }}",
+            "            {{ id: {id}, symbol: {}, family: \"{}\", since: {}, stream: {}, errors: {errors:?}, args: ({}) }}",
             row.symbol,
             row.family,
             row.since,
@@ -52,84 +62,61 @@ pub fn functions(table: &Table) -> String {
          pub(super) const BY_FAMILY: [u16; {}] = {by_family:?};",
         by_family.len()
     );
-    text
+    Ok(text)
 }
 
-/// Returns `constants.rs`: the type names that need no definition by hand, and all enumerators and
-/// flags.
-pub fn constants(header: &Header, macros: &BTreeMap<String, u32>, table: &Table) -> Result<String> {
-    let mut text =
-        opening("Handles, enumerations and flags of the driver API, under their names in the headers.");
+/// Returns `constants.rs`: the type names that need no definition by hand, and the enumerators and
+/// flags. The file has only names that `is_named` accepts.
+pub fn constants(
+    header: &Header,
+    macros: &BTreeMap<String, u32>,
+    table: &Table,
+    is_named: impl Fn(&str) -> bool,
+) -> String {
+    let mut text = opening("The handles, enumerations and flags of the driver API that deepres names.");
     text += "use core::ffi::c_void;\n\n";
     let enums: BTreeSet<&str> = header.enums.iter().map(|declared| declared.name.as_str()).collect();
     for (name, rust) in &table.aliases {
-        if !enums.contains(name.as_str()) {
+        if !enums.contains(name.as_str()) && is_named(name) {
             let _ = writeln!(text, "pub type {name} = {rust};");
         }
     }
-    for declared in &header.enums {
-        if declared.name == RESULT {
-            continue;
+    for declared in header.enums.iter().filter(|declared| declared.name != RESULT) {
+        let values: Vec<_> = declared.values.iter().filter(|(name, _)| is_named(name)).collect();
+        if !values.is_empty() || is_named(&declared.name) {
+            let _ = writeln!(text, "\npub type {} = u32;", declared.name);
         }
-        let _ = writeln!(text, "\npub type {} = u32;", declared.name);
-        for (name, value) in &declared.values {
+        for (name, value) in values {
             let _ = writeln!(text, "pub const {name}: {} = {};", declared.name, number(*value));
         }
     }
     text.push('\n');
-    for (name, value) in macros {
+    for (name, value) in macros.iter().filter(|(name, _)| is_named(name)) {
         let _ = writeln!(text, "pub const {name}: u32 = {};", number(*value));
     }
-    Ok(text)
-}
-
-/// Returns `errors.rs`: the errors that the reference of each function names.
-pub fn errors(
-    header: &Header,
-    documented: &BTreeMap<String, BTreeSet<String>>,
-    table: &Table,
-) -> Result<String> {
-    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
-    let values = &declared.context("the headers declare no CUresult")?.values;
-    let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
-    let families: BTreeSet<&str> = table.rows.iter().map(|row| row.family.as_str()).collect();
-    let mut text = opening("The errors that the reference of each function names.");
-    text += "use super::result::CUresult;\n\n\
-        /// By family, sorted, as the numbers of [`super::result`]; families whose reference names none are left out.\n\
-        #[rustfmt::skip]\n\
-        pub(super) const ERRORS: &[(&str, &[CUresult])] = &[\n";
-    for (family, codes) in documented.iter().filter(|(family, _)| families.contains(family.as_str())) {
-        let codes: BTreeSet<u32> = codes.iter().filter_map(value).collect();
-        let codes: Vec<String> = codes.iter().map(u32::to_string).collect();
-        let _ = writeln!(text, "    (\"{family}\", &[{}]),", codes.join(", "));
-    }
-    text += "];\n";
-    Ok(text)
+    text
 }
 
 /// The enumeration that has a file of its own.
 const RESULT: &str = "CUresult";
 
+fn result_codes(header: &Header) -> Result<&[(String, u32)]> {
+    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
+    Ok(&declared.context("the headers declare no CUresult")?.values)
+}
+
 /// Returns `result.rs`: result codes and their names.
 pub fn results(header: &Header) -> Result<String> {
-    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
-    let values = &declared.context("the headers declare no CUresult")?.values;
+    let values = result_codes(header)?;
     let mut text = opening("Result codes of the driver API.");
     text += "use core::ffi::CStr;\n\n";
     text += "/// The result of a driver function: a code of this module, or a code of a newer driver.\n\
         pub type CUresult = u32;\n\n";
+    text += "codes! {\n";
     for (name, value) in values {
-        let _ = writeln!(text, "pub const {name}: CUresult = {value};");
+        let _ = writeln!(text, "    {name} = {value}, c\"{name}\";");
     }
-    text += "\n/// The name of a result code; `None` for a code these headers do not know.\n\
-        #[must_use]\npub const fn name(code: CUresult) -> Option<&'static CStr> {\n    Some(match code {\n";
-    let mut named = BTreeSet::new();
-    for (name, value) in values {
-        if named.insert(value) {
-            let _ = writeln!(text, "        {name} => c\"{name}\",");
-        }
-    }
-    text += "        _ => return None,\n    })\n}\n";
+    text += "}\n";
     Ok(text)
 }
 

@@ -422,24 +422,6 @@ fn a_guarantee_that_does_not_fit_beside_others_is_not_given() {
 }
 
 #[test]
-fn a_second_daemon_in_the_same_place_is_refused() {
-    let daemon = Daemon::start(1, Config::default());
-    let refused = deepres_daemon::run(
-        deepres_daemon::Options {
-            directory: deepres_model::directory::Directory::at(daemon.directory.path()),
-            config: Config::default(),
-            gpus: Vec::new(),
-            locks: daemon.directory.path().to_owned(),
-            inherited: Default::default(),
-            exits_idle: false,
-        },
-        || (),
-        std::future::pending(),
-    );
-    assert!(refused.unwrap_err().to_string().contains("another deepres daemon"));
-}
-
-#[test]
 fn a_job_gets_the_library_the_socket_and_its_requests() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let arguments = ["run", "--name", "n", "--share", "12.5%", "--memory", "1GiB", "--", "env"];

@@ -3,7 +3,6 @@
 //!
 //! The format: <https://docs.kernel.org/bpf/btf.html>.
 
-use deepres_abi::probe::Offsets;
 use std::path::Path;
 
 /// File with the kernel's types.
@@ -52,27 +51,38 @@ pub enum BtfError {
     },
 }
 
-/// Returns the offsets of fields in the running kernel's structs.
+/// The globals of the kernel programs that hold offsets. Each global holds the sum of the offsets of
+/// these fields.
+const OFFSETS: [(&str, &[(&str, &str)]); 12] = [
+    ("TASK_FILES", &[("task_struct", "files")]),
+    ("TASK_LEADER", &[("task_struct", "group_leader")]),
+    ("TASK_STARTED", &[("task_struct", "start_boottime")]),
+    ("TASK_TGID", &[("task_struct", "tgid")]),
+    ("TASK_PID", &[("task_struct", "pid")]),
+    ("FILES_FDT", &[("files_struct", "fdt")]),
+    ("FDT_MAX", &[("fdtable", "max_fds")]),
+    ("FDT_FD", &[("fdtable", "fd")]),
+    ("FILE_INODE", &[("file", "f_inode")]),
+    ("INODE_RDEV", &[("inode", "i_rdev")]),
+    ("INODE_MODE", &[("inode", "i_mode")]),
+    ("TASK_STATUS", &[("task_struct", "thread_info"), ("thread_info", "status")]),
+];
+
+/// Returns the offsets, in bytes, of fields in the running kernel's structs, by the names of the
+/// globals that hold them.
 ///
 /// # Errors
 /// [`BtfError`], which says what is missing.
-pub fn offsets() -> Result<Offsets, BtfError> {
+pub fn offsets() -> Result<[(&'static str, u32); OFFSETS.len()], BtfError> {
     let data = std::fs::read(Path::new(KERNEL_TYPES)).map_err(BtfError::Unreadable)?;
     let types = Types::parse(&data)?;
-    Ok(Offsets {
-        task_files: types.offset("task_struct", "files")?,
-        task_leader: types.offset("task_struct", "group_leader")?,
-        task_started: types.offset("task_struct", "start_boottime")?,
-        task_tgid: types.offset("task_struct", "tgid")?,
-        task_pid: types.offset("task_struct", "pid")?,
-        files_fdt: types.offset("files_struct", "fdt")?,
-        fdt_max: types.offset("fdtable", "max_fds")?,
-        fdt_fd: types.offset("fdtable", "fd")?,
-        file_inode: types.offset("file", "f_inode")?,
-        inode_rdev: types.offset("inode", "i_rdev")?,
-        inode_mode: types.offset("inode", "i_mode")?,
-        task_status: types.offset("task_struct", "thread_info")? + types.offset("thread_info", "status")?,
-    })
+    let mut offsets = OFFSETS.map(|(global, _)| (global, 0));
+    for ((_, offset), (_, fields)) in offsets.iter_mut().zip(OFFSETS) {
+        for (structure, member) in fields {
+            *offset += types.offset(structure, member)?;
+        }
+    }
+    Ok(offsets)
 }
 
 struct Types<'a> {

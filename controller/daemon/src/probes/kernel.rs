@@ -11,7 +11,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{KProbe, Program, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use deepres_abi::probe::{
-    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Offsets, Slot, StatKey, StatValue, Totals, slot,
+    CommandKey, CommandValue, Event, Inflight, LAYOUT, News, Slot, StatKey, StatValue, Totals, slot,
     tracing as asked,
 };
 use deepres_model::process::ProcessKey;
@@ -445,20 +445,7 @@ pub(super) fn load(
     if !is_in_host_pid_namespace() {
         return Err(KernelError::Namespace);
     }
-    let Offsets {
-        task_files,
-        task_leader,
-        task_started,
-        task_tgid,
-        task_pid,
-        files_fdt,
-        fdt_max,
-        fdt_fd,
-        file_inode,
-        inode_rdev,
-        inode_mode,
-        task_status,
-    } = btf::offsets()?;
+    let offsets = btf::offsets()?;
     let (mode, event_bytes) = match asked {
         Asked::None => (asked::NONE, LEAST_RING_BYTES),
         Asked::Some(bytes) => (asked::SOME, bytes),
@@ -467,24 +454,9 @@ pub(super) fn load(
     let has_twins = u32::from(devices.have_twins());
     let watches = devices.table();
     let mut loader = EbpfLoader::new();
-    for (name, offset) in [
-        ("TASK_FILES", &task_files),
-        ("TASK_LEADER", &task_leader),
-        ("TASK_STARTED", &task_started),
-        ("TASK_TGID", &task_tgid),
-        ("TASK_PID", &task_pid),
-        ("FILES_FDT", &files_fdt),
-        ("FDT_MAX", &fdt_max),
-        ("FDT_FD", &fdt_fd),
-        ("FILE_INODE", &file_inode),
-        ("INODE_RDEV", &inode_rdev),
-        ("INODE_MODE", &inode_mode),
-        ("TASK_STATUS", &task_status),
-        ("HAS_TWINS", &has_twins),
-        ("COMMANDS_APART", &room.commands_apart),
-        ("TRACING", &mode),
-    ] {
-        loader.override_global(name, offset, true);
+    let words = [("HAS_TWINS", has_twins), ("COMMANDS_APART", room.commands_apart), ("TRACING", mode)];
+    for (name, value) in offsets.iter().chain(&words) {
+        loader.override_global(name, value, true);
     }
     loader.override_global("WATCHES", watches.as_bytes(), true);
     let (sets, seed, rows) = (rows::sets(room.rows), rows::seed(), room.rows as u32);

@@ -96,388 +96,224 @@ pub enum Amount {
     ByClass,
 }
 
-const fn u(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::U32 }
-}
-const fn i(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::I32 }
-}
-const fn n(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::U64 }
-}
-const fn h(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::Hex32 }
-}
-const fn p(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::Hex64 }
-}
-const fn id(name: &'static str, at: usize) -> Field {
-    Field { name, at, kind: Kind::Uuid }
-}
-const fn class(at: usize) -> Field {
-    Field { name: "class", at, kind: Kind::Class }
+/// Makes a list of fields. A field reads `name: kind @ offset`.
+macro_rules! fields {
+    ({ $($name:ident: $kind:ident @ $at:literal),* }) => {
+        &[$(Field { name: stringify!($name), at: $at, kind: Kind::$kind }),*]
+    };
+    ($shared:ident) => { $shared };
 }
 
-const fn command(number: u32, name: &'static str, bytes: usize, fields: &'static [Field]) -> Command {
-    Command { number, name, bytes, fields, status: None, amount: None }
+/// Makes a list of commands. A command reads `number name bytes fields`. If the driver returns a
+/// status, or if the call concerns memory, `status` or `amount` follows.
+macro_rules! commands {
+    ($(
+        $number:literal $name:ident $bytes:literal $fields:tt
+        $(status $status:literal)? $(amount $amount:ident $(($amount_at:literal))?)?;
+    )*) => {
+        &[$(Command {
+            number: $number,
+            name: stringify!($name),
+            bytes: $bytes,
+            fields: fields!($fields),
+            status: first!($(Some($status),)? None),
+            amount: first!($(Some(Amount::$amount $(($amount_at))?),)? None),
+        }),*]
+    };
 }
 
-impl Command {
-    const fn status(mut self, at: usize) -> Self {
-        self.status = Some(at);
-        self
-    }
-
-    const fn amount(self, at: usize) -> Self {
-        self.about(Amount::Mapped(at))
-    }
-
-    const fn about(mut self, amount: Amount) -> Self {
-        self.amount = Some(amount);
-        self
-    }
+/// Returns the first of its arguments.
+macro_rules! first {
+    ($first:expr $(, $rest:expr)*) => {
+        $first
+    };
 }
 
 /// Escapes of `/dev/nvidiactl` and `/dev/nvidiaN`, by number.
-const RM: &[Command] = &[
-    command(
-        0x27,
-        "NV_ESC_RM_ALLOC_MEMORY",
-        56,
-        &[
-            h("root", 0),
-            h("parent", 4),
-            h("object", 8),
-            class(12),
-            h("flags", 16),
-            p("memory", 24),
-            n("limit", 32),
-            i("fd", 48),
-        ],
-    )
-    .status(40)
-    .about(Amount::AllocatedUpTo(32)),
-    command(0x28, "NV_ESC_RM_ALLOC_OBJECT", 20, &[h("root", 0), h("parent", 4), h("object", 8), class(12)])
-        .status(16),
-    command(0x29, "NV_ESC_RM_FREE", 16, &[h("root", 0), h("parent", 4), h("object", 8)]).status(12),
-    command(
-        0x2a,
-        "NV_ESC_RM_CONTROL",
-        32,
-        &[
-            h("client", 0),
-            h("object", 4),
-            Field { name: "cmd", at: 8, kind: Kind::Control },
-            h("flags", 12),
-            u("size", 24),
-        ],
-    )
-    .status(28),
-    command(
-        0x2b,
-        "NV_ESC_RM_ALLOC",
-        48,
-        &[h("root", 0), h("parent", 4), h("object", 8), class(12), u("size", 32), h("flags", 36)],
-    )
-    .status(40)
-    .about(Amount::ByClass),
-    command(
-        0x34,
-        "NV_ESC_RM_DUP_OBJECT",
-        28,
-        &[
-            h("client", 0),
-            h("parent", 4),
-            h("object", 8),
-            h("from_client", 12),
-            h("from", 16),
-            h("flags", 20),
-        ],
-    )
-    .status(24),
-    command(0x35, "NV_ESC_RM_SHARE", 24, &[h("client", 0), h("object", 4)]).status(20),
-    command(0x39, "NV_ESC_RM_I2C_ACCESS", 32, &[h("client", 0), h("device", 4), u("size", 8)]).status(24),
-    command(
-        0x41,
-        "NV_ESC_RM_IDLE_CHANNELS",
-        56,
-        &[
-            h("client", 0),
-            h("device", 4),
-            h("channel", 8),
-            u("channels", 12),
-            h("flags", 40),
-            u("timeout", 44),
-        ],
-    )
-    .status(48),
-    command(
-        0x4a,
-        "NV_ESC_RM_VID_HEAP_CONTROL",
-        184,
-        &[h("root", 0), h("parent", 4), u("function", 8), h("va_space", 12), n("total", 24), n("free", 32)],
-    )
-    .status(20)
-    .about(Amount::ByFunction),
-    command(
-        0x4d,
-        "NV_ESC_RM_ACCESS_REGISTRY",
-        72,
-        &[h("client", 0), h("object", 4), u("access", 8), u("entry", 60)],
-    )
-    .status(64),
-    command(
-        0x4e,
-        "NV_ESC_RM_MAP_MEMORY",
-        56,
-        &[
-            h("client", 0),
-            h("device", 4),
-            h("memory", 8),
-            p("offset", 16),
-            n("length", 24),
-            p("address", 32),
-            h("flags", 44),
-            i("fd", 48),
-        ],
-    )
-    .status(40)
-    .amount(24),
-    command(
-        0x4f,
-        "NV_ESC_RM_UNMAP_MEMORY",
-        32,
-        &[h("client", 0), h("device", 4), h("memory", 8), p("address", 16), h("flags", 28)],
-    )
-    .status(24),
-    command(0x52, "NV_ESC_RM_GET_EVENT_DATA", 16, &[p("event", 0), u("more", 8)]).status(12),
-    command(
-        0x54,
-        "NV_ESC_RM_ALLOC_CONTEXT_DMA2",
-        56,
-        &[
-            h("parent", 0),
-            h("subdevice", 4),
-            h("object", 8),
-            class(12),
-            h("flags", 16),
-            h("memory", 24),
-            p("offset", 32),
-            n("limit", 40),
-        ],
-    )
-    .status(48),
-    command(0x56, "NV_ESC_RM_ADD_VBLANK_CALLBACK", 56, &[h("client", 0), h("device", 4), h("vblank", 8)])
-        .status(52),
-    command(
-        0x57,
-        "NV_ESC_RM_MAP_MEMORY_DMA",
-        64,
-        &[
-            h("client", 0),
-            h("device", 4),
-            h("dma", 8),
-            h("memory", 12),
-            p("offset", 16),
-            n("length", 24),
-            h("flags", 32),
-            p("dma_offset", 48),
-        ],
-    )
-    .status(56)
-    .amount(24),
-    command(
-        0x58,
-        "NV_ESC_RM_UNMAP_MEMORY_DMA",
-        48,
-        &[
-            h("client", 0),
-            h("device", 4),
-            h("dma", 8),
-            h("memory", 12),
-            h("flags", 16),
-            p("dma_offset", 24),
-            n("size", 32),
-        ],
-    )
-    .status(40),
-    command(0x59, "NV_ESC_RM_BIND_CONTEXT_DMA", 16, &[h("client", 0), h("channel", 4), h("dma", 8)])
-        .status(12),
-    command(0x5c, "NV_ESC_RM_EXPORT_OBJECT_TO_FD", 0, &[]),
-    command(0x5d, "NV_ESC_RM_IMPORT_OBJECT_FROM_FD", 0, &[]),
-    command(
-        0x5e,
-        "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO",
-        40,
-        &[h("client", 0), h("device", 4), h("memory", 8), p("old", 16), p("new", 24)],
-    )
-    .status(32),
-    command(0x5f, "NV_ESC_RM_LOCKLESS_DIAGNOSTIC", 0, &[]),
-    command(200, "NV_ESC_CARD_INFO", 0, &[]),
-    command(201, "NV_ESC_REGISTER_FD", 4, &[i("ctl_fd", 0)]),
-    command(206, "NV_ESC_ALLOC_OS_EVENT", 16, &[h("client", 0), h("device", 4), i("fd", 8)]).status(12),
-    command(207, "NV_ESC_FREE_OS_EVENT", 16, &[h("client", 0), h("device", 4), i("fd", 8)]).status(12),
-    command(209, "NV_ESC_STATUS_CODE", 12, &[u("domain", 0)]).status(8),
-    command(210, "NV_ESC_CHECK_VERSION_STR", 72, &[h("cmd", 0), u("reply", 4)]),
-    command(
-        211,
-        "NV_ESC_IOCTL_XFER_CMD",
-        16,
-        &[Field { name: "cmd", at: 0, kind: Kind::Escape }, u("size", 4), p("argument", 8)],
-    ),
-    command(212, "NV_ESC_ATTACH_GPUS_TO_FD", 0, &[u("gpu_id", 0)]),
-    command(213, "NV_ESC_QUERY_DEVICE_INTR", 8, &[h("interrupts", 0)]).status(4),
-    command(214, "NV_ESC_SYS_PARAMS", 8, &[n("memblock", 0)]),
-    command(
-        217,
-        "NV_ESC_EXPORT_TO_DMABUF_FD",
-        2608,
-        &[i("fd", 0), h("client", 4), u("objects", 8), n("size", 24)],
-    )
-    .status(2600),
-    command(218, "NV_ESC_WAIT_OPEN_COMPLETE", 8, &[i("rc", 0), h("adapter_status", 4)]),
-];
+const RM: &[Command] = commands! {
+    0x27 NV_ESC_RM_ALLOC_MEMORY 56 {
+        root: Hex32 @ 0, parent: Hex32 @ 4, object: Hex32 @ 8, class: Class @ 12, flags: Hex32 @ 16,
+        memory: Hex64 @ 24, limit: U64 @ 32, fd: I32 @ 48
+    } status 40 amount AllocatedUpTo(32);
+    0x28 NV_ESC_RM_ALLOC_OBJECT 20 {
+        root: Hex32 @ 0, parent: Hex32 @ 4, object: Hex32 @ 8, class: Class @ 12
+    } status 16;
+    0x29 NV_ESC_RM_FREE 16 { root: Hex32 @ 0, parent: Hex32 @ 4, object: Hex32 @ 8 } status 12;
+    0x2a NV_ESC_RM_CONTROL 32 {
+        client: Hex32 @ 0, object: Hex32 @ 4, cmd: Control @ 8, flags: Hex32 @ 12, size: U32 @ 24
+    } status 28;
+    0x2b NV_ESC_RM_ALLOC 48 {
+        root: Hex32 @ 0, parent: Hex32 @ 4, object: Hex32 @ 8, class: Class @ 12, size: U32 @ 32,
+        flags: Hex32 @ 36
+    } status 40 amount ByClass;
+    0x34 NV_ESC_RM_DUP_OBJECT 28 {
+        client: Hex32 @ 0, parent: Hex32 @ 4, object: Hex32 @ 8, from_client: Hex32 @ 12, from: Hex32 @ 16,
+        flags: Hex32 @ 20
+    } status 24;
+    0x35 NV_ESC_RM_SHARE 24 { client: Hex32 @ 0, object: Hex32 @ 4 } status 20;
+    0x39 NV_ESC_RM_I2C_ACCESS 32 { client: Hex32 @ 0, device: Hex32 @ 4, size: U32 @ 8 } status 24;
+    0x41 NV_ESC_RM_IDLE_CHANNELS 56 {
+        client: Hex32 @ 0, device: Hex32 @ 4, channel: Hex32 @ 8, channels: U32 @ 12, flags: Hex32 @ 40,
+        timeout: U32 @ 44
+    } status 48;
+    0x4a NV_ESC_RM_VID_HEAP_CONTROL 184 {
+        root: Hex32 @ 0, parent: Hex32 @ 4, function: U32 @ 8, va_space: Hex32 @ 12, total: U64 @ 24,
+        free: U64 @ 32
+    } status 20 amount ByFunction;
+    0x4d NV_ESC_RM_ACCESS_REGISTRY 72 {
+        client: Hex32 @ 0, object: Hex32 @ 4, access: U32 @ 8, entry: U32 @ 60
+    } status 64;
+    0x4e NV_ESC_RM_MAP_MEMORY 56 {
+        client: Hex32 @ 0, device: Hex32 @ 4, memory: Hex32 @ 8, offset: Hex64 @ 16, length: U64 @ 24,
+        address: Hex64 @ 32, flags: Hex32 @ 44, fd: I32 @ 48
+    } status 40 amount Mapped(24);
+    0x4f NV_ESC_RM_UNMAP_MEMORY 32 {
+        client: Hex32 @ 0, device: Hex32 @ 4, memory: Hex32 @ 8, address: Hex64 @ 16, flags: Hex32 @ 28
+    } status 24;
+    0x52 NV_ESC_RM_GET_EVENT_DATA 16 { event: Hex64 @ 0, more: U32 @ 8 } status 12;
+    0x54 NV_ESC_RM_ALLOC_CONTEXT_DMA2 56 {
+        parent: Hex32 @ 0, subdevice: Hex32 @ 4, object: Hex32 @ 8, class: Class @ 12, flags: Hex32 @ 16,
+        memory: Hex32 @ 24, offset: Hex64 @ 32, limit: U64 @ 40
+    } status 48;
+    0x56 NV_ESC_RM_ADD_VBLANK_CALLBACK 56 {
+        client: Hex32 @ 0, device: Hex32 @ 4, vblank: Hex32 @ 8
+    } status 52;
+    0x57 NV_ESC_RM_MAP_MEMORY_DMA 64 {
+        client: Hex32 @ 0, device: Hex32 @ 4, dma: Hex32 @ 8, memory: Hex32 @ 12, offset: Hex64 @ 16,
+        length: U64 @ 24, flags: Hex32 @ 32, dma_offset: Hex64 @ 48
+    } status 56 amount Mapped(24);
+    0x58 NV_ESC_RM_UNMAP_MEMORY_DMA 48 {
+        client: Hex32 @ 0, device: Hex32 @ 4, dma: Hex32 @ 8, memory: Hex32 @ 12, flags: Hex32 @ 16,
+        dma_offset: Hex64 @ 24, size: U64 @ 32
+    } status 40;
+    0x59 NV_ESC_RM_BIND_CONTEXT_DMA 16 { client: Hex32 @ 0, channel: Hex32 @ 4, dma: Hex32 @ 8 } status 12;
+    0x5c NV_ESC_RM_EXPORT_OBJECT_TO_FD 0 {};
+    0x5d NV_ESC_RM_IMPORT_OBJECT_FROM_FD 0 {};
+    0x5e NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO 40 {
+        client: Hex32 @ 0, device: Hex32 @ 4, memory: Hex32 @ 8, old: Hex64 @ 16, new: Hex64 @ 24
+    } status 32;
+    0x5f NV_ESC_RM_LOCKLESS_DIAGNOSTIC 0 {};
+    200 NV_ESC_CARD_INFO 0 {};
+    201 NV_ESC_REGISTER_FD 4 { ctl_fd: I32 @ 0 };
+    206 NV_ESC_ALLOC_OS_EVENT 16 { client: Hex32 @ 0, device: Hex32 @ 4, fd: I32 @ 8 } status 12;
+    207 NV_ESC_FREE_OS_EVENT 16 { client: Hex32 @ 0, device: Hex32 @ 4, fd: I32 @ 8 } status 12;
+    209 NV_ESC_STATUS_CODE 12 { domain: U32 @ 0 } status 8;
+    210 NV_ESC_CHECK_VERSION_STR 72 { cmd: Hex32 @ 0, reply: U32 @ 4 };
+    211 NV_ESC_IOCTL_XFER_CMD 16 { cmd: Escape @ 0, size: U32 @ 4, argument: Hex64 @ 8 };
+    212 NV_ESC_ATTACH_GPUS_TO_FD 0 { gpu_id: U32 @ 0 };
+    213 NV_ESC_QUERY_DEVICE_INTR 8 { interrupts: Hex32 @ 0 } status 4;
+    214 NV_ESC_SYS_PARAMS 8 { memblock: U64 @ 0 };
+    217 NV_ESC_EXPORT_TO_DMABUF_FD 2608 {
+        fd: I32 @ 0, client: Hex32 @ 4, objects: U32 @ 8, size: U64 @ 24
+    } status 2600;
+    218 NV_ESC_WAIT_OPEN_COMPLETE 8 { rc: I32 @ 0, adapter_status: Hex32 @ 4 };
+};
 
-const RANGE: &[Field] = &[p("base", 0), n("length", 8)];
-const RANGE_OF_GPU: &[Field] = &[p("base", 0), n("length", 8), id("gpu", 16)];
-const GPU: &[Field] = &[id("gpu", 0)];
-const GPUS: &[Field] = &[id("gpu", 0), id("other", 16)];
-const GROUP: &[Field] = &[n("group", 0)];
-const TYPES: &[Field] = &[p("types", 0)];
-const TABLE: &[Field] = &[p("table", 0)];
-const REMOTE: &[Field] = &[p("buffer", 0), n("size", 8), p("address", 16), n("done", 24)];
-const TRACKER: &[Field] = &[p("queue", 0), n("size", 8), p("control", 16), id("gpu", 24)];
+const RANGE: &[Field] = fields!({ base: Hex64 @ 0, length: U64 @ 8 });
+const RANGE_OF_GPU: &[Field] = fields!({ base: Hex64 @ 0, length: U64 @ 8, gpu: Uuid @ 16 });
+const GPU: &[Field] = fields!({ gpu: Uuid @ 0 });
+const GPUS: &[Field] = fields!({ gpu: Uuid @ 0, other: Uuid @ 16 });
+const GROUP: &[Field] = fields!({ group: U64 @ 0 });
+const TYPES: &[Field] = fields!({ types: Hex64 @ 0 });
+const TABLE: &[Field] = fields!({ table: Hex64 @ 0 });
+const REMOTE: &[Field] = fields!({ buffer: Hex64 @ 0, size: U64 @ 8, address: Hex64 @ 16, done: U64 @ 24 });
+const TRACKER: &[Field] = fields!({ queue: Hex64 @ 0, size: U64 @ 8, control: Hex64 @ 16, gpu: Uuid @ 24 });
 
 /// Commands of `/dev/nvidia-uvm`, by number. Their ioctl numbers are plain, without the usual
 /// encoding.
-const UVM: &[Command] = &[
-    command(1, "UVM_RESERVE_VA", 24, RANGE).status(16).amount(8),
-    command(2, "UVM_RELEASE_VA", 24, RANGE).status(16),
-    command(3, "UVM_REGION_COMMIT", 48, RANGE).status(40),
-    command(4, "UVM_REGION_DECOMMIT", 24, RANGE).status(16),
-    command(5, "UVM_REGION_SET_STREAM", 48, RANGE).status(40),
-    command(6, "UVM_SET_STREAM_RUNNING", 16, &[p("stream", 0)]).status(8),
-    command(7, "UVM_SET_STREAM_STOPPED", 272, &[]).status(264),
-    command(10, "UVM_ADD_SESSION", 8, &[u("pid", 0)]).status(4),
-    command(12, "UVM_ENABLE_COUNTERS", 0, &[]),
-    command(13, "UVM_MAP_COUNTER", 40, &[u("scope", 0), u("counter", 4), id("gpu", 8)]).status(32),
-    command(14, "UVM_CREATE_EVENT_QUEUE", 40, &[u("queue", 0), n("size", 8)]).status(36),
-    command(15, "UVM_REMOVE_EVENT_QUEUE", 8, &[u("queue", 0)]).status(4),
-    command(16, "UVM_MAP_EVENT_QUEUE", 56, &[u("queue", 0)]).status(48),
-    command(17, "UVM_EVENT_CTRL", 16, &[u("queue", 0), i("type", 4), u("enable", 8)]).status(12),
-    command(20, "UVM_GET_GPU_UUID_TABLE", 0, &[]),
-    command(23, "UVM_CREATE_RANGE_GROUP", 16, GROUP).status(8),
-    command(24, "UVM_DESTROY_RANGE_GROUP", 16, GROUP).status(8),
-    command(
-        25,
-        "UVM_REGISTER_GPU_VASPACE",
-        32,
-        &[id("gpu", 0), i("ctl_fd", 16), h("client", 20), h("va_space", 24)],
-    )
-    .status(28),
-    command(26, "UVM_UNREGISTER_GPU_VASPACE", 20, GPU).status(16),
-    command(
-        27,
-        "UVM_REGISTER_CHANNEL",
-        56,
-        &[id("gpu", 0), i("ctl_fd", 16), h("client", 20), h("channel", 24), p("base", 32), n("length", 40)],
-    )
-    .status(48)
-    .amount(40),
-    command(28, "UVM_UNREGISTER_CHANNEL", 12, &[h("client", 0), h("channel", 4)]).status(8),
-    command(29, "UVM_ENABLE_PEER_ACCESS", 36, GPUS).status(32),
-    command(30, "UVM_DISABLE_PEER_ACCESS", 36, GPUS).status(32),
-    command(31, "UVM_SET_RANGE_GROUP", 32, &[n("group", 0), p("base", 8), n("length", 16)]).status(24),
-    command(
-        33,
-        "UVM_MAP_EXTERNAL_ALLOCATION",
-        0,
-        &[p("base", 0), n("length", 8), p("offset", 16), id("gpu", 24)],
-    )
-    .amount(8),
-    command(34, "UVM_FREE", 16, &[p("base", 0)]).status(8),
-    command(35, "UVM_MEM_MAP", 24, RANGE).status(16).amount(8),
-    command(
-        37,
-        "UVM_REGISTER_GPU",
-        40,
-        &[id("gpu", 0), i("numa_node", 20), i("ctl_fd", 24), h("client", 28)],
-    )
-    .status(36),
-    command(38, "UVM_UNREGISTER_GPU", 20, GPU).status(16),
-    command(39, "UVM_PAGEABLE_MEM_ACCESS", 8, &[]).status(4),
-    command(40, "UVM_PREVENT_MIGRATION_RANGE_GROUPS", 272, &[]).status(264),
-    command(41, "UVM_ALLOW_MIGRATION_RANGE_GROUPS", 272, &[]).status(264),
-    command(
-        42,
-        "UVM_SET_PREFERRED_LOCATION",
-        40,
-        &[p("base", 0), n("length", 8), id("gpu", 16), i("numa_node", 32)],
-    )
-    .status(36),
-    command(43, "UVM_UNSET_PREFERRED_LOCATION", 24, RANGE).status(16),
-    command(44, "UVM_ENABLE_READ_DUPLICATION", 24, RANGE).status(16),
-    command(45, "UVM_DISABLE_READ_DUPLICATION", 24, RANGE).status(16),
-    command(46, "UVM_SET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
-    command(47, "UVM_UNSET_ACCESSED_BY", 40, RANGE_OF_GPU).status(32),
-    command(51, "UVM_MIGRATE", 80, &[p("base", 0), n("length", 8), id("to", 16), h("flags", 32)])
-        .status(72)
-        .amount(8),
-    command(53, "UVM_MIGRATE_RANGE_GROUP", 32, &[n("group", 0), id("to", 8)]).status(24),
-    command(56, "UVM_TOOLS_INIT_EVENT_TRACKER", 56, TRACKER).status(48),
-    command(57, "UVM_TOOLS_SET_NOTIFICATION_THRESHOLD", 8, &[u("threshold", 0)]).status(4),
-    command(58, "UVM_TOOLS_EVENT_QUEUE_ENABLE_EVENTS", 16, TYPES).status(8),
-    command(59, "UVM_TOOLS_EVENT_QUEUE_DISABLE_EVENTS", 16, TYPES).status(8),
-    command(60, "UVM_TOOLS_ENABLE_COUNTERS", 16, TYPES).status(8),
-    command(61, "UVM_TOOLS_DISABLE_COUNTERS", 16, TYPES).status(8),
-    command(62, "UVM_TOOLS_READ_PROCESS_MEMORY", 40, REMOTE).status(32),
-    command(63, "UVM_TOOLS_WRITE_PROCESS_MEMORY", 40, REMOTE).status(32),
-    command(64, "UVM_TOOLS_GET_PROCESSOR_UUID_TABLE", 16, TABLE).status(8),
-    command(65, "UVM_MAP_DYNAMIC_PARALLELISM_REGION", 40, RANGE_OF_GPU).status(32).amount(8),
-    command(66, "UVM_UNMAP_EXTERNAL", 40, RANGE_OF_GPU).status(32),
-    command(67, "UVM_TOOLS_FLUSH_EVENTS", 4, &[]).status(0),
-    command(68, "UVM_ALLOC_SEMAPHORE_POOL", 0, RANGE_OF_GPU).amount(8),
-    command(69, "UVM_CLEAN_UP_ZOMBIE_RESOURCES", 4, &[]).status(0),
-    command(70, "UVM_PAGEABLE_MEM_ACCESS_ON_GPU", 24, GPU).status(20),
-    command(71, "UVM_POPULATE_PAGEABLE", 24, &[p("base", 0), n("length", 8), h("flags", 16)])
-        .status(20)
-        .amount(8),
-    command(72, "UVM_VALIDATE_VA_RANGE", 24, RANGE).status(16),
-    command(73, "UVM_CREATE_EXTERNAL_RANGE", 24, RANGE).status(16).amount(8),
-    command(74, "UVM_MAP_EXTERNAL_SPARSE", 40, RANGE_OF_GPU).status(32).amount(8),
-    command(75, "UVM_MM_INITIALIZE", 8, &[i("uvm_fd", 0)]).status(4),
-    command(76, "UVM_TOOLS_INIT_EVENT_TRACKER_V2", 56, TRACKER).status(48),
-    command(77, "UVM_TOOLS_GET_PROCESSOR_UUID_TABLE_V2", 16, TABLE).status(8),
-    command(
-        78,
-        "UVM_ALLOC_DEVICE_P2P",
-        56,
-        &[
-            p("base", 0),
-            n("length", 8),
-            p("offset", 16),
-            id("gpu", 24),
-            i("ctl_fd", 40),
-            h("client", 44),
-            h("memory", 48),
-        ],
-    )
-    .status(52)
-    .amount(8),
-    command(79, "UVM_CLEAR_ALL_ACCESS_COUNTERS", 4, &[]).status(0),
-    command(80, "UVM_DISCARD", 32, &[p("base", 0), n("length", 8), p("flags", 16)]).status(24),
-    command(2047, "UVM_IS_8_SUPPORTED", 8, &[u("supported", 0)]).status(4),
-    command(0x3000_0001, "UVM_INITIALIZE", 16, &[p("flags", 0)]).status(8),
-    command(0x3000_0002, "UVM_DEINITIALIZE", 0, &[]),
-];
+const UVM: &[Command] = commands! {
+    1 UVM_RESERVE_VA 24 RANGE status 16 amount Mapped(8);
+    2 UVM_RELEASE_VA 24 RANGE status 16;
+    3 UVM_REGION_COMMIT 48 RANGE status 40;
+    4 UVM_REGION_DECOMMIT 24 RANGE status 16;
+    5 UVM_REGION_SET_STREAM 48 RANGE status 40;
+    6 UVM_SET_STREAM_RUNNING 16 { stream: Hex64 @ 0 } status 8;
+    7 UVM_SET_STREAM_STOPPED 272 {} status 264;
+    10 UVM_ADD_SESSION 8 { pid: U32 @ 0 } status 4;
+    12 UVM_ENABLE_COUNTERS 0 {};
+    13 UVM_MAP_COUNTER 40 { scope: U32 @ 0, counter: U32 @ 4, gpu: Uuid @ 8 } status 32;
+    14 UVM_CREATE_EVENT_QUEUE 40 { queue: U32 @ 0, size: U64 @ 8 } status 36;
+    15 UVM_REMOVE_EVENT_QUEUE 8 { queue: U32 @ 0 } status 4;
+    16 UVM_MAP_EVENT_QUEUE 56 { queue: U32 @ 0 } status 48;
+    17 UVM_EVENT_CTRL 16 { queue: U32 @ 0, type: I32 @ 4, enable: U32 @ 8 } status 12;
+    20 UVM_GET_GPU_UUID_TABLE 0 {};
+    23 UVM_CREATE_RANGE_GROUP 16 GROUP status 8;
+    24 UVM_DESTROY_RANGE_GROUP 16 GROUP status 8;
+    25 UVM_REGISTER_GPU_VASPACE 32 {
+        gpu: Uuid @ 0, ctl_fd: I32 @ 16, client: Hex32 @ 20, va_space: Hex32 @ 24
+    } status 28;
+    26 UVM_UNREGISTER_GPU_VASPACE 20 GPU status 16;
+    27 UVM_REGISTER_CHANNEL 56 {
+        gpu: Uuid @ 0, ctl_fd: I32 @ 16, client: Hex32 @ 20, channel: Hex32 @ 24, base: Hex64 @ 32,
+        length: U64 @ 40
+    } status 48 amount Mapped(40);
+    28 UVM_UNREGISTER_CHANNEL 12 { client: Hex32 @ 0, channel: Hex32 @ 4 } status 8;
+    29 UVM_ENABLE_PEER_ACCESS 36 GPUS status 32;
+    30 UVM_DISABLE_PEER_ACCESS 36 GPUS status 32;
+    31 UVM_SET_RANGE_GROUP 32 { group: U64 @ 0, base: Hex64 @ 8, length: U64 @ 16 } status 24;
+    33 UVM_MAP_EXTERNAL_ALLOCATION 0 {
+        base: Hex64 @ 0, length: U64 @ 8, offset: Hex64 @ 16, gpu: Uuid @ 24
+    } amount Mapped(8);
+    34 UVM_FREE 16 { base: Hex64 @ 0 } status 8;
+    35 UVM_MEM_MAP 24 RANGE status 16 amount Mapped(8);
+    37 UVM_REGISTER_GPU 40 {
+        gpu: Uuid @ 0, numa_node: I32 @ 20, ctl_fd: I32 @ 24, client: Hex32 @ 28
+    } status 36;
+    38 UVM_UNREGISTER_GPU 20 GPU status 16;
+    39 UVM_PAGEABLE_MEM_ACCESS 8 {} status 4;
+    40 UVM_PREVENT_MIGRATION_RANGE_GROUPS 272 {} status 264;
+    41 UVM_ALLOW_MIGRATION_RANGE_GROUPS 272 {} status 264;
+    42 UVM_SET_PREFERRED_LOCATION 40 {
+        base: Hex64 @ 0, length: U64 @ 8, gpu: Uuid @ 16, numa_node: I32 @ 32
+    } status 36;
+    43 UVM_UNSET_PREFERRED_LOCATION 24 RANGE status 16;
+    44 UVM_ENABLE_READ_DUPLICATION 24 RANGE status 16;
+    45 UVM_DISABLE_READ_DUPLICATION 24 RANGE status 16;
+    46 UVM_SET_ACCESSED_BY 40 RANGE_OF_GPU status 32;
+    47 UVM_UNSET_ACCESSED_BY 40 RANGE_OF_GPU status 32;
+    51 UVM_MIGRATE 80 {
+        base: Hex64 @ 0, length: U64 @ 8, to: Uuid @ 16, flags: Hex32 @ 32
+    } status 72 amount Mapped(8);
+    53 UVM_MIGRATE_RANGE_GROUP 32 { group: U64 @ 0, to: Uuid @ 8 } status 24;
+    56 UVM_TOOLS_INIT_EVENT_TRACKER 56 TRACKER status 48;
+    57 UVM_TOOLS_SET_NOTIFICATION_THRESHOLD 8 { threshold: U32 @ 0 } status 4;
+    58 UVM_TOOLS_EVENT_QUEUE_ENABLE_EVENTS 16 TYPES status 8;
+    59 UVM_TOOLS_EVENT_QUEUE_DISABLE_EVENTS 16 TYPES status 8;
+    60 UVM_TOOLS_ENABLE_COUNTERS 16 TYPES status 8;
+    61 UVM_TOOLS_DISABLE_COUNTERS 16 TYPES status 8;
+    62 UVM_TOOLS_READ_PROCESS_MEMORY 40 REMOTE status 32;
+    63 UVM_TOOLS_WRITE_PROCESS_MEMORY 40 REMOTE status 32;
+    64 UVM_TOOLS_GET_PROCESSOR_UUID_TABLE 16 TABLE status 8;
+    65 UVM_MAP_DYNAMIC_PARALLELISM_REGION 40 RANGE_OF_GPU status 32 amount Mapped(8);
+    66 UVM_UNMAP_EXTERNAL 40 RANGE_OF_GPU status 32;
+    67 UVM_TOOLS_FLUSH_EVENTS 4 {} status 0;
+    68 UVM_ALLOC_SEMAPHORE_POOL 0 RANGE_OF_GPU amount Mapped(8);
+    69 UVM_CLEAN_UP_ZOMBIE_RESOURCES 4 {} status 0;
+    70 UVM_PAGEABLE_MEM_ACCESS_ON_GPU 24 GPU status 20;
+    71 UVM_POPULATE_PAGEABLE 24 {
+        base: Hex64 @ 0, length: U64 @ 8, flags: Hex32 @ 16
+    } status 20 amount Mapped(8);
+    72 UVM_VALIDATE_VA_RANGE 24 RANGE status 16;
+    73 UVM_CREATE_EXTERNAL_RANGE 24 RANGE status 16 amount Mapped(8);
+    74 UVM_MAP_EXTERNAL_SPARSE 40 RANGE_OF_GPU status 32 amount Mapped(8);
+    75 UVM_MM_INITIALIZE 8 { uvm_fd: I32 @ 0 } status 4;
+    76 UVM_TOOLS_INIT_EVENT_TRACKER_V2 56 TRACKER status 48;
+    77 UVM_TOOLS_GET_PROCESSOR_UUID_TABLE_V2 16 TABLE status 8;
+    78 UVM_ALLOC_DEVICE_P2P 56 {
+        base: Hex64 @ 0, length: U64 @ 8, offset: Hex64 @ 16, gpu: Uuid @ 24, ctl_fd: I32 @ 40,
+        client: Hex32 @ 44, memory: Hex32 @ 48
+    } status 52 amount Mapped(8);
+    79 UVM_CLEAR_ALL_ACCESS_COUNTERS 4 {} status 0;
+    80 UVM_DISCARD 32 { base: Hex64 @ 0, length: U64 @ 8, flags: Hex64 @ 16 } status 24;
+    2047 UVM_IS_8_SUPPORTED 8 { supported: U32 @ 0 } status 4;
+    0x3000_0001 UVM_INITIALIZE 16 { flags: Hex64 @ 0 } status 8;
+    0x3000_0002 UVM_DEINITIALIZE 0 {};
+};
 
 /// Commands of `/dev/nvidia-modeset`: one command that carries all others.
-const MODESET: &[Command] = &[command(
-    0,
-    "NVKMS_IOCTL",
-    16,
-    &[Field { name: "cmd", at: 0, kind: Kind::Display }, u("size", 4), p("argument", 8)],
-)];
+const MODESET: &[Command] = commands! {
+    0 NVKMS_IOCTL 16 { cmd: Display @ 0, size: U32 @ 4, argument: Hex64 @ 8 };
+};
 
 /// Second byte of the resource manager's ioctl numbers.
 const RM_MAGIC: u32 = b'F' as u32;

@@ -3,7 +3,7 @@
 use deepres_abi::grant::{GateState, NO_LIMIT};
 use deepres_abi::wire::{RefusalKind, Role, UNMANAGED};
 use deepres_daemon::Options;
-use deepres_daemon_harness::{Daemon, MS, ModelGpu, Tenant, hello, shake_hands, wait_until};
+use deepres_daemon_harness::{Daemon, MS, Tenant, hello, shake_hands, wait_until};
 use deepres_model::admin::client::ClientError;
 use deepres_model::admin::{Reply, Request, ShareStatus};
 use deepres_model::authority::{Rule, Wish};
@@ -13,15 +13,13 @@ use deepres_model::directory::Directory;
 use deepres_model::packet;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Time within which the memory and the lease of a dead tenant must be free again.
+/// Time within which the daemon must see the end of a session.
 const RECLAIM_LIMIT: Duration = Duration::from_millis(100);
 /// Time within which a change by an administrator must be in force.
 const SET_LIMIT: Duration = Duration::from_millis(10);
@@ -63,26 +61,6 @@ fn the_heart_beats_well_within_its_limit_while_anyone_is_there() {
 }
 
 #[test]
-fn a_tenant_cannot_write_its_grant_nor_shrink_what_the_daemon_reads() {
-    let daemon = daemon_of_one_gpu();
-    let tenant = daemon.join("a", 0, 0);
-    for read_only in [&tenant.descriptors[0], &tenant.descriptors[3]] {
-        // SAFETY: fresh mappings of a memfd that cannot shrink.
-        unsafe {
-            let both = ProtFlags::READ | ProtFlags::WRITE;
-            assert!(mmap(std::ptr::null_mut(), 4096, both, MapFlags::SHARED, read_only, 0).is_err());
-            let mapped =
-                mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, read_only, 0).unwrap();
-            assert!(mprotect(mapped, 4096, MprotectFlags::READ | MprotectFlags::WRITE).is_err());
-        }
-        assert!(rustix::io::pwrite(read_only, b"x", 0).is_err());
-    }
-    for shared in &tenant.descriptors[..4] {
-        assert!(rustix::fs::ftruncate(shared, 0).is_err());
-    }
-}
-
-#[test]
 fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
     let daemon = daemon_of_one_gpu();
     let socket = daemon.directory.tenant_socket();
@@ -90,7 +68,7 @@ fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
     let refused = |bytes: &[u8]| shake_hands(&socket, bytes).unwrap_err().0;
     assert_eq!(refused(b"x"), RefusalKind::Malformed as u32);
     assert_eq!(refused(&[0xA5; 560]), RefusalKind::Malformed as u32);
-    assert_eq!(refused(&[0; 100_000]), RefusalKind::Malformed as u32);
+    assert_eq!(refused(&[0xA5; 150_000]), RefusalKind::Malformed as u32);
     assert_eq!(refused(&good.as_bytes()[..559]), RefusalKind::Malformed as u32);
     let mut other_major = good.as_bytes().to_vec();
     other_major[10] = 99;
@@ -98,8 +76,8 @@ fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
     let mut no_role = good;
     no_role.role = 7;
     assert_eq!(refused(no_role.as_bytes()), RefusalKind::Malformed as u32);
-    // A client that sends nothing, or that hangs up in the middle, does no harm either.
-    let _silent = packet::connection(&socket).unwrap();
+    // Clients that send nothing, and a client that hangs up at once, do no harm either.
+    let _silent: Vec<_> = (0..100).map(|_| packet::connection(&socket).unwrap()).collect();
     drop(packet::connection(&socket).unwrap());
     daemon.join("a", 0, 0);
 }
@@ -179,11 +157,12 @@ fn a_keeper_that_comes_back_is_let_in_whatever_was_set_meanwhile() {
     daemon.client().ask(&Request::set("a", Wish { share_ppm: Some(600_000), ..Wish::default() })).unwrap();
     let daemon = daemon.restart();
     drop(kept);
+    assert_eq!(daemon.status().tenants[0].asked_share_ppm, Some(600_000));
+    assert_eq!(daemon.join("a", 300_000, 0).gate().entitled_ppm(), 600_000);
     keeper.sessions_before = 1;
     let (_kept, ..) = shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).unwrap();
     let status = daemon.status();
     assert_eq!((status.tenants[0].keepers, status.tenants[0].asked_share_ppm), (1, Some(600_000)));
-    assert_eq!(daemon.join("a", 0, 0).gate().entitled_ppm(), 600_000);
     keeper.sessions_before = 0;
     assert!(shake_hands(&daemon.directory.tenant_socket(), keeper.as_bytes()).is_err());
 }
@@ -233,27 +212,6 @@ fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
     assert!(reason.contains("runs already with a share of 30%"), "{reason}");
     drop(kept);
     wait_until(PATIENCE, || daemon.status().tenants[0].keepers == 0);
-}
-
-#[test]
-fn memory_is_limited_over_all_sessions_and_free_again_when_one_ends() {
-    let daemon = daemon_of_one_gpu();
-    let first = daemon.join("a", 0, 1_000);
-    let second = daemon.join("a", 0, 0);
-    assert_eq!(second.gate().memory_limit(), 1_000);
-    assert!(first.allocate(600));
-    assert!(!second.allocate(401));
-    assert!(second.allocate(400));
-    assert_eq!(daemon.status().tenants[0].gpus[0].memory_bytes, 1_000);
-    drop(first);
-    wait_until(RECLAIM_LIMIT, || second.allocate(600));
-}
-
-#[test]
-fn a_tenant_of_another_name_is_another_account() {
-    let daemon = daemon_of_one_gpu();
-    let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
-    assert!(a.allocate(1_000) && b.allocate(1_000));
 }
 
 #[test]
@@ -422,18 +380,6 @@ fn a_daemon_whose_gpu_roots_has_taken_opens_its_gates_and_ends() {
 }
 
 #[test]
-fn gates_are_open_once_the_daemon_was_told_to_stop() {
-    let daemon = daemon_of_one_gpu();
-    let (a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
-    assert_eq!(b.gate().gate().state, GateState::Closed);
-    let directory = daemon.directory.clone();
-    drop(daemon);
-    assert_eq!(a.gate().gate().state, GateState::Open);
-    assert_eq!(b.gate().gate().state, GateState::Open);
-    assert!(!directory.tenant_socket().exists() && !directory.admin_socket().exists());
-}
-
-#[test]
 fn a_session_that_ends_while_its_process_lives_is_left_with_an_open_gate() {
     let daemon = daemon_of_one_gpu();
     let (_a, b) = (daemon.join("a", 0, 0), daemon.join("b", 0, 0));
@@ -461,28 +407,6 @@ fn a_place_in_an_account_in_which_a_living_process_may_still_write_is_given_to_n
 }
 
 #[test]
-fn a_meter_full_of_garbage_harms_nobody_else() {
-    let daemon = daemon_of_one_gpu();
-    let (a, b) = (daemon.join("a", 0, 1_000), daemon.join("b", 0, 1_000));
-    assert!(b.allocate(10));
-    // SAFETY: the page is mapped writable here, consists of atomics, and only this thread writes
-    // it.
-    unsafe {
-        let page = std::ptr::from_ref(a.meter).cast_mut().cast::<u8>();
-        std::ptr::write_bytes(page, 0xFF, size_of_val(a.meter));
-        let ledger = std::ptr::from_ref(a.ledger).cast_mut().cast::<u8>();
-        std::ptr::write_bytes(ledger, 0xFF, size_of_val(a.ledger));
-    }
-    a.ring();
-    std::thread::sleep(Duration::from_millis(200));
-    let status = daemon.status();
-    let account = |name: &str| &status.tenants.iter().find(|tenant| tenant.name == name).unwrap().gpus[0];
-    assert!(account("a").total_share_ppm <= 1_000_000);
-    assert_eq!((account("b").memory_bytes, account("b").gpu_ns), (10, 0));
-    assert!(b.allocate(990));
-}
-
-#[test]
 fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
     let daemon = daemon_of_one_gpu();
     let [notebook, half, plain] = [("notebook", 1_000_000), ("half", 500_000), ("plain", 0)]
@@ -504,52 +428,6 @@ fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
     // A paused tenant counts as idle: the other tenants are owed its part.
     daemon.client().ask(&Request::Pause { tenant: "notebook".to_owned() }).unwrap();
     wait_until(Duration::from_secs(1), || owed() == [660_000, 500_000, 500_000]);
-}
-
-const TENANT_PROCESS: &str = "DEEPRES_TEST_TENANT_OF";
-
-/// Not a test: this is the process that `a_killed_tenant…` kills.
-#[test]
-fn tenant_process() {
-    let Some(socket) = std::env::var_os(TENANT_PROCESS) else { return };
-    let uuid = std::env::var("DEEPRES_TEST_GPU").unwrap();
-    let gpu = deepres_daemon::Gpu::new(&uuid, "", 1).unwrap();
-    let mut hello = hello(Role::Session, "victim", &[gpu.uuid]);
-    hello.wishes = Wish { memory_bytes: Some(1_000), ..Wish::default() }.encode();
-    let tenant = Tenant::connect(socket.as_ref(), &hello).unwrap();
-    assert!(tenant.allocate(1_000));
-    // At the kill, the process holds the GPU and has work in flight.
-    tenant.slot().in_flight.store(1, Ordering::SeqCst);
-    tenant.ring();
-    println!("in the middle");
-    std::thread::sleep(Duration::from_secs(60));
-}
-
-#[test]
-fn a_killed_tenants_memory_and_lease_are_free_within_100_ms() {
-    let daemon = daemon_of_one_gpu();
-    let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "daemon::tenant_process", "--nocapture"])
-        .env(TENANT_PROCESS, daemon.directory.tenant_socket())
-        .env("DEEPRES_TEST_GPU", &daemon.gpus[0].uuid_text)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("in the middle")));
-    let other = daemon.join("victim", 0, 0);
-    let waiting = daemon.join("waiting", 0, 0);
-    waiting.slot().enter_wait();
-    waiting.ring();
-    assert!(!other.allocate(1));
-    std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(waiting.gate().gate().state, GateState::Closed);
-    victim.kill().unwrap();
-    let begin = Instant::now();
-    wait_until(RECLAIM_LIMIT, || other.allocate(1_000));
-    wait_until(RECLAIM_LIMIT, || waiting.gate().gate().state != GateState::Closed);
-    assert!(begin.elapsed() < RECLAIM_LIMIT, "{:?}", begin.elapsed());
-    victim.wait().unwrap();
 }
 
 /// Returns the derivation of a tenant's share of the only GPU.
@@ -645,50 +523,4 @@ fn what_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_w
     wait_until(Duration::from_secs(5), || matches!(explain(), Reply::Explained { gpus } if gpus.is_empty()));
     let _next = daemon.join("job", 0, 0);
     assert_eq!(explained(&daemon, "job").priority.used_ns, 0);
-}
-
-/// These tests measure. So each of them runs alone on the machine.
-mod measured {
-    use super::*;
-    use deepres_e2e::finally::Finally;
-
-    /// Plays two tenants for `seconds`. Returns the GPU time of each, ns.
-    fn contend(daemon: &Daemon, kernels_ns: [u64; 2], seconds: u64) -> [u64; 2] {
-        let tenants = [daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0)];
-        let gpu = ModelGpu::default();
-        let stop = AtomicBool::new(false);
-        let gpu_ns = || {
-            let status = daemon.status();
-            [0, 1].map(|tenant| status.tenants[tenant].gpus[0].gpu_ns)
-        };
-        std::thread::scope(|scope| {
-            for (tenant, kernel_ns) in tenants.iter().zip(kernels_ns) {
-                let (gpu, stop) = (&gpu, &stop);
-                scope.spawn(move || tenant.play(gpu, kernel_ns, stop));
-            }
-            let _finally = Finally(&stop);
-            std::thread::sleep(Duration::from_millis(500));
-            let before = gpu_ns();
-            std::thread::sleep(Duration::from_secs(seconds));
-            let after = gpu_ns();
-            [after[0] - before[0], after[1] - before[1]]
-        })
-    }
-
-    #[test]
-    fn two_tenants_share_a_gpu_as_they_are_owed_in_real_time() {
-        for kernels_ns in [[MS, MS], [40 * MS, 5 * MS]] {
-            let daemon = daemon_of_one_gpu();
-            let used = contend(&daemon, kernels_ns, 4);
-            let total = (used[0] + used[1]) as f64;
-            let share = used[0] as f64 / total;
-            assert!((share - 0.7).abs() < 0.03, "{share} with kernels of {kernels_ns:?} ns");
-            // The use of the GPU depends on the machine's processors in this test. The tests on the
-            // model demand more.
-            assert!(total > 0.5 * 4_000.0 * MS as f64, "the GPU was used for {total} ns of 4 s");
-            let gpu = daemon.status().gpus.remove(0);
-            assert!(gpu.contended_ns > 3_000 * MS, "{}", gpu.contended_ns);
-            assert!(gpu.handoffs > 10 && gpu.handoff_p50_ns > 0, "{gpu:?}");
-        }
-    }
 }

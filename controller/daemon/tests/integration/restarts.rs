@@ -164,21 +164,6 @@ fn a_process_that_comes_back_to_the_same_daemon_is_charged_once() {
 }
 
 #[test]
-fn a_tenant_that_waits_for_its_next_process_keeps_what_was_set() {
-    let daemon = daemon();
-    let mut keeper = daemon.hello(Role::Keeper, "a");
-    keeper.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
-    let socket = daemon.directory.tenant_socket();
-    let kept = deepres_daemon_harness::shake_hands(&socket, zerocopy::IntoBytes::as_bytes(&keeper)).unwrap();
-    set_share(&daemon, "a", 600_000);
-    let daemon = daemon.restart();
-    drop(kept);
-    assert_eq!(tenant(&daemon, "a").asked_share_ppm, Some(600_000));
-    let session = daemon.join("a", 300_000, 0);
-    assert_eq!(session.gate().entitled_ppm(), 600_000);
-}
-
-#[test]
 fn a_tenant_that_was_left_before_is_forgotten_after_its_time() {
     let daemon = Daemon::start(1, Config { tenant_linger_s: 1, ..Config::default() });
     drop(daemon.join("a", 0, 0));

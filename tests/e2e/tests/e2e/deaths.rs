@@ -75,6 +75,29 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("it runs");
 }
 
+/// Asserts that all clients launch kernels.
+#[track_caller]
+fn assert_all_go_on(clients: &[Process]) {
+    let launched = || clients.iter().map(Process::last_number).collect::<Vec<_>>();
+    let before = launched();
+    thread::sleep(Duration::from_millis(500));
+    let after = launched();
+    let do_all = before.iter().zip(&after).all(|(before, after)| *after >= before + 50);
+    assert!(do_all, "launched {before:?}, half a second later {after:?}");
+}
+
+/// Kills the process of the tenant `doomed`, asserts that its memory is free in time, and returns
+/// the time of the kill.
+#[track_caller]
+fn kill_and_await_free(host: &Host, pid: u32) -> Instant {
+    let killed = Instant::now();
+    signal(pid, Signal::KILL);
+    host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0));
+    let freed = killed.elapsed();
+    assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
+    killed
+}
+
 /// Asserts that no tenant waits for a stopped tenant, however the test stops it. Meanwhile the
 /// running tenant uses the stopped tenant's share. Afterwards the stopped tenant runs again.
 fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
@@ -92,9 +115,7 @@ fn is_not_waited_for(stop: impl FnOnce(&Host, u32), go_on: impl FnOnce(u32)) {
     go_on(stopped_pid);
     println!("the other had the GPU {busy:.1} % of the time");
     assert!(busy >= BUSY_PERCENT, "the other had the GPU {busy:.1} % of the time");
-    let before = stopped.last_number();
-    thread::sleep(Duration::from_millis(500));
-    assert!(stopped.last_number() > before + 50, "and it goes on itself");
+    assert_all_go_on(&[stopped]);
 }
 
 #[test]
@@ -145,12 +166,7 @@ mod measured {
         assert!(governed.tenant("a").wait_ns > 0 && governed.tenant("b").wait_ns > 0, "{governed:?}");
         daemon.kill();
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(Process::last_number);
-        thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(Process::last_number);
-        for (before, after) in before.iter().zip(after) {
-            assert!(after >= before + 50, "launched {before}, half a second later {after}");
-        }
+        assert_all_go_on(&clients);
         for client in clients {
             client.finish().success();
         }
@@ -165,12 +181,7 @@ mod measured {
         let governed = host.ps();
         host.stop(daemon.pid());
         thread::sleep(AFTER_THE_DAEMON);
-        let before = clients.each_ref().map(Process::last_number);
-        thread::sleep(Duration::from_millis(500));
-        let after = clients.each_ref().map(Process::last_number);
-        for (before, after) in before.iter().zip(after) {
-            assert!(after >= before + 50, "launched {before}, half a second later {after}");
-        }
+        assert_all_go_on(&clients);
         daemon.signal(Signal::CONT);
         thread::sleep(Duration::from_millis(1000));
         // While the daemon was stopped, each meter counted the other tenant's turns as its own.
@@ -214,11 +225,7 @@ mod measured {
         let other_pid = ps.tenant("other").sessions[0].pid;
         thread::sleep(Duration::from_millis(500));
 
-        let killed = Instant::now();
-        signal(doomed_pid, Signal::KILL);
-        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0));
-        let freed = killed.elapsed();
-        assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
+        let killed = kill_and_await_free(&host, doomed_pid);
 
         // After the allowed time, the other tenant has the whole GPU.
         thread::sleep(FREE_WITHIN.saturating_sub(killed.elapsed()));
@@ -245,11 +252,7 @@ mod measured {
         // New sessions, queries and deaths do not wait for the disk either.
         let _other = backlog(&host, "other", "50%", &["--hold", &hold]);
         let doomed_pid = host.ps().tenant("doomed").sessions[0].pid;
-        let killed = Instant::now();
-        signal(doomed_pid, Signal::KILL);
-        host.await_ps(|ps| ps.find("doomed").is_none_or(|t| t.memory_bytes == 0));
-        let freed = killed.elapsed();
-        assert!(freed <= FREE_WITHIN, "the account was clear after {freed:?}");
+        kill_and_await_free(&host, doomed_pid);
         assert!(held.exists(), "the state was never written meanwhile");
         fs::remove_file(&held).expect("it is there");
         // The daemon answers an administrator's setting after it has written the setting to disk.

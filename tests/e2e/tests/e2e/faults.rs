@@ -56,8 +56,7 @@ fn launches_that_the_driver_refuses_are_neither_counted_nor_charged() {
     let (client, said) = host.told(command);
     let taken = said["kernel_launches"].as_u64();
     assert_eq!(taken, Some(2000));
-    let ps = host
-        .await_ps_within(|ps| Some(ps.tenant("refused").kernel_launches) == taken, Duration::from_secs(5));
+    let ps = host.await_launches("refused", taken);
     let metered_ns = ps.tenant("refused").gpu_ns;
     let true_ns = host.kernel_ns();
     assert!(metered_ns.abs_diff(true_ns) < true_ns / 10, "metered {metered_ns} ns of {true_ns} ns");
@@ -173,10 +172,7 @@ mod measured {
         let launched = client.await_json()["launches"].as_u64();
         let is_complete = || host.tenant("barred")["sessions"][0]["gpus"][0]["in_flight"] == false;
         eventually_within("everything is complete", Duration::from_secs(5), is_complete);
-        let ps = host.await_ps_within(
-            |ps| Some(ps.tenant("barred").kernel_launches) == launched,
-            Duration::from_secs(5),
-        );
+        let ps = host.await_launches("barred", launched);
         let metered_ns = ps.tenant("barred").gpu_ns;
         let true_ns = host.kernel_ns();
         println!("charged {metered_ns} ns of {true_ns} ns");

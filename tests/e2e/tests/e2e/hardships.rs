@@ -34,10 +34,7 @@ fn a_forked_child_gets_the_drivers_answer_and_the_parent_goes_on() {
     assert_eq!(said, bare, "as without deepres");
     assert_eq!(said["child_status"], 0, "{said}");
     assert_eq!(said["exec_status"], 0, "{said}");
-    let ps = host.await_ps_within(
-        |ps| ps.tenant("parent").kernel_launches == said["kernel_launches"].as_u64().unwrap_or(0),
-        Duration::from_secs(5),
-    );
+    let ps = host.await_launches("parent", said["kernel_launches"].as_u64());
     assert_eq!(ps.tenant("parent").sessions.len(), 1, "the children are no sessions: {ps:?}");
     client.finish().success();
 }
@@ -47,10 +44,7 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
     let (host, _daemon) = Host::new().with_daemon();
     let mut client = host.spawn(host.run(&["--name", "storm"], c_client_by("storm", Way::Linked), &[]));
     let said = client.await_json_within(Duration::from_secs(60));
-    host.await_ps_within(
-        |ps| ps.tenant("storm").kernel_launches == said["kernel_launches"].as_u64().unwrap_or(0),
-        Duration::from_secs(5),
-    );
+    host.await_launches("storm", said["kernel_launches"].as_u64());
     client.finish().success();
 }
 
@@ -71,12 +65,7 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
     let _daemon = host.daemon();
     for launches in launches {
         let (mut ours, said) = host.told(host.run(&["--name", launches], &client, &[launches]));
-        let launched = said["kernel_launches"].as_u64();
-        assert!(launched.is_some());
-        host.await_ps_within(
-            |ps| Some(ps.tenant(launches).kernel_launches) == launched,
-            Duration::from_secs(10),
-        );
+        host.await_launches(launches, said["kernel_launches"].as_u64());
         ours.close_stdin();
         ours.finish().success();
     }

@@ -64,9 +64,9 @@ fn assert_gets_as_far_and_looks_nothing_up_past_the_hooks(client: &Client<'_>) -
 #[test]
 #[ignore = "deep: gigabytes"]
 fn torch_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
-    let script = script("torch_client").display().to_string();
+    let script = script("framework_client").display().to_string();
     let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
-        arguments: &[&script],
+        arguments: &[&script, "torch"],
         within: CLIENT_LIMIT,
         ..Client::new(&python("torch"))
     });
@@ -76,10 +76,10 @@ fn torch_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
 #[test]
 #[ignore = "deep: gigabytes"]
 fn tensorflow_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
-    let script = script("tensorflow_client").display().to_string();
+    let script = script("framework_client").display().to_string();
     let python = python("tensorflow");
     let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
-        arguments: &[&script],
+        arguments: &[&script, "tensorflow"],
         within: CLIENT_LIMIT,
         // Without its GPU libraries the framework does not look for a GPU.
         libraries: &cuda_libraries(&python),
@@ -93,9 +93,10 @@ fn tensorflow_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
 #[ignore = "deep: gigabytes"]
 fn jax_gets_as_far_as_without_and_looks_nothing_up_past_the_hooks() {
     assert!(rustix::process::geteuid().is_root(), "device files are root's to make");
-    let script = script("jax_client").display().to_string();
+    let script = script("framework_client").display().to_string();
     let python = python("jax").display().to_string();
-    let inside = ["-m", "--propagation", "private", "sh", "-c", WITH_DEVICE_FILES, "sh", &python, &script];
+    let inside =
+        ["-m", "--propagation", "private", "sh", "-c", WITH_DEVICE_FILES, "sh", &python, &script, "jax"];
     let said = assert_gets_as_far_and_looks_nothing_up_past_the_hooks(&Client {
         arguments: &inside,
         within: CLIENT_LIMIT,

@@ -6,25 +6,13 @@ use std::process::Command;
 
 use deepres_e2e::prelude::*;
 
-/// Time within which the session's meter thread brings the meter page up to date.
-const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
-
-/// Waits until the daemon has counted this many launches of a tenant.
-#[track_caller]
-fn await_launches(host: &Host, tenant: &str, launches: Option<u64>) {
-    host.await_ps_within(
-        |ps| ps.find(tenant).is_some_and(|t| Some(t.kernel_launches) == launches),
-        METER_SETTLES_WITHIN,
-    );
-}
-
 #[test]
 fn the_driver_is_hooked_however_it_is_opened() {
     let (host, _daemon) = Host::new().with_daemon();
     for way in ["local", "global", "deepbind", "absolute", "again", "namespace"] {
         let (client, said) = host.told(host.run(&["--name", way], c_program("loads"), &[way]));
         assert_eq!(said["object"], "libdeepres.so", "{way}: whose launch function it found");
-        await_launches(&host, way, said["kernel_launches"].as_u64());
+        host.await_launches(way, said["kernel_launches"].as_u64());
         client.finish().success();
     }
 }
@@ -47,7 +35,7 @@ fn a_look_up_in_another_copy_of_the_driver_leads_no_call_of_the_first_there_and_
             let name = format!("{way:?}-{place}");
             let mut ours = host.spawn(host.run(&["--name", &name, "--memory", "4GiB"], &client, &arguments));
             ours.await_line(|line| line.starts_with("6 GiB"));
-            await_launches(&host, &name, Some(1));
+            host.await_launches(&name, Some(1));
             ours.close_stdin();
             let ours = ours.finish().success().stdout;
             assert_eq!(ours, bare.replace("6 GiB: 0", "6 GiB: 2"), "{name}");
@@ -119,7 +107,7 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
                     .env("DEEPRES_TENANT", &tenant)
                     .envs(variables.iter().copied());
                 let (client, said) = host.told(command);
-                await_launches(&host, &tenant, said["kernel_launches"].as_u64());
+                host.await_launches(&tenant, said["kernel_launches"].as_u64());
                 client.finish().success();
             }
         }
@@ -138,7 +126,9 @@ fn a_tool_that_has_some_of_the_drivers_functions_for_itself_sees_what_it_sees_al
     };
     let alone = live(host.command(&client), &|_| {});
     assert!(alone.starts_with("counted "), "{alone}");
-    let metered = |launches| await_launches(&host, "counted", launches);
+    let metered = |launches| {
+        host.await_launches("counted", launches);
+    };
     let beside = live(host.run(&["--name", "counted"], &client, &[]), &metered);
     assert!(beside.lines().any(|line| line == alone.trim_end()), "{beside} instead of {alone}");
 }

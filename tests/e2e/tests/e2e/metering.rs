@@ -283,11 +283,7 @@ mod measured {
             let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
             let client = c_client("drains");
             let (_client, said) = host.told(host.run(&["--name", "drains"], client, &[kernel]));
-            let launched = said["kernel_launches"].as_u64();
-            let ps = host.await_ps_within(
-                |ps| Some(ps.tenant("drains").kernel_launches) == launched,
-                Duration::from_secs(5),
-            );
+            let ps = host.await_launches("drains", said["kernel_launches"].as_u64());
             let metered_ns = ps.tenant("drains").gpu_ns;
             let true_ns = host.kernel_ns();
             println!("{kernel}: metered {metered_ns} ns, in truth {true_ns} ns");

@@ -2,9 +2,10 @@
 //! package. A process that asks NVML does not become a session.
 
 use deepres_e2e::artefacts::clients_python;
+use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{self, AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+use rustix::net::{self, RecvFlags};
 use simgpu_engine::Config;
 
 /// NVML's error code for a list that is too short.
@@ -229,9 +230,7 @@ print(sorted(set(totals)))
 fn a_daemon_that_hangs_is_asked_once_in_a_while_and_not_waited_for_as_long_again() {
     let host = Host::new();
     let path = host.path().join("mute.sock");
-    let mute = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-    net::bind(&mute, &SocketAddrUnix::new(&path).expect("a short path")).expect("a new path");
-    net::listen(&mute, 16).expect("a bound socket");
+    let mute = mute_socket(&path);
     let mut command = host.alone(clients_python().python());
     command.args(["-c", ASKING_AGAIN]).env("DEEPRES_SOCKET", &path);
     let mut client = host.spawn(command);

@@ -37,19 +37,6 @@ const LEAST_PERCENT: f64 = 10.0;
 const ALONE_PERCENT: f64 = 60.0;
 const LOOKED_AT: Duration = Duration::from_secs(1);
 
-/// Returns the part of the time in which a process ran kernels, percent.
-fn percent_of_time(host: &Host, pid: u32) -> f64 {
-    let look = || {
-        let truth = host.truth();
-        let process = truth.processes.iter().find(|process| process.pid == pid).expect("it is attached");
-        (truth.at_ns, process.gpus[0].kernel_busy_ns)
-    };
-    let (began_ns, before_ns) = look();
-    thread::sleep(LOOKED_AT);
-    let (ended_ns, after_ns) = look();
-    (after_ns - before_ns) as f64 * 100.0 / (ended_ns - began_ns) as f64
-}
-
 /// Returns the time for which `ps` has reported the tenant's work as not ending, ns.
 fn overdue_ns(host: &Host, name: &str) -> Option<u64> {
     host.tenant(name)["sessions"][0]["gpus"][0]["overdue_ns"].as_u64()
@@ -78,13 +65,13 @@ mod measured {
         assert!(lines.len() == 1 && lines[0].starts_with(&format!("spins ({pid})")), "{shown}");
         assert!(overdue_ns(&host, "spins") >= Some(2_000_000_000), "{shown}");
         assert_eq!(overdue_ns(&host, "works"), None, "{shown}");
-        let beside = percent_of_time(&host, works);
+        let beside = Tally::over(&host, LOOKED_AT).percent_of_time(&[works]);
         println!("{beside:.1} % of the time beside it");
         assert!(beside > LEAST_PERCENT, "{beside:.1} % of the time");
         // The kernel ends after all. Afterwards the daemon reports no tenant.
         spins.await_json_within(TOLD_WITHIN);
         await_value_within(|| overdue_ns(&host, "spins"), Option::is_none, TOLD_WITHIN);
-        let alone = percent_of_time(&host, works);
+        let alone = Tally::over(&host, LOOKED_AT).percent_of_time(&[works]);
         println!("{alone:.1} % of the time once it ended");
         assert!(alone > ALONE_PERCENT, "{alone:.1} % of the time");
         spins.finish().success();

@@ -129,7 +129,7 @@ fn a_context_of_a_process_that_another_daemon_takes_up_counts_there() {
 #[test]
 fn where_nvml_does_not_answer_contexts_are_made_and_count_for_nothing() {
     let host = host();
-    let _daemon = host.daemon_with(&[("LD_PRELOAD", &deepres_e2e::clients::c_library("stuck_nvml"))]);
+    let _daemon = host.daemon_with(&[("LD_PRELOAD", &deepres_e2e::clients::c_library("slow_nvml"))]);
     let mut client = Client::start(&host, Some(CONTEXT_MIB / 2));
     client.does("create", 0, 0);
     client.does("create", 1, 0);

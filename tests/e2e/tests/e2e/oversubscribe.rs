@@ -34,23 +34,18 @@ fn managed(host: &Host) -> Vec<u64> {
         .collect()
 }
 
-fn await_managed(host: &Host, what: &str, is_so: impl Fn(&[u64]) -> bool) {
-    let begun = Instant::now();
-    loop {
-        let now = managed(host);
-        if is_so(&now) {
-            return;
-        }
-        assert!(begun.elapsed() < MOVE_LIMIT, "{what}: {now:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
+/// Waits until the managed memory of the processes is as wanted.
+#[track_caller]
+fn await_managed(host: &Host, is_so: impl Fn(&[u64]) -> bool) {
+    await_value_within(|| managed(host), |managed| is_so(managed), MOVE_LIMIT);
 }
 
 #[test]
 fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = holding(&host, "t", Some("256MiB"), 512 * MIB, "2000");
-    await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
+    // The tenant is alone, and all of its memory fits.
+    await_managed(&host, |managed| managed == [256 * MIB]);
     let account = host.ps().tenant("t").clone();
     assert_eq!((account.memory_bytes, account.oversubscribed_bytes), (256 * MIB, 256 * MIB));
     assert_eq!(account.refusals, 0);
@@ -70,11 +65,11 @@ fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_
     // The limits leave 384 MiB of the GPU. The memory of one tenant beyond its limit fits there,
     // and that of both tenants does not.
     let mut first = holding(&host, "first", Some("320MiB"), 640 * MIB, "1500");
-    await_managed(&host, "the first is alone", |managed| managed == [320 * MIB]);
+    await_managed(&host, |managed| managed == [320 * MIB]);
     let mut second = holding(&host, "second", Some("320MiB"), 640 * MIB, "1500");
     // In turn, each tenant has all or most of its memory beyond the limit on the GPU.
-    await_managed(&host, "the second has its turn", |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
-    await_managed(&host, "the first has its turn", |managed| managed[0] >= 192 * MIB);
+    await_managed(&host, |managed| managed.len() == 2 && managed[1] >= 192 * MIB);
+    await_managed(&host, |managed| managed[0] >= 192 * MIB);
     assert!(managed(&host).iter().sum::<u64>() <= 384 * MIB);
     for client in [&mut first, &mut second] {
         let said = client.await_json_within(Duration::from_secs(100));
@@ -128,13 +123,9 @@ fn a_tenant_never_has_more_than_the_gpu_and_one_that_did_not_ask_has_no_more_tha
 fn a_tenant_that_is_killed_leaves_nothing_behind() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let client = holding(&host, "t", Some("64MiB"), 512 * MIB, "100000");
-    await_managed(&host, "it is brought", |managed| managed.iter().sum::<u64>() > 0);
+    await_managed(&host, |managed| managed.iter().sum::<u64>() > 0);
     drop(client);
-    let begun = Instant::now();
-    while host.truth().gpus[0].managed_bytes > 0 {
-        assert!(begun.elapsed() < MOVE_LIMIT);
-        thread::sleep(Duration::from_millis(5));
-    }
+    await_value_within(|| host.truth().gpus[0].managed_bytes, |bytes| *bytes == 0, MOVE_LIMIT);
 }
 
 #[test]
@@ -200,7 +191,8 @@ fn without_a_daemon_it_is_the_same() {
     client.finish().success();
     let mut client = alone("swap", "256MiB", &[&(512 * MIB).to_string(), "2000"]);
     client.await_exactly("holding");
-    await_managed(&host, "it is alone, and all of it fits", |managed| managed == [256 * MIB]);
+    // The tenant is alone, and all of its memory fits.
+    await_managed(&host, |managed| managed == [256 * MIB]);
     assert_eq!(client.await_json()["changed"].as_u64(), Some(0));
     client.finish().success();
 }
@@ -247,7 +239,7 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
     const LOOKS: u32 = 40;
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let _first = holding(&host, "first", Some("320MiB"), 640 * MIB, "100000");
-    await_managed(&host, "it is alone", |managed| managed == [320 * MIB]);
+    await_managed(&host, |managed| managed == [320 * MIB]);
     // With the second tenant the GPU is almost full. Less memory is free than the first tenant has
     // there beyond its limit.
     let arguments = [&(320 * MIB).to_string(), "100000"];

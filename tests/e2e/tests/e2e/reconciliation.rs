@@ -43,7 +43,7 @@ fn a_tenant_that_deepres_is_inside_of_has_no_drift() {
 #[test]
 fn a_driver_that_hangs_in_nvml_leaves_its_figures_unknown_and_holds_up_neither_work_nor_end() {
     let host = host();
-    let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("stuck_nvml"))]);
+    let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("slow_nvml"))]);
     let _client = host.spawn(host.run(&["--name", "t"], c_client("yields"), &[&HELD_BYTES.to_string()]));
     daemon.await_error_line(|line| line == "NVML is asked in vain");
     let account = await_account(&host, |account| account["memory_bytes"] == HELD_BYTES);

@@ -8,10 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use deepres_e2e::alive;
+use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
 use deepres_e2e::random::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
+use rustix::net::accept;
 
 /// Greatest age of the state that a new daemon reads. The previous daemon wrote the state.
 const SAVED_EVERY: Duration = Duration::from_secs(1);
@@ -164,17 +165,12 @@ fn a_daemon_that_is_told_to_stop_leaves_its_tenants_to_the_next_one() {
     let mut started = host.ps().daemon_pid;
     for _ in 0..3 {
         let before = host.ps().tenant("a").clone();
-        let told = Instant::now();
         rustix::process::kill_process(
             rustix::process::Pid::from_raw(started as i32).expect("a pid"),
             Signal::TERM,
         )
         .expect("it runs");
-        let socket = host.deepres_dir().join("tenant/tenant.sock");
-        while socket.exists() {
-            assert!(told.elapsed() < RETURN_LIMIT, "the daemon does not end");
-            thread::sleep(Duration::from_millis(2));
-        }
+        eventually_within("the daemon ends", RETURN_LIMIT, || !host.tenant_socket().exists());
         let launched = client.last_number();
         thread::sleep(Duration::from_millis(300));
         assert!(client.last_number() > launched, "the job goes on without a daemon");
@@ -232,15 +228,6 @@ fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_ke
     assert!(account["gate"].is_null(), "{status}");
 }
 
-/// Binds a socket at the path of the daemon's tenant socket.
-fn tenants_socket(host: &Host) -> OwnedFd {
-    let tenants = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-    let address = SocketAddrUnix::new(host.tenant_socket()).expect("a short path");
-    bind(&tenants, &address).expect("a new path");
-    listen(&tenants, 128).expect("a bound socket");
-    tenants
-}
-
 /// Returns the sockets that a service manager opens before a daemon runs.
 fn sockets(host: &Host) -> [OwnedFd; 2] {
     let folder = host.deepres_dir();
@@ -250,7 +237,7 @@ fn sockets(host: &Host) -> [OwnedFd; 2] {
         fs::set_permissions(part, mode).expect("a folder of our own");
     }
     let admin = UnixListener::bind(folder.join("admin.sock")).expect("a new path");
-    [tenants_socket(host), admin.into()]
+    [mute_socket(&host.tenant_socket()), admin.into()]
 }
 
 /// Waits until the socket has input or a connection to accept.
@@ -283,17 +270,13 @@ fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_op
     daemon.kill();
     // A socket that never answers takes the daemon's place.
     fs::remove_file(host.tenant_socket()).expect("left by the dead");
-    let silent = tenants_socket(&host);
+    let silent = mute_socket(&host.tenant_socket());
     await_input(&silent);
     let connection = accept(&silent).expect("it connects again");
     await_input(&connection);
     assert!(open_sockets(parent.pid()) > 0, "its new connection, and that to the dead daemon");
     let first = child_of(&mut parent, None);
-    let forked = Instant::now();
-    while open_sockets(first) > 0 {
-        assert!(forked.elapsed() < RETURN_LIMIT, "the child has its parent's connection");
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually_within("the child has no connection", RETURN_LIMIT, || open_sockets(first) == 0);
     drop((connection, silent));
     fs::remove_file(host.tenant_socket()).expect("our own");
     let _next = host.daemon();

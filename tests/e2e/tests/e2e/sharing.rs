@@ -12,6 +12,8 @@ const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 /// Least part of the time in which the GPU is busy with two backlogged tenants, percent. The
 /// machine's CPUs also do other work. (Without other work the part is above 95 %.)
 const BUSY_PERCENT: f64 = 70.0;
+/// Least time in which both tenants wanted the GPU, ns: three quarters of the measurement.
+const CONTENDED_NS: u64 = 3_000_000_000;
 
 fn start(host: &Host, name: &str, share: Option<&str>, arguments: &[&str]) -> Process {
     let mut options = vec!["--name", name];
@@ -68,6 +70,9 @@ mod measured {
         ];
         thread::sleep(SETTLED);
         Window::measure(&host, MEASURED).assert_shares(&[("long", 30.0), ("short", 70.0)]);
+        let gpu = host.status()["gpus"][0].clone();
+        assert!(number(&gpu, "contended_ns") > CONTENDED_NS, "{gpu}");
+        assert!(number(&gpu, "handoffs") > 10 && number(&gpu, "handoff_p50_ns") > 0, "{gpu}");
     }
 
     #[test]

@@ -561,7 +561,7 @@ mod measured {
     #[test]
     fn a_driver_that_never_answers_nvml_keeps_nobody_waiting() {
         let Some(host) = probes::measuring(CONFIG) else { return };
-        let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("stuck_nvml"))]);
+        let mut daemon = host.daemon_with(&[("LD_PRELOAD", &c_library("slow_nvml"))]);
         daemon.await_error_line(|line| line == "NVML is asked in vain");
         thread::sleep(QUIET);
         assert_found_soon(&host, &user_since(&host, &[]));

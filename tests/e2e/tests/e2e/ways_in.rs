@@ -2,90 +2,60 @@
 //! the same launches.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use deepres_e2e::clients::c_library_on;
 use deepres_e2e::prelude::*;
 use deepres_e2e::witness::{Client, assert_every_look_up_is_answered_with_our_hook};
 
-/// Time within which the session's meter thread brings the meter page up to date.
-const METER_SETTLES_WITHIN: Duration = Duration::from_secs(5);
-
-/// Runs `launches` as tenant `counted`, with `preload` in addition to the library of `deepres run`.
-/// Compares the counts of client, deepres and GPU.
-fn assert_every_launch_is_counted(way: Way, preload: Option<&str>) {
-    let (host, _daemon) = Host::new().with_daemon();
-    let mut command = host.run(&["--name", "counted"], c_client_by("launches", way), &[]);
-    if let Some(preload) = preload {
-        // `deepres run` prepends its library. So a user preloads another library behind it with
-        // this variable.
-        command.env("LD_PRELOAD", preload);
-    }
+/// Runs `launches` as this tenant, and compares the counts of client, deepres and GPU.
+fn assert_every_launch_is_counted(host: &Host, tenant: &str, command: Command) {
     let (client, said) = host.told(command);
     let count = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} in {said}"));
-
     let wanted = (count("kernel_launches"), count("graph_launches"));
-    let ps = host.await_ps_within(
-        |ps| ps.find("counted").is_some_and(|t| (t.kernel_launches, t.graph_launches) == wanted),
-        METER_SETTLES_WITHIN,
-    );
-    assert_eq!(count("graph_nodes"), 3, "{way:?}: the graph holds what was captured and nothing else");
-    let pid = ps.tenant("counted").sessions[0].pid;
-    assert_eq!(
-        host.record(pid).gpus[0].kernels,
-        count("kernels_run"),
-        "{way:?}: the GPU ran what was launched"
-    );
+    let ps =
+        host.await_ps(|ps| ps.find(tenant).is_some_and(|t| (t.kernel_launches, t.graph_launches) == wanted));
+    assert_eq!(count("graph_nodes"), 3, "{tenant}: the graph holds what was captured and nothing else");
+    let pids = ps.tenant(tenant).pids();
+    assert_eq!(pids.len(), 1, "{tenant}: one session");
+    let run = host.record(pids[0]).gpus[0].kernels;
+    assert_eq!(run, count("kernels_run"), "{tenant}: the GPU ran what was launched");
     client.finish().success();
 }
 
 #[test]
 fn a_client_is_counted_launch_by_launch_however_it_reaches_the_driver() {
-    Way::ALL.into_iter().for_each(|way| assert_every_launch_is_counted(way, None));
-}
-
-#[test]
-fn a_client_is_counted_beside_another_library_that_wraps_dlsym() {
-    for way in [Way::Dlsym, Way::ProcAddress] {
-        assert_every_launch_is_counted(way, c_library("wrapnext").to_str());
+    let (host, _daemon) = Host::new().with_daemon();
+    for way in Way::ALL {
+        let tenant = format!("{way:?}");
+        let command = host.run(&["--name", &tenant], c_client_by("launches", way), &[]);
+        assert_every_launch_is_counted(&host, &tenant, command);
     }
 }
 
-/// Runs `launches` in every way with only these libraries preloaded. Each run is a tenant of one
-/// session. Compares the counts.
-fn assert_every_way_is_counted_beside(host: &Host, preloaded: &[&Path]) {
+/// Runs `launches` in every way with only these libraries preloaded, and compares the counts.
+fn assert_every_way_is_counted_beside(preloaded: &[&Path]) {
+    let (host, _daemon) = Host::new().with_daemon();
     let preload = preloaded.iter().map(|library| library.display().to_string()).collect::<Vec<_>>().join(":");
     for way in Way::ALL {
         let tenant = format!("{way:?}");
         let mut command = host.preloaded(c_client_by("launches", way));
         command.env("LD_PRELOAD", &preload).env("DEEPRES_TENANT", &tenant);
-        let (client, said) = host.told(command);
-        let ps = host.await_ps_within(
-            |ps| {
-                ps.find(&tenant).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64())
-            },
-            METER_SETTLES_WITHIN,
-        );
-        assert_eq!(ps.tenant(&tenant).sessions.len(), 1, "{tenant} with {preload}");
-        client.finish().success();
+        println!("{tenant} with {preload}");
+        assert_every_launch_is_counted(&host, &tenant, command);
     }
 }
 
-/// The other library finds the real `dlsym` by its version, as tracers do. This look-up must find
-/// the hook too.
+/// One library finds the real `dlsym` by its version, as tracers do. This look-up must find the
+/// hook too. The other library gets `dlsym` by the C library's handle, and so bypasses the libraries
+/// in between.
 #[test]
-fn a_client_is_counted_behind_another_library_that_wraps_dlsym() {
-    let (host, _daemon) = Host::new().with_daemon();
-    assert_every_way_is_counted_beside(&host, &[&c_library("wrapnext"), &artefacts().library]);
-}
-
-/// The other library gets `dlsym` by the C library's handle, and so bypasses the libraries in
-/// between, in either order.
-#[test]
-fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
-    let (wraps, ours) = (c_library("wraphandle"), &artefacts().library);
-    for preloaded in [[&wraps, ours], [ours, &wraps]] {
-        let (host, _daemon) = Host::new().with_daemon();
-        assert_every_way_is_counted_beside(&host, &preloaded.map(PathBuf::as_path));
+fn a_client_is_counted_beside_a_library_that_wraps_dlsym_in_either_order() {
+    for wraps in ["wrapnext", "wraphandle"] {
+        let (wraps, ours) = (&c_library(wraps), &artefacts().library);
+        for preloaded in [[wraps, ours], [ours, wraps]] {
+            assert_every_way_is_counted_beside(&preloaded.map(PathBuf::as_path));
+        }
     }
 }
 
@@ -94,9 +64,8 @@ fn a_client_is_counted_beside_a_library_that_takes_dlsym_by_a_handle() {
 #[test]
 fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that_wraps_dlsym() {
     for wraps in ["wrapnext", "wraphandle"] {
-        let (host, _daemon) = Host::new().with_daemon();
-        let (tool, wraps) = (c_library("nexts"), c_library(wraps));
-        assert_every_way_is_counted_beside(&host, &[&tool, &artefacts().library, &wraps]);
+        let (tool, wraps) = (c_library("counts"), c_library(wraps));
+        assert_every_way_is_counted_beside(&[&tool, &artefacts().library, &wraps]);
     }
 }
 
@@ -127,10 +96,7 @@ fn a_client_is_counted_behind_a_library_that_stands_for_the_driver() {
         let stand_in = c_library_on("stand_in", &forwards).display().to_string();
         let (host, _daemon) = Host::new().light_contexts().with_daemon();
         let (client, said) = host.told(host.run(&["--name", scope], c_program("hosts"), &[scope, &stand_in]));
-        let ps = host.await_ps_within(
-            |ps| ps.find(scope).is_some_and(|t| Some(t.kernel_launches) == said["kernel_launches"].as_u64()),
-            METER_SETTLES_WITHIN,
-        );
+        let ps = host.await_launches(scope, said["kernel_launches"].as_u64());
         assert_eq!(Some(ps.tenant(scope).memory_bytes), said["bytes"].as_u64(), "{scope}: each byte once");
         client.finish().success();
 
@@ -151,7 +117,6 @@ fn a_client_is_counted_once_where_deepres_is_preloaded_twice() {
     let copy = folder.path().join("libdeepres.so");
     std::fs::copy(&artefacts().library, &copy).unwrap();
     for preloaded in [[&artefacts().library, &copy], [&copy, &artefacts().library]] {
-        let (host, _daemon) = Host::new().with_daemon();
-        assert_every_way_is_counted_beside(&host, &preloaded.map(|library| library.as_path()));
+        assert_every_way_is_counted_beside(&preloaded.map(|library| library.as_path()));
     }
 }

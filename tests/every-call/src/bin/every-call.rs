@@ -106,7 +106,7 @@ make! {
 }
 
 macro_rules! expand {
-    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, args: ($($argument:ident: $ty:ty),*) })*) => {
+    ($({ id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident, errors: $errors:tt, args: ($($argument:ident: $ty:ty),*) })*) => {
         /// Calls a function, records its arguments, and returns its result.
         ///
         /// # Safety

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::{ContextId, Error, WaitPolicy};
@@ -74,10 +74,8 @@ struct Primary {
     context: Option<Arc<Context>>,
 }
 
-fn primaries() -> &'static Mutex<HashMap<usize, Primary>> {
-    static PRIMARIES: OnceLock<Mutex<HashMap<usize, Primary>>> = OnceLock::new();
-    PRIMARIES.get_or_init(Mutex::default)
-}
+/// The primary contexts, by the device's index in the engine.
+static PRIMARIES: LazyLock<Mutex<HashMap<usize, Primary>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
     static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
@@ -363,7 +361,7 @@ pub fn detach(handle: usize) -> Result<()> {
 /// Retains a device's primary context, and creates it if it is not active.
 pub fn retain_primary(device: i32) -> Result<usize> {
     let gpu = process::gpu_of(device)?;
-    let mut all = lock(primaries());
+    let mut all = lock(&PRIMARIES);
     let primary = all.entry(gpu).or_default();
     let handle = match &primary.context {
         Some(context) => context.handle,
@@ -381,7 +379,7 @@ pub fn retain_primary(device: i32) -> Result<usize> {
 /// Releases a device's primary context. The last release ends the context.
 pub fn release_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
-    let mut all = lock(primaries());
+    let mut all = lock(&PRIMARIES);
     let primary = all.entry(gpu).or_default();
     status::refuse_as(primary.retained == 0, status::INVALID_CONTEXT)?;
     primary.retained -= 1;
@@ -397,7 +395,7 @@ pub fn release_primary(device: i32) -> Result<()> {
 /// Ends a device's primary context, even if it is still retained.
 pub fn reset_primary(device: i32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
-    let context = lock(primaries()).entry(gpu).or_default().context.take();
+    let context = lock(&PRIMARIES).entry(gpu).or_default().context.take();
     if let Some(context) = context {
         context.destroy();
     }
@@ -407,7 +405,7 @@ pub fn reset_primary(device: i32) -> Result<()> {
 /// Returns the flags of a device's primary context, and whether it is active.
 pub fn primary_state(device: i32) -> Result<(u32, bool)> {
     let gpu = process::gpu_of(device)?;
-    let mut all = lock(primaries());
+    let mut all = lock(&PRIMARIES);
     let primary = all.entry(gpu).or_default();
     Ok(match &primary.context {
         Some(context) => (context.flags(), true),
@@ -418,7 +416,7 @@ pub fn primary_state(device: i32) -> Result<(u32, bool)> {
 /// Sets the flags of a device's primary context.
 pub fn set_primary_flags(device: i32, flags: u32) -> Result<()> {
     let gpu = process::gpu_of(device)?;
-    let mut all = lock(primaries());
+    let mut all = lock(&PRIMARIES);
     let primary = all.entry(gpu).or_default();
     if let Some(context) = &primary.context {
         context.set_flags(flags)?;

@@ -301,8 +301,7 @@ fn fill_row(address: u64, bytes: u64, value: u32, element_bytes: u32) {
     let is_zero = value.to_le_bytes()[..element_bytes as usize].iter().all(|byte| *byte == 0);
     let drop_pages = match memory::find(address).map(|found| found.kind) {
         _ if !is_zero || bytes < DROP_PAGES_BYTES => None,
-        Some(Kind::Device) if !ipc::is_shared(address) => Some(mapping::drop_pages as fn(u64, u64) -> bool),
-        Some(Kind::Pooled(_)) if !ipc::is_shared(address) => {
+        Some(Kind::Device | Kind::Pooled(_)) if !ipc::is_shared(address) => {
             Some(mapping::drop_pages as fn(u64, u64) -> bool)
         }
         Some(Kind::Device | Kind::Opened { .. } | Kind::Pooled(_)) => {

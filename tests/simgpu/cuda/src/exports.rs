@@ -7,12 +7,14 @@
 use deepres_abi::driver::types::*;
 use deepres_abi::driver::{ApiId, CUresult};
 
-use crate::{api, edge, status};
+use crate::api::Api;
+use crate::api::unsupported::Unsupported as _;
+use crate::{edge, status};
 
 macro_rules! expand {
     ($({
         id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
-        args: ($($arg:ident: $ty:ty),*)
+        errors: $errors:tt, args: ($($arg:ident: $ty:ty),*)
     })*) => {
         $(
             #[doc = concat!("`", stringify!($symbol), "` of the driver API.")]
@@ -21,7 +23,7 @@ macro_rules! expand {
                 let entered = edge::enter::<{ edge::needs_initialisation(ApiId::$symbol) }>(stringify!($symbol));
                 let call = || {
                     let _call = edge::begin::<{ edge::waits_for_unlock(ApiId::$symbol) }>();
-                    api::$symbol($($arg),*)
+                    Api::$symbol($($arg),*)
                 };
                 let done = entered.and_then(|()| call());
                 edge::leave(stringify!($symbol));

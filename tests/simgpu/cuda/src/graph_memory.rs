@@ -2,7 +2,7 @@
 //! client creates the node. The driver charges the GPU when it submits the node. It keeps freed
 //! memory for the next launch, until the client trims the memory.
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::Config;
@@ -73,10 +73,7 @@ struct State {
     spare: HashMap<usize, Spare>,
 }
 
-fn state() -> &'static Mutex<State> {
-    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
-    STATE.get_or_init(Mutex::default)
-}
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 impl Node {
     /// Checks the parameters, fixes the address, and returns the node. If a node of `spare` has
@@ -113,7 +110,7 @@ impl Node {
     /// submits the node.
     pub fn begin(&self, context: &Arc<Context>) -> Result<()> {
         let (base, bytes) = (self.reserved.base, self.reserved.bytes);
-        let mut state = lock(state());
+        let mut state = lock(&STATE);
         status::refuse(state.live.contains_key(&base))?;
         let spare = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes).min(bytes);
         memory::charge(context, bytes - spare)?;
@@ -133,7 +130,7 @@ impl Node {
 /// Reserves `bytes` for the next launches in a context (an upload). If the kept memory is smaller,
 /// the function takes the difference.
 pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
-    let mut state = lock(state());
+    let mut state = lock(&STATE);
     let kept = state.spare.get(&context.handle).map_or(0, |spare| spare.bytes);
     let missing = bytes.saturating_sub(kept);
     if missing == 0 {
@@ -150,7 +147,7 @@ pub fn keep(context: &Arc<Context>, bytes: u64) -> Result<()> {
 
 /// Frees the memory at an address. The driver keeps the memory for other graphs.
 pub fn end(address: u64) -> Result<()> {
-    let mut state = lock(state());
+    let mut state = lock(&STATE);
     let Live { context, bytes } = state.live.remove(&address).ok_or(status::INVALID_VALUE)?;
     if let Some(usage) = state.usage.get_mut(&context.device) {
         usage.current -= bytes;
@@ -161,7 +158,7 @@ pub fn end(address: u64) -> Result<()> {
 
 /// Gives back the memory that a device's graphs do not use (cuDeviceGraphMemTrim).
 pub fn trim(device: i32) {
-    let mut state = lock(state());
+    let mut state = lock(&STATE);
     let State { spare, usage, .. } = &mut *state;
     spare.retain(|_, kept| {
         if kept.context.device != device {
@@ -179,7 +176,7 @@ pub fn trim(device: i32) {
 
 /// Drops the records of an ending context. The engine drops the charges itself.
 pub fn forget_context(context: &Context) {
-    let mut state = lock(state());
+    let mut state = lock(&STATE);
     let State { live, usage, spare } = &mut *state;
     let mut used = 0;
     live.retain(|_, one| {
@@ -201,17 +198,17 @@ pub fn free_now(address: u64) -> Result<()> {
 
 /// Returns whether an address is in use as memory of a graph.
 pub fn is_live(address: u64) -> bool {
-    lock(state()).live.contains_key(&address)
+    lock(&STATE).live.contains_key(&address)
 }
 
 /// Returns the memory of a device's graphs.
 pub fn usage(device: i32) -> Usage {
-    lock(state()).usage.get(&device).copied().unwrap_or_default()
+    lock(&STATE).usage.get(&device).copied().unwrap_or_default()
 }
 
 /// Resets the high-water marks to the present values.
 pub fn reset_high(device: i32) {
-    if let Some(usage) = lock(state()).usage.get_mut(&device) {
+    if let Some(usage) = lock(&STATE).usage.get_mut(&device) {
         usage.high = usage.current;
         usage.reserved_high = usage.reserved;
     }

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use simgpu_engine::Config;
 
@@ -110,8 +110,8 @@ fn path(exporter: u64, piece: u64) -> PathBuf {
 
 /// Returns the random number of this process as an exporter.
 pub fn own_number() -> u64 {
-    static NUMBER: OnceLock<u64> = OnceLock::new();
-    *NUMBER.get_or_init(|| RandomState::new().build_hasher().finish())
+    static NUMBER: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    *NUMBER
 }
 
 /// A piece of memory with at least one exported allocation.

@@ -1,7 +1,7 @@
 //! Address space from the kernel, in place of device memory. Pages cost nothing until a program
 //! writes them.
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -157,6 +157,16 @@ pub fn shareable(bytes: u64) -> Result<OwnedFd> {
     // SAFETY: the descriptor is open.
     let failed = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) } != 0;
     if failed { Err(status::OUT_OF_MEMORY) } else { Ok(fd) }
+}
+
+/// Returns a new descriptor of the file of a client's descriptor.
+pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd> {
+    // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
+    // error.
+    let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+    status::refuse(copy < 0)?;
+    // SAFETY: the duplicate is new, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Returns the length of shareable memory.

@@ -1,7 +1,7 @@
 //! The ledger of all memory that the driver knows: the kind, the owner and the charge of each
 //! address.
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use deepres_abi::driver::types::CU_MEM_ACCESS_FLAGS_PROT_NONE;
 use simgpu_engine::Config;
@@ -123,10 +123,7 @@ type Ledger = BTreeMap<u64, Allocation>;
 static LEDGER: RwLock<Ledger> = RwLock::new(BTreeMap::new());
 
 /// Arenas for small allocations, by context.
-fn arenas() -> &'static Mutex<HashMap<usize, Arena>> {
-    static ARENAS: OnceLock<Mutex<HashMap<usize, Arena>>> = OnceLock::new();
-    ARENAS.get_or_init(Mutex::default)
-}
+static ARENAS: LazyLock<Mutex<HashMap<usize, Arena>>> = LazyLock::new(Mutex::default);
 
 fn read() -> RwLockReadGuard<'static, Ledger> {
     LEDGER.read().unwrap_or_else(PoisonError::into_inner)
@@ -230,7 +227,7 @@ fn take(context: &Context, bytes: u64) -> Result<u64> {
             .inspect_err(|_| host().release_memory(context.engine, charged));
     }
     let rounded = bytes.next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES);
-    let mut arenas = lock(arenas());
+    let mut arenas = lock(&ARENAS);
     let arena = arenas.entry(context.handle).or_default();
     if let Some(at) = arena.take(rounded) {
         return Ok(at);
@@ -295,7 +292,7 @@ fn give(context: &Context, at: u64, bytes: u64) {
         host().release_memory(context.engine, charged);
         return;
     }
-    let mut arenas = lock(arenas());
+    let mut arenas = lock(&ARENAS);
     let Some(arena) = arenas.get_mut(&context.handle) else { return };
     arena.give(at, bytes.next_multiple_of(Config::SUBALLOCATION_GRANULARITY_BYTES));
     for (base, bytes) in arena.trim(0) {
@@ -490,7 +487,7 @@ pub fn forget_context(context: &Context) {
             _ => {}
         }
     }
-    if let Some(arena) = lock(arenas()).remove(&context.handle) {
+    if let Some(arena) = lock(&ARENAS).remove(&context.handle) {
         for (base, bytes) in arena.slabs() {
             unmap_piece(base, bytes);
         }

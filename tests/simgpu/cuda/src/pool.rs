@@ -1,10 +1,10 @@
 //! Stream-ordered memory pools: reserved memory, memory in use, and the reuse of freed memory.
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use deepres_abi::driver::types as cu;
 use simgpu_engine::{Config, Ticket, Work};
@@ -96,10 +96,7 @@ struct DevicePools {
     current: HashMap<i32, Arc<Pool>>,
 }
 
-fn device_pools() -> &'static Mutex<DevicePools> {
-    static POOLS: OnceLock<Mutex<DevicePools>> = OnceLock::new();
-    POOLS.get_or_init(Mutex::default)
-}
+static DEVICE_POOLS: LazyLock<Mutex<DevicePools>> = LazyLock::new(Mutex::default);
 
 impl Pool {
     fn insert(device: i32, handle_types: u32, max_bytes: u64, is_default: bool) -> Result<Arc<Self>> {
@@ -198,12 +195,7 @@ impl Pool {
     /// allocate from the pool.
     pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Self>> {
         status::refuse(handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
-        // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
-        // error.
-        let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
-        status::refuse(copy < 0)?;
-        // SAFETY: the duplicate is new, and nothing else owns it.
-        let file = unsafe { File::from_raw_fd(copy) };
+        let file = File::from(mapping::duplicate(descriptor)?);
         let mut text = [0; 3 * size_of::<u64>()];
         file.read_exact_at(&mut text, 0).map_err(|_| status::INVALID_VALUE)?;
         let mut words = text.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -469,7 +461,7 @@ pub fn destroy(handle: usize) -> Result<()> {
     let pool = by_handle(handle)?;
     status::refuse(pool.is_default)?;
     POOLS.remove(handle);
-    lock(device_pools()).current.retain(|_, current| current.handle != handle);
+    lock(&DEVICE_POOLS).current.retain(|_, current| current.handle != handle);
     pool.trim(0);
     if Pool::reserved(&lock(&pool.state)) != 0 {
         lock(&ORPHANS).push(pool);
@@ -500,7 +492,7 @@ pub fn reserved() -> u64 {
 /// Returns a device's own pool.
 pub fn default_of(device: i32) -> Result<Arc<Pool>> {
     process::gpu_of(device)?;
-    let mut pools = lock(device_pools());
+    let mut pools = lock(&DEVICE_POOLS);
     if let Some(pool) = pools.default.get(&device) {
         return Ok(Arc::clone(pool));
     }
@@ -511,7 +503,7 @@ pub fn default_of(device: i32) -> Result<Arc<Pool>> {
 
 /// Returns the driver's pool for another location, or for managed memory.
 pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
-    let mut pools = lock(device_pools());
+    let mut pools = lock(&DEVICE_POOLS);
     let key = (location.0, location.1, stuff);
     if let Some(pool) = pools.elsewhere.get(&key) {
         return Ok(Arc::clone(pool));
@@ -523,7 +515,7 @@ pub fn default_at(location: (u32, i32), stuff: u32) -> Result<Arc<Pool>> {
 
 /// Returns the pool from which cuMemAllocAsync allocates.
 pub fn current_of(device: i32) -> Result<Arc<Pool>> {
-    if let Some(pool) = lock(device_pools()).current.get(&device) {
+    if let Some(pool) = lock(&DEVICE_POOLS).current.get(&device) {
         return Ok(Arc::clone(pool));
     }
     default_of(device)
@@ -533,7 +525,7 @@ pub fn current_of(device: i32) -> Result<Arc<Pool>> {
 pub fn set_current(device: i32, pool: Arc<Pool>) -> Result<()> {
     process::gpu_of(device)?;
     status::refuse(pool.device != device || pool.stuff != Stuff::Device)?;
-    lock(device_pools()).current.insert(device, pool);
+    lock(&DEVICE_POOLS).current.insert(device, pool);
     Ok(())
 }
 

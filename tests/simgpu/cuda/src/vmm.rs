@@ -1,7 +1,7 @@
 //! Virtual memory management: physical memory by handle, reserved address space, and mappings
 //! between them.
 use std::collections::BTreeMap;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use deepres_abi::driver::types as cu;
@@ -334,12 +334,7 @@ pub fn import(descriptor: i32, handle_type: u32) -> Result<Arc<Physical>> {
     if handle_type != cu::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(status::NOT_SUPPORTED);
     }
-    // SAFETY: `F_DUPFD_CLOEXEC` is safe for any number; a number that is no descriptor gives an
-    // error.
-    let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
-    status::refuse(copy < 0)?;
-    // SAFETY: the duplicate is new, and nothing else owns it.
-    let backing = unsafe { OwnedFd::from_raw_fd(copy) };
+    let backing = mapping::duplicate(descriptor)?;
     let bytes = mapping::length(&backing).map_err(|_| status::INVALID_VALUE)?;
     status::refuse(bytes == 0 || !bytes.is_multiple_of(Config::ALLOCATION_GRANULARITY_BYTES))?;
     let device = crate::context::current().map_or(0, |context| context.device);

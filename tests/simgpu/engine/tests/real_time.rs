@@ -4,10 +4,7 @@
 //! inside the crate check exact figures on a virtual clock.
 
 use deepres_e2e::stolen::Stolen;
-use simgpu_engine::{
-    Error, Host, Options, StreamId, WaitPolicy, Work,
-    truth::{Observer, Process},
-};
+use simgpu_engine::{Error, Host, Options, StreamId, WaitPolicy, Work, truth::Observer};
 use std::{
     os::unix::fs::FileExt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -96,31 +93,6 @@ fn flood(host: Host, kernel_ns: u64) {
     }
 }
 
-fn processes(dir: &Path) -> Vec<Process> {
-    Observer::open(dir).expect("created").snapshot().processes
-}
-
-#[test]
-fn two_processes_that_flood_the_gpu_share_it_equally() {
-    let dir = state();
-    let observer = attach(dir.path());
-    let _children = [30_000, 700_000].map(|ns| Child::start(dir.path(), move |host| flood(host, ns)));
-    let busy = |pair: &[Process]| pair.iter().map(|process| process.gpus[0].busy_ns).collect::<Vec<_>>();
-    let running =
-        |found: &[Process]| found.len() == 3 && found[1..].iter().all(|process| process.gpus[0].busy_ns > 0);
-    while !running(&processes(dir.path())) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let before = processes(dir.path());
-    thread::sleep(Duration::from_millis(300));
-    let after = processes(dir.path());
-    let had: Vec<f64> =
-        busy(&after).iter().zip(busy(&before)).map(|(after, before)| (after - before) as f64).collect();
-    let share = had[1] / (had[1] + had[2]);
-    assert!((share - 0.5).abs() < 0.03, "{share}");
-    drop(observer);
-}
-
 #[test]
 fn waiting_ends_soon_after_the_kernel_and_not_before() {
     let dir = state();
@@ -161,30 +133,6 @@ fn releasing_a_host_wait_wakes_the_waiter_at_once() {
     });
     let best_ns = late_ns.min().expect("some");
     assert!(best_ns < MS, "{best_ns} ns late at best");
-}
-
-#[test]
-fn a_killed_process_is_gone_within_100_ms() {
-    let dir = state();
-    let host = attach(dir.path());
-    let total_bytes = host.memory(0).total_bytes;
-    let child = Child::start(dir.path(), |host| {
-        let context = host.create_context(0).expect("context");
-        let free_bytes = host.memory(0).total_bytes - host.memory(0).used_bytes;
-        host.reserve_memory(context, free_bytes).expect("all there is");
-        loop {
-            thread::sleep(Duration::from_secs(1));
-        }
-    });
-    while host.memory(0).used_bytes < total_bytes {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert!(matches!(host.create_context(0), Err(Error::OutOfMemory(_))));
-    drop(child);
-    let killed_ns = host.now_ns();
-    while host.create_context(0).is_err() {
-        assert!(host.now_ns() < killed_ns + 100 * MS, "still not free");
-    }
 }
 
 #[test]
@@ -267,29 +215,4 @@ fn a_state_of_another_version_is_replaced_once_nobody_uses_it() {
     assert!(matches!(with("gpus = 5"), Err(Error::BadState { .. })));
     drop(user);
     assert_eq!(with("gpus = 5").expect("attach").gpu_count(), 5);
-}
-
-#[test]
-fn many_processes_start_together() {
-    let dir = state();
-    let host = attach(dir.path());
-    let children: Vec<Child> = (0..100)
-        .map(|_| {
-            Child::start(dir.path(), |host| {
-                let stream = stream(&host);
-                let ticket = host.submit(stream, kernel(1000), &[]).expect("submit");
-                host.wait(ticket, WaitPolicy::Auto);
-                thread::sleep(Duration::from_secs(60));
-            })
-        })
-        .collect();
-    let deadline_ns = host.now_ns() + 20_000 * MS;
-    loop {
-        let done = processes(dir.path()).iter().filter(|process| process.gpus[0].kernels == 1).count();
-        if done == children.len() {
-            break;
-        }
-        assert!(host.now_ns() < deadline_ns, "{done} of {} have run their kernel", children.len());
-        thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -172,14 +172,32 @@ export_versions! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    // No process draws graphics, and no process runs under MPS.
-    nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3,
+    // No process draws graphics, and no process runs under MPS. The lists have no items, so the type
+    // of an item has no effect.
+    nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
+    nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses,
     nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(
-        device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v2_t
+        device: nvmlDevice_t, count: *mut c_uint, infos: *mut u8
     ) |library| {
         library.index(device)?;
         // SAFETY: see above.
         unsafe { write_list(count, infos, vec![]) }
+    }
+
+    // The clocks never change.
+    nvmlDeviceGetClockInfo, nvmlDeviceGetMaxClockInfo(
+        device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint
+    ) |library| {
+        library.index(device)?;
+        let khz = match kind {
+            sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS | sys::nvmlClockType_enum_NVML_CLOCK_SM => {
+                library.config().clock_khz
+            }
+            sys::nvmlClockType_enum_NVML_CLOCK_MEM => library.config().memory_clock_khz,
+            _ => return not_supported(),
+        };
+        // SAFETY: see above.
+        unsafe { write(mhz, khz / KHZ_PER_MHZ) }
     }
 }
 
@@ -416,18 +434,6 @@ export! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write_list(count, infos, vec![]) }
-    }
-
-    nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut sys::nvmlProcessInfo_v1_t) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write_list(count, infos, vec![]) }
-    }
-
     nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, details: *mut sys::nvmlProcessDetailList_v1_t) |library| {
         // SAFETY: see above.
         let details = unsafe { details.as_mut() }.ok_or(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
@@ -461,18 +467,6 @@ export! {
         unsafe { write(temperature, TEMPERATURE_C) }
     }
 
-    nvmlDeviceGetClockInfo(device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(mhz, clock_mhz(library.config(), kind)?) }
-    }
-
-    nvmlDeviceGetMaxClockInfo(device: nvmlDevice_t, kind: sys::nvmlClockType_t, mhz: *mut c_uint) |library| {
-        library.index(device)?;
-        // SAFETY: see above.
-        unsafe { write(mhz, clock_mhz(library.config(), kind)?) }
-    }
-
     nvmlDeviceGetMigMode(device: nvmlDevice_t, _current: *mut c_uint, _pending: *mut c_uint) |library| {
         library.index(device)?;
         not_supported()
@@ -487,16 +481,5 @@ export! {
         };
         // SAFETY: see above.
         unsafe { write(level, ancestor) }
-    }
-}
-
-/// Returns a clock, which never changes.
-fn clock_mhz(config: &Config, kind: sys::nvmlClockType_t) -> Result<c_uint, nvmlReturn_t> {
-    match kind {
-        sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS | sys::nvmlClockType_enum_NVML_CLOCK_SM => {
-            Ok(config.clock_khz / KHZ_PER_MHZ)
-        }
-        sys::nvmlClockType_enum_NVML_CLOCK_MEM => Ok(config.memory_clock_khz / KHZ_PER_MHZ),
-        _ => not_supported(),
     }
 }

@@ -64,29 +64,31 @@ macro_rules! text {
     }};
 }
 
-/// Declares driver functions. A body ends with success unless it returns an error before.
+/// Declares driver functions. The table of the API gives the types of their arguments. Functions
+/// whose names stand between bars share their arguments and their body. A body ends with success
+/// unless it returns an error before. If stream 0 has two meanings, the body knows the function's
+/// own meaning by the name between bars behind the arguments.
 macro_rules! calls {
-    ($($(#[$meta:meta])* $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$meta])*
-        pub fn $name($($arg: $ty),*) -> crate::status::Result<()> {
-            $body;
-            Ok(())
-        }
-    )*};
+    ($($($name:ident)|+ ($($argument:ident),*) $(|$default:ident|)? $body:block)*) => {
+        $(calls! { @named [$($name)+] ($($argument),*) [$($default)?] $body })*
+    };
+    (@named [$($name:ident)+] $arguments:tt $default:tt $body:block) => {
+        $(deepres_abi::driver_function! { $name => [define_call] $arguments $default $body })+
+    };
 }
 
-/// Declares functions with two variants, one for each meaning of stream 0. The body knows its
-/// variant by the name between bars.
-macro_rules! for_both_default_streams {
-    ($($legacy:ident / $per_thread:ident ($($arg:ident: $ty:ty),* $(,)?) |$default:ident| $body:block)*) => {$(
-        pub fn $legacy($($arg: $ty),*) -> crate::status::Result<()> {
-            let $default = crate::stream::DefaultStream::Legacy;
-            $body
+/// Defines one function of [`calls`], from its row of the table.
+macro_rules! define_call {
+    (
+        $symbol:ident $stream:ident ($($name:ident: $type:ty),*)
+        ($($argument:ident),*) [$($default:ident)?] $body:block
+    ) => {
+        impl crate::api::Api {
+            pub fn $symbol($($argument: $type),*) -> crate::status::Result<()> {
+                $(let $default = crate::stream::DefaultStream::$stream;)?
+                $body;
+                Ok(())
+            }
         }
-
-        pub fn $per_thread($($arg: $ty),*) -> crate::status::Result<()> {
-            let $default = crate::stream::DefaultStream::PerThread;
-            $body
-        }
-    )*};
+    };
 }

@@ -38,7 +38,7 @@ fn check_reserved(args: *mut c_void) -> Result<()> {
 }
 
 calls! {
-    cuCheckpointProcessLock(pid: i32, args: *mut c_void) {
+    cuCheckpointProcessLock(pid, args) {
         let limit = if args.is_null() {
             None
         } else {
@@ -48,19 +48,19 @@ calls! {
         };
         host().lock_process(pid_of(pid)?, limit).map_err(code)?;
     }
-    cuCheckpointProcessCheckpoint(pid: i32, args: *mut c_void) {
+    cuCheckpointProcessCheckpoint(pid, args) {
         check_reserved(args)?;
         host().checkpoint_process(pid_of(pid)?).map_err(code)?;
     }
-    cuCheckpointProcessRestore(pid: i32, args: *mut c_void) {
+    cuCheckpointProcessRestore(pid, args) {
         check_reserved(args)?;
         host().restore_process(pid_of(pid)?).map_err(code)?;
     }
-    cuCheckpointProcessUnlock(pid: i32, args: *mut c_void) {
+    cuCheckpointProcessUnlock(pid, args) {
         check_reserved(args)?;
         host().unlock_process(pid_of(pid)?).map_err(code)?;
     }
-    cuCheckpointProcessGetState(pid: i32, state: *mut CUprocessState) {
+    cuCheckpointProcessGetState(pid, state) {
         let found = match host().checkpoint_state(pid_of(pid)?).map_err(code)? {
             CheckpointState::Running => CU_PROCESS_STATE_RUNNING,
             CheckpointState::Locked => CU_PROCESS_STATE_LOCKED,

@@ -155,173 +155,118 @@ pub fn prefetch(stream: Arc<Stream>, (address, bytes): (u64, u64), device: CUdev
     Ok(())
 }
 
-for_both_default_streams! {
-    cuMemcpy / cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) |default| {
-        linear_now(dst, src, ByteCount, default)
+calls! {
+    cuMemcpy | cuMemcpy_ptds(dst, src, ByteCount) |default| { linear_now(dst, src, ByteCount, default)? }
+    cuMemcpyAsync | cuMemcpyAsync_ptsz(dst, src, ByteCount, hStream) |default| {
+        linear(dst, src, ByteCount, hStream, default)?;
     }
-
-    cuMemcpyAsync / cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) |default| {
-        linear(dst, src, ByteCount, hStream, default)
+    cuMemcpyHtoD_v2 | cuMemcpyHtoD_v2_ptds(dstDevice, srcHost, ByteCount) |default| {
+        linear_now(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, default)?;
     }
-
-    cuMemcpyHtoD_v2 / cuMemcpyHtoD_v2_ptds(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) |default| {
-        linear_now(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, default)
+    cuMemcpyDtoH_v2 | cuMemcpyDtoH_v2_ptds(dstHost, srcDevice, ByteCount) |default| {
+        linear_now(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, default)?;
     }
-
-    cuMemcpyDtoH_v2 / cuMemcpyDtoH_v2_ptds(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
-        linear_now(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, default)
+    cuMemcpyDtoD_v2 | cuMemcpyDtoD_v2_ptds(dstDevice, srcDevice, ByteCount) |default| {
+        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)?;
     }
-
-    cuMemcpyDtoD_v2 / cuMemcpyDtoD_v2_ptds(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
-        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)
+    cuMemcpyHtoDAsync_v2 | cuMemcpyHtoDAsync_v2_ptsz(dstDevice, srcHost, ByteCount, hStream) |default| {
+        linear(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, hStream, default)?;
     }
-
-    cuMemcpyHtoDAsync_v2 / cuMemcpyHtoDAsync_v2_ptsz(
-        dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream,
-    ) |default| {
-        linear(on_device(dstDevice, ByteCount)?, srcHost as u64, ByteCount, hStream, default)
+    cuMemcpyDtoHAsync_v2 | cuMemcpyDtoHAsync_v2_ptsz(dstHost, srcDevice, ByteCount, hStream) |default| {
+        linear(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)?;
     }
-
-    cuMemcpyDtoHAsync_v2 / cuMemcpyDtoHAsync_v2_ptsz(
-        dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
-    ) |default| {
-        linear(dstHost as u64, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
+    cuMemcpyDtoDAsync_v2 | cuMemcpyDtoDAsync_v2_ptsz(dstDevice, srcDevice, ByteCount, hStream) |default| {
+        let ends = [on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?];
+        linear(ends[0], ends[1], ByteCount, hStream, default)?;
     }
-
-    cuMemcpyDtoDAsync_v2 / cuMemcpyDtoDAsync_v2_ptsz(
-        dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream,
-    ) |default| {
-        linear(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
+    cuMemcpyPeer | cuMemcpyPeer_ptds(dstDevice, dstContext, srcDevice, srcContext, ByteCount) |default| {
+        check_contexts([dstContext, srcContext])?;
+        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)?;
     }
-
-    cuMemcpyPeer / cuMemcpyPeer_ptds(
-        dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize,
+    cuMemcpyPeerAsync | cuMemcpyPeerAsync_ptsz(
+        dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream
     ) |default| {
         check_contexts([dstContext, srcContext])?;
-        linear_now(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, default)
+        let ends = [on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?];
+        linear(ends[0], ends[1], ByteCount, hStream, default)?;
     }
-
-    cuMemcpyPeerAsync / cuMemcpyPeerAsync_ptsz(
-        dstDevice: CUdeviceptr, dstContext: CUcontext, srcDevice: CUdeviceptr, srcContext: CUcontext, ByteCount: usize,
-        hStream: CUstream,
+    cuMemcpy2D_v2 | cuMemcpy2D_v2_ptds(pCopy) |default| { strided_now(&deepen(&read!(pCopy)), default)? }
+    cuMemcpy2DUnaligned_v2 | cuMemcpy2DUnaligned_v2_ptds(pCopy) |default| {
+        strided_now(&deepen(&read!(pCopy)), default)?;
+    }
+    cuMemcpy2DAsync_v2 | cuMemcpy2DAsync_v2_ptsz(pCopy, hStream) |default| {
+        strided(deepen(&read!(pCopy)), hStream, default)?;
+    }
+    cuMemcpy3D_v2 | cuMemcpy3D_v2_ptds(pCopy) |default| { strided_now(&read!(pCopy), default)? }
+    cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz(pCopy, hStream) |default| {
+        strided(read!(pCopy), hStream, default)?;
+    }
+    cuMemcpy3DPeer | cuMemcpy3DPeer_ptds(pCopy) |default| {
+        strided_now(&without_contexts(&read!(pCopy))?, default)?;
+    }
+    cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz(pCopy, hStream) |default| {
+        strided(without_contexts(&read!(pCopy))?, hStream, default)?;
+    }
+    cuMemcpyAtoD_v2 | cuMemcpyAtoD_v2_ptds(dstDevice, srcArray, srcOffset, ByteCount) |default| {
+        strided_now(&with_array(srcArray, srcOffset, dstDevice, true, ByteCount), default)?;
+    }
+    cuMemcpyDtoA_v2 | cuMemcpyDtoA_v2_ptds(dstArray, dstOffset, srcDevice, ByteCount) |default| {
+        strided_now(&with_array(dstArray, dstOffset, srcDevice, false, ByteCount), default)?;
+    }
+    cuMemcpyAtoH_v2 | cuMemcpyAtoH_v2_ptds(dstHost, srcArray, srcOffset, ByteCount) |default| {
+        strided_now(&with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), default)?;
+    }
+    cuMemcpyHtoA_v2 | cuMemcpyHtoA_v2_ptds(dstArray, dstOffset, srcHost, ByteCount) |default| {
+        strided_now(&with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), default)?;
+    }
+    cuMemcpyAtoHAsync_v2 | cuMemcpyAtoHAsync_v2_ptsz(
+        dstHost, srcArray, srcOffset, ByteCount, hStream
     ) |default| {
-        check_contexts([dstContext, srcContext])?;
-        linear(on_device(dstDevice, ByteCount)?, on_device(srcDevice, ByteCount)?, ByteCount, hStream, default)
+        strided(with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), hStream, default)?;
     }
-
-    cuMemcpy2D_v2 / cuMemcpy2D_v2_ptds(pCopy: *const CUDA_MEMCPY2D) |default| {
-        strided_now(&deepen(&read!(pCopy)), default)
-    }
-
-    cuMemcpy2DUnaligned_v2 / cuMemcpy2DUnaligned_v2_ptds(pCopy: *const CUDA_MEMCPY2D) |default| {
-        strided_now(&deepen(&read!(pCopy)), default)
-    }
-
-    cuMemcpy2DAsync_v2 / cuMemcpy2DAsync_v2_ptsz(pCopy: *const CUDA_MEMCPY2D, hStream: CUstream) |default| {
-        strided(deepen(&read!(pCopy)), hStream, default)
-    }
-
-    cuMemcpy3D_v2 / cuMemcpy3D_v2_ptds(pCopy: *const CUDA_MEMCPY3D) |default| {
-        strided_now(&read!(pCopy), default)
-    }
-
-    cuMemcpy3DAsync_v2 / cuMemcpy3DAsync_v2_ptsz(pCopy: *const CUDA_MEMCPY3D, hStream: CUstream) |default| {
-        strided(read!(pCopy), hStream, default)
-    }
-
-    cuMemcpy3DPeer / cuMemcpy3DPeer_ptds(pCopy: *const CUDA_MEMCPY3D_PEER) |default| {
-        strided_now(&without_contexts(&read!(pCopy))?, default)
-    }
-
-    cuMemcpy3DPeerAsync / cuMemcpy3DPeerAsync_ptsz(pCopy: *const CUDA_MEMCPY3D_PEER, hStream: CUstream) |default| {
-        strided(without_contexts(&read!(pCopy))?, hStream, default)
-    }
-
-    cuMemcpyAtoD_v2 / cuMemcpyAtoD_v2_ptds(dstDevice: CUdeviceptr, srcArray: CUarray, srcOffset: usize, ByteCount: usize) |default| {
-        strided_now(&with_array(srcArray, srcOffset, dstDevice, true, ByteCount), default)
-    }
-
-    cuMemcpyDtoA_v2 / cuMemcpyDtoA_v2_ptds(dstArray: CUarray, dstOffset: usize, srcDevice: CUdeviceptr, ByteCount: usize) |default| {
-        strided_now(&with_array(dstArray, dstOffset, srcDevice, false, ByteCount), default)
-    }
-
-    cuMemcpyAtoH_v2 / cuMemcpyAtoH_v2_ptds(dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize) |default| {
-        strided_now(&with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), default)
-    }
-
-    cuMemcpyHtoA_v2 / cuMemcpyHtoA_v2_ptds(dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize) |default| {
-        strided_now(&with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), default)
-    }
-
-    cuMemcpyAtoHAsync_v2 / cuMemcpyAtoHAsync_v2_ptsz(
-        dstHost: *mut c_void, srcArray: CUarray, srcOffset: usize, ByteCount: usize, hStream: CUstream,
+    cuMemcpyHtoAAsync_v2 | cuMemcpyHtoAAsync_v2_ptsz(
+        dstArray, dstOffset, srcHost, ByteCount, hStream
     ) |default| {
-        strided(with_array(srcArray, srcOffset, dstHost as u64, true, ByteCount), hStream, default)
+        strided(with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), hStream, default)?;
     }
-
-    cuMemcpyHtoAAsync_v2 / cuMemcpyHtoAAsync_v2_ptsz(
-        dstArray: CUarray, dstOffset: usize, srcHost: *const c_void, ByteCount: usize, hStream: CUstream,
-    ) |default| {
-        strided(with_array(dstArray, dstOffset, srcHost as u64, false, ByteCount), hStream, default)
+    cuMemsetD8_v2 | cuMemsetD8_v2_ptds(dstDevice, uc, N) |default| {
+        fill_now(row(dstDevice, uc.into(), 1, N), default)?;
     }
-
-    cuMemsetD8_v2 / cuMemsetD8_v2_ptds(dstDevice: CUdeviceptr, uc: u8, N: usize) |default| {
-        fill_now(row(dstDevice, uc.into(), 1, N), default)
+    cuMemsetD16_v2 | cuMemsetD16_v2_ptds(dstDevice, us, N) |default| {
+        fill_now(row(dstDevice, us.into(), 2, N), default)?;
     }
-
-    cuMemsetD16_v2 / cuMemsetD16_v2_ptds(dstDevice: CUdeviceptr, us: u16, N: usize) |default| {
-        fill_now(row(dstDevice, us.into(), 2, N), default)
+    cuMemsetD32_v2 | cuMemsetD32_v2_ptds(dstDevice, ui, N) |default| {
+        fill_now(row(dstDevice, ui, 4, N), default)?;
     }
-
-    cuMemsetD32_v2 / cuMemsetD32_v2_ptds(dstDevice: CUdeviceptr, ui: u32, N: usize) |default| {
-        fill_now(row(dstDevice, ui, 4, N), default)
+    cuMemsetD2D8_v2 | cuMemsetD2D8_v2_ptds(dstDevice, dstPitch, uc, Width, Height) |default| {
+        fill_now(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), default)?;
     }
-
-    cuMemsetD2D8_v2 / cuMemsetD2D8_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, uc: u8, Width: usize, Height: usize) |default| {
-        fill_now(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), default)
+    cuMemsetD2D16_v2 | cuMemsetD2D16_v2_ptds(dstDevice, dstPitch, us, Width, Height) |default| {
+        fill_now(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), default)?;
     }
-
-    cuMemsetD2D16_v2 / cuMemsetD2D16_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, us: u16, Width: usize, Height: usize) |default| {
-        fill_now(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), default)
+    cuMemsetD2D32_v2 | cuMemsetD2D32_v2_ptds(dstDevice, dstPitch, ui, Width, Height) |default| {
+        fill_now(rows(dstDevice, dstPitch, ui, 4, Width, Height), default)?;
     }
-
-    cuMemsetD2D32_v2 / cuMemsetD2D32_v2_ptds(dstDevice: CUdeviceptr, dstPitch: usize, ui: u32, Width: usize, Height: usize) |default| {
-        fill_now(rows(dstDevice, dstPitch, ui, 4, Width, Height), default)
+    cuMemsetD8Async | cuMemsetD8Async_ptsz(dstDevice, uc, N, hStream) |default| {
+        fill(row(dstDevice, uc.into(), 1, N), hStream, default)?;
     }
-
-    cuMemsetD8Async / cuMemsetD8Async_ptsz(dstDevice: CUdeviceptr, uc: u8, N: usize, hStream: CUstream) |default| {
-        fill(row(dstDevice, uc.into(), 1, N), hStream, default)
+    cuMemsetD16Async | cuMemsetD16Async_ptsz(dstDevice, us, N, hStream) |default| {
+        fill(row(dstDevice, us.into(), 2, N), hStream, default)?;
     }
-
-    cuMemsetD16Async / cuMemsetD16Async_ptsz(dstDevice: CUdeviceptr, us: u16, N: usize, hStream: CUstream) |default| {
-        fill(row(dstDevice, us.into(), 2, N), hStream, default)
+    cuMemsetD32Async | cuMemsetD32Async_ptsz(dstDevice, ui, N, hStream) |default| {
+        fill(row(dstDevice, ui, 4, N), hStream, default)?;
     }
-
-    cuMemsetD32Async / cuMemsetD32Async_ptsz(dstDevice: CUdeviceptr, ui: u32, N: usize, hStream: CUstream) |default| {
-        fill(row(dstDevice, ui, 4, N), hStream, default)
+    cuMemsetD2D8Async | cuMemsetD2D8Async_ptsz(dstDevice, dstPitch, uc, Width, Height, hStream) |default| {
+        fill(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), hStream, default)?;
     }
-
-    cuMemsetD2D8Async / cuMemsetD2D8Async_ptsz(
-        dstDevice: CUdeviceptr, dstPitch: usize, uc: u8, Width: usize, Height: usize, hStream: CUstream,
-    ) |default| {
-        fill(rows(dstDevice, dstPitch, uc.into(), 1, Width, Height), hStream, default)
+    cuMemsetD2D16Async | cuMemsetD2D16Async_ptsz(dstDevice, dstPitch, us, Width, Height, hStream) |default| {
+        fill(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), hStream, default)?;
     }
-
-    cuMemsetD2D16Async / cuMemsetD2D16Async_ptsz(
-        dstDevice: CUdeviceptr, dstPitch: usize, us: u16, Width: usize, Height: usize, hStream: CUstream,
-    ) |default| {
-        fill(rows(dstDevice, dstPitch, us.into(), 2, Width, Height), hStream, default)
+    cuMemsetD2D32Async | cuMemsetD2D32Async_ptsz(dstDevice, dstPitch, ui, Width, Height, hStream) |default| {
+        fill(rows(dstDevice, dstPitch, ui, 4, Width, Height), hStream, default)?;
     }
-
-    cuMemsetD2D32Async / cuMemsetD2D32Async_ptsz(
-        dstDevice: CUdeviceptr, dstPitch: usize, ui: u32, Width: usize, Height: usize, hStream: CUstream,
-    ) |default| {
-        fill(rows(dstDevice, dstPitch, ui, 4, Width, Height), hStream, default)
-    }
-
-    cuMemcpyBatchAsync_v2 / cuMemcpyBatchAsync_v2_ptsz(
-        dsts: *mut CUdeviceptr, srcs: *mut CUdeviceptr, sizes: *mut usize, count: usize, _attrs: *mut CUmemcpyAttributes,
-        _attrsIdxs: *mut usize, _numAttrs: usize, hStream: CUstream,
+    cuMemcpyBatchAsync_v2 | cuMemcpyBatchAsync_v2_ptsz(
+        dsts, srcs, sizes, count, _attrs, _attrsIdxs, _numAttrs, hStream
     ) |default| {
         let (targets, sources): (&[CUdeviceptr], &[CUdeviceptr]) = (slice!(dsts, count), slice!(srcs, count));
         let lengths: &[usize] = slice!(sizes, count);
@@ -330,6 +275,5 @@ for_both_default_streams! {
         for ((target, source), length) in targets.iter().zip(sources).zip(lengths) {
             linear(*target, *source, *length, hStream, default)?;
         }
-        Ok(())
     }
 }

@@ -13,11 +13,11 @@ const UUID_BYTES: usize = 16;
 const TEXTURE_1D_LINEAR_TEXELS: usize = 1 << 28;
 
 calls! {
-    cuDeviceGet(device: *mut CUdevice, ordinal: i32) {
+    cuDeviceGet(device, ordinal) {
         gpu_of(ordinal)?;
         give!(device, ordinal);
     }
-    cuDeviceGetCount(count: *mut i32) { give!(count, device_count() as i32) }
+    cuDeviceGetCount(count) { give!(count, device_count() as i32) }
 }
 
 /// Writes a C string into a buffer, truncated if it does not fit.
@@ -33,54 +33,40 @@ fn give_text(to: *mut c_char, length: i32, text: &str) -> Result<()> {
 }
 
 calls! {
-    cuDeviceGetName(name: *mut c_char, len: i32, dev: CUdevice) {
+    cuDeviceGetName(name, len, dev) {
         gpu_of(dev)?;
         give_text(name, len, &config().name)?;
     }
 }
 
-fn give_uuid(uuid: *mut CUuuid, dev: CUdevice) -> Result<()> {
-    let bytes: [u8; UUID_BYTES] = host().uuid(gpu_of(dev)?);
-    give!(uuid, CUuuid { bytes });
-    Ok(())
-}
-
 calls! {
-    cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) { give_uuid(uuid, dev)? }
-    cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) { give_uuid(uuid, dev)? }
-    cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
-        give!(bytes, host().memory(gpu_of(dev)?).total_bytes as usize);
+    cuDeviceGetUuid | cuDeviceGetUuid_v2(uuid, dev) {
+        let bytes: [u8; UUID_BYTES] = host().uuid(gpu_of(dev)?);
+        give!(uuid, CUuuid { bytes });
     }
-    cuDeviceGetAttribute(pi: *mut i32, attrib: CUdevice_attribute, dev: CUdevice) {
-        give!(pi, device::attribute(attrib, dev)?);
-    }
-    cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) { give!(prop, device::properties(dev)?) }
-    cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, dev: CUdevice) {
+    cuDeviceTotalMem_v2(bytes, dev) { give!(bytes, host().memory(gpu_of(dev)?).total_bytes as usize) }
+    cuDeviceGetAttribute(pi, attrib, dev) { give!(pi, device::attribute(attrib, dev)?) }
+    cuDeviceGetProperties(prop, dev) { give!(prop, device::properties(dev)?) }
+    cuDeviceComputeCapability(major, minor, dev) {
         gpu_of(dev)?;
         let [configured_major, configured_minor] = config().compute_capability;
         give!(major, configured_major);
         give!(minor, configured_minor);
     }
-    cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: i32, dev: CUdevice) {
-        give_text(pciBusId, len, &device::pci_bus_id(dev)?)?;
-    }
-    cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
-        give!(dev, device::at_pci_bus_id(text!(pciBusId))?);
-    }
-    cuDeviceCanAccessPeer(canAccessPeer: *mut i32, dev: CUdevice, peerDev: CUdevice) {
+    cuDeviceGetPCIBusId(pciBusId, len, dev) { give_text(pciBusId, len, &device::pci_bus_id(dev)?)? }
+    cuDeviceGetByPCIBusId(dev, pciBusId) { give!(dev, device::at_pci_bus_id(text!(pciBusId))?) }
+    cuDeviceCanAccessPeer(canAccessPeer, dev, peerDev) {
         give!(canAccessPeer, device::can_access_peer(dev, peerDev)?.into());
     }
-    cuDeviceGetP2PAttribute(
-        value: *mut i32, attrib: CUdevice_P2PAttribute, srcDevice: CUdevice, dstDevice: CUdevice
-    ) { give!(value, device::p2p_attribute(attrib, srcDevice, dstDevice)?) }
-    cuDeviceGetTexture1DLinearMaxWidth(
-        maxWidthInElements: *mut usize, _format: CUarray_format, numChannels: u32, dev: CUdevice
-    ) {
+    cuDeviceGetP2PAttribute(value, attrib, srcDevice, dstDevice) {
+        give!(value, device::p2p_attribute(attrib, srcDevice, dstDevice)?);
+    }
+    cuDeviceGetTexture1DLinearMaxWidth(maxWidthInElements, _format, numChannels, dev) {
         gpu_of(dev)?;
         status::refuse(!matches!(numChannels, 1 | 2 | 4))?;
         give!(maxWidthInElements, TEXTURE_1D_LINEAR_TEXELS);
     }
-    cuDeviceGetExecAffinitySupport(pi: *mut i32, r#type: CUexecAffinityType, dev: CUdevice) {
+    cuDeviceGetExecAffinitySupport(pi, r#type, dev) {
         gpu_of(dev)?;
         status::refuse(r#type >= CU_EXEC_AFFINITY_TYPE_MAX)?;
         // This affinity requires MPS, which is absent with time-slicing.
@@ -94,18 +80,14 @@ fn give_pool(to: *mut CUmemoryPool, found: Result<std::sync::Arc<pool::Pool>>) -
 }
 
 calls! {
-    cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) {
-        give_pool(pool_out, pool::default_of(dev))?;
-    }
-    cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) { give_pool(pool, pool::current_of(dev))? }
-    cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
-        pool::set_current(dev, pool::by_handle(pool as usize)?)?;
-    }
-    cuDeviceGraphMemTrim(device: CUdevice) {
+    cuDeviceGetDefaultMemPool(pool_out, dev) { give_pool(pool_out, pool::default_of(dev))? }
+    cuDeviceGetMemPool(pool, dev) { give_pool(pool, pool::current_of(dev))? }
+    cuDeviceSetMemPool(dev, pool) { pool::set_current(dev, pool::by_handle(pool as usize)?)? }
+    cuDeviceGraphMemTrim(device) {
         gpu_of(device)?;
         graph_memory::trim(device);
     }
-    cuDeviceGetGraphMemAttribute(device: CUdevice, attr: CUgraphMem_attribute, value: *mut c_void) {
+    cuDeviceGetGraphMemAttribute(device, attr, value) {
         gpu_of(device)?;
         let usage = graph_memory::usage(device);
         let answer = match attr {
@@ -117,20 +99,10 @@ calls! {
         };
         give!(value.cast::<u64>(), answer);
     }
-}
-
-pub fn cuDeviceSetGraphMemAttribute(
-    device: CUdevice,
-    attr: CUgraphMem_attribute,
-    value: *mut c_void,
-) -> Result<()> {
-    gpu_of(device)?;
-    let wanted = read!(value.cast::<u64>());
-    match attr {
-        CU_GRAPH_MEM_ATTR_USED_MEM_HIGH | CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH if wanted == 0 => {
-            graph_memory::reset_high(device);
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
+    cuDeviceSetGraphMemAttribute(device, attr, value) {
+        gpu_of(device)?;
+        let is_high = matches!(attr, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH | CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH);
+        status::refuse(read!(value.cast::<u64>()) != 0 || !is_high)?;
+        graph_memory::reset_high(device);
     }
 }

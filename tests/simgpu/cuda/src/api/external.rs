@@ -42,7 +42,7 @@ struct ArrayDescription {
 }
 
 calls! {
-    cuImportExternalMemory(extMem_out: *mut *mut c_void, memHandleDesc: *const c_void) {
+    cuImportExternalMemory(extMem_out, memHandleDesc) {
         let description = read!(memHandleDesc.cast::<HandleDescription>());
         if extMem_out.is_null() || description.flags & !CUDA_EXTERNAL_MEMORY_DEDICATED != 0 {
             return Err(status::INVALID_VALUE);
@@ -56,17 +56,13 @@ calls! {
         }
         give!(extMem_out, external::import(description.descriptor, description.bytes)? as *mut c_void);
     }
-    cuDestroyExternalMemory(extMem: *mut c_void) { external::destroy(extMem as usize)? }
-    cuExternalMemoryGetMappedBuffer(
-        devPtr: *mut CUdeviceptr, extMem: *mut c_void, bufferDesc: *const c_void
-    ) {
+    cuDestroyExternalMemory(extMem) { external::destroy(extMem as usize)? }
+    cuExternalMemoryGetMappedBuffer(devPtr, extMem, bufferDesc) {
         let description = read!(bufferDesc.cast::<BufferDescription>());
         status::refuse(devPtr.is_null() || description.flags != 0)?;
         give!(devPtr, external::map_buffer(extMem as usize, description.offset, description.bytes)?);
     }
-    cuExternalMemoryGetMappedMipmappedArray(
-        mipmap: *mut CUmipmappedArray, extMem: *mut c_void, mipmapDesc: *const c_void
-    ) {
+    cuExternalMemoryGetMappedMipmappedArray(mipmap, extMem, mipmapDesc) {
         let ArrayDescription { offset, array, levels, .. } = read!(mipmapDesc.cast::<ArrayDescription>());
         status::refuse(mipmap.is_null())?;
         give!(mipmap, external::map_array(extMem as usize, offset, array, levels)? as CUmipmappedArray);

@@ -7,22 +7,19 @@ use deepres_abi::driver::types::*;
 use crate::graph::{self, Dependency, Exec, Graph, USER_OBJECTS, UserObject};
 use crate::operation::Operation;
 use crate::status::{self, Result};
-use crate::stream::DefaultStream;
 
 calls! {
-    cuGraphCreate(phGraph: *mut CUgraph, flags: u32) {
+    cuGraphCreate(phGraph, flags) {
         status::refuse(phGraph.is_null() || flags != 0)?;
         give!(phGraph, Graph::create()?.handle as CUgraph);
     }
-    cuGraphDestroy(hGraph: CUgraph) { graph::destroy(hGraph as usize)? }
-    cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
+    cuGraphDestroy(hGraph) { graph::destroy(hGraph as usize)? }
+    cuGraphClone(phGraphClone, originalGraph) {
         status::refuse(phGraphClone.is_null())?;
         give!(phGraphClone, graph::by_handle(originalGraph as usize)?.copy()?.handle as CUgraph);
     }
-    cuGraphGetId(hGraph: CUgraph, graphId: *mut u32) {
-        give!(graphId, graph::by_handle(hGraph as usize)?.id as u32);
-    }
-    cuGraphNodeFindInClone(phNode: *mut CUgraphNode, hOriginalNode: CUgraphNode, hClonedGraph: CUgraph) {
+    cuGraphGetId(hGraph, graphId) { give!(graphId, graph::by_handle(hGraph as usize)?.id as u32) }
+    cuGraphNodeFindInClone(phNode, hOriginalNode, hClonedGraph) {
         let clone = graph::by_handle(hClonedGraph as usize)?;
         give!(phNode, clone.copy_of(hOriginalNode as usize).ok_or(status::INVALID_VALUE)? as CUgraphNode);
     }
@@ -63,11 +60,12 @@ fn give_edge_data(to: *mut CUgraphEdgeData, room: usize, all: &[CUgraphEdgeData]
 }
 
 calls! {
-    cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) {
-        let all: Vec<usize> = graph::by_handle(hGraph as usize)?.nodes().iter().map(|node| node.handle).collect();
+    cuGraphGetNodes(hGraph, nodes, numNodes) {
+        let all = graph::by_handle(hGraph as usize)?.nodes();
+        let all: Vec<usize> = all.iter().map(|node| node.handle).collect();
         give_handles(nodes, numNodes, &all)?;
     }
-    cuGraphGetRootNodes(hGraph: CUgraph, rootNodes: *mut CUgraphNode, numRootNodes: *mut usize) {
+    cuGraphGetRootNodes(hGraph, rootNodes, numRootNodes) {
         give_handles(rootNodes, numRootNodes, &graph::by_handle(hGraph as usize)?.roots())?;
     }
 }
@@ -96,13 +94,8 @@ fn edges(
 }
 
 calls! {
-    cuGraphGetEdges(hGraph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, numEdges: *mut usize) {
-        edges(hGraph, from, to, std::ptr::null_mut(), numEdges)?;
-    }
-    cuGraphGetEdges_v2(
-        hGraph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
-        numEdges: *mut usize
-    ) { edges(hGraph, from, to, edgeData, numEdges)? }
+    cuGraphGetEdges(hGraph, from, to, numEdges) { edges(hGraph, from, to, std::ptr::null_mut(), numEdges)? }
+    cuGraphGetEdges_v2(hGraph, from, to, edgeData, numEdges) { edges(hGraph, from, to, edgeData, numEdges)? }
 }
 
 /// The end of an edge to return.
@@ -137,20 +130,18 @@ fn neighbours(
 }
 
 calls! {
-    cuGraphNodeGetDependencies(
-        hNode: CUgraphNode, dependencies: *mut CUgraphNode, numDependencies: *mut usize
-    ) { neighbours(hNode, Side::Before, dependencies, std::ptr::null_mut(), numDependencies)? }
-    cuGraphNodeGetDependencies_v2(
-        hNode: CUgraphNode, dependencies: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
-        numDependencies: *mut usize
-    ) { neighbours(hNode, Side::Before, dependencies, edgeData, numDependencies)? }
-    cuGraphNodeGetDependentNodes(
-        hNode: CUgraphNode, dependentNodes: *mut CUgraphNode, numDependentNodes: *mut usize
-    ) { neighbours(hNode, Side::After, dependentNodes, std::ptr::null_mut(), numDependentNodes)? }
-    cuGraphNodeGetDependentNodes_v2(
-        hNode: CUgraphNode, dependentNodes: *mut CUgraphNode, edgeData: *mut CUgraphEdgeData,
-        numDependentNodes: *mut usize
-    ) { neighbours(hNode, Side::After, dependentNodes, edgeData, numDependentNodes)? }
+    cuGraphNodeGetDependencies(hNode, dependencies, numDependencies) {
+        neighbours(hNode, Side::Before, dependencies, std::ptr::null_mut(), numDependencies)?;
+    }
+    cuGraphNodeGetDependencies_v2(hNode, dependencies, edgeData, numDependencies) {
+        neighbours(hNode, Side::Before, dependencies, edgeData, numDependencies)?;
+    }
+    cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes) {
+        neighbours(hNode, Side::After, dependentNodes, std::ptr::null_mut(), numDependentNodes)?;
+    }
+    cuGraphNodeGetDependentNodes_v2(hNode, dependentNodes, edgeData, numDependentNodes) {
+        neighbours(hNode, Side::After, dependentNodes, edgeData, numDependentNodes)?;
+    }
 }
 
 type Edges = Vec<(usize, usize, CUgraphEdgeData)>;
@@ -170,25 +161,21 @@ fn given_edges(
 }
 
 calls! {
-    cuGraphAddDependencies(
-        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, numDependencies: usize
-    ) {
-        graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, std::ptr::null(), numDependencies)?)?;
+    cuGraphAddDependencies(hGraph, from, to, numDependencies) {
+        let edges = given_edges(from, to, std::ptr::null(), numDependencies)?;
+        graph::by_handle(hGraph as usize)?.connect(&edges)?;
     }
-    cuGraphAddDependencies_v2(
-        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, edgeData: *const CUgraphEdgeData,
-        numDependencies: usize
-    ) { graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, edgeData, numDependencies)?)? }
-    cuGraphRemoveDependencies(
-        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, numDependencies: usize
-    ) {
-        graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, std::ptr::null(), numDependencies)?)?;
+    cuGraphAddDependencies_v2(hGraph, from, to, edgeData, numDependencies) {
+        graph::by_handle(hGraph as usize)?.connect(&given_edges(from, to, edgeData, numDependencies)?)?;
     }
-    cuGraphRemoveDependencies_v2(
-        hGraph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, edgeData: *const CUgraphEdgeData,
-        numDependencies: usize
-    ) { graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, edgeData, numDependencies)?)? }
-    cuGraphDestroyNode(hNode: CUgraphNode) {
+    cuGraphRemoveDependencies(hGraph, from, to, numDependencies) {
+        let edges = given_edges(from, to, std::ptr::null(), numDependencies)?;
+        graph::by_handle(hGraph as usize)?.disconnect(&edges)?;
+    }
+    cuGraphRemoveDependencies_v2(hGraph, from, to, edgeData, numDependencies) {
+        graph::by_handle(hGraph as usize)?.disconnect(&given_edges(from, to, edgeData, numDependencies)?)?;
+    }
+    cuGraphDestroyNode(hNode) {
         let node = graph::node(hNode as usize)?;
         graph::by_handle(node.graph)?.remove(node.handle)?;
     }
@@ -200,118 +187,66 @@ fn instantiate(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) -> Re
     Ok(())
 }
 
-fn instantiate_with_log(
-    phGraphExec: *mut CUgraphExec,
-    hGraph: CUgraph,
-    phErrorNode: *mut CUgraphNode,
-    logBuffer: *mut c_char,
-    bufferSize: usize,
-) -> Result<()> {
-    give_if_wanted!(phErrorNode, std::ptr::null_mut());
-    if bufferSize != 0 {
-        give_if_wanted!(logBuffer, 0);
-    }
-    instantiate(phGraphExec, hGraph, 0)
-}
-
 calls! {
-    cuGraphInstantiate(
-        phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut CUgraphNode, logBuffer: *mut c_char,
-        bufferSize: usize
-    ) { instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)? }
-    cuGraphInstantiate_v2(
-        phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut CUgraphNode, logBuffer: *mut c_char,
-        bufferSize: usize
-    ) { instantiate_with_log(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize)? }
-    cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: u64) {
-        instantiate(phGraphExec, hGraph, flags)?;
-    }
-}
-
-fn instantiate_with_params(
-    phGraphExec: *mut CUgraphExec,
-    hGraph: CUgraph,
-    instantiateParams: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
-    default: DefaultStream,
-) -> Result<()> {
-    let mut params = read!(instantiateParams);
-    let made = instantiate(phGraphExec, hGraph, params.flags);
-    params.result_out =
-        if made.is_ok() { CUDA_GRAPH_INSTANTIATE_SUCCESS } else { CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE };
-    let mut uploaded = Ok(());
-    if made.is_ok() && params.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0 {
-        let exec = read!(phGraphExec) as usize;
-        uploaded = crate::stream::resolve(params.hUploadStream as usize, default)
-            .and_then(|stream| graph::exec(exec)?.upload(&stream));
-        if uploaded.is_err() {
-            graph::EXECS.remove(exec);
-            params.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+    cuGraphInstantiate | cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize) {
+        give_if_wanted!(phErrorNode, std::ptr::null_mut());
+        if bufferSize != 0 {
+            give_if_wanted!(logBuffer, 0);
         }
+        instantiate(phGraphExec, hGraph, 0)?;
     }
-    params.hErrNode_out = std::ptr::null_mut();
-    give!(instantiateParams, params);
-    made.and(uploaded)
-}
-
-for_both_default_streams! {
-    cuGraphInstantiateWithParams / cuGraphInstantiateWithParams_ptsz(
-        phGraphExec: *mut CUgraphExec, hGraph: CUgraph, params: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
-    ) |default| {
-        instantiate_with_params(phGraphExec, hGraph, params, default)
-    }
+    cuGraphInstantiateWithFlags(phGraphExec, hGraph, flags) { instantiate(phGraphExec, hGraph, flags)? }
 }
 
 calls! {
-    cuGraphExecDestroy(hGraphExec: CUgraphExec) {
+    cuGraphInstantiateWithParams | cuGraphInstantiateWithParams_ptsz(phGraphExec, hGraph, params) |default| {
+        let mut answer = read!(params);
+        let made = instantiate(phGraphExec, hGraph, answer.flags);
+        answer.result_out = match made {
+            Ok(()) => CUDA_GRAPH_INSTANTIATE_SUCCESS,
+            Err(_) => CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE,
+        };
+        let mut uploaded = Ok(());
+        if made.is_ok() && answer.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0 {
+            let exec = read!(phGraphExec) as usize;
+            uploaded = crate::stream::resolve(answer.hUploadStream as usize, default)
+                .and_then(|stream| graph::exec(exec)?.upload(&stream));
+            if uploaded.is_err() {
+                graph::EXECS.remove(exec);
+                answer.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+            }
+        }
+        answer.hErrNode_out = std::ptr::null_mut();
+        give!(params, answer);
+        made.and(uploaded)?;
+    }
+    cuGraphExecDestroy(hGraphExec) {
         graph::EXECS.remove(hGraphExec as usize).map(|_| ()).ok_or(status::INVALID_VALUE)?;
     }
-    cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: *mut u64) {
-        give!(flags, graph::exec(hGraphExec as usize)?.flags);
-    }
-    cuGraphExecGetId(hGraphExec: CUgraphExec, graphId: *mut u32) {
-        give!(graphId, graph::exec(hGraphExec as usize)?.id as u32);
-    }
+    cuGraphExecGetFlags(hGraphExec, flags) { give!(flags, graph::exec(hGraphExec as usize)?.flags) }
+    cuGraphExecGetId(hGraphExec, graphId) { give!(graphId, graph::exec(hGraphExec as usize)?.id as u32) }
 }
 
-fn update(hGraphExec: CUgraphExec, hGraph: CUgraph) -> Result<std::result::Result<(), graph::UpdateRefusal>> {
-    Ok(graph::exec(hGraphExec as usize)?.update(&*graph::by_handle(hGraph as usize)?))
-}
-
-pub fn cuGraphExecUpdate(
-    hGraphExec: CUgraphExec,
-    hGraph: CUgraph,
-    hErrorNode_out: *mut CUgraphNode,
-    updateResult_out: *mut CUgraphExecUpdateResult,
-) -> Result<()> {
-    let (result, node) = match update(hGraphExec, hGraph)? {
-        Ok(()) => (CU_GRAPH_EXEC_UPDATE_SUCCESS, 0),
-        Err((result, node, _)) => (result, node),
-    };
-    give_if_wanted!(hErrorNode_out, node as CUgraphNode);
-    give!(updateResult_out, result);
-    if result == CU_GRAPH_EXEC_UPDATE_SUCCESS { Ok(()) } else { Err(status::GRAPH_EXEC_UPDATE_FAILURE) }
-}
-
-pub fn cuGraphExecUpdate_v2(
-    hGraphExec: CUgraphExec,
-    hGraph: CUgraph,
-    resultInfo: *mut CUgraphExecUpdateResultInfo,
-) -> Result<()> {
-    let (result, node, from) = match update(hGraphExec, hGraph)? {
-        Ok(()) => (CU_GRAPH_EXEC_UPDATE_SUCCESS, 0, 0),
-        Err(refusal) => refusal,
-    };
-    let info = CUgraphExecUpdateResultInfo {
-        result,
-        errorNode: node as CUgraphNode,
-        errorFromNode: from as CUgraphNode,
-    };
-    give!(resultInfo, info);
-    if result == CU_GRAPH_EXEC_UPDATE_SUCCESS { Ok(()) } else { Err(status::GRAPH_EXEC_UPDATE_FAILURE) }
+/// Updates an executable graph. Returns the result, and the nodes at which the update failed.
+fn update(exec: CUgraphExec, graph: CUgraph) -> Result<graph::UpdateRefusal> {
+    let updated = graph::exec(exec as usize)?.update(&*graph::by_handle(graph as usize)?);
+    Ok(updated.err().unwrap_or((CU_GRAPH_EXEC_UPDATE_SUCCESS, 0, 0)))
 }
 
 calls! {
-    cuGraphDebugDotPrint(hGraph: CUgraph, path: *const c_char, _flags: u32) {
+    cuGraphExecUpdate(hGraphExec, hGraph, hErrorNode_out, updateResult_out) {
+        let (result, node, _) = update(hGraphExec, hGraph)?;
+        give_if_wanted!(hErrorNode_out, node as CUgraphNode);
+        give!(updateResult_out, result);
+        status::refuse_as(result != CU_GRAPH_EXEC_UPDATE_SUCCESS, status::GRAPH_EXEC_UPDATE_FAILURE)?;
+    }
+    cuGraphExecUpdate_v2(hGraphExec, hGraph, resultInfo) {
+        let (result, node, from) = update(hGraphExec, hGraph)?;
+        let (errorNode, errorFromNode) = (node as CUgraphNode, from as CUgraphNode);
+        give!(resultInfo, CUgraphExecUpdateResultInfo { result, errorNode, errorFromNode });
+        status::refuse_as(result != CU_GRAPH_EXEC_UPDATE_SUCCESS, status::GRAPH_EXEC_UPDATE_FAILURE)?;
+    }
+    cuGraphDebugDotPrint(hGraph, path, _flags) {
         let graph = graph::by_handle(hGraph as usize)?;
         let mut text = String::from("digraph dot {\n");
         for node in graph.nodes() {
@@ -328,9 +263,7 @@ calls! {
         text.push_str("}\n");
         std::fs::write(text!(path), text).map_err(|_| status::OPERATING_SYSTEM)?;
     }
-    cuUserObjectCreate(
-        object_out: *mut CUuserObject, ptr: *mut c_void, destroy: CUhostFn, initialRefcount: u32, flags: u32
-    ) {
+    cuUserObjectCreate(object_out, ptr, destroy, initialRefcount, flags) {
         let destroy = destroy.ok_or(status::INVALID_VALUE)?;
         if object_out.is_null() || initialRefcount == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC {
             return Err(status::INVALID_VALUE);
@@ -344,11 +277,9 @@ fn user_object(handle: CUuserObject) -> Result<Arc<UserObject>> {
 }
 
 calls! {
-    cuUserObjectRetain(object: CUuserObject, count: u32) { user_object(object)?.retain(count); }
-    cuUserObjectRelease(object: CUuserObject, count: u32) {
-        graph::release_user_object(object as usize, count)?;
-    }
-    cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: u32, flags: u32) {
+    cuUserObjectRetain(object, count) { user_object(object)?.retain(count) }
+    cuUserObjectRelease(object, count) { graph::release_user_object(object as usize, count)? }
+    cuGraphRetainUserObject(graph, object, count, flags) {
         let graph = graph::by_handle(graph as usize)?;
         let object = user_object(object)?;
         match flags {
@@ -358,7 +289,7 @@ calls! {
         }
         graph.hold(object.handle, count);
     }
-    cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: u32) {
+    cuGraphReleaseUserObject(graph, object, count) {
         graph::by_handle(graph as usize)?.give_up(object as usize, count)?;
     }
 }

@@ -139,10 +139,10 @@ fn prepare(raw: &Raw, stream: CUstream, default: DefaultStream) -> Result<(Arc<S
     Ok((stream, launch))
 }
 
-for_both_default_streams! {
-    cuLaunchKernel / cuLaunchKernel_ptsz(
-        f: CUfunction, gridDimX: u32, gridDimY: u32, gridDimZ: u32, blockDimX: u32, blockDimY: u32, blockDimZ: u32,
-        sharedMemBytes: u32, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
+calls! {
+    cuLaunchKernel | cuLaunchKernel_ptsz(
+        f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+        kernelParams, extra
     ) |default| {
         let raw = Raw {
             function: f,
@@ -153,12 +153,9 @@ for_both_default_streams! {
             params: kernelParams,
             extra,
         };
-        launch(&raw, hStream, default)
+        launch(&raw, hStream, default)?;
     }
-
-    cuLaunchKernelEx / cuLaunchKernelEx_ptsz(
-        config: *const CUlaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
-    ) |default| {
+    cuLaunchKernelEx | cuLaunchKernelEx_ptsz(config, f, kernelParams, extra) |default| {
         let config = read!(config);
         let attributes = Attributes::read(&config)?;
         let raw = Raw {
@@ -175,12 +172,11 @@ for_both_default_streams! {
         stream.submit(Operation::Kernel(launch))?;
         // The driver records a launch-completion event here too. The reference allows that at any
         // time after all blocks have begun.
-        attributes.events.iter().try_for_each(|event| event.record(&stream))
+        attributes.events.iter().try_for_each(|event| event.record(&stream))?;
     }
-
-    cuLaunchCooperativeKernel / cuLaunchCooperativeKernel_ptsz(
-        f: CUfunction, gridDimX: u32, gridDimY: u32, gridDimZ: u32, blockDimX: u32, blockDimY: u32, blockDimZ: u32,
-        sharedMemBytes: u32, hStream: CUstream, kernelParams: *mut *mut c_void,
+    cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz(
+        f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+        kernelParams
     ) |default| {
         let raw = Raw {
             function: f,
@@ -191,10 +187,9 @@ for_both_default_streams! {
             params: kernelParams,
             extra: std::ptr::null_mut(),
         };
-        launch(&raw, hStream, default)
+        launch(&raw, hStream, default)?;
     }
-
-    cuGraphLaunch / cuGraphLaunch_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
+    cuGraphLaunch | cuGraphLaunch_ptsz(hGraphExec, hStream) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         if stream.is_capturing() {
             // A captured launch becomes a child node of the captured graph.
@@ -202,18 +197,12 @@ for_both_default_streams! {
             return stream.submit(Operation::Child(source));
         }
         crate::capture::refuse_implicit(&stream)?;
-        graph::exec(hGraphExec as usize)?.launch(&stream)
+        graph::exec(hGraphExec as usize)?.launch(&stream)?;
     }
-
-    cuGraphUpload / cuGraphUpload_ptsz(hGraphExec: CUgraphExec, hStream: CUstream) |default| {
-        graph::exec(hGraphExec as usize)?.upload(&*stream::resolve(hStream as usize, default)?)
+    cuGraphUpload | cuGraphUpload_ptsz(hGraphExec, hStream) |default| {
+        graph::exec(hGraphExec as usize)?.upload(&*stream::resolve(hStream as usize, default)?)?;
     }
-}
-
-calls! {
-    cuLaunchCooperativeKernelMultiDevice(
-        launchParamsList: *mut CUDA_LAUNCH_PARAMS, numDevices: u32, flags: u32
-    ) {
+    cuLaunchCooperativeKernelMultiDevice(launchParamsList, numDevices, flags) {
         let known = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC
             | CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
         let list: &[CUDA_LAUNCH_PARAMS] = slice!(launchParamsList, numDevices);
@@ -268,21 +257,17 @@ fn launch_old(f: CUfunction, width: i32, height: i32, stream: CUstream) -> Resul
 }
 
 calls! {
-    cuLaunch(f: CUfunction) { launch_old(f, 1, 1, std::ptr::null_mut())? }
-    cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) {
-        launch_old(f, grid_width, grid_height, std::ptr::null_mut())?;
-    }
-    cuLaunchGridAsync(f: CUfunction, grid_width: i32, grid_height: i32, hStream: CUstream) {
+    cuLaunch(f) { launch_old(f, 1, 1, std::ptr::null_mut())? }
+    cuLaunchGrid(f, grid_width, grid_height) { launch_old(f, grid_width, grid_height, std::ptr::null_mut())? }
+    cuLaunchGridAsync(f, grid_width, grid_height, hStream) {
         launch_old(f, grid_width, grid_height, hStream)?;
     }
-    cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) {
+    cuFuncSetBlockShape(hfunc, x, y, z) {
         let shape = [x, y, z].map(|extent| u32::try_from(extent).unwrap_or(0));
         status::refuse(shape.contains(&0))?;
         module::function(hfunc as usize)?.set_old_block(shape);
     }
-    cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) {
-        module::function(hfunc as usize)?.set_old_shared(bytes);
-    }
+    cuFuncSetSharedSize(hfunc, bytes) { module::function(hfunc as usize)?.set_old_shared(bytes) }
 }
 
 /// Checks the setting of a parameter. The value has no effect, because kernels compute nothing.
@@ -293,10 +278,8 @@ fn set_parameter(hfunc: CUfunction, offset: i32) -> Result<()> {
 }
 
 calls! {
-    cuParamSetSize(hfunc: CUfunction, _numbytes: u32) { set_parameter(hfunc, 0)? }
-    cuParamSeti(hfunc: CUfunction, offset: i32, _value: u32) { set_parameter(hfunc, offset)? }
-    cuParamSetf(hfunc: CUfunction, offset: i32, _value: f32) { set_parameter(hfunc, offset)? }
-    cuParamSetv(hfunc: CUfunction, offset: i32, _ptr: *mut c_void, _numbytes: u32) {
-        set_parameter(hfunc, offset)?;
-    }
+    cuParamSetSize(hfunc, _numbytes) { set_parameter(hfunc, 0)? }
+    cuParamSeti(hfunc, offset, _value) { set_parameter(hfunc, offset)? }
+    cuParamSetf(hfunc, offset, _value) { set_parameter(hfunc, offset)? }
+    cuParamSetv(hfunc, offset, _ptr, _numbytes) { set_parameter(hfunc, offset)? }
 }

@@ -20,50 +20,47 @@ const HOST_REGISTER_FLAGS: u32 = CU_MEMHOSTREGISTER_PORTABLE
     | CU_MEMHOSTREGISTER_READ_ONLY;
 
 calls! {
-    cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) {
+    cuMemAlloc_v2(dptr, bytesize) {
         status::refuse(dptr.is_null())?;
         give!(dptr, memory::allocate(bytesize as u64, Kind::Device)?);
     }
-    cuMemAllocPitch_v2(
-        dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: u32
-    ) {
+    cuMemAllocPitch_v2(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes) {
         status::refuse(dptr.is_null() || pPitch.is_null())?;
-        let (address, pitch) = memory::allocate_pitched(WidthInBytes as u64, Height as u64, ElementSizeBytes)?;
+        let (address, pitch) =
+            memory::allocate_pitched(WidthInBytes as u64, Height as u64, ElementSizeBytes)?;
         give!(dptr, address);
         give!(pPitch, pitch as usize);
     }
-    cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) {
+    cuMemAllocManaged(dptr, bytesize, flags) {
         status::refuse(dptr.is_null() || !matches!(flags, CU_MEM_ATTACH_GLOBAL | CU_MEM_ATTACH_HOST))?;
         give!(dptr, memory::allocate_on_host(bytesize as u64, Kind::Managed)?);
     }
-    cuMemFree_v2(dptr: CUdeviceptr) { memory::free(dptr)? }
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+    cuMemFree_v2(dptr) { memory::free(dptr)? }
+    cuMemGetInfo_v2(free, total) {
         let info = host().memory(context::current()?.gpu);
         give!(free, info.total_bytes.saturating_sub(info.used_bytes) as usize);
         give!(total, info.total_bytes as usize);
     }
-    cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) {
+    cuMemAllocHost_v2(pp, bytesize) {
         status::refuse(pp.is_null())?;
         let kind = Kind::HostPinned { flags: CU_MEMHOSTALLOC_DEVICEMAP };
         give!(pp, memory::allocate_on_host(bytesize as u64, kind)? as *mut c_void);
     }
-    cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) {
+    cuMemHostAlloc(pp, bytesize, Flags) {
         status::refuse(pp.is_null() || Flags & !HOST_ALLOC_FLAGS != 0)?;
-        give!(pp, memory::allocate_on_host(bytesize as u64, Kind::HostPinned { flags: Flags })? as *mut c_void);
+        let kind = Kind::HostPinned { flags: Flags };
+        give!(pp, memory::allocate_on_host(bytesize as u64, kind)? as *mut c_void);
     }
-    cuMemFreeHost(p: *mut c_void) { memory::free_host(p as u64)? }
-}
-
-fn register(p: *mut c_void, bytes: usize, flags: u32) -> Result<()> {
-    status::refuse(flags & !HOST_REGISTER_FLAGS != 0)?;
-    memory::register_host(p as u64, bytes as u64, flags)
+    cuMemFreeHost(p) { memory::free_host(p as u64)? }
 }
 
 calls! {
-    cuMemHostRegister(p: *mut c_void, bytesize: usize, Flags: u32) { register(p, bytesize, Flags)? }
-    cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) { register(p, bytesize, Flags)? }
-    cuMemHostUnregister(p: *mut c_void) { memory::unregister_host(p as u64)? }
-    cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: u32) {
+    cuMemHostRegister | cuMemHostRegister_v2(p, bytesize, Flags) {
+        status::refuse(Flags & !HOST_REGISTER_FLAGS != 0)?;
+        memory::register_host(p as u64, bytesize as u64, Flags)?;
+    }
+    cuMemHostUnregister(p) { memory::unregister_host(p as u64)? }
+    cuMemHostGetDevicePointer_v2(pdptr, p, Flags) {
         let is_known = memory::find(p as u64).is_some_and(|found| found.is_host() || found.is_managed());
         status::refuse(Flags != 0 || !is_known)?;
         // There is one address space, so device and host see host memory at the same address.
@@ -71,18 +68,14 @@ calls! {
     }
 }
 
-pub fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> Result<()> {
-    match memory::find(p as u64).map(|found| found.kind) {
-        Some(Kind::HostPinned { flags } | Kind::HostRegistered { flags }) => {
-            give!(pFlags, flags);
-            Ok(())
-        }
-        _ => Err(status::INVALID_VALUE),
-    }
-}
-
 calls! {
-    cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {
+    cuMemHostGetFlags(pFlags, p) {
+        match memory::find(p as u64).map(|found| found.kind) {
+            Some(Kind::HostPinned { flags } | Kind::HostRegistered { flags }) => give!(pFlags, flags),
+            _ => return Err(status::INVALID_VALUE),
+        }
+    }
+    cuMemGetAddressRange_v2(pbase, psize, dptr) {
         context::current()?;
         let found =
             memory::find(dptr).filter(|found| !matches!(found.kind, Kind::Array)).ok_or(status::NOT_FOUND)?;
@@ -143,14 +136,12 @@ fn pointer_attribute(
 }
 
 calls! {
-    cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+    cuPointerGetAttribute(data, attribute, ptr) {
         pointer_attribute(data, attribute, memory::find(ptr).as_ref(), ptr)?;
     }
-    /// Unlike the call for one attribute, this call writes zeros for attributes that the pointer
-    /// lacks.
-    cuPointerGetAttributes(
-        numAttributes: u32, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, ptr: CUdeviceptr
-    ) {
+    // Unlike the call for one attribute, this call writes zeros for attributes that the pointer
+    // lacks.
+    cuPointerGetAttributes(numAttributes, attributes, data, ptr) {
         let attributes: &[CUpointer_attribute] = slice!(attributes, numAttributes);
         let places: &[*mut c_void] = slice!(data, numAttributes);
         let found = memory::find(ptr);
@@ -176,32 +167,24 @@ calls! {
             }
         }
     }
-    cuPointerSetAttribute(value: *const c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+    cuPointerSetAttribute(value, attribute, ptr) {
         if value.is_null() || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || memory::find(ptr).is_none() {
             return Err(status::INVALID_VALUE);
         }
         // Operations on this memory are synchronous already, as the attribute demands.
     }
-    cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) {
+    cuIpcGetMemHandle(pHandle, dptr) {
         status::refuse(pHandle.is_null())?;
         give!(pHandle, CUipcMemHandle { reserved: ipc::export(dptr)?.bytes() });
     }
 }
 
-fn open(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: u32) -> Result<()> {
-    status::refuse(pdptr.is_null() || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)?;
-    give!(pdptr, ipc::open(handle.reserved)?);
-    Ok(())
-}
-
 calls! {
-    cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) {
-        open(pdptr, handle, Flags)?;
+    cuIpcOpenMemHandle | cuIpcOpenMemHandle_v2(pdptr, handle, Flags) {
+        status::refuse(pdptr.is_null() || Flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)?;
+        give!(pdptr, ipc::open(handle.reserved)?);
     }
-    cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: u32) {
-        open(pdptr, handle, Flags)?;
-    }
-    cuIpcCloseMemHandle(dptr: CUdeviceptr) { ipc::close(dptr)? }
+    cuIpcCloseMemHandle(dptr) { ipc::close(dptr)? }
 }
 
 /// Checks that the range is managed memory. Advice and prefetches apply to managed memory only,
@@ -253,10 +236,8 @@ fn advise(address: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUde
 }
 
 calls! {
-    cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) {
-        advise(devPtr, count, advice, device)?;
-    }
-    cuMemAdvise_v2(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, location: CUmemLocation) {
+    cuMemAdvise(devPtr, count, advice, device) { advise(devPtr, count, advice, device)? }
+    cuMemAdvise_v2(devPtr, count, advice, location) {
         advise(devPtr, count, advice, place_of(&location).unwrap_or(CU_DEVICE_CPU))?;
     }
 }
@@ -292,14 +273,10 @@ fn range_attribute(
 }
 
 calls! {
-    cuMemRangeGetAttribute(
-        data: *mut c_void, dataSize: usize, attribute: CUmem_range_attribute, devPtr: CUdeviceptr,
-        count: usize
-    ) { range_attribute(data, dataSize, attribute, devPtr, count)? }
-    cuMemRangeGetAttributes(
-        data: *mut *mut c_void, dataSizes: *mut usize, attributes: *mut CUmem_range_attribute,
-        numAttributes: usize, devPtr: CUdeviceptr, count: usize
-    ) {
+    cuMemRangeGetAttribute(data, dataSize, attribute, devPtr, count) {
+        range_attribute(data, dataSize, attribute, devPtr, count)?;
+    }
+    cuMemRangeGetAttributes(data, dataSizes, attributes, numAttributes, devPtr, count) {
         let attributes: &[CUmem_range_attribute] = slice!(attributes, numAttributes);
         let (places, sizes): (&[*mut c_void], &[usize]) =
             (slice!(data, numAttributes), slice!(dataSizes, numAttributes));
@@ -307,23 +284,18 @@ calls! {
             range_attribute(*place, *bytes, *attribute, devPtr, count)?;
         }
     }
-}
-
-for_both_default_streams! {
-    cuMemPrefetchAsync / cuMemPrefetchAsync_ptsz(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) |default| {
+    cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz(devPtr, count, dstDevice, hStream) |default| {
         check_managed(devPtr, count)?;
         check_place(dstDevice)?;
-        super::copy::prefetch(stream::resolve(hStream as usize, default)?, (devPtr, count as u64), dstDevice)
+        let stream = stream::resolve(hStream as usize, default)?;
+        super::copy::prefetch(stream, (devPtr, count as u64), dstDevice)?;
     }
-
-    cuMemPrefetchAsync_v2 / cuMemPrefetchAsync_v2_ptsz(
-        devPtr: CUdeviceptr, count: usize, location: CUmemLocation, flags: u32, hStream: CUstream,
-    ) |default| {
+    cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz(devPtr, count, location, flags, hStream) |default| {
         status::refuse(flags != 0)?;
         check_managed(devPtr, count)?;
         let device = place_of(&location)?;
         check_place(device)?;
-        super::copy::prefetch(stream::resolve(hStream as usize, default)?, (devPtr, count as u64), device)
+        super::copy::prefetch(stream::resolve(hStream as usize, default)?, (devPtr, count as u64), device)?;
     }
 }
 
@@ -334,7 +306,7 @@ fn create_array(pHandle: *mut CUarray, descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> R
 }
 
 calls! {
-    cuArrayCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR) {
+    cuArrayCreate_v2(pHandle, pAllocateArray) {
         let flat = read!(pAllocateArray);
         let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
             Width: flat.Width,
@@ -346,27 +318,21 @@ calls! {
         };
         create_array(pHandle, descriptor)?;
     }
-    cuArray3DCreate_v2(pHandle: *mut CUarray, pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR) {
-        create_array(pHandle, read!(pAllocateArray))?;
-    }
-    cuArrayDestroy(hArray: CUarray) { array::destroy(hArray as usize)? }
-    cuMipmappedArrayCreate(
-        pHandle: *mut CUmipmappedArray, pMipmappedArrayDesc: *const CUDA_ARRAY3D_DESCRIPTOR,
-        numMipmapLevels: u32
-    ) {
+    cuArray3DCreate_v2(pHandle, pAllocateArray) { create_array(pHandle, read!(pAllocateArray))? }
+    cuArrayDestroy(hArray) { array::destroy(hArray as usize)? }
+    cuMipmappedArrayCreate(pHandle, pMipmappedArrayDesc, numMipmapLevels) {
         status::refuse(pHandle.is_null())?;
-        give!(pHandle, array::create_mipmapped(read!(pMipmappedArrayDesc), numMipmapLevels)? as CUmipmappedArray);
+        let mipmapped = array::create_mipmapped(read!(pMipmappedArrayDesc), numMipmapLevels)?;
+        give!(pHandle, mipmapped as CUmipmappedArray);
     }
-    cuMipmappedArrayGetLevel(pLevelArray: *mut CUarray, hMipmappedArray: CUmipmappedArray, level: u32) {
+    cuMipmappedArrayGetLevel(pLevelArray, hMipmappedArray, level) {
         give!(pLevelArray, array::level(hMipmappedArray as usize, level)? as CUarray);
     }
-    cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) {
-        array::destroy_mipmapped(hMipmappedArray as usize)?;
-    }
-    cuArray3DGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR, hArray: CUarray) {
+    cuMipmappedArrayDestroy(hMipmappedArray) { array::destroy_mipmapped(hMipmappedArray as usize)? }
+    cuArray3DGetDescriptor_v2(pArrayDescriptor, hArray) {
         give!(pArrayDescriptor, array::by_handle(hArray as usize)?.descriptor);
     }
-    cuArrayGetDescriptor_v2(pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR, hArray: CUarray) {
+    cuArrayGetDescriptor_v2(pArrayDescriptor, hArray) {
         let full = array::by_handle(hArray as usize)?.descriptor;
         let flat = CUDA_ARRAY_DESCRIPTOR {
             Width: full.Width,
@@ -404,12 +370,10 @@ fn memory_requirements(
 }
 
 calls! {
-    cuArrayGetMemoryRequirements(memoryRequirements: *mut c_void, array: CUarray, device: CUdevice) {
+    cuArrayGetMemoryRequirements(memoryRequirements, array, device) {
         memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_ARRAY, array as usize), device)?;
     }
-    cuMipmappedArrayGetMemoryRequirements(
-        memoryRequirements: *mut c_void, mipmap: CUmipmappedArray, device: CUdevice
-    ) {
+    cuMipmappedArrayGetMemoryRequirements(memoryRequirements, mipmap, device) {
         memory_requirements(memoryRequirements, (CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, mipmap as usize), device)?;
     }
 }
@@ -466,13 +430,13 @@ impl MapInfo {
     }
 }
 
-for_both_default_streams! {
-    cuMemMapArrayAsync / cuMemMapArrayAsync_ptsz(mapInfoList: *mut c_void, count: u32, hStream: CUstream) |default| {
+calls! {
+    cuMemMapArrayAsync | cuMemMapArrayAsync_ptsz(mapInfoList, count, hStream) |default| {
         let list: &[MapInfo] = slice!(mapInfoList.cast::<MapInfo>(), count as usize);
         let stream = stream::resolve(hStream as usize, default)?;
         status::refuse(list.is_empty() || stream.is_capturing())?;
         // Earlier work may use the present mappings, so the driver first waits for the stream.
         stream.synchronize()?;
-        list.iter().try_for_each(MapInfo::run)
+        list.iter().try_for_each(MapInfo::run)?;
     }
 }

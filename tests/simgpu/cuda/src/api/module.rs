@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use deepres_abi::driver::types::*;
 
+use super::Api;
 use crate::context;
 use crate::image::{self, Image, Parameter};
 use crate::module::{self, FUNCTIONS, Function, KERNELS, Kernel, LIBRARIES, Library, MODULES, Module};
@@ -39,16 +40,13 @@ fn load(module: *mut CUmodule, image: impl FnOnce() -> Result<Image>) -> Result<
 }
 
 calls! {
-    cuModuleLoad(module: *mut CUmodule, fname: *const c_char) { load(module, || read_file(fname))? }
-    cuModuleLoadData(module: *mut CUmodule, image: *const c_void) { load(module, || read_image(image))? }
-    cuModuleLoadDataEx(
-        module: *mut CUmodule, image: *const c_void, _numOptions: u32, _options: *mut CUjit_option,
-        _optionValues: *mut *mut c_void
-    ) { load(module, || read_image(image))? }
-    cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_void) {
-        load(module, || read_image(fatCubin))?;
+    cuModuleLoad(module, fname) { load(module, || read_file(fname))? }
+    cuModuleLoadData(module, image) { load(module, || read_image(image))? }
+    cuModuleLoadDataEx(module, image, _numOptions, _options, _optionValues) {
+        load(module, || read_image(image))?;
     }
-    cuModuleUnload(hmod: CUmodule) { module::unload(hmod as usize)? }
+    cuModuleLoadFatBinary(module, fatCubin) { load(module, || read_image(fatCubin))? }
+    cuModuleUnload(hmod) { module::unload(hmod as usize)? }
 }
 
 fn module_of(handle: CUmodule) -> Result<Arc<Module>> {
@@ -68,16 +66,14 @@ fn function_of(handle: CUfunction) -> Result<Arc<Function>> {
 }
 
 calls! {
-    cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) {
+    cuModuleGetLoadingMode(mode) {
         give!(mode, if module::is_eager() { CU_MODULE_EAGER_LOADING } else { CU_MODULE_LAZY_LOADING });
     }
-    cuModuleGetFunction(hfunc: *mut CUfunction, hmod: CUmodule, name: *const c_char) {
+    cuModuleGetFunction(hfunc, hmod, name) {
         let name = text!(name);
         give!(hfunc, module_of(hmod)?.function(name)?.handle as CUfunction);
     }
-    cuModuleGetFunctionCount(count: *mut u32, r#mod: CUmodule) {
-        give!(count, module_of(r#mod)?.functions.len() as u32);
-    }
+    cuModuleGetFunctionCount(count, r#mod) { give!(count, module_of(r#mod)?.functions.len() as u32) }
 }
 
 /// Writes handles into the caller's array.
@@ -91,11 +87,11 @@ fn give_all<T: Copy>(to: *mut T, room: u32, all: impl Iterator<Item = T>) -> Res
 }
 
 calls! {
-    cuModuleEnumerateFunctions(functions: *mut CUfunction, numFunctions: u32, r#mod: CUmodule) {
+    cuModuleEnumerateFunctions(functions, numFunctions, r#mod) {
         let module = module_of(r#mod)?;
         give_all(functions, numFunctions, module.functions.iter().map(|one| one.handle as CUfunction))?;
     }
-    cuModuleGetGlobal_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, hmod: CUmodule, name: *const c_char) {
+    cuModuleGetGlobal_v2(dptr, bytes, hmod, name) {
         let (address, length) = module_of(hmod)?.global(text!(name))?;
         give_if_wanted!(dptr, address);
         give_if_wanted!(bytes, length as usize);
@@ -110,30 +106,30 @@ fn load_library(library: *mut CUlibrary, image: Image) -> Result<()> {
 
 calls! {
     cuLibraryLoadData(
-        library: *mut CUlibrary, code: *const c_void, _jitOptions: *mut CUjit_option,
-        _jitOptionsValues: *mut *mut c_void, _numJitOptions: u32, _libraryOptions: *mut CUlibraryOption,
-        _libraryOptionValues: *mut *mut c_void, _numLibraryOptions: u32
-    ) { load_library(library, read_image(code)?)? }
+        library, code, _jitOptions, _jitOptionsValues, _numJitOptions, _libraryOptions, _libraryOptionValues,
+        _numLibraryOptions
+    ) {
+        load_library(library, read_image(code)?)?;
+    }
     cuLibraryLoadFromFile(
-        library: *mut CUlibrary, fileName: *const c_char, _jitOptions: *mut CUjit_option,
-        _jitOptionsValues: *mut *mut c_void, _numJitOptions: u32, _libraryOptions: *mut CUlibraryOption,
-        _libraryOptionValues: *mut *mut c_void, _numLibraryOptions: u32
-    ) { load_library(library, read_file(fileName)?)? }
-    cuLibraryUnload(library: CUlibrary) { module::unload_library(library as usize)? }
-    cuLibraryGetKernel(pKernel: *mut CUkernel, library: CUlibrary, name: *const c_char) {
+        library, fileName, _jitOptions, _jitOptionsValues, _numJitOptions, _libraryOptions,
+        _libraryOptionValues, _numLibraryOptions
+    ) {
+        load_library(library, read_file(fileName)?)?;
+    }
+    cuLibraryUnload(library) { module::unload_library(library as usize)? }
+    cuLibraryGetKernel(pKernel, library, name) {
         let library = library_of(library)?;
         let name = text!(name);
-        let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name)).ok_or(status::NOT_FOUND)?;
-        give!(pKernel, kernel.handle as CUkernel);
+        let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name));
+        give!(pKernel, kernel.ok_or(status::NOT_FOUND)?.handle as CUkernel);
     }
-    cuLibraryGetKernelCount(count: *mut u32, lib: CUlibrary) {
-        give!(count, library_of(lib)?.kernels.len() as u32);
-    }
-    cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: u32, lib: CUlibrary) {
+    cuLibraryGetKernelCount(count, lib) { give!(count, library_of(lib)?.kernels.len() as u32) }
+    cuLibraryEnumerateKernels(kernels, numKernels, lib) {
         let library = library_of(lib)?;
         give_all(kernels, numKernels, library.kernels.iter().map(|one| one.handle as CUkernel))?;
     }
-    cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) {
+    cuLibraryGetModule(pMod, library) {
         give!(pMod, library_of(library)?.module(&context::current()?)?.handle as CUmodule);
     }
 }
@@ -157,35 +153,21 @@ fn library_global(
 }
 
 calls! {
-    cuLibraryGetGlobal(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
-        library_global(dptr, bytes, library, name, false)?;
-    }
-    cuLibraryGetManaged(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
-        library_global(dptr, bytes, library, name, true)?;
-    }
-    cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) {
+    cuLibraryGetGlobal(dptr, bytes, library, name) { library_global(dptr, bytes, library, name, false)? }
+    cuLibraryGetManaged(dptr, bytes, library, name) { library_global(dptr, bytes, library, name, true)? }
+    cuKernelGetFunction(pFunc, kernel) {
         give!(pFunc, kernel_of(kernel)?.function(&context::current()?)?.handle as CUfunction);
     }
-    cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) {
-        give!(pLib, kernel_of(kernel)?.library as CUlibrary);
-    }
-    cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) {
-        give!(name, kernel_of(hfunc)?.name.as_ptr());
-    }
-    cuKernelGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, kernel: CUkernel, dev: CUdevice) {
+    cuKernelGetLibrary(pLib, kernel) { give!(pLib, kernel_of(kernel)?.library as CUlibrary) }
+    cuKernelGetName(name, hfunc) { give!(name, kernel_of(hfunc)?.name.as_ptr()) }
+    cuKernelGetAttribute(pi, attrib, kernel, dev) {
         gpu_of(dev)?;
         give!(pi, kernel_of(kernel)?.attribute(attrib)?);
     }
-    cuKernelSetAttribute(attrib: CUfunction_attribute, val: i32, kernel: CUkernel, dev: CUdevice) {
+    cuKernelSetAttribute(attrib, val, kernel, dev) {
         gpu_of(dev)?;
         kernel_of(kernel)?.set_attribute(attrib, val)?;
     }
-}
-
-pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: CUfunc_cache, dev: CUdevice) -> Result<()> {
-    gpu_of(dev)?;
-    kernel_of(kernel)?;
-    if config > CU_FUNC_CACHE_PREFER_EQUAL { Err(status::INVALID_VALUE) } else { Ok(()) }
 }
 
 fn parameter(parameters: &[Parameter], index: usize, offset: *mut usize, size: *mut usize) -> Result<()> {
@@ -196,41 +178,34 @@ fn parameter(parameters: &[Parameter], index: usize, offset: *mut usize, size: *
 }
 
 calls! {
-    cuKernelGetParamCount(kernel: CUkernel, paramCount: *mut usize) {
-        give!(paramCount, kernel_of(kernel)?.parameters.len());
+    cuKernelSetCacheConfig(kernel, config, dev) {
+        gpu_of(dev)?;
+        kernel_of(kernel)?;
+        status::refuse(config > CU_FUNC_CACHE_PREFER_EQUAL)?;
     }
-    cuKernelGetParamInfo(
-        kernel: CUkernel, paramIndex: usize, paramOffset: *mut usize, paramSize: *mut usize
-    ) { parameter(&kernel_of(kernel)?.parameters, paramIndex, paramOffset, paramSize)? }
-    cuFuncGetParamCount(func: CUfunction, paramCount: *mut usize) {
-        give!(paramCount, function_of(func)?.parameters.len());
+    cuKernelGetParamCount(kernel, paramCount) { give!(paramCount, kernel_of(kernel)?.parameters.len()) }
+    cuKernelGetParamInfo(kernel, paramIndex, paramOffset, paramSize) {
+        parameter(&kernel_of(kernel)?.parameters, paramIndex, paramOffset, paramSize)?;
     }
-    cuFuncGetParamInfo(func: CUfunction, paramIndex: usize, paramOffset: *mut usize, paramSize: *mut usize) {
+    cuFuncGetParamCount(func, paramCount) { give!(paramCount, function_of(func)?.parameters.len()) }
+    cuFuncGetParamInfo(func, paramIndex, paramOffset, paramSize) {
         parameter(&function_of(func)?.parameters, paramIndex, paramOffset, paramSize)?;
     }
-    cuFuncGetAttribute(pi: *mut i32, attrib: CUfunction_attribute, hfunc: CUfunction) {
-        give!(pi, function_of(hfunc)?.attribute(attrib)?);
-    }
-    cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: i32) {
-        function_of(hfunc)?.set_attribute(attrib, value)?;
-    }
-}
-
-pub fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> Result<()> {
-    function_of(hfunc)?;
-    if config > CU_FUNC_CACHE_PREFER_EQUAL { Err(status::INVALID_VALUE) } else { Ok(()) }
-}
-
-pub fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> Result<()> {
-    function_of(hfunc)?;
-    if config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE { Err(status::INVALID_VALUE) } else { Ok(()) }
+    cuFuncGetAttribute(pi, attrib, hfunc) { give!(pi, function_of(hfunc)?.attribute(attrib)?) }
+    cuFuncSetAttribute(hfunc, attrib, value) { function_of(hfunc)?.set_attribute(attrib, value)? }
 }
 
 calls! {
-    cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) {
-        give!(hmod, function_of(hfunc)?.module as CUmodule);
+    cuFuncSetCacheConfig(hfunc, config) {
+        function_of(hfunc)?;
+        status::refuse(config > CU_FUNC_CACHE_PREFER_EQUAL)?;
     }
-    cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) {
+    cuFuncSetSharedMemConfig(hfunc, config) {
+        function_of(hfunc)?;
+        status::refuse(config > CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE)?;
+    }
+    cuFuncGetModule(hmod, hfunc) { give!(hmod, function_of(hfunc)?.module as CUmodule) }
+    cuFuncGetName(name, hfunc) {
         // A kernel's name lives as long as the kernel. The name of a function made from it lives
         // only as long as the function's module.
         match KERNELS.get(hfunc as usize) {
@@ -238,11 +213,11 @@ calls! {
             None => give!(name, FUNCTIONS.get(hfunc as usize).ok_or(status::INVALID_HANDLE)?.name.as_ptr()),
         }
     }
-    cuFuncIsLoaded(state: *mut CUfunctionLoadingState, function: CUfunction) {
+    cuFuncIsLoaded(state, function) {
         function_of(function)?;
         give!(state, CU_FUNCTION_LOADING_STATE_LOADED);
     }
-    cuFuncLoad(function: CUfunction) { function_of(function).map(|_| ())? }
+    cuFuncLoad(function) { function_of(function).map(|_| ())? }
 }
 
 /// Returns how many blocks run at once on a multiprocessor. Threads, registers, shared memory and
@@ -270,68 +245,51 @@ fn max_active_blocks(to: *mut i32, func: CUfunction, block_size: i32, dynamic_by
 }
 
 calls! {
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        numBlocks: *mut i32, func: CUfunction, blockSize: i32, dynamicSMemSize: usize
-    ) { max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)? }
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        numBlocks: *mut i32, func: CUfunction, blockSize: i32, dynamicSMemSize: usize, flags: u32
-    ) {
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(numBlocks, func, blockSize, dynamicSMemSize) {
+        max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)?;
+    }
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks, func, blockSize, dynamicSMemSize, flags) {
         status::refuse(flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0)?;
         max_active_blocks(numBlocks, func, blockSize, dynamicSMemSize)?;
     }
 }
 
-/// Finds the block size, in whole warps, with the most resident threads. If several sizes are
-/// equal, the largest counts.
-fn best_block(
-    minGridSize: *mut i32,
-    blockSize: *mut i32,
-    func: CUfunction,
-    dynamic: CUoccupancyB2DSize,
-    fixed_bytes: usize,
-    limit: i32,
-) -> Result<()> {
-    let function = function_of(func)?;
-    let own = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
-    let most = if limit > 0 { limit.min(own) } else { own } as u64;
-    let (mut best, mut best_blocks, mut best_threads) = (0, 0, 0);
-    let mut threads = most;
-    while threads != 0 {
-        let bytes = match dynamic {
-            // SAFETY: the caller passed this function as the one to ask for the shared memory of
-            // such a block.
-            Some(bytes_of) => unsafe { bytes_of(threads as i32) },
-            None => fixed_bytes,
-        };
-        let blocks = resident_blocks(&function, threads, bytes as u64)?;
-        if blocks * threads > best_threads {
-            (best, best_blocks, best_threads) = (threads, blocks, blocks * threads);
-        }
-        threads = (threads - 1) / WARP_THREADS * WARP_THREADS;
-    }
-    give!(minGridSize, (best_blocks * u64::from(config().sm_count)) as i32);
-    give!(blockSize, best as i32);
-    Ok(())
-}
-
 calls! {
     cuOccupancyMaxPotentialBlockSize(
-        minGridSize: *mut i32, blockSize: *mut i32, func: CUfunction,
-        blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: i32
+        minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit
     ) {
-        best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)?;
+        Api::cuOccupancyMaxPotentialBlockSizeWithFlags(
+            minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0,
+        )?;
     }
+    // It finds the block size, in whole warps, with the most resident threads. If several sizes are
+    // equal, the largest counts.
     cuOccupancyMaxPotentialBlockSizeWithFlags(
-        minGridSize: *mut i32, blockSize: *mut i32, func: CUfunction,
-        blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: i32,
-        flags: u32
+        minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, flags
     ) {
         status::refuse(flags & !CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE != 0)?;
-        best_block(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)?;
+        let function = function_of(func)?;
+        let own = function.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let most = if blockSizeLimit > 0 { blockSizeLimit.min(own) } else { own } as u64;
+        let (mut best, mut best_blocks, mut best_threads) = (0, 0, 0);
+        let mut threads = most;
+        while threads != 0 {
+            let bytes = match blockSizeToDynamicSMemSize {
+                // SAFETY: the caller passed this function as the one to ask for the shared memory of
+                // such a block.
+                Some(bytes_of) => unsafe { bytes_of(threads as i32) },
+                None => dynamicSMemSize,
+            };
+            let blocks = resident_blocks(&function, threads, bytes as u64)?;
+            if blocks * threads > best_threads {
+                (best, best_blocks, best_threads) = (threads, blocks, blocks * threads);
+            }
+            threads = (threads - 1) / WARP_THREADS * WARP_THREADS;
+        }
+        give!(minGridSize, (best_blocks * u64::from(config().sm_count)) as i32);
+        give!(blockSize, best as i32);
     }
-    cuOccupancyAvailableDynamicSMemPerBlock(
-        dynamicSmemSize: *mut usize, func: CUfunction, numBlocks: i32, blockSize: i32
-    ) {
+    cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize, func, numBlocks, blockSize) {
         let function = function_of(func)?;
         status::refuse(numBlocks <= 0 || blockSize <= 0)?;
         let fixed = function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? as usize;

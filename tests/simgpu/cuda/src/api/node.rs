@@ -192,54 +192,35 @@ fn flat_memset(params: &CUDA_MEMSET_NODE_PARAMS_v2) -> CUDA_MEMSET_NODE_PARAMS {
 
 /// Declares the functions that add a node of one kind. All take their dependencies in the same way.
 macro_rules! adders {
-    ($($name:ident($($arg:ident: $ty:ty),*) $operation:block)*) => {$(
-        pub fn $name(
-            phGraphNode: *mut CUgraphNode,
-            hGraph: CUgraph,
-            dependencies: *const CUgraphNode,
-            numDependencies: usize,
-            $($arg: $ty),*
-        ) -> Result<()> {
-            add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || $operation)
-        }
-    )*};
+    ($($name:ident($($argument:ident),*) $operation:block)*) => {
+        calls! {$(
+            $name(phGraphNode, hGraph, dependencies, numDependencies $(, $argument)*) {
+                add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || $operation)?
+            }
+        )*}
+    };
 }
 
 adders! {
-    cuGraphAddKernelNode(nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1) { kernel(&extended(&read!(nodeParams))) }
-    cuGraphAddKernelNode_v2(nodeParams: *const CUDA_KERNEL_NODE_PARAMS) { kernel(&read!(nodeParams)) }
-    cuGraphAddMemcpyNode(copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext) {
+    cuGraphAddKernelNode(nodeParams) { kernel(&extended(&read!(nodeParams))) }
+    cuGraphAddKernelNode_v2(nodeParams) { kernel(&read!(nodeParams)) }
+    cuGraphAddMemcpyNode(copyParams, ctx) {
         context::by_handle(ctx as usize)?;
         copy(&read!(copyParams))
     }
-    cuGraphAddMemsetNode(memsetParams: *const CUDA_MEMSET_NODE_PARAMS, ctx: CUcontext) {
+    cuGraphAddMemsetNode(memsetParams, ctx) {
         context::by_handle(ctx as usize)?;
         fill(&read!(memsetParams))
     }
-    cuGraphAddHostNode(nodeParams: *const CUDA_HOST_NODE_PARAMS) { host(&read!(nodeParams)) }
-    cuGraphAddChildGraphNode(childGraph: CUgraph) { child(childGraph) }
+    cuGraphAddHostNode(nodeParams) { host(&read!(nodeParams)) }
+    cuGraphAddChildGraphNode(childGraph) { child(childGraph) }
     cuGraphAddEmptyNode() { Ok(Operation::Empty) }
-    cuGraphAddEventRecordNode(event: CUevent) { Ok(Operation::EventRecord(event_of(event)?)) }
-    cuGraphAddEventWaitNode(event: CUevent) { Ok(Operation::EventWait(event_of(event)?)) }
-    cuGraphAddMemFreeNode(dptr: CUdeviceptr) {
+    cuGraphAddEventRecordNode(event) { Ok(Operation::EventRecord(event_of(event)?)) }
+    cuGraphAddEventWaitNode(event) { Ok(Operation::EventWait(event_of(event)?)) }
+    cuGraphAddMemFreeNode(dptr) {
         if dptr == 0 { Err(status::INVALID_VALUE) } else { Ok(Operation::Free(dptr)) }
     }
-    cuGraphAddBatchMemOpNode(nodeParams: *const c_void) { batch(nodeParams) }
-}
-
-pub fn cuGraphAddMemAllocNode(
-    phGraphNode: *mut CUgraphNode,
-    hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> Result<()> {
-    let after = given_dependencies(dependencies, std::ptr::null(), numDependencies)?;
-    add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || {
-        let node = allocation(read!(nodeParams), hGraph, &after)?;
-        give!(nodeParams, node.params);
-        Ok(Operation::Allocate(Box::new(node)))
-    })
+    cuGraphAddBatchMemOpNode(nodeParams) { batch(nodeParams) }
 }
 
 fn add_any(
@@ -278,18 +259,21 @@ fn add_any(
 }
 
 calls! {
-    cuGraphAddNode(
-        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
-        numDependencies: usize, nodeParams: *mut CUgraphNodeParams
-    ) { add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)? }
-    cuGraphAddNode_v2(
-        phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
-        dependencyData: *const CUgraphEdgeData, numDependencies: usize, nodeParams: *mut CUgraphNodeParams
-    ) { add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)? }
-    cuGraphConditionalHandleCreate(
-        pHandle_out: *mut CUgraphConditionalHandle, hGraph: CUgraph, ctx: CUcontext, defaultLaunchValue: u32,
-        flags: u32
-    ) {
+    cuGraphAddMemAllocNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams) {
+        let after = given_dependencies(dependencies, std::ptr::null(), numDependencies)?;
+        add(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, || {
+            let node = allocation(read!(nodeParams), hGraph, &after)?;
+            give!(nodeParams, node.params);
+            Ok(Operation::Allocate(Box::new(node)))
+        })?;
+    }
+    cuGraphAddNode(phGraphNode, hGraph, dependencies, numDependencies, nodeParams) {
+        add_any(phGraphNode, hGraph, dependencies, std::ptr::null(), numDependencies, nodeParams)?;
+    }
+    cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams) {
+        add_any(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams)?;
+    }
+    cuGraphConditionalHandleCreate(pHandle_out, hGraph, ctx, defaultLaunchValue, flags) {
         if ctx.is_null() {
             context::current()?;
         } else {
@@ -297,16 +281,12 @@ calls! {
         }
         give!(pHandle_out, condition::create(hGraph as usize, defaultLaunchValue, flags)?);
     }
-    cuGraphNodeGetType(hNode: CUgraphNode, r#type: *mut CUgraphNodeType) {
-        give!(r#type, graph::node(hNode as usize)?.operation().node_type());
-    }
-    cuGraphNodeGetContainingGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+    cuGraphNodeGetType(hNode, r#type) { give!(r#type, graph::node(hNode as usize)?.operation().node_type()) }
+    cuGraphNodeGetContainingGraph(hNode, phGraph) {
         give!(phGraph, graph::node(hNode as usize)?.graph as CUgraph);
     }
-    cuGraphNodeGetLocalId(hNode: CUgraphNode, nodeId: *mut u32) {
-        give!(nodeId, graph::node(hNode as usize)?.local_id);
-    }
-    cuGraphNodeGetToolsId(hNode: CUgraphNode, toolsNodeId: *mut u64) {
+    cuGraphNodeGetLocalId(hNode, nodeId) { give!(nodeId, graph::node(hNode as usize)?.local_id) }
+    cuGraphNodeGetToolsId(hNode, toolsNodeId) {
         let node = graph::node(hNode as usize)?;
         give!(toolsNodeId, graph::by_handle(node.graph)?.id << u32::BITS | u64::from(node.local_id));
     }
@@ -334,10 +314,10 @@ macro_rules! operation_of {
 /// Declares functions that replace an operation. Each line makes one function for a node of a
 /// graph, and one for the node's step in an instantiated graph.
 macro_rules! setters {
-    ($($set:ident $set_exec:ident($arg:ident: $ty:ty) $operation:expr;)*) => {
+    ($($set:ident $set_exec:ident($argument:ident) $operation:expr;)*) => {
         calls! {$(
-            $set(hNode: CUgraphNode, $arg: $ty) { set(hNode, $operation?)? }
-            $set_exec(hGraphExec: CUgraphExec, hNode: CUgraphNode, $arg: $ty) {
+            $set(hNode, $argument) { set(hNode, $operation?)? }
+            $set_exec(hGraphExec, hNode, $argument) {
                 set_exec(hGraphExec, hNode, $operation?)?
             }
         )*}
@@ -345,18 +325,16 @@ macro_rules! setters {
 }
 
 setters! {
-    cuGraphKernelNodeSetParams cuGraphExecKernelNodeSetParams(nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1)
+    cuGraphKernelNodeSetParams cuGraphExecKernelNodeSetParams(nodeParams)
         kernel(&extended(&read!(nodeParams)));
-    cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2(nodeParams: *const CUDA_KERNEL_NODE_PARAMS)
-        kernel(&read!(nodeParams));
-    cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams(nodeParams: *const CUDA_HOST_NODE_PARAMS)
-        host(&read!(nodeParams));
-    cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent(event: CUevent)
+    cuGraphKernelNodeSetParams_v2 cuGraphExecKernelNodeSetParams_v2(nodeParams) kernel(&read!(nodeParams));
+    cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams(nodeParams) host(&read!(nodeParams));
+    cuGraphEventRecordNodeSetEvent cuGraphExecEventRecordNodeSetEvent(event)
         event_of(event).map(Operation::EventRecord);
-    cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent(event: CUevent)
+    cuGraphEventWaitNodeSetEvent cuGraphExecEventWaitNodeSetEvent(event)
         event_of(event).map(Operation::EventWait);
-    cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams(nodeParams: *const c_void) batch(nodeParams);
-    cuGraphNodeSetParams cuGraphExecNodeSetParams(nodeParams: *mut CUgraphNodeParams) any(&read!(nodeParams));
+    cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams(nodeParams) batch(nodeParams);
+    cuGraphNodeSetParams cuGraphExecNodeSetParams(nodeParams) any(&read!(nodeParams));
 }
 
 /// Returns the launch of a kernel node.
@@ -383,15 +361,13 @@ fn launch_of(node: CUgraphNode) -> Result<CUDA_KERNEL_NODE_PARAMS> {
 }
 
 calls! {
-    cuGraphKernelNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
+    cuGraphKernelNodeGetParams(hNode, nodeParams) {
         let full = launch_of(hNode)?;
         // SAFETY: the struct begins with the fields of its first version.
         let v1 = unsafe { (&raw const full).cast::<CUDA_KERNEL_NODE_PARAMS_v1>().read() };
         give!(nodeParams, v1);
     }
-    cuGraphKernelNodeGetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS) {
-        give!(nodeParams, launch_of(hNode)?);
-    }
+    cuGraphKernelNodeGetParams_v2(hNode, nodeParams) { give!(nodeParams, launch_of(hNode)?) }
 }
 
 fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
@@ -399,33 +375,27 @@ fn kernel_node(node: CUgraphNode) -> Result<Arc<graph::Node>> {
 }
 
 calls! {
-    cuGraphKernelNodeGetAttribute(
-        hNode: CUgraphNode, attr: CUlaunchAttributeID, value_out: *mut CUlaunchAttributeValue
-    ) { give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) }) }
-    cuGraphKernelNodeSetAttribute(
-        hNode: CUgraphNode, attr: CUlaunchAttributeID, value: *const CUlaunchAttributeValue
-    ) {
+    cuGraphKernelNodeGetAttribute(hNode, attr, value_out) {
+        give!(value_out, CUlaunchAttributeValue { pad: kernel_node(hNode)?.attribute(attr) });
+    }
+    cuGraphKernelNodeSetAttribute(hNode, attr, value) {
         let value = read!(value);
         // SAFETY: every byte pattern is a valid array of bytes.
         kernel_node(hNode)?.set_attribute(attr, unsafe { value.pad });
     }
-    cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) {
+    cuGraphKernelNodeCopyAttributes(dst, src) {
         let source = kernel_node(src)?;
         kernel_node(dst)?.copy_attributes(&source);
     }
-    cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D) {
+    cuGraphMemcpyNodeGetParams(hNode, nodeParams) {
         give!(nodeParams, operation_of!(hNode, Operation::Copy(params) => *params));
     }
-    cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
-        set(hNode, copy(&read!(nodeParams))?)?;
-    }
-    cuGraphExecMemcpyNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext
-    ) {
+    cuGraphMemcpyNodeSetParams(hNode, nodeParams) { set(hNode, copy(&read!(nodeParams))?)? }
+    cuGraphExecMemcpyNodeSetParams(hGraphExec, hNode, copyParams, ctx) {
         context::by_handle(ctx as usize)?;
         set_exec(hGraphExec, hNode, copy(&read!(copyParams))?)?;
     }
-    cuGraphMemsetNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMSET_NODE_PARAMS) {
+    cuGraphMemsetNodeGetParams(hNode, nodeParams) {
         let fill = operation_of!(hNode, Operation::Fill(fill) => fill);
         let params = CUDA_MEMSET_NODE_PARAMS {
             dst: fill.address,
@@ -437,49 +407,38 @@ calls! {
         };
         give!(nodeParams, params);
     }
-    cuGraphMemsetNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMSET_NODE_PARAMS) {
-        set(hNode, fill(&read!(nodeParams))?)?;
-    }
-    cuGraphExecMemsetNodeSetParams(
-        hGraphExec: CUgraphExec, hNode: CUgraphNode, memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
-        ctx: CUcontext
-    ) {
+    cuGraphMemsetNodeSetParams(hNode, nodeParams) { set(hNode, fill(&read!(nodeParams))?)? }
+    cuGraphExecMemsetNodeSetParams(hGraphExec, hNode, memsetParams, ctx) {
         context::by_handle(ctx as usize)?;
         set_exec(hGraphExec, hNode, fill(&read!(memsetParams))?)?;
     }
-}
-
-calls! {
-    cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS) {
+    cuGraphHostNodeGetParams(hNode, nodeParams) {
         let (function, data) =
             operation_of!(hNode, Operation::Host(HostCall::Function(function, data)) => (function, data));
         give!(nodeParams, CUDA_HOST_NODE_PARAMS { r#fn: Some(function), userData: data as *mut c_void });
     }
-    cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph) {
+    cuGraphChildGraphNodeGetGraph(hNode, phGraph) {
         give!(phGraph, operation_of!(hNode, Operation::Child(child) => child.handle as CUgraph));
     }
-    cuGraphExecChildGraphNodeSetParams(hGraphExec: CUgraphExec, hNode: CUgraphNode, childGraph: CUgraph) {
+    cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, childGraph) {
         set_exec(hGraphExec, hNode, Operation::Child(graph::by_handle(childGraph as usize)?))?;
     }
-}
-
-calls! {
-    cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+    cuGraphEventRecordNodeGetEvent(hNode, event_out) {
         give!(event_out, operation_of!(hNode, Operation::EventRecord(event) => event.handle as CUevent));
     }
-    cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent) {
+    cuGraphEventWaitNodeGetEvent(hNode, event_out) {
         give!(event_out, operation_of!(hNode, Operation::EventWait(event) => event.handle as CUevent));
     }
-    cuGraphMemAllocNodeGetParams(hNode: CUgraphNode, params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
+    cuGraphMemAllocNodeGetParams(hNode, params_out) {
         give!(params_out, operation_of!(hNode, Operation::Allocate(node) => node.params));
     }
-    cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: *mut CUdeviceptr) {
+    cuGraphMemFreeNodeGetParams(hNode, dptr_out) {
         give!(dptr_out, operation_of!(hNode, Operation::Free(address) => address));
     }
-    cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut u32) {
+    cuGraphNodeGetEnabled(hGraphExec, hNode, isEnabled) {
         give!(isEnabled, graph::exec(hGraphExec as usize)?.is_enabled(hNode as usize)?.into());
     }
-    cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: u32) {
+    cuGraphNodeSetEnabled(hGraphExec, hNode, isEnabled) {
         graph::exec(hGraphExec as usize)?.set_enabled(hNode as usize, isEnabled != 0)?;
     }
 }

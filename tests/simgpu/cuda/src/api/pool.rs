@@ -54,18 +54,14 @@ fn allocate(
     capture::add(&stream, Operation::Allocate(Box::new(node)))
 }
 
-for_both_default_streams! {
-    cuMemAllocAsync / cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) |default| {
-        allocate(dptr, bytesize, None, hStream, default)
+calls! {
+    cuMemAllocAsync | cuMemAllocAsync_ptsz(dptr, bytesize, hStream) |default| {
+        allocate(dptr, bytesize, None, hStream, default)?;
     }
-
-    cuMemAllocFromPoolAsync / cuMemAllocFromPoolAsync_ptsz(
-        dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream,
-    ) |default| {
-        allocate(dptr, bytesize, Some(pool::by_handle(pool as usize)?), hStream, default)
+    cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz(dptr, bytesize, pool, hStream) |default| {
+        allocate(dptr, bytesize, Some(pool::by_handle(pool as usize)?), hStream, default)?;
     }
-
-    cuMemFreeAsync / cuMemFreeAsync_ptsz(dptr: CUdeviceptr, hStream: CUstream) |default| {
+    cuMemFreeAsync | cuMemFreeAsync_ptsz(dptr, hStream) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         if stream.is_capturing() {
             return capture::add(&stream, Operation::Free(dptr));
@@ -76,31 +72,28 @@ for_both_default_streams! {
         }
         let found = memory::find(dptr).filter(|found| found.base == dptr).ok_or(status::INVALID_VALUE)?;
         match found.kind {
-            Kind::Pooled(pool) => pool.free_async(&stream, dptr),
-            Kind::Graph => graph_memory::free_now(dptr),
+            Kind::Pooled(pool) => pool.free_async(&stream, dptr)?,
+            Kind::Graph => graph_memory::free_now(dptr)?,
             // Memory from cuMemAlloc may be freed in stream order too. A wait for the stream before
             // the free has the same effect.
             Kind::Device | Kind::External { .. } | Kind::Opened { is_pooled: true, .. } => {
                 stream.synchronize()?;
-                memory::free(dptr)
+                memory::free(dptr)?;
             }
-            _ => Err(status::INVALID_VALUE),
+            _ => return Err(status::INVALID_VALUE),
         }
     }
-}
-
-calls! {
-    cuMemPoolCreate(pool: *mut CUmemoryPool, poolProps: *const CUmemPoolProps) {
+    cuMemPoolCreate(pool, poolProps) {
         status::refuse(pool.is_null())?;
         give!(pool, Pool::create(&read!(poolProps))?.handle as CUmemoryPool);
     }
-    cuMemPoolDestroy(pool: CUmemoryPool) { pool::destroy(pool as usize)? }
-    cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) {
+    cuMemPoolDestroy(pool) { pool::destroy(pool as usize)? }
+    cuMemPoolTrimTo(pool, minBytesToKeep) {
         let pool = pool::by_handle(pool as usize)?;
         account::note_free();
         pool.trim(minBytesToKeep as u64);
     }
-    cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+    cuMemPoolGetAttribute(pool, attr, value) {
         let answer = pool::by_handle(pool as usize)?.attribute(attr)?;
         if Pool::is_narrow(attr) {
             give!(value.cast::<u32>(), answer as u32);
@@ -108,18 +101,21 @@ calls! {
             give!(value.cast::<u64>(), answer);
         }
     }
-    cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+    cuMemPoolSetAttribute(pool, attr, value) {
         let pool = pool::by_handle(pool as usize)?;
-        let wanted =
-            if Pool::is_narrow(attr) { read!(value.cast::<u32>()).into() } else { read!(value.cast::<u64>()) };
+        let wanted = if Pool::is_narrow(attr) {
+            read!(value.cast::<u32>()).into()
+        } else {
+            read!(value.cast::<u64>())
+        };
         pool.set_attribute(attr, wanted)?;
     }
-    cuMemPoolGetAccess(flags: *mut CUmemAccess_flags, memPool: CUmemoryPool, location: *mut CUmemLocation) {
+    cuMemPoolGetAccess(flags, memPool, location) {
         let location = read!(location);
         status::refuse(location.r#type != CU_MEM_LOCATION_TYPE_DEVICE)?;
         give!(flags, pool::by_handle(memPool as usize)?.access(location.id));
     }
-    cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
+    cuMemPoolSetAccess(pool, map, count) {
         let pool = pool::by_handle(pool as usize)?;
         let descriptors: &[CUmemAccessDesc] = slice!(map.cast_mut(), count);
         for descriptor in descriptors {
@@ -136,9 +132,7 @@ fn device_at(location: CUmemLocation, kind: CUmemAllocationType) -> Option<i32> 
 }
 
 calls! {
-    cuMemGetDefaultMemPool(
-        pool_out: *mut CUmemoryPool, location: *mut CUmemLocation, r#type: CUmemAllocationType
-    ) {
+    cuMemGetDefaultMemPool(pool_out, location, r#type) {
         let location = read!(location);
         let pool = match device_at(location, r#type) {
             Some(device) => pool::default_of(device)?,
@@ -146,7 +140,7 @@ calls! {
         };
         give!(pool_out, pool.handle as CUmemoryPool);
     }
-    cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut CUmemLocation, r#type: CUmemAllocationType) {
+    cuMemGetMemPool(pool, location, r#type) {
         let location = read!(location);
         let found = match device_at(location, r#type) {
             Some(device) => pool::current_of(device)?,
@@ -154,30 +148,26 @@ calls! {
         };
         give!(pool, found.handle as CUmemoryPool);
     }
-    cuMemSetMemPool(location: *mut CUmemLocation, r#type: CUmemAllocationType, pool: CUmemoryPool) {
+    cuMemSetMemPool(location, r#type, pool) {
         let device = device_at(read!(location), r#type).ok_or(status::NOT_SUPPORTED)?;
         pool::set_current(device, pool::by_handle(pool as usize)?)?;
     }
-    cuMemPoolExportToShareableHandle(
-        handle_out: *mut c_void, pool: CUmemoryPool, handleType: CUmemAllocationHandleType, flags: u64
-    ) {
+    cuMemPoolExportToShareableHandle(handle_out, pool, handleType, flags) {
         status::refuse(flags != 0 || handle_out.is_null())?;
         let descriptor = pool::by_handle(pool as usize)?.export(handleType)?;
         give!(handle_out.cast::<i32>(), descriptor.into_raw_fd());
     }
-    cuMemPoolImportFromShareableHandle(
-        pool_out: *mut CUmemoryPool, handle: *mut c_void, handleType: CUmemAllocationHandleType, flags: u64
-    ) {
+    cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags) {
         status::refuse(flags != 0 || pool_out.is_null())?;
         // A descriptor is passed as the pointer itself.
         let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
         give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
     }
-    cuMemPoolExportPointer(shareData_out: *mut c_void, ptr: CUdeviceptr) {
+    cuMemPoolExportPointer(shareData_out, ptr) {
         status::refuse(shareData_out.is_null())?;
         give!(shareData_out.cast::<[u8; 64]>(), Pool::export_pointer(ptr)?);
     }
-    cuMemPoolImportPointer(ptr_out: *mut CUdeviceptr, pool: CUmemoryPool, shareData: *mut c_void) {
+    cuMemPoolImportPointer(ptr_out, pool, shareData) {
         status::refuse(ptr_out.is_null())?;
         let data = read!(shareData.cast::<[u8; 64]>());
         give!(ptr_out, pool::by_handle(pool as usize)?.import_pointer(data)?);

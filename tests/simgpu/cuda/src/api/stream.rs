@@ -40,12 +40,9 @@ fn create(phStream: *mut CUstream, flags: u32, priority: i32) -> Result<()> {
 }
 
 calls! {
-    cuStreamCreate(phStream: *mut CUstream, Flags: u32) { create(phStream, Flags, 0)? }
-    cuStreamCreateWithPriority(phStream: *mut CUstream, flags: u32, priority: i32) {
-        create(phStream, flags, priority)?;
-    }
-    cuStreamDestroy(hStream: CUstream) { stream::destroy(hStream as usize)? }
-    cuStreamDestroy_v2(hStream: CUstream) { stream::destroy(hStream as usize)? }
+    cuStreamCreate(phStream, Flags) { create(phStream, Flags, 0)? }
+    cuStreamCreateWithPriority(phStream, flags, priority) { create(phStream, flags, priority)? }
+    cuStreamDestroy | cuStreamDestroy_v2(hStream) { stream::destroy(hStream as usize)? }
 }
 
 fn cell(address: CUdeviceptr, value: u64, wide: bool) -> Result<Cell> {
@@ -113,13 +110,6 @@ fn dependencies(
         .collect())
 }
 
-fn end_capture(stream: CUstream, default: DefaultStream, phGraph: *mut CUgraph) -> Result<()> {
-    status::refuse(phGraph.is_null())?;
-    let ended = capture::end(&stream::resolve(stream as usize, default)?);
-    give!(phGraph, ended.as_ref().map_or(std::ptr::null_mut(), |graph| graph.handle as CUgraph));
-    ended.map(|_| ())
-}
-
 /// Result pointers of cuStreamGetCaptureInfo.
 struct CaptureInfo {
     status: *mut CUstreamCaptureStatus,
@@ -133,7 +123,8 @@ struct CaptureInfo {
 thread_local! {
     /// Arrays that the thread's last cuStreamGetCaptureInfo returned. By the reference they stay
     /// valid until the thread's next call.
-    static LAST_INFO: std::cell::RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> = const { std::cell::RefCell::new((Vec::new(), Vec::new())) };
+    static LAST_INFO: std::cell::RefCell<(Vec<CUgraphNode>, Vec<CUgraphEdgeData>)> =
+        const { std::cell::RefCell::new((Vec::new(), Vec::new())) };
 }
 
 fn capture_info(stream: CUstream, default: DefaultStream, to: &CaptureInfo) -> Result<()> {
@@ -156,149 +147,106 @@ fn capture_info(stream: CUstream, default: DefaultStream, to: &CaptureInfo) -> R
     })
 }
 
-for_both_default_streams! {
-    cuStreamQuery / cuStreamQuery_ptsz(hStream: CUstream) |default| {
-        stream::resolve(hStream as usize, default)?.query()
+calls! {
+    cuStreamQuery | cuStreamQuery_ptsz(hStream) |default| {
+        stream::resolve(hStream as usize, default)?.query()?;
     }
-
-    cuStreamSynchronize / cuStreamSynchronize_ptsz(hStream: CUstream) |default| {
-        stream::resolve(hStream as usize, default)?.synchronize()
+    cuStreamSynchronize | cuStreamSynchronize_ptsz(hStream) |default| {
+        stream::resolve(hStream as usize, default)?.synchronize()?;
     }
-
-    cuStreamWaitEvent / cuStreamWaitEvent_ptsz(hStream: CUstream, hEvent: CUevent, Flags: u32) |default| {
+    cuStreamWaitEvent | cuStreamWaitEvent_ptsz(hStream, hEvent, Flags) |default| {
         let event = event::by_handle(hEvent as usize)?;
-        event::wait_in_stream(&stream::resolve(hStream as usize, default)?, &event, Flags)
+        event::wait_in_stream(&stream::resolve(hStream as usize, default)?, &event, Flags)?;
     }
-
-    cuStreamGetPriority / cuStreamGetPriority_ptsz(hStream: CUstream, priority: *mut i32) |default| {
+    cuStreamGetPriority | cuStreamGetPriority_ptsz(hStream, priority) |default| {
         give!(priority, stream::resolve(hStream as usize, default)?.priority);
-        Ok(())
     }
-
-    cuStreamGetFlags / cuStreamGetFlags_ptsz(hStream: CUstream, flags: *mut u32) |default| {
+    cuStreamGetFlags | cuStreamGetFlags_ptsz(hStream, flags) |default| {
         give!(flags, stream::resolve(hStream as usize, default)?.flags);
-        Ok(())
     }
-
-    cuStreamGetId / cuStreamGetId_ptsz(hStream: CUstream, streamId: *mut u64) |default| {
+    cuStreamGetId | cuStreamGetId_ptsz(hStream, streamId) |default| {
         give!(streamId, stream::resolve(hStream as usize, default)?.id);
-        Ok(())
     }
-
-    cuStreamGetCtx / cuStreamGetCtx_ptsz(hStream: CUstream, pctx: *mut CUcontext) |default| {
+    cuStreamGetCtx | cuStreamGetCtx_ptsz(hStream, pctx) |default| {
         give!(pctx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
-        Ok(())
     }
-
-    cuStreamGetCtx_v2 / cuStreamGetCtx_v2_ptsz(hStream: CUstream, pCtx: *mut CUcontext, pGreenCtx: *mut CUgreenCtx) |default| {
+    cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz(hStream, pCtx, pGreenCtx) |default| {
         give!(pCtx, stream::resolve(hStream as usize, default)?.context.handle as CUcontext);
         give_if_wanted!(pGreenCtx, std::ptr::null_mut());
-        Ok(())
     }
-
-    cuStreamGetDevice / cuStreamGetDevice_ptsz(hStream: CUstream, device: *mut CUdevice) |default| {
+    cuStreamGetDevice | cuStreamGetDevice_ptsz(hStream, device) |default| {
         give!(device, stream::resolve(hStream as usize, default)?.context.device);
-        Ok(())
     }
-
-    cuStreamGetAttribute / cuStreamGetAttribute_ptsz(
-        hStream: CUstream, attr: CUlaunchAttributeID, value: *mut CUlaunchAttributeValue,
-    ) |default| {
+    cuStreamGetAttribute | cuStreamGetAttribute_ptsz(hStream, attr, value) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         give!(value, CUlaunchAttributeValue { pad: stream.attribute(attr) });
-        Ok(())
     }
-
-    cuStreamSetAttribute / cuStreamSetAttribute_ptsz(
-        hStream: CUstream, attr: CUlaunchAttributeID, param: *const CUlaunchAttributeValue,
-    ) |default| {
+    cuStreamSetAttribute | cuStreamSetAttribute_ptsz(hStream, attr, param) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         let value = read!(param);
         // SAFETY: every byte pattern is a valid array of bytes.
         stream.set_attribute(attr, unsafe { value.pad });
-        Ok(())
     }
-
-    cuStreamCopyAttributes / cuStreamCopyAttributes_ptsz(dstStream: CUstream, srcStream: CUstream) |default| {
+    cuStreamCopyAttributes | cuStreamCopyAttributes_ptsz(dstStream, srcStream) |default| {
         let source = stream::resolve(srcStream as usize, default)?;
         stream::resolve(dstStream as usize, default)?.copy_attributes(&source);
-        Ok(())
     }
-
-    cuStreamAddCallback / cuStreamAddCallback_ptsz(
-        hStream: CUstream, callback: CUstreamCallback, userData: *mut c_void, flags: u32,
-    ) |default| {
+    cuStreamAddCallback | cuStreamAddCallback_ptsz(hStream, callback, userData, flags) |default| {
         let function = callback.ok_or(status::INVALID_VALUE)?;
         status::refuse(flags != 0)?;
         let stream = stream::resolve(hStream as usize, default)?;
         // Unlike host functions, callbacks cannot be part of a graph.
         status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
-        stream.submit(Operation::Host(HostCall::Callback(function, hStream as usize, userData as usize)))
+        stream.submit(Operation::Host(HostCall::Callback(function, hStream as usize, userData as usize)))?;
     }
-
-    cuLaunchHostFunc / cuLaunchHostFunc_ptsz(hStream: CUstream, function: CUhostFn, userData: *mut c_void) |default| {
+    cuLaunchHostFunc | cuLaunchHostFunc_ptsz(hStream, function, userData) |default| {
         let function = function.ok_or(status::INVALID_VALUE)?;
         let stream = stream::resolve(hStream as usize, default)?;
-        stream.submit(Operation::Host(HostCall::Function(function, userData as usize)))
+        stream.submit(Operation::Host(HostCall::Function(function, userData as usize)))?;
     }
-
-    cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz(
-        hStream: CUstream, dptr: CUdeviceptr, _length: usize, _flags: u32,
-    ) |default| {
+    cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz(hStream, dptr, _length, _flags) |default| {
         let stream = stream::resolve(hStream as usize, default)?;
         status::refuse(!memory::find(dptr).is_some_and(|found| found.is_managed()))?;
-        if stream.is_capturing() { Err(status::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+        status::refuse_as(stream.is_capturing(), status::STREAM_CAPTURE_UNSUPPORTED)?;
     }
-
-    cuStreamWaitValue32_v2 / cuStreamWaitValue32_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u32, flags: u32) |default| {
-        submit(stream, default, vec![wait(addr, value.into(), false, flags)?])
+    cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz(stream, addr, value, flags) |default| {
+        submit(stream, default, vec![wait(addr, value.into(), false, flags)?])?;
     }
-
-    cuStreamWaitValue64_v2 / cuStreamWaitValue64_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u64, flags: u32) |default| {
-        submit(stream, default, vec![wait(addr, value, true, flags)?])
+    cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz(stream, addr, value, flags) |default| {
+        submit(stream, default, vec![wait(addr, value, true, flags)?])?;
     }
-
-    cuStreamWriteValue32_v2 / cuStreamWriteValue32_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u32, flags: u32) |default| {
-        submit(stream, default, vec![write(addr, value.into(), false, flags)?])
+    cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz(stream, addr, value, flags) |default| {
+        submit(stream, default, vec![write(addr, value.into(), false, flags)?])?;
     }
-
-    cuStreamWriteValue64_v2 / cuStreamWriteValue64_v2_ptsz(stream: CUstream, addr: CUdeviceptr, value: u64, flags: u32) |default| {
-        submit(stream, default, vec![write(addr, value, true, flags)?])
+    cuStreamWriteValue64_v2 | cuStreamWriteValue64_v2_ptsz(stream, addr, value, flags) |default| {
+        submit(stream, default, vec![write(addr, value, true, flags)?])?;
     }
-
-    cuStreamBatchMemOp_v2 / cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: u32, paramArray: *mut c_void, flags: u32) |default| {
+    cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz(stream, count, paramArray, flags) |default| {
         status::refuse(flags != 0)?;
-        submit(stream, default, memory_operations(count, paramArray)?)
+        submit(stream, default, memory_operations(count, paramArray)?)?;
     }
-
-    cuStreamBeginCapture / cuStreamBeginCapture_ptsz(hStream: CUstream) |default| {
-        capture::begin(&stream::resolve(hStream as usize, default)?, CU_STREAM_CAPTURE_MODE_GLOBAL, None)
+    cuStreamBeginCapture | cuStreamBeginCapture_ptsz(hStream) |default| {
+        capture::begin(&stream::resolve(hStream as usize, default)?, CU_STREAM_CAPTURE_MODE_GLOBAL, None)?;
     }
-
-    cuStreamBeginCapture_v2 / cuStreamBeginCapture_v2_ptsz(hStream: CUstream, mode: CUstreamCaptureMode) |default| {
-        capture::begin(&stream::resolve(hStream as usize, default)?, mode, None)
+    cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz(hStream, mode) |default| {
+        capture::begin(&stream::resolve(hStream as usize, default)?, mode, None)?;
     }
-
-    cuStreamBeginCaptureToGraph / cuStreamBeginCaptureToGraph_ptsz(
-        hStream: CUstream, hGraph: CUgraph, nodes: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize,
-        mode: CUstreamCaptureMode,
+    cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz(
+        hStream, hGraph, nodes, data, count, mode
     ) |default| {
         let target = (graph::by_handle(hGraph as usize)?, dependencies(nodes, data, count)?);
-        capture::begin(&stream::resolve(hStream as usize, default)?, mode, Some(target))
+        capture::begin(&stream::resolve(hStream as usize, default)?, mode, Some(target))?;
     }
-
-    cuStreamEndCapture / cuStreamEndCapture_ptsz(hStream: CUstream, phGraph: *mut CUgraph) |default| {
-        end_capture(hStream, default, phGraph)
+    cuStreamEndCapture | cuStreamEndCapture_ptsz(hStream, phGraph) |default| {
+        status::refuse(phGraph.is_null())?;
+        let ended = capture::end(&stream::resolve(hStream as usize, default)?);
+        give!(phGraph, ended.as_ref().map_or(std::ptr::null_mut(), |graph| graph.handle as CUgraph));
+        ended?;
     }
-
-    cuStreamIsCapturing / cuStreamIsCapturing_ptsz(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) |default| {
+    cuStreamIsCapturing | cuStreamIsCapturing_ptsz(hStream, captureStatus) |default| {
         give!(captureStatus, capture::status_of(&*stream::resolve(hStream as usize, default)?)?.0);
-        Ok(())
     }
-
-    cuStreamGetCaptureInfo / cuStreamGetCaptureInfo_ptsz(
-        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64,
-    ) |default| {
+    cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz(hStream, state, id) |default| {
         let to = CaptureInfo {
             status: state,
             id,
@@ -307,34 +255,29 @@ for_both_default_streams! {
             edges: std::ptr::null_mut(),
             count: std::ptr::null_mut(),
         };
-        capture_info(hStream, default, &to)
+        capture_info(hStream, default, &to)?;
     }
-
-    cuStreamGetCaptureInfo_v2 / cuStreamGetCaptureInfo_v2_ptsz(
-        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
-        dependencies: *mut *const CUgraphNode, count: *mut usize,
+    cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz(
+        hStream, state, id, graph, dependencies, count
     ) |default| {
         let to = CaptureInfo { status: state, id, graph, dependencies, edges: std::ptr::null_mut(), count };
-        capture_info(hStream, default, &to)
+        capture_info(hStream, default, &to)?;
     }
-
-    cuStreamGetCaptureInfo_v3 / cuStreamGetCaptureInfo_v3_ptsz(
-        hStream: CUstream, state: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
-        dependencies: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize,
+    cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz(
+        hStream, state, id, graph, dependencies, edges, count
     ) |default| {
-        capture_info(hStream, default, &CaptureInfo { status: state, id, graph, dependencies, edges, count })
+        let to = CaptureInfo { status: state, id, graph, dependencies, edges, count };
+        capture_info(hStream, default, &to)?;
     }
-
-    cuStreamUpdateCaptureDependencies / cuStreamUpdateCaptureDependencies_ptsz(
-        hStream: CUstream, nodes: *mut CUgraphNode, count: usize, flags: u32,
+    cuStreamUpdateCaptureDependencies | cuStreamUpdateCaptureDependencies_ptsz(
+        hStream, nodes, count, flags
     ) |default| {
-        update_dependencies(hStream, default, dependencies(nodes, std::ptr::null(), count)?, flags)
+        update_dependencies(hStream, default, dependencies(nodes, std::ptr::null(), count)?, flags)?;
     }
-
-    cuStreamUpdateCaptureDependencies_v2 / cuStreamUpdateCaptureDependencies_v2_ptsz(
-        hStream: CUstream, nodes: *mut CUgraphNode, data: *const CUgraphEdgeData, count: usize, flags: u32,
+    cuStreamUpdateCaptureDependencies_v2 | cuStreamUpdateCaptureDependencies_v2_ptsz(
+        hStream, nodes, data, count, flags
     ) |default| {
-        update_dependencies(hStream, default, dependencies(nodes, data, count)?, flags)
+        update_dependencies(hStream, default, dependencies(nodes, data, count)?, flags)?;
     }
 }
 
@@ -350,7 +293,7 @@ fn update_dependencies(
 }
 
 calls! {
-    cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+    cuThreadExchangeStreamCaptureMode(mode) {
         let before = capture::exchange_mode(read!(mode))?;
         give!(mode, before);
     }

@@ -4,17 +4,23 @@
 use deepres_abi::driver::ApiId;
 use deepres_abi::driver::types::*;
 
+use super::Api;
 use crate::edge;
 use crate::status::Result;
 
 macro_rules! expand {
     ($({
         id: $id:literal, symbol: $symbol:ident, family: $family:literal, since: $since:literal, stream: $stream:ident,
-        args: ($($arg:ident: $ty:ty),*)
+        errors: $errors:tt, args: ($($arg:ident: $ty:ty),*)
     })*) => {
-        $(pub fn $symbol($(_: $ty),*) -> Result<()> {
-            edge::unsupported(ApiId::$symbol)
-        })*
+        /// All functions of the API.
+        pub trait Unsupported {
+            $(fn $symbol($(_: $ty),*) -> Result<()> {
+                edge::unsupported(ApiId::$symbol)
+            })*
+        }
     };
 }
 deepres_abi::for_each_driver_function!(expand);
+
+impl Unsupported for Api {}
