@@ -61,7 +61,7 @@ status! {
         pub tenant: Option<String>,
     }
 
-    /// The calls of a process to the driver.
+    /// The probes count a process's calls to the kernel driver: its ioctls on the GPU's devices.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct ActivityStatus {

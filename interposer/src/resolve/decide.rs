@@ -223,7 +223,7 @@ impl Lookup {
         }
     }
 
-    /// Returns this library's entry in front of the next definition in the search order.
+    /// Returns the interposer's entry that stands in for the next definition in the search order.
     fn entry(&self) -> usize {
         match self {
             Self::Dlsym => entry::dlsym_entry as *const () as usize,
@@ -231,8 +231,8 @@ impl Lookup {
         }
     }
 
-    /// Returns this library's entry in front of `found`, the C library's function. If the entry is
-    /// already in front of another C library's function, returns 0.
+    /// Returns the interposer's entry that stands in for `found`, the C library's `dlsym` or
+    /// `dlvsym`. If the entry already stands in for a function at another address, returns 0.
     fn entry_before(&self, found: usize) -> usize {
         let (place, entry) = match self {
             Self::Dlsym => (&C_DLSYM, entry::dlsym_by_handle_entry as *const () as usize),

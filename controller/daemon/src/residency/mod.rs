@@ -349,7 +349,7 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Processes that came to a tenant while the tenant was away.
+/// Processes that joined a tenant after the daemon suspended it.
 struct Followers {
     stay: Stay,
     pids: Vec<u32>,

@@ -43,7 +43,7 @@ impl Board {
         self.members(tenant, gpus).any(Member::wants)
     }
 
-    /// Returns the place of a gang: as far served as on the GPU where it had most.
+    /// Returns the place of a gang, by its position on the GPU where it is served furthest.
     pub(super) fn standing(&self, tenant: TenantId, gpus: &BTreeSet<usize>) -> Standing {
         let position = self.members(tenant, gpus).map(|member| member.position).max().unwrap_or(0);
         (!self.presses(tenant, gpus), position)

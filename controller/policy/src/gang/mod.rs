@@ -3,8 +3,8 @@
 //! Ranks of one job wait for each other inside their kernels. Two such jobs with one GPU each would
 //! spin there for ranks that have none. So a tenant that wants two GPUs or more at the same time is
 //! a *gang*: it has all of them or none. The same virtual times as on one GPU ([`crate::lease`])
-//! decide which gang goes next. A gang counts as far served as on the GPU where it had most, and no
-//! other tenant of its GPUs may be further behind.
+//! decide which gang goes next. For a gang, the board takes the largest virtual time that the gang
+//! has on any of its GPUs. A gang goes next only if no other tenant of its GPUs is further behind.
 //!
 //! The turn of a gang has three phases:
 //!

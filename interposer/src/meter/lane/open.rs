@@ -106,7 +106,8 @@ impl OpenSegment {
         self.copied_ns.fetch_add(copy_ns, Ordering::Relaxed);
     }
 
-    /// Turns a segment of copies into a segment of kernels. Only the owner thread calls this.
+    /// Marks an open segment, which began with a copy, as a segment of kernels. Only the lane's own
+    /// thread calls this.
     pub(super) fn make_compute(&self) {
         self.is_copy.store(false, Ordering::Relaxed);
     }

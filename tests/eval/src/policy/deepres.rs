@@ -42,7 +42,7 @@ impl Seat {
     }
 }
 
-/// The policy and its gates.
+/// The daemon's policy, with the interposer's gate for each tenant of a scenario.
 #[derive(Debug)]
 pub struct Deepres {
     scheduler: Scheduler,

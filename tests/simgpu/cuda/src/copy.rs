@@ -199,7 +199,7 @@ impl Plan {
     }
 }
 
-/// One corner of a strided copy, as given in the API's structs.
+/// The source or the target of a strided copy, as the API's structs give it.
 struct Corner {
     memory_type: u32,
     host: u64,

@@ -59,7 +59,7 @@ pub struct Image {
     pub kernels: Vec<KernelImage>,
     /// The variables.
     pub globals: Vec<GlobalImage>,
-    /// Length of all variables together.
+    /// Bytes that the image's variables need together, alignment included.
     pub data_bytes: u64,
     /// Length of the kernels' instructions; 0 for code that is not compiled.
     pub text_bytes: u64,

@@ -90,7 +90,8 @@ pub struct Worker {
     libraries: BTreeMap<(u64, u64), Library>,
     /// Number of libraries of each source.
     brought: Shares,
-    /// Number of probes of each source. A probe counts until the undertaker has detached it.
+    /// Number of attached probes for each source (a user or a container). A probe counts until the
+    /// undertaker's thread has detached it.
     probed: Arc<Mutex<Shares>>,
     jobs: BTreeMap<u64, Purpose>,
     processes: BTreeMap<ProcessKey, Process>,
