@@ -122,13 +122,13 @@ impl StandaloneGpu {
     }
 
     fn spins(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.spins_ns.load(Ordering::Relaxed)) <= SPIN_NS
+        is_recent(&self.spins_ns, now_ns, SPIN_NS)
     }
 
     /// Returns whether the ranks on this GPU and on another were seen to depend on each other
     /// within the last `lasts_ns`.
     pub fn depends(&self, now_ns: u64, lasts_ns: u64) -> bool {
-        now_ns.saturating_sub(self.depends_ns.load(Ordering::Relaxed)) <= lasts_ns
+        is_recent(&self.depends_ns, now_ns, lasts_ns)
     }
 
     /// Sets the tenant's share from `now_ns` on, parts per million; 0 for no share. The pause that
@@ -154,6 +154,12 @@ impl StandaloneGpu {
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.memory_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != 0)
     }
+}
+
+/// Returns whether `at_ns` is a time within the last `lasts_ns`, and not 0.
+fn is_recent(at_ns: &AtomicU64, now_ns: u64, lasts_ns: u64) -> bool {
+    let at_ns = at_ns.load(Ordering::Relaxed);
+    at_ns != 0 && now_ns.saturating_sub(at_ns) <= lasts_ns
 }
 
 /// Returns a hash (FNV-1a) of a UUID in one word, so that a process can take a place in one step.

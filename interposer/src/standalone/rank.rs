@@ -19,6 +19,9 @@ pub const DEPENDENCE_NS: u64 = 30_000_000_000;
 /// A rank spins for another if its work lasts longer than usual by this part (one in this many)
 /// and by the delay of a look. Lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
+/// A rank spins for another for less than this time, ns, because the other rank may launch
+/// meanwhile.
+const ENDLESS_NS: u64 = 1_000_000_000;
 /// Kernels that end together are seen to end within this time, ns.
 const SKEW_NS: u64 = 500_000;
 
@@ -46,7 +49,12 @@ impl Rank {
         let usual_ns = reading.in_flight_ns.min(most_ns);
         let since_ns = self.progressed_ns.load(Ordering::Relaxed);
         let longest_ns = usual_ns.saturating_add(usual_ns / USUAL_PER_SPIN).saturating_add(SKEW_NS);
-        let spins = reading.in_flight && now_ns > since_ns.saturating_add(longest_ns);
+        // Without a measured kernel, no length is usual. Work that never ends waits for no rank.
+        let spins_ns = now_ns.saturating_sub(since_ns);
+        let spins = reading.in_flight
+            && reading.longest_ns != 0
+            && spins_ns > longest_ns
+            && spins_ns - longest_ns < ENDLESS_NS;
         gpu.set_spins(spins, now_ns);
     }
 

@@ -108,10 +108,12 @@ impl Clock {
     }
 
     /// Divides GPU time among the competing tenants, ns: what another tenant is owed no more, or what
-    /// it owes no more if the time is negative.
+    /// it owes no more if the time is negative. The competing tenants lose at most what they are owed
+    /// together.
     pub fn give(&mut self, gpu_ns: i64) {
         if self.weight > 0 {
-            self.now += VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight;
+            let given = self.now + VirtualTime::from(gpu_ns) * VirtualTime::from(PPM) / self.weight;
+            self.now = given.max(self.now.min(self.mean_after(0)));
         }
     }
 

@@ -36,18 +36,20 @@ impl Scheduler {
         let hold = self.hold.as_mut().filter(|hold| hold.tenant == kept.tenant);
         let used_ns = hold.as_ref().map_or(0, |hold| hold.used_ns.saturating_sub(kept.used_ns));
         let idle_ns = until_ns.saturating_sub(from_ns).saturating_sub(used_ns);
+        let mut charged_ns = idle_ns;
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
             let clock = &self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
                 let owes_ns = clock.part_ns(idle_ns, tenant.weight_ppm);
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owes_ns), clock.now());
+                charged_ns = owes_ns.unsigned_abs();
             } else {
                 tenant.charge(idle_ns);
             }
         }
-        // The meter need not show a use of the idle time.
+        // The meter need not show a use of the time that is charged.
         if let Some(hold) = hold {
-            hold.used_ns = hold.used_ns.saturating_add(idle_ns);
+            hold.used_ns = hold.used_ns.saturating_add(charged_ns);
         }
     }
 

@@ -568,7 +568,7 @@ impl Scheduler {
             let clock = &mut clocks[tenant.rank as usize];
             if !tenant.wanted && tenant.uncounted_ns > 0 {
                 let used_ns = mem::take(&mut tenant.uncounted_ns);
-                if !gangs.contains_key(&id) {
+                if !gangs.contains_key(&id) && !wants(tenant) {
                     // The tenant began and ended work between two looks.
                     let stopped_ns = mem::replace(&mut tenant.stopped_wanting_ns, now_ns);
                     let pause_ns = now_ns.saturating_sub(stopped_ns).saturating_sub(used_ns);
@@ -646,7 +646,8 @@ impl Scheduler {
         let Some(beside) = self.beside else { return };
         if let Some(hold) = self.hold.as_mut().filter(|_| now_ns < beside.until_ns) {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
-            hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns).min(had_ns);
+            // The hardware gives each of both half of the time.
+            hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns / 2).min(had_ns);
         }
         match self.tenants.get_quietly(beside.tenant).filter(|tenant| tenant.seen.in_flight) {
             Some(tenant) if now_ns >= beside.until_ns => _ = tenant.stuck.get_or_insert(beside.progress),
@@ -949,7 +950,8 @@ impl Scheduler {
         if let Some(idle_since_ns) = hold.idle_since_ns {
             let patience_ns = if holder.pauses_shortly() { short_pause_ns(tuning) } else { 0 };
             let patience_ends_ns = idle_since_ns.saturating_add(patience_ns);
-            if now_ns >= patience_ends_ns {
+            let is_over = now_ns >= expires_ns && !self.goes_on(holder, next, begun_ns, 0, tuning);
+            if is_over || now_ns >= patience_ends_ns {
                 return self.close(hold, now_ns);
             }
             return Step::Stay(Some(patience_ends_ns));
@@ -1129,8 +1131,12 @@ impl Scheduler {
         self.settle(&hold, in_flight, is_given_up, now_ns);
         self.hold = None;
         let rest_ns = |id| self.tenants.get(id).map_or(0, Tenant::remaining_ns);
-        if in_flight && self.beside().is_none_or(|other| rest_ns(other) < rest_ns(hold.tenant)) {
-            self.beside = Some(Beside { tenant: hold.tenant, until_ns: give_up_ns, progress });
+        let other = self.beside.filter(|other| Some(other.tenant) != next);
+        if in_flight && other.is_none_or(|other| rest_ns(other.tenant) < rest_ns(hold.tenant)) {
+            // A tenant without room waits no longer because the work beside it changes.
+            let until_ns = other.map(|other| other.until_ns).filter(|until_ns| now_ns < *until_ns);
+            let until_ns = until_ns.map_or(give_up_ns, |until_ns| until_ns.min(give_up_ns));
+            self.beside = Some(Beside { tenant: hold.tenant, until_ns, progress });
         }
         if self.is_guest(hold.tenant) && self.next_apart(Rank::Owner, None).is_none() {
             // From now on, a gang that wants the GPU waits for other tenants.

@@ -1094,7 +1094,8 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
         bench.step(MS / 100, RUNNING, WAITING);
         let forgotten_ns = pause_ns as i64 / 50 + MS as i64 / 5;
         let [a_ns, b_ns] = [A, B].map(|tenant| bench.scheduler.lag_ns(tenant));
-        assert!((owes_ns - a_ns).abs() <= forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
+        // A forgets a part while it has the GPU alone, and what B forgets of its lag is taken off too.
+        assert!((owes_ns - a_ns).abs() <= 2 * forgotten_ns, "{owes_ns} and {a_ns} after {pause_ns}");
         assert!((quantum_ns - b_ns).abs() <= forgotten_ns, "{quantum_ns} and {b_ns} after {pause_ns}");
     }
 }
@@ -1201,7 +1202,7 @@ fn who_comes_back_is_not_owed_for_work_in_flight_from_its_pause() {
 fn who_works_between_two_looks_was_not_idle_all_the_time() {
     let mut bench = Bench::new();
     bench.step(MS, Seen { used_ns: MS, ..RUNNING }, WAITING);
-    for _ in 0..20 {
+    for _ in 0..8 {
         bench.step(MS / 10 + 1, Seen { used_ns: MS / 20, ..IDLE }, WAITING);
         assert!(bench.is_leased(A), "its pauses are short");
     }
@@ -1221,4 +1222,18 @@ fn a_holder_owes_its_part_of_a_short_pause_in_which_another_waits() {
     assert!(bench.is_leased(A));
     // Half of the time is its own.
     assert_eq!(before_ns - bench.scheduler.lag_ns(A), MS as i64 / 20);
+}
+
+#[test]
+fn a_holder_that_shows_a_little_use_and_wants_nothing_keeps_the_gpu_no_longer_than_its_lease() {
+    let mut bench = Bench::new();
+    bench.step(MS, WAITING, WAITING);
+    let trickle = Seen { used_ns: 1, ..IDLE };
+    for _ in 0..500 {
+        if bench.is_leased(B) {
+            return;
+        }
+        bench.step(MS / 10, trickle, WAITING);
+    }
+    panic!("B waits for ever");
 }

@@ -57,6 +57,19 @@ fn a_trickle(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: before.compute_ns + 1, ..truth }
 }
 
+/// The meter shows almost no GPU time, and wants nothing except in some looks.
+fn a_trickle_and_nothing_to_do(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
+    let asks = (now_ns / MS).is_multiple_of(10);
+    Reading {
+        compute_ns: before.compute_ns + 1,
+        in_flight: asks && truth.in_flight,
+        in_flight_ns: 0,
+        waiters: if asks { truth.waiters } else { 0 },
+        launching: 0,
+        ..truth
+    }
+}
+
 /// The meter shows almost no GPU time, and work that never ends.
 fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading {
     Reading {
@@ -111,11 +124,12 @@ fn in_lumps(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
     Reading { compute_ns, updated_ns: now_ns, ..truth }
 }
 
-const LIES: [(&str, Says); 11] = [
+const LIES: [(&str, Says); 12] = [
     ("ones", ones),
     ("nothing used", nothing_used),
     ("a trickle", a_trickle),
     ("a trickle, and never done", a_trickle_and_never_done),
+    ("a trickle, and nothing to do", a_trickle_and_nothing_to_do),
     ("half", half),
     ("half of something long", half_of_something_long),
     ("half, and never done", half_and_never_done),

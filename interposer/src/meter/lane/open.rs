@@ -63,6 +63,11 @@ impl OpenSegment {
         self.is_end_only.load(Ordering::Relaxed)
     }
 
+    /// Returns whether the stream may wait for something else between the segment's launches.
+    pub(super) fn may_wait(&self) -> bool {
+        self.may_wait.load(Ordering::Relaxed)
+    }
+
     /// Returns the host time before the segment's first event was recorded, ns.
     pub(super) fn asked_ns(&self) -> u64 {
         self.asked_ns.load(Ordering::Relaxed)

@@ -326,8 +326,12 @@ impl LaneOwner {
         let is_sparse_kernel = is_sparse && launch.kind == Kind::Kernel;
         let _marking = capture::marking().ok_or(Bypass::JoiningCapture)?;
         capture::rule_out(calls, stream)?;
-        let is_end_only =
-            is_fine && !alone && is_sparse_kernel && !opened.is_multiple_of(MEASURED_IN_SPELL_EVERY);
+        // While another tenant wants the GPU, the two events bound the charge of each segment.
+        let is_end_only = is_fine
+            && !contended
+            && !alone
+            && is_sparse_kernel
+            && !opened.is_multiple_of(MEASURED_IN_SPELL_EVERY);
         if !is_end_only && !calls.record(segment.start(), stream) {
             return Err(Bypass::NoEvent);
         }

@@ -6,17 +6,21 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use super::Lane;
+use super::{Lane, SEGMENT_NS};
 use super::close::End;
 use crate::capture;
 use crate::driver::calls::{Calls, Progress, Stream};
 use crate::meter::context::Inner;
+use crate::meter::segment::Segment;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
 /// If the open segment had no launch for this long, the meter thread closes the segment. While the
 /// GPU is contended, the meter thread closes a segment that had no launch since its last look.
 const STALE_NS: u64 = 200_000;
+/// While the GPU is contended, the meter thread ends a segment after this time. A long kernel among
+/// short kernels is then not hidden in a segment that outlasts it.
+const LONGEST_NS: u64 = 2 * SEGMENT_NS;
 /// While the GPU is contended, the lane takes a sample in one segment in this many, as long as the
 /// samples contradict the estimates. A program that waits for the GPU after every 25 launches then
 /// records 0.1 events for a launch.
@@ -133,10 +137,14 @@ impl Lane {
             }
             return;
         };
-        if self.gpu.is_expired(now_ns) {
+        let is_open = self.gpu.is_open();
+        let lasts_ns = now_ns.saturating_sub(self.open.asked_ns());
+        if self.gpu.is_expired(now_ns) || (!is_open && lasts_ns > LONGEST_NS) {
             self.tally.end_soon();
         }
-        let stale_ns = if self.gpu.is_open() { STALE_NS } else { 0 };
+        // The end of a segment on a per-thread default stream is only assumed.
+        let is_assumed = self.stream() == Some(Stream::PER_THREAD);
+        let stale_ns = if is_open || is_assumed { STALE_NS } else { 0 };
         let launched = self.tally.launched() as u32;
         if seen.swap(launched, Ordering::Relaxed) != launched {
             since_ns.store(now_ns, Ordering::Relaxed);
@@ -172,12 +180,17 @@ impl Lane {
                 let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
                 drop(marking);
                 if !is_through {
-                    self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
+                    // Earlier work of the stream is charged by its own segments.
+                    if may_ask && self.has_begun(calls) {
+                        self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
+                    } else {
+                        self.learned.seen_since_ns.store(os::now_ns(), Ordering::Relaxed);
+                    }
                     return;
                 }
                 // Work on the legacy stream waits for other streams, and must not be charged for
                 // the wait.
-                let is_by_itself = self.context.lanes() <= 1;
+                let is_by_itself = self.context.lanes() <= 1 && !self.open.may_wait();
                 let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
                 End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
             }
@@ -192,6 +205,12 @@ impl Lane {
             _ => End::Record,
         };
         self.close_if(calls, |launched| launched == launches, end);
+    }
+
+    /// Returns whether the GPU has begun with the open segment, which has a start event.
+    fn has_begun(&self, calls: &Calls) -> bool {
+        let start = || self.ring.next().map(Segment::start);
+        !self.open.is_end_only() && start().is_some_and(|start| calls.query(start) == Progress::Done)
     }
 
     /// Makes the open segment closable if its owner thread ended inside the driver.

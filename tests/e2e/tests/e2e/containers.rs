@@ -47,7 +47,7 @@ fn a_container_stays_inside_its_devices_memory() {
     let program = [&client("fill"), CHUNK_BYTES, "cuMemAlloc_v2", "cuMemCreate"];
     let said = containers.finish(&device, Users::Apart, &program).success();
     // Only the library wrote messages. The loader, for example, wrote none.
-    assert!(said.stderr.lines().all(|line| line.starts_with("deepres: cuMem")), "{}", said.stderr);
+    assert!(said.stderr.lines().all(|line| line.starts_with("deepres: refused cuMem")), "{}", said.stderr);
     let said = said.json();
     assert_eq!(said["device_total"], GIB);
     // The context's memory counts too.

@@ -144,7 +144,8 @@ fn a_closed_gate_on_one_gpu_holds_the_whole_call_back() {
     /// Number of looks after which a launch counts as early. A client that has launched but not yet
     /// printed its answer also looks early, but for fewer looks.
     const LOOKS: u32 = 20;
-    let (host, _daemon) = host().with_daemon();
+    // As a gang, the tenant would have both gates open or none.
+    let (host, _daemon) = host().config("gangs = false\n").with_daemon();
     let mut process = start(&host, "both");
     let pid = host.ps().tenant("both").pids()[0];
     assert_eq!(order(&mut process, "launch 4", |_| ()), 0);
