@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use super::{Lane, SEGMENT_NS};
 use super::close::End;
+use super::{Lane, SEGMENT_NS};
 use crate::capture;
 use crate::driver::calls::{Calls, Progress, Stream};
 use crate::meter::context::Inner;

@@ -423,7 +423,7 @@ mod measured {
             }
             // A round takes 1 ms.
             let useful = done as f64 / MEASURED.as_millis() as f64 * 100.0;
-            assert!(useful >= 0.85 * wanted, "{done} rounds are {useful:.2} % of the time");
+            assert!(useful >= 0.7 * wanted, "{done} rounds are {useful:.2} % of the time");
         }
     }
 

@@ -697,7 +697,8 @@ mod measured {
         let all = pids(&traced(&host, &["--all"]));
         assert!([alone, inside, outside].iter().flatten().all(|pid| all.contains(pid)), "{all:?}");
 
-        host.call(&["trace", "--device", CONTROL, "--tenant", "nobody"]).refused("there is no tenant nobody");
+        host.call(&["trace", "--device", CONTROL, "--tenant", "nobody"])
+            .refused("there is no tenant `nobody`");
         // A keeper of a tenant whose processes have not started.
         let _keeper = host.spawn(host.run(&["--name", "later"], "sleep", &["60"]));
         host.await_ps(|ps| ps.find("later").is_some());
