@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
     if (!strcmp(manner, "plain-child")) {
         /* A program that does not use the GPU must have no descriptor, connection or thread of
          * deepres. */
-        char *const shell[] = {"sh", "-c", "ls /proc/$$/fd; grep Threads /proc/$$/status; find /proc/$$/fd -lname 'socket:*'", NULL};
+        char *const shell[] = {"sh", "-c", "ls /proc/$$/fd; grep Threads /proc/$$/status; find /proc/$$/fd -lname 'socket:*' -printf '%f\\n'", NULL};
         int failed = posix_spawnp(&child, "sh", NULL, NULL, shell, environ);
         printf("spawned %d\nchild %d\n", failed, wait_for(child));
     }

@@ -421,9 +421,9 @@ mod measured {
             for had in had {
                 assert!((had - wanted).abs() <= ALLOWED_POINTS, "had {had:.2} %, owed {wanted} %");
             }
-            // A round takes 1 ms.
+            // A round takes 1 ms. For the rest of its time a rank spins for the other.
             let useful = done as f64 / MEASURED.as_millis() as f64 * 100.0;
-            assert!(useful >= 0.7 * wanted, "{done} rounds are {useful:.2} % of the time");
+            assert!(useful >= 0.5 * wanted, "{done} rounds are {useful:.2} % of the time");
         }
     }
 
