@@ -9,7 +9,7 @@ const SETTLED: Duration = Duration::from_millis(700);
 /// for others' leases.
 const PART: f64 = 0.5;
 
-/// Returns the mean wait of a server's first launches beside two backlogged jobs, µs.
+/// Returns the median wait of a server's first launches beside two backlogged jobs, µs.
 fn waited_us(objective: &[&str]) -> f64 {
     let (host, _daemon) = Host::measuring().with_daemon();
     let _rivals = ["one", "other"].map(|name| {
@@ -23,7 +23,7 @@ fn waited_us(objective: &[&str]) -> f64 {
     let server = host.run(&options, c_client("serve"), &requests);
     let said = host.spawn(server).finish().success().json();
     println!("{objective:?}: {said}");
-    said["launch_us"]["mean"].as_f64().expect("a figure")
+    said["launch_us"]["p50"].as_f64().expect("a figure")
 }
 
 /// Divisor of the longest quantum. The longest quantum applies where hand-offs cost a millisecond.
