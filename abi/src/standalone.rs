@@ -13,6 +13,9 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
+/// Ranks that were seen to depend on each other pause together for this time, ns. After that, the
+/// interposer checks anew whether they depend on each other, which costs one spin.
+pub const DEPENDENCE_NS: u64 = 30_000_000_000;
 /// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
 const SPIN_NS: u64 = 20_000_000;
 /// The key of a free place.
@@ -93,11 +96,10 @@ impl StandalonePage {
     }
 
     /// Returns when the tenant's pause on the GPU at `place` ends, ns of `CLOCK_MONOTONIC`. Ranks
-    /// that were seen to depend on each other within `lasts_ns` pause together.
-    pub fn due_ns(&self, place: usize, now_ns: u64, lasts_ns: u64) -> u64 {
+    /// that depend on each other pause together.
+    pub fn due_ns(&self, place: usize, now_ns: u64) -> u64 {
         let Some(gpu) = self.gpu(place) else { return 0 };
-        let depends = |gpu: &StandaloneGpu| gpu.depends(now_ns, lasts_ns);
-        let others = self.others(place).filter(|other| depends(gpu) && depends(other));
+        let others = self.others(place).filter(|other| gpu.depends(now_ns) && other.depends(now_ns));
         others.map(|other| other.allowance.due_ns()).fold(gpu.allowance.due_ns(), u64::max)
     }
 
@@ -126,9 +128,9 @@ impl StandaloneGpu {
     }
 
     /// Returns whether the ranks on this GPU and on another were seen to depend on each other
-    /// within the last `lasts_ns`.
-    pub fn depends(&self, now_ns: u64, lasts_ns: u64) -> bool {
-        is_recent(&self.depends_ns, now_ns, lasts_ns)
+    /// within the last [`DEPENDENCE_NS`].
+    pub fn depends(&self, now_ns: u64) -> bool {
+        is_recent(&self.depends_ns, now_ns, DEPENDENCE_NS)
     }
 
     /// Sets the tenant's share from `now_ns` on, parts per million; 0 for no share. The pause that

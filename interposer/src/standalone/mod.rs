@@ -7,8 +7,8 @@
 //! used time, so the share is exact in the long run.
 //!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
-//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A
-//! launch waits at the gate only while the heartbeat is fresh.
+//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at the
+//! gate only while the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 
@@ -27,7 +27,7 @@ use deepres_abi::wire::{UNMANAGED, Uuid};
 use deepres_abi::{MAX_GPUS, PPM};
 
 use self::file::TenantFile;
-use self::rank::{DEPENDENCE_NS, Rank};
+use self::rank::Rank;
 use self::turns::{Look, Turns};
 use crate::config::{Config, Limit};
 use crate::log::say;
@@ -215,7 +215,7 @@ impl Local {
             let reading = self.meter.slot(index).map(MeterSlot::read).unwrap_or_default();
             let look = Look {
                 now_ns,
-                due_ns: self.page.due_ns(index, now_ns, DEPENDENCE_NS),
+                due_ns: self.page.due_ns(index, now_ns),
                 waits: reading.waiters != 0,
                 runs: reading.in_flight,
             };

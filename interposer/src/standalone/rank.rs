@@ -13,9 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
 
-/// Ranks that were seen to depend on each other pause together for this time, ns. After that, the
-/// interposer checks anew whether they depend on each other, which costs one spin.
-pub const DEPENDENCE_NS: u64 = 30_000_000_000;
 /// A rank spins for another if its work lasts longer than usual by this part (one in this many)
 /// and by the delay of a look. Lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
@@ -44,7 +41,7 @@ impl Rank {
         }
         // Among ranks that depend on each other, a rank that ends none of its kernels for longer
         // than one takes spins.
-        let is_known = gpu.depends(now_ns, DEPENDENCE_NS);
+        let is_known = gpu.depends(now_ns);
         let most_ns = if is_known { reading.longest_ns } else { u64::MAX };
         let usual_ns = reading.in_flight_ns.min(most_ns);
         let since_ns = self.progressed_ns.load(Ordering::Relaxed);
@@ -68,7 +65,7 @@ impl Rank {
 mod tests {
     use super::*;
     use crate::standalone::memory;
-    use deepres_abi::standalone::StandalonePage;
+    use deepres_abi::standalone::{DEPENDENCE_NS, StandalonePage};
 
     const MS: u64 = 1_000_000;
     const NOW_NS: u64 = 400_000_000 * MS;
@@ -97,7 +94,7 @@ mod tests {
     fn ranks_of_which_one_spins_for_the_other_pause_together_for_a_while() {
         let (page, rank) = (page(), Rank::default());
         let gpu = page.gpu(0).unwrap();
-        let due_ns = |now_ns| [0, 1].map(|place| page.due_ns(place, now_ns, DEPENDENCE_NS));
+        let due_ns = |now_ns| [0, 1].map(|place| page.due_ns(place, now_ns));
         let [first_ns, second_ns] = due_ns(NOW_NS);
         assert!(first_ns < second_ns, "each GPU by itself");
         rank.note(gpu, &reading(0, 3 * KERNEL_NS), NOW_NS);

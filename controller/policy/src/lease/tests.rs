@@ -10,6 +10,7 @@ use proptest::prelude::*;
 const MS: u64 = 1_000_000;
 const A: TenantId = 1;
 const B: TenantId = 2;
+const C: TenantId = 3;
 const IDLE: Seen = Seen { waiting: false, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: 0 };
 const WAITING: Seen = Seen { waiting: true, ..IDLE };
 const RUNNING: Seen = Seen { in_flight: true, ..IDLE };
@@ -313,7 +314,6 @@ impl Bench {
 
 #[test]
 fn who_has_a_time_objective_closes_the_others_gates_when_it_comes() {
-    const C: TenantId = 3;
     for has_objective in [true, false] {
         let mut bench = Bench::latency();
         bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
@@ -351,7 +351,6 @@ fn who_has_a_time_objective_has_no_more_of_the_gpu_for_it() {
 
 #[test]
 fn haste_costs_a_bounded_number_of_hand_offs() {
-    const C: TenantId = 3;
     let mut bench = Bench::latency();
     bench.scheduler.enter(C, Class::Fair, bench.now_ns);
     bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
@@ -870,7 +869,6 @@ fn a_hand_off_costs_what_lies_between_one_end_and_the_next_beginning() {
 
 #[test]
 fn guests_share_the_pauses_by_their_weights() {
-    const C: TenantId = 3;
     let mut bench = Bench::beside();
     bench.scheduler.enter(C, Class::Fair, bench.now_ns);
     bench.scheduler.set_standing(B, Class::BestEffort, 750_000);
@@ -922,7 +920,6 @@ fn a_paused_tenant_drains_and_wants_nothing_until_it_is_resumed() {
 
 #[test]
 fn a_tenant_is_of_its_class_before_anything_else_is_known_of_it() {
-    const C: TenantId = 3;
     let mut bench = Bench::new();
     bench.scheduler.enter(C, Class::BestEffort, bench.now_ns);
     bench.scheduler.observe(C, bench.now_ns, WAITING);
@@ -1102,7 +1099,6 @@ fn over_a_pause_a_tenant_keeps_what_it_owes_and_a_quantum_of_what_it_is_owed() {
 
 #[test]
 fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_tenants() {
-    const C: TenantId = 3;
     let tuning = Tuning::derive(ASSUMED_HANDOFF_NS, QuantumBounds::default(), 2);
     for slo_ns in [None, Some(5 * MS)] {
         let mut scheduler = Scheduler::default();
@@ -1140,8 +1136,6 @@ fn a_tenant_that_is_owed_nothing_and_comes_rarely_is_served_before_backlogged_te
         assert!(waits_ms <= 4 * visits, "{waits_ms} ms in {visits} visits, {slo_ns:?}");
     }
 }
-
-const C: TenantId = 3;
 
 /// Shows long work of A in flight. B has short bursts and got the GPU beside that work. C, whose bursts
 /// take `burst_ns`, waits.
