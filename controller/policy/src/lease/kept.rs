@@ -1,11 +1,29 @@
 //! Charges a tenant for a GPU that idles for it while another tenant wants the GPU: a gang whose
 //! ranks wait for each other, or a holder in a short pause.
 
-use super::state::{Hold, Rank};
-use super::{Scheduler, short_pause_ns};
+use super::state::{Budget, Hold, Rank};
+use super::{Scheduler, ns, short_pause_ns};
 use crate::TenantId;
 use crate::gang::Order;
 use crate::tuning::Tuning;
+use core::time::Duration;
+
+/// All tenants bear the idle time in short pauses of holders up to one part in this many of the time.
+/// Beyond that, the holder alone bears it. With a smaller part, a program with a small share that
+/// pauses shortly has less than it is owed; with a greater part, the others have (`eval --sweep 200`).
+const PAUSES_PART: u64 = 16;
+/// The most of this time that may be left, ns.
+const MOST_PAUSES_NS: u64 = ns(Duration::from_millis(10));
+
+/// The idle time in short pauses of holders that all tenants may still bear.
+#[derive(Debug)]
+pub struct Pauses(Budget);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(Budget::new(PAUSES_PART, MOST_PAUSES_NS))
+    }
+}
 
 /// The tenant for which the GPU idles, and up to where the scheduler has charged the idle time.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +43,8 @@ impl Scheduler {
     ///
     /// In the fluid limit, others would have the GPU in the pause, and a tenant that pauses is owed
     /// nothing. So the tenant owes them the pause. It gives that back while it waits, and is owed its
-    /// part of the time meanwhile. Its debt is therefore its part of the pause.
+    /// part of the time meanwhile. Its debt is therefore its part of the pause. What exceeds the
+    /// budget of such pauses is charged to the tenant as if it had used the GPU.
     pub(super) fn charge_kept(&mut self, now_ns: u64, tuning: &Tuning) {
         let Some(kept) = self.kept else { return };
         let pauses = self.order == Order::Apart && !self.is_gang(kept.tenant);
@@ -38,9 +57,12 @@ impl Scheduler {
         let idle_ns = until_ns.saturating_sub(from_ns).saturating_sub(used_ns);
         let mut charged_ns = idle_ns;
         if let Some(tenant) = self.tenants.get_mut(kept.tenant) {
-            let clock = &self.clocks[tenant.rank as usize];
+            let clock = &mut self.clocks[tenant.rank as usize];
             if pauses && !tenant.wanted {
-                let owes_ns = clock.part_ns(idle_ns, tenant.weight_ppm);
+                let borne_ns = self.pauses.0.spend(idle_ns, now_ns);
+                let owes_ns = clock
+                    .part_ns(borne_ns, tenant.weight_ppm)
+                    .saturating_add(clock.run_beside(idle_ns - borne_ns, tenant.weight_ppm));
                 tenant.set_lag(tenant.lag_ns.saturating_sub(owes_ns), clock.now());
                 charged_ns = owes_ns.unsigned_abs();
             } else {

@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, MAX_CREDIT_NS, Noted, Rank, Stuck, Tenant, begun_ns, order};
+use state::{Hold, MAX_CREDIT_NS, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns, order};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -197,6 +197,9 @@ pub struct Scheduler {
     order: Order,
     gangs: Gangs,
     kept: Option<kept::Kept>,
+    pauses: kept::Pauses,
+    /// When a tenant with brief bursts last wanted the GPU, ns.
+    brief_ns: Option<u64>,
     decided_ns: u64,
     /// The rest of the time since the last decision that could not be divided, ns.
     unaccrued_ns: u64,
@@ -241,7 +244,7 @@ impl Scheduler {
         let of_user = |tenant: &Tenant| tenant.present && tenant.user == Some(user);
         let among = self.tenants.values().filter(|tenant| of_user(tenant)).count() as u64;
         for tenant in self.tenants.values_quietly().filter(|tenant| of_user(tenant)) {
-            tenant.lenience.divide(among, now_ns);
+            tenant.share_lenience(among, now_ns);
         }
     }
 
@@ -562,7 +565,7 @@ impl Scheduler {
             }
         });
         let mut wanting = [0; 2];
-        let (trusts, gangs) = (&mut self.trusts, &self.gangs);
+        let (trusts, gangs, brief_ns) = (&mut self.trusts, &self.gangs, &mut self.brief_ns);
         let holder = self.hold.filter(|hold| hold.drain_give_up_ns.is_none()).map(|hold| hold.tenant);
         self.tenants.look(|id, tenant| {
             let clock = &mut clocks[tenant.rank as usize];
@@ -581,6 +584,9 @@ impl Scheduler {
                 return;
             }
             wanting[tenant.rank as usize] += 1;
+            if tenant.rank == Rank::Owner && tenant.is_brief() {
+                *brief_ns = Some(now_ns);
+            }
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
@@ -623,7 +629,7 @@ impl Scheduler {
         let flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count().max(1) as u64;
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
         self.unaccrued_ns = elapsed_ns % flying;
-        self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying));
+        self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying, flying > 1));
     }
 
     /// Lets the clock of each rank run by the charges of its competing tenants.
@@ -963,7 +969,7 @@ impl Scheduler {
             // The request of `next` is due before that of the holder. It must be owed GPU time when it
             // gets the GPU: after the drain, or after half a slice in the mean.
             let clock = &self.clocks[rank as usize];
-            let goes_beside = self.goes_beside(holder.remaining_ns(), next);
+            let goes_beside = self.goes_beside(self.drain_ns(hold.tenant), next);
             let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
             // A hand-off is not exact to a moment, so the scheduler does not look more often.
             let owed_ns = if owed_ns > 0 { owed_ns.max(tuning.handoff_ns / LOOKS_PER_HANDOFF) } else { 0 };
@@ -1116,8 +1122,9 @@ impl Scheduler {
             return Step::Again;
         }
         let is_given_up = now_ns >= give_up_ns;
-        let pair = next.and_then(|next| self.tenants.get(hold.tenant).zip(self.tenants.get(next)));
-        let goes_beside = pair.is_some_and(|(holder, next)| self.goes_beside(holder.remaining_ns(), next));
+        let rest_ns = self.drain_ns(hold.tenant);
+        let goes_beside =
+            next.and_then(|id| self.tenants.get(id)).is_some_and(|next| self.goes_beside(rest_ns, next));
         if in_flight && !is_given_up && !goes_beside {
             return Step::Stay(Some(give_up_ns.min(now_ns.saturating_add(DRAIN_POLL_NS))));
         }
@@ -1149,14 +1156,28 @@ impl Scheduler {
         }
     }
 
-    /// Returns whether `next` gets the GPU while the holder's work still drains for `rest_ns`. This is
-    /// so if the drain takes longer than `next` would lose to the hardware, which takes turns between
-    /// both: half a slice in the mean until its first turn, and a slice after each of its slices.
+    /// Returns how long a tenant's work in flight takes to drain, ns. Beside the work of another tenant
+    /// it waits for a slice of the hardware first.
+    fn drain_ns(&self, id: TenantId) -> u64 {
+        let in_flight = |id| self.tenants.get(id).is_some_and(|tenant| tenant.seen.in_flight);
+        let other = self.beside.filter(|beside| beside.tenant != id && in_flight(beside.tenant));
+        let waits_ns = if in_flight(id) && other.is_some() { HARDWARE_SLICE_NS } else { 0 };
+        self.tenants.get(id).map_or(0, Tenant::remaining_ns).saturating_add(waits_ns)
+    }
+
+    /// Returns whether `next` gets the GPU while other work still drains for `rest_ns`. This is so if
+    /// the drain takes longer than `next` would lose to the hardware, which takes turns between both:
+    /// half a slice in the mean until its first turn, and a slice after each of its slices.
+    ///
+    /// With two long bursts in flight, each brief burst waits for two slices. So while tenants with
+    /// brief bursts are there, only these go beside other work.
     fn goes_beside(&self, rest_ns: u64, next: &Tenant) -> bool {
         let lost_ns = (next.usual_burst_ns() / HARDWARE_SLICE_NS)
             .saturating_mul(HARDWARE_SLICE_NS)
             .saturating_add(HARDWARE_SLICE_NS / 2);
-        self.order == Order::Apart && next.metered_ns > 0 && rest_ns > lost_ns
+        let is_recent = |at_ns| self.decided_ns.saturating_sub(at_ns) <= SHORT_IDLE_NS;
+        let may_go = next.is_brief() || !self.brief_ns.is_some_and(is_recent);
+        self.order == Order::Apart && next.metered_ns > 0 && may_go && rest_ns > lost_ns
     }
 
     /// Returns the tenant that has the GPU next, except this one.

@@ -6,7 +6,7 @@ use super::{Grant, Seen, ns};
 use crate::TenantId;
 use crate::class::Class;
 use crate::entitlement::IDLE_NS;
-use crate::tuning::Tuning;
+use crate::tuning::{HARDWARE_SLICE_NS, Tuning};
 use core::cmp::Reverse;
 use core::mem;
 use core::time::Duration;
@@ -14,7 +14,7 @@ use deepres_abi::PPM;
 
 /// If a tenant wanted the GPU within this time, it may be back at any moment, ns. A step of a
 /// Python program has gaps of some milliseconds.
-const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
+pub const SHORT_IDLE_NS: u64 = ns(Duration::from_millis(20));
 /// The most GPU time that a tenant without work is owed, ns. Over a pause it keeps a quantum at most:
 /// the GPU time of one request.
 pub const MAX_CREDIT_NS: u64 = ns(Duration::from_millis(100));
@@ -112,8 +112,9 @@ pub struct Tenant {
     pub mean_pause_ns: u64,
     /// The part of the pauses that are too short for a hand-off, parts per million.
     pub short_pauses_ppm: u32,
-    /// The rest of the time without a shown use that the scheduler lets pass.
-    pub lenience: Lenience,
+    /// Time without a shown use that the scheduler lets pass. It charges nothing for a thread that now
+    /// and then wakes up late, but charges a thread that always does.
+    pub lenience: Budget,
     /// Set if the tenant's work did not end within a drain, and nothing explains that yet.
     pub stuck: Option<Stuck>,
     pub grant: Grant,
@@ -156,10 +157,16 @@ impl Tenant {
             mean_burst_ns: 0,
             mean_pause_ns: 0,
             short_pauses_ppm: PPM,
-            lenience: Lenience::default(),
+            lenience: Budget::new(LENIENCE_PART, START_LIMIT_NS),
             stuck: None,
             grant: Grant::Closed,
         }
+    }
+
+    /// Divides the lenience of the tenant's user among this many tenants, which share what the scheduler
+    /// lets pass.
+    pub fn share_lenience(&mut self, among: u64, now_ns: u64) {
+        self.lenience.grow_by(LENIENCE_PART.saturating_mul(among.max(1)), now_ns);
     }
 
     /// Returns whether the tenant has sessions and may run.
@@ -278,11 +285,15 @@ impl Tenant {
     }
 
     /// Charges the work in flight for `passed_ns` of the GPU's time since the last decision. The
-    /// charge stands until the meter shows the work, or until the work is no longer in flight.
-    pub fn accrue(&mut self, passed_ns: u64) {
+    /// charge stands until the meter shows the work, or until the work is no longer in flight. Beside
+    /// other tenants' work, the charge is the length of the tenant's work at most, if that is known,
+    /// since the work may wait on the device.
+    pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) {
         let shown_ns = mem::take(&mut self.shown_ns);
         let flew = mem::replace(&mut self.flew, self.seen.in_flight);
-        let passed_ns = if flew { passed_ns } else { 0 };
+        let is_known = is_beside && self.seen.pending_ns > 0;
+        let most_ns = if is_known { self.remaining_ns() } else { u64::MAX };
+        let passed_ns = if flew { passed_ns.min(most_ns) } else { 0 };
         let accrued_ns = match self.seen.in_flight && self.wanted {
             true => self.accrued_ns.saturating_add(passed_ns).saturating_sub(shown_ns).min(MAX_DEBT_NS),
             false => 0,
@@ -314,6 +325,11 @@ impl Tenant {
     /// the present burst if that is longer already.
     pub fn usual_burst_ns(&self) -> u64 {
         self.mean_burst_ns.max(self.burst_ns)
+    }
+
+    /// Returns whether the tenant's usual burst fits into one time slice of the hardware.
+    pub fn is_brief(&self) -> bool {
+        self.metered_ns > 0 && self.usual_burst_ns() <= HARDWARE_SLICE_NS
     }
 
     /// Returns the GPU time for which the tenant asks at a time, ns: its usual burst, but a quantum
@@ -384,30 +400,33 @@ impl Stuck {
     }
 }
 
-/// Time without a shown use that the scheduler lets pass. It charges nothing for a thread that now
-/// and then wakes up late, but charges a thread that always does.
+/// Time that the scheduler lets pass: it grows by a part of the time, up to a bound.
 #[derive(Debug, Clone, Copy)]
-pub struct Lenience {
+pub struct Budget {
     left_ns: u64,
     at_ns: u64,
-    /// Number of tenants of the same user that are here. They share what the scheduler lets pass.
-    among: u64,
+    /// It grows by one part in this many of the time.
+    part: u64,
+    most_ns: u64,
 }
 
-impl Default for Lenience {
-    fn default() -> Self {
-        Self { left_ns: 0, at_ns: 0, among: 1 }
+impl Budget {
+    /// Returns an empty budget.
+    pub const fn new(part: u64, most_ns: u64) -> Self {
+        Self { left_ns: 0, at_ns: 0, part, most_ns }
     }
-}
 
-impl Lenience {
     fn left_ns(self, now_ns: u64) -> u64 {
-        let earned_ns = now_ns.saturating_sub(self.at_ns) / LENIENCE_PART / self.among;
-        self.left_ns.saturating_add(earned_ns).min(START_LIMIT_NS)
+        let earned_ns = now_ns.saturating_sub(self.at_ns) / self.part;
+        self.left_ns.saturating_add(earned_ns).min(self.most_ns)
     }
 
-    fn spend(&mut self, ns: u64, now_ns: u64) {
-        *self = Self { left_ns: self.left_ns(now_ns).saturating_sub(ns), at_ns: now_ns, ..*self };
+    /// Spends this much, or what is left if that is less. Returns what was spent, ns.
+    pub fn spend(&mut self, ns: u64, now_ns: u64) -> u64 {
+        let left_ns = self.left_ns(now_ns);
+        let spent_ns = ns.min(left_ns);
+        *self = Self { left_ns: left_ns - spent_ns, at_ns: now_ns, ..*self };
+        spent_ns
     }
 
     /// Returns the same with nothing left.
@@ -415,10 +434,10 @@ impl Lenience {
         Self { left_ns: 0, at_ns: now_ns, ..self }
     }
 
-    /// Divides what is earned from now on by this number of tenants.
-    pub fn divide(&mut self, among: u64, now_ns: u64) {
+    /// Grows by one part in this many of the time from now on.
+    fn grow_by(&mut self, part: u64, now_ns: u64) {
         self.spend(0, now_ns);
-        self.among = among.max(1);
+        self.part = part;
     }
 }
 
@@ -523,7 +542,7 @@ impl Hold {
 
     /// Returns the time for which others waited and for which no meter shows a use, ns. A meter
     /// lags behind a little, and a program may launch more slowly than the GPU runs. So the
-    /// scheduler believes a meter that shows at least half. Without [`Lenience`], no tenant has more
+    /// scheduler believes a meter that shows at least half. Without lenience, no tenant has more
     /// than twice the time that it is charged for. The scheduler has charged `accrued_ns` for work in
     /// flight.
     fn unshown_ns(&self, accrued_ns: u64, now_ns: u64) -> u64 {

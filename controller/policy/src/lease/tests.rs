@@ -1171,6 +1171,46 @@ fn beside_long_work_in_flight_short_bursts_go_on_and_long_ones_wait() {
 }
 
 #[test]
+fn while_tenants_with_brief_bursts_are_there_long_bursts_wait_for_the_drain() {
+    for other_burst_ns in [MS, 10 * MS] {
+        let long = Seen { pending_ns: 28 * MS, longest_ns: 28 * MS, ..RUNNING };
+        let mut bench = Bench::new();
+        bench.scheduler.enter(C, Class::Fair, bench.now_ns);
+        bench.scheduler.set_standing(C, Class::Fair, PPM / 2);
+        bench.step(5 * MS, IDLE, Seen { used_ns: 5 * MS, ..IDLE });
+        bench.scheduler.observe(C, bench.now_ns, Seen { used_ns: other_burst_ns, ..RUNNING });
+        bench.step(MS, IDLE, IDLE);
+        bench.scheduler.observe(C, bench.now_ns, IDLE);
+        bench.step(5 * MS, long, IDLE);
+        bench.step(MS, long, WAITING);
+        let goes_beside = bench.is_leased(B) && bench.scheduler.beside() == Some(A);
+        assert_eq!(goes_beside, other_burst_ns > HARDWARE_SLICE_NS, "{other_burst_ns} ns");
+    }
+}
+
+#[test]
+fn who_has_brief_bursts_does_not_wait_for_a_burst_that_itself_waits_on_the_device() {
+    let long = Seen { pending_ns: 28 * MS, longest_ns: 28 * MS, ..RUNNING };
+    let mut bench = beside_long_work(long, MS / 2);
+    for _ in 0..4 {
+        bench.step(MS / 2, long, Seen { pending_ns: MS / 2, ..RUNNING });
+    }
+    assert_eq!((bench.scheduler.phase(), bench.scheduler.beside()), (Phase::Held(C), Some(A)));
+}
+
+#[test]
+fn work_that_waits_on_the_device_is_charged_for_its_own_length_at_most() {
+    let long = Seen { pending_ns: 900 * MS, longest_ns: 900 * MS, ..RUNNING };
+    let mut bench = beside_long_work(long, 40 * MS);
+    let before_ns = bench.scheduler.lag_ns(B);
+    for _ in 0..20 {
+        bench.step(MS, long, Seen { pending_ns: MS, ..RUNNING });
+    }
+    let charged_ns = before_ns - bench.scheduler.lag_ns(B);
+    assert!(charged_ns <= MS as i64, "{charged_ns}");
+}
+
+#[test]
 fn work_in_flight_for_whose_end_others_wait_is_given_up_like_a_drain() {
     let endless = Seen { pending_ns: 900 * MS, longest_ns: 28 * MS, ..RUNNING };
     let mut bench = beside_long_work(endless, 2_000 * MS);

@@ -259,6 +259,23 @@ proptest! {
     }
 }
 
+#[test]
+fn all_bear_the_short_pauses_of_a_holder_if_these_are_few_and_the_holder_bears_the_others() {
+    // The second program pauses after so many kernels. In its turns it leaves 4 % or a third of the time.
+    for (kernels, least, most) in [(20, 0.9, 1.1), (1, 1.65, 2.0)] {
+        let pausing = Program {
+            depth: 1,
+            pause_after: Some((kernels, 50_000)),
+            ..Program::backlogged(500_000, &[100_000])
+        };
+        let mut model = Model::new(&[Program::backlogged(500_000, &[MS]), pausing]);
+        model.run_until(10 * SECOND);
+        let used_ns = model.used_ns();
+        let ratio = used_ns[0] as f64 / used_ns[1] as f64;
+        assert!((least..=most).contains(&ratio), "{kernels} kernels: {ratio}");
+    }
+}
+
 /// Returns an entitlement and kernels from 2 µs to 100 ms.
 fn any_program() -> impl Strategy<Value = (u32, Vec<u64>)> {
     (

@@ -81,6 +81,18 @@ fn a_trickle_and_never_done(before: &Reading, truth: Reading, _: u64) -> Reading
     }
 }
 
+/// The meter shows almost no GPU time, and work that seems long until the gate closes.
+fn a_trickle_and_long_with_the_gpu(before: &Reading, truth: Reading, _: u64) -> Reading {
+    let in_flight_ns = if truth.waiters > 0 { 1 } else { u64::MAX };
+    Reading {
+        in_flight: true,
+        compute_ns: before.compute_ns + 1,
+        in_flight_ns,
+        longest_ns: u64::MAX,
+        ..truth
+    }
+}
+
 /// The meter shows half of the GPU time, which is just enough for the arbiter to believe it.
 fn half(_: &Reading, truth: Reading, _: u64) -> Reading {
     Reading { compute_ns: truth.compute_ns / 100 * 51, ..truth }
@@ -124,12 +136,13 @@ fn in_lumps(before: &Reading, truth: Reading, now_ns: u64) -> Reading {
     Reading { compute_ns, updated_ns: now_ns, ..truth }
 }
 
-const LIES: [(&str, Says); 12] = [
+const LIES: [(&str, Says); 13] = [
     ("ones", ones),
     ("nothing used", nothing_used),
     ("a trickle", a_trickle),
     ("a trickle, and never done", a_trickle_and_never_done),
     ("a trickle, and nothing to do", a_trickle_and_nothing_to_do),
+    ("a trickle, and long with the GPU", a_trickle_and_long_with_the_gpu),
     ("half", half),
     ("half of something long", half_of_something_long),
     ("half, and never done", half_and_never_done),
