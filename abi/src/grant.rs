@@ -228,13 +228,21 @@ impl GrantSlot {
 }
 
 /// The behaviour of a waiting thread once the daemon counts as gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum FailMode {
     /// Launches without leases until a daemon is back.
+    #[default]
     Open = 0,
     /// Returns an error from the launch.
     Closed = 1,
+}
+
+impl FailMode {
+    /// Returns the mode of a number. An unknown number stands for [`FailMode::Open`].
+    pub fn from_number(number: u32) -> Self {
+        if number == Self::Closed as u32 { Self::Closed } else { Self::Open }
+    }
 }
 
 /// The grants of one session.
@@ -279,11 +287,7 @@ impl GrantPage {
 
     /// Returns the behaviour of a waiting thread once the daemon counts as gone.
     pub fn fail_mode(&self) -> FailMode {
-        if self.fail_mode.load(Ordering::Relaxed) == FailMode::Closed as u32 {
-            FailMode::Closed
-        } else {
-            FailMode::Open
-        }
+        FailMode::from_number(self.fail_mode.load(Ordering::Relaxed))
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.

@@ -83,7 +83,8 @@ pub struct Options {
     pub locks: PathBuf,
     /// Sockets that the service manager opened for the daemon.
     pub inherited: Inherited,
-    /// Whether the daemon ends after the time without tenants that its configuration gives.
+    /// Whether a `deepres run` started the daemon. Such a daemon ends after the time without tenants
+    /// that its configuration gives.
     pub exits_idle: bool,
 }
 
@@ -124,6 +125,8 @@ struct Shared {
     residency: RefCell<Residency>,
     /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
+    /// Whether a `deepres run` started the daemon.
+    is_of_run: bool,
     /// Whether the daemon is ending and admits no more sessions.
     is_stopping: Cell<bool>,
     /// Notified when a session came or went.
@@ -243,6 +246,7 @@ pub fn run(
         lines,
         residency: RefCell::default(),
         admin_group,
+        is_of_run: options.exits_idle,
         changed: Notify::new(),
         stirred: Cell::new(false),
     });

@@ -6,6 +6,7 @@
 use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, FrameKind, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::authority::Wish;
@@ -44,13 +45,15 @@ pub struct Request<'a> {
 pub struct Keeper {
     /// The socket to which the job's processes connect.
     pub socket: PathBuf,
+    /// The limits that the job's processes keep by themselves while they have no session.
+    pub fallback: Fallback,
     connection: OwnedFd,
     hello: Box<Hello>,
 }
 
 /// The daemon's answer to a hello.
 enum Reply {
-    Welcome,
+    Welcome(Box<Welcome>),
     Refused(RefusalKind, String),
 }
 
@@ -163,9 +166,12 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {
-        Reply::Welcome => {
-            Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection, hello }))
-        }
+        Reply::Welcome(welcome) => Ok(Answer::Kept(Keeper {
+            socket: std::path::absolute(socket)?,
+            fallback: welcome.fallback(),
+            connection,
+            hello,
+        })),
         Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
         Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
@@ -195,7 +201,7 @@ impl Keeper {
                 let Ok(Some(connection)) = connect(&self.socket) else { continue };
                 self.hello.sessions_before = 1;
                 match exchange(&mut self.hello, &self.socket, &connection) {
-                    Ok(Reply::Welcome) => {
+                    Ok(Reply::Welcome(_)) => {
                         self.connection = connection;
                         break;
                     }
@@ -241,8 +247,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
         let known = kinds.into_iter().find(|kind| *kind as u32 == refusal.kind);
         return Ok(Reply::Refused(known.unwrap_or(RefusalKind::Request), reason));
     }
-    wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
-    Ok(Reply::Welcome)
+    let welcome = wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
+    Ok(Reply::Welcome(Box::new(welcome)))
 }
 
 /// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
@@ -256,7 +262,7 @@ pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     hello.sessions_before = u32::from(pid != std::process::id());
     wire::set_text(&mut hello.tenant, tenant);
     match exchange(&mut hello, socket, &connection)? {
-        Reply::Welcome => Ok(()),
+        Reply::Welcome(_) => Ok(()),
         Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
 }

@@ -16,6 +16,7 @@ pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 use crate::doctor::{NO_CHECKPOINTS, has_checkpoints};
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::fallback::FALLBACK_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::text::{is_harmful, is_name};
@@ -142,6 +143,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);
     command.envs(wishes::variables(&wish));
+    command.env(FALLBACK_VARIABLE, keeper.fallback.to_string());
     command.envs(record.map(|file| (record::VARIABLE, file)));
     if let Some(way) = args.oversubscribe {
         command.env(OVERSUBSCRIBE_VARIABLE, way.name());

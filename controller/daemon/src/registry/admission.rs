@@ -11,6 +11,7 @@ use crate::residency::{is_any_oversubscribed, let_wait};
 use crate::shm::{SharedPage, Writer};
 use crate::tenant::{Ended, KeeperId, Owner, Session, Tenant, Terms};
 use deepres_abi::beat::BeatPage;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
@@ -133,8 +134,14 @@ impl Registry {
         let keeper = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.members.keep(keeper, guest.process());
+        let granted = tenant.terms.granted();
         let mut welcome = Welcome::new(0, 0);
         wire::set_text(&mut welcome.tenant, name);
+        welcome.set_fallback(&Fallback {
+            share_ppm: granted.share_ppm.value,
+            memory_bytes: granted.memory_bytes.value,
+            fail_mode: self.config.fail_mode.mode(),
+        });
         let membership = Membership::Keeper(keeper);
         Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
     }

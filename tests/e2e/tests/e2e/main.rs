@@ -70,3 +70,4 @@ mod transparency;
 mod unmanaged;
 mod walked;
 mod ways_in;
+mod without_session;
