@@ -20,7 +20,7 @@ use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
 use deepres_model::authority::{self, Wish};
 use deepres_model::peer::Peer;
 use deepres_model::process::ProcessKey;
-use deepres_model::text::{harmless, is_harmful};
+use deepres_model::text::{harmless, is_name};
 use deepres_model::wish::Sentence;
 use std::io;
 use std::sync::Arc;
@@ -275,13 +275,9 @@ impl Registry {
     }
 
     /// Returns the tenant that a process belongs to, if the registry has it.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Refused`] if the hello's name is malformed.
-    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Result<Option<&Tenant>, Refused> {
-        let key = self.identify(claim(hello)?, &guest.facts).key;
-        Ok(self.tenants.of_key(&key).map(|(_, tenant)| tenant))
+    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Option<&Tenant> {
+        let key = self.identify(claim(hello), &guest.facts).key;
+        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
     /// Finds or makes the tenant of a process, and returns the tenant's name. The first process
@@ -289,7 +285,20 @@ impl Registry {
     /// later process of the job, or a process that was admitted before, only adds wishes that the
     /// tenant lacks.
     fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
-        let identity = self.identify(claim(hello)?, &guest.facts);
+        if is_misnamed(hello) {
+            if role == Role::Keeper {
+                let reason = match wire::text(&hello.tenant) {
+                    Some(_) => "the tenant's name has invisible characters, or a blank at an end",
+                    None => "the tenant's name is not UTF-8",
+                };
+                return Err(Refused::new(RefusalKind::Request, reason));
+            }
+            if self.lines.allows(&guest.source) {
+                let (pid, uid) = (guest.peer.pid, guest.peer.uid);
+                tracing::warn!(pid, uid, "a process gave a name that cannot be one: the next rule finds its tenant");
+            }
+        }
+        let identity = self.identify(claim(hello), &guest.facts);
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -420,14 +429,16 @@ fn no_room(error: io::Error) -> Refused {
     Refused::new(RefusalKind::Full, format!("the daemon cannot create the pages of another session: {error}"))
 }
 
-/// Returns the name in a hello; empty if the hello has none.
-fn claim(hello: &Hello) -> Result<&str, Refused> {
-    let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
-    let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
-    if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
-        return Err(malformed("the tenant's name has invisible characters, or no visible character"));
-    }
-    Ok(name)
+/// Returns the name in a hello; empty if the hello has none, or a text that cannot be a name. The
+/// daemon then finds the tenant by the next rule. If the daemon refused the process, the process
+/// would run beside its tenant.
+fn claim(hello: &Hello) -> &str {
+    wire::text(&hello.tenant).filter(|name| is_name(name)).unwrap_or_default()
+}
+
+/// Returns whether the hello has a text that cannot be a name.
+fn is_misnamed(hello: &Hello) -> bool {
+    claim(hello).is_empty() && hello.tenant.first().is_some_and(|first| *first != 0)
 }
 
 /// Returns the wishes in a hello.

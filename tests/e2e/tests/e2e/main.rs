@@ -23,6 +23,7 @@ mod contexts;
 mod copies;
 mod coverage;
 mod deaths;
+mod descendants;
 mod descriptors;
 mod every_call;
 mod faults;
