@@ -47,6 +47,8 @@ pub struct Keeper {
     pub socket: PathBuf,
     /// The limits that the job's processes keep by themselves while they have no session.
     pub fallback: Fallback,
+    /// Whether a `deepres run` started the daemon.
+    is_of_run: bool,
     connection: OwnedFd,
     hello: Box<Hello>,
 }
@@ -169,6 +171,7 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
         Reply::Welcome(welcome) => Ok(Answer::Kept(Keeper {
             socket: std::path::absolute(socket)?,
             fallback: welcome.fallback(),
+            is_of_run: welcome.is_of_run != 0,
             connection,
             hello,
         })),
@@ -187,6 +190,16 @@ impl Keeper {
         let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
     }
 
+    /// Starts the next daemon in the place of a daemon that died. Returns false if this fails.
+    fn start_next(&self) -> bool {
+        eprintln!("deepres: the daemon died");
+        let started = start::daemon(&Directory::own(), || Ok(connect(&self.socket)?.is_some()));
+        if let Err(error) = &started {
+            eprintln!("deepres: cannot start the next daemon: {error:#}; the job goes on without a daemon");
+        }
+        started.is_ok()
+    }
+
     fn serve(mut self, metered: Option<u32>) {
         let mut pause = RETURN_EVERY;
         loop {
@@ -198,11 +211,18 @@ impl Keeper {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
                 // If the socket is missing or untrusted, a later daemon may replace it by a good
                 // one.
-                let Ok(Some(connection)) = connect(&self.socket) else { continue };
+                let Ok(found) = connect(&self.socket) else { continue };
+                let Some(connection) = found else {
+                    if self.is_of_run && has_died(&self.socket) && !self.start_next() {
+                        pause = REFUSED_PAUSE;
+                    }
+                    continue;
+                };
                 self.hello.sessions_before = 1;
                 match exchange(&mut self.hello, &self.socket, &connection) {
-                    Ok(Reply::Welcome(_)) => {
+                    Ok(Reply::Welcome(welcome)) => {
                         self.connection = connection;
+                        self.is_of_run = welcome.is_of_run != 0;
                         break;
                     }
                     Ok(Reply::Refused(RefusalKind::Version, reason)) => {
@@ -223,6 +243,13 @@ impl Keeper {
             }
         }
     }
+}
+
+/// Returns whether the daemon at `socket` died. A daemon that ends in order removes its socket, and
+/// leaves its lock file.
+fn has_died(socket: &Path) -> bool {
+    let directory = Directory::own();
+    directory.tenant_socket() == socket && (socket.exists() || !directory.lock_file().exists())
 }
 
 /// Sends a hello, and returns the daemon's answer.

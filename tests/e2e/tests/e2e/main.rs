@@ -47,6 +47,7 @@ mod nvml;
 mod overdue;
 mod overheads;
 mod oversubscribe;
+mod own_daemon;
 mod pause;
 mod pieces;
 mod pressure;
