@@ -1,6 +1,7 @@
 //! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. The memory of a
 //! suspended tenant is on the host. The memory of a paused tenant stays on the GPU.
 
+use super::set::tell_of_rest;
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Resumption};
@@ -49,7 +50,10 @@ fn ask(tenant: &str, request: &Request) -> Result<()> {
     client.set_patience(MOVE_PATIENCE)?;
     match client.ask(request)? {
         Reply::Suspended => println!("{tenant}: suspended"),
-        Reply::Paused => println!("{tenant}: paused"),
+        Reply::Paused => {
+            println!("{tenant}: paused");
+            tell_of_rest(&client.status()?, tenant);
+        }
         Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"

@@ -33,6 +33,8 @@ const LISTENED_LIMIT: Duration = Duration::from_millis(500);
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// The most bytes of a socket's path (`sun_path` in unix(7), without the null byte).
+const MAX_SOCKET_BYTES: usize = 107;
 
 /// The reason for which a directory cannot be a daemon's directory.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,12 @@ pub enum FilesError {
         "another user owns {} or may write to it; make it yours alone, or choose another directory by DEEPRES_DIR", .0.display()
     )]
     Unsafe(PathBuf),
+    /// The kernel takes no socket at this path.
+    #[error(
+        "the path {} is too long for a socket: it has {bytes} bytes, and the most is {most}; choose a shorter directory by DEEPRES_DIR",
+        .0.display(), bytes = .0.as_os_str().len(), most = MAX_SOCKET_BYTES
+    )]
+    TooLong(PathBuf),
     /// There is no such group.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
@@ -173,8 +181,8 @@ impl Files {
         self.own_sockets().any(|made| !made.is_there())
     }
 
-    /// Makes the directory and the lost sockets anew, and returns these sockets. The earlier sockets
-    /// still serve a container that mounts the former directory.
+    /// Makes the directory and the lost sockets anew, and returns these sockets. The earlier
+    /// sockets still serve a container that mounts the former directory.
     ///
     /// # Errors
     /// [`FilesError`]. The caller may try again after [`FilesError::Unusable`]. After any other
@@ -308,6 +316,11 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
 /// # Errors
 /// [`FilesError`].
 pub fn make_own_directory(directory: &Directory) -> Result<(), FilesError> {
+    // The tenant socket has the longest path.
+    let socket = directory.tenant_socket();
+    if socket.as_os_str().len() > MAX_SOCKET_BYTES {
+        return Err(FilesError::TooLong(socket));
+    }
     let mode = if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE };
     make_directory(directory.path(), mode)
 }
@@ -429,6 +442,20 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
         let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
+    }
+
+    #[test]
+    fn a_directory_whose_sockets_paths_are_too_long_is_refused_with_the_limit() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = |bytes: usize| {
+            let rest = bytes - Directory::at(scratch.path().join("")).tenant_socket().as_os_str().len() - 1;
+            Directory::at(scratch.path().join("x".repeat(rest)))
+        };
+        let long = directory(MAX_SOCKET_BYTES + 1);
+        let refused = Files::prepare(&long, Inherited::default(), None).unwrap_err().to_string();
+        assert!(refused.contains("107") && refused.contains("DEEPRES_DIR"), "{refused}");
+        assert!(!long.path().exists());
+        Files::prepare(&directory(MAX_SOCKET_BYTES), Inherited::default(), None).unwrap();
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub enum Request {
         tenant: String,
         /// The tenant's wishes from now on.
         wish: Box<Wish>,
+        /// The names of earlier settings that end. The wishes of the job hold again.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unset: Vec<String>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -76,7 +79,7 @@ pub enum Request {
 impl Request {
     /// Returns a request that sets a tenant's wishes.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        Self::Set { tenant: tenant.into(), wish: Box::new(wish) }
+        Self::Set { tenant: tenant.into(), wish: Box::new(wish), unset: Vec::new() }
     }
 }
 
