@@ -149,6 +149,26 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
 }
 
 #[test]
+fn what_an_administrator_set_can_be_ended_so_that_the_jobs_wishes_hold_again() {
+    let daemon = daemon_of_one_gpu();
+    let tenant = daemon.join("a", 300_000, 1 << 20);
+    let set = |wish: Wish, unset: &[&str]| {
+        let unset = unset.iter().map(|name| (*name).to_owned()).collect();
+        daemon.client().ask(&Request::Set { tenant: "a".to_owned(), wish: Box::new(wish), unset })
+    };
+    let both = Wish { share_ppm: Some(600_000), memory_bytes: Some(2 << 20), ..Wish::default() };
+    set(both, &[]).unwrap();
+    assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (600_000, 2 << 20));
+    set(Wish { memory_bytes: Some(3 << 20), ..Wish::default() }, &["share"]).unwrap();
+    assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (300_000, 3 << 20));
+    let refused = set(Wish::default(), &["shares"]).unwrap_err().to_string();
+    assert!(refused.contains("no setting `shares`"), "{refused}");
+    let all: Vec<&str> = Key::ALL.map(Key::name).to_vec();
+    set(Wish::default(), &all).unwrap();
+    assert_eq!(tenant.gate().memory_limit(), 1 << 20);
+}
+
+#[test]
 fn a_keeper_that_comes_back_is_let_in_whatever_was_set_meanwhile() {
     let daemon = daemon_of_one_gpu();
     let mut keeper = daemon.hello(Role::Keeper, "a");
