@@ -11,6 +11,7 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::config::{CapOf, Caps, Config};
 use deepres_model::directory::Directory;
 use deepres_model::packet;
+use deepres_model::wish::Key;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
 use std::io::{BufRead as _, BufReader, Write as _};
