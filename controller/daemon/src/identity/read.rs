@@ -6,7 +6,7 @@
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
-use deepres_model::process::text;
+use deepres_model::process::{stat, text};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -22,14 +22,14 @@ const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 /// Returns the process with this id; `None` if it cannot be read.
 pub fn process(pid: u32) -> Option<Process> {
     let user = tree::user_of_status(&text(pid, "status")?)?;
-    Process::parse(&text(pid, "stat")?, user)
+    Process::parse(&stat(pid)?, user)
 }
 
 /// Returns the parent of a process. The kernel reuses ids, so the parent counts only if the process
 /// still has the same parent afterwards.
 pub fn parent(child: &Process) -> Option<Process> {
     let parent = process(child.parent)?;
-    let again = Process::parse(&text(child.pid, "stat")?, child.user)?;
+    let again = Process::parse(&stat(child.pid)?, child.user)?;
     (again.parent == parent.pid && again.start_ticks == child.start_ticks).then_some(parent)
 }
 
