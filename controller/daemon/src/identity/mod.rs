@@ -12,8 +12,8 @@
 //! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
 //! reason is that all of root's containers have the same user, and do not trust each other.
 //!
-//! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such a
-//! process is a descendant of root's tenant, and keeps the tenant's name.
+//! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
+//! a process is a descendant of root's tenant, and keeps the tenant's name.
 //!
 //! The [`Key`] identifies a tenant, not the name: two keys are two tenants. If two tenants ask for
 //! the same name, one of them gets another name.
@@ -74,13 +74,17 @@ pub struct Facts {
     pub place: Option<Place>,
     /// The process's user, or the user who made its user namespace.
     pub owner: u32,
+    /// The number of the process's user namespace; `None` in the daemon's own.
+    pub namespace: Option<u64>,
 }
 
 impl Facts {
     /// Returns the facts of the process that has this id now. The caller checks afterwards that the
     /// id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
-        Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
+        let namespace = read::namespace(pid);
+        let owner = namespace.and_then(|_| read::namespace_owner(pid)).unwrap_or(user);
+        Self { pid, process: read::process(pid), place: read::place(pid), owner, namespace }
     }
 }
 
@@ -94,14 +98,32 @@ pub struct Names<'a> {
     pub home: Option<&'a Place>,
 }
 
-impl<'a> Names<'a> {
+/// The extent of a name that does not hold for all processes of a user.
+struct Extent {
+    /// The cgroup of the container or pod, or the user namespace.
+    path: String,
+    /// The name of the container, pod or namespace for display.
+    name: String,
+}
+
+impl Names<'_> {
     /// Returns the container or pod in which this name holds, if a process with these facts gives
     /// the name. Returns `None` if the name holds for all processes of the user.
-    fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
+    ///
+    /// Root's containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart
+    /// safely. If such a container has a user namespace, the name holds in the namespace.
+    fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
+        if self.shared.iter().any(|shared| shared == name) {
+            return None;
+        }
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
-        let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
-        let place = facts.place.as_ref().filter(is_container)?;
-        (!is_home(place) && !self.shared.iter().any(|shared| shared == name)).then_some(place)
+        if let Some(place) = facts.place.as_ref().filter(is_container) {
+            let is_home = self.home.is_some_and(|home| home.path == place.path);
+            return (!is_home).then(|| Extent { path: place.path.clone(), name: place.name() });
+        }
+        let namespace = facts.namespace.filter(|_| facts.owner == ROOT)?;
+        let path = format!("user:[{namespace}]");
+        Some(Extent { name: format!("user-namespace-{namespace}"), path })
     }
 }
 
@@ -180,25 +202,22 @@ fn of_name(
     ancestors: impl Iterator<Item = Process>,
     known: &impl Known,
 ) -> Identity {
-    let place = names.place_of(claim, facts);
-    let found = Found::Name { within: place.map(Place::name) };
+    let extent = names.extent_of(claim, facts);
+    let found = Found::Name { within: extent.as_ref().map(|extent| extent.name.clone()) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
     // (another configuration, an older daemon). The same holds if a tenant's process starts another
     // process in a container under the same name, or as another user.
     let own = facts.process.iter().cloned();
     let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
     // Reading an ancestor from the kernel takes longer than all other work of this function.
-    let matter = place.is_some() || facts.owner != ROOT && known.is_of_root(claim);
+    let matter = extent.is_some() || facts.owner != ROOT && known.is_of_root(claim);
     let ancestors = matter.then_some(ancestors).into_iter().flatten();
     let line = own.chain(ancestors.take_while(is_of_job));
     let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
     let found_tenant = line.filter_map(|process| known.tenant_of(&process)).find(|(key, _)| is_named(key));
     let (key, name) = found_tenant.unwrap_or_else(|| {
         let name = claim.to_owned();
-        (
-            Key::Name { user: facts.owner, name: name.clone(), place: place.map(|place| place.path.clone()) },
-            name,
-        )
+        (Key::Name { user: facts.owner, name: name.clone(), place: extent.map(|extent| extent.path) }, name)
     });
     Identity { key, name, found }
 }
@@ -261,6 +280,7 @@ mod tests {
             process: Some(process(30, 20, "python3")),
             place: cgroup::place(cgroup),
             owner: 1000,
+            namespace: None,
         }
     }
 
@@ -332,6 +352,20 @@ mod tests {
         let names = Names { shared: &[], home: home.as_ref() };
         assert_eq!(named(container, names).key, key("train", None));
         assert_ne!(named(&other, names).key, key("train", None));
+    }
+
+    #[test]
+    fn a_name_of_roots_in_a_user_namespace_holds_in_there_alone() {
+        let inside = |owner| Facts { owner, namespace: Some(4711), ..facts("0::/lxc.payload.box") };
+        let named = |facts: &Facts| identify("prod", facts, NO_RULE, std::iter::empty(), strangers).key;
+        let of = |user, place: Option<&str>| Key::Name {
+            user,
+            name: "prod".to_owned(),
+            place: place.map(str::to_owned),
+        };
+        assert_eq!(named(&inside(0)), of(0, Some("user:[4711]")));
+        assert_eq!(named(&inside(1000)), of(1000, None), "who made the namespace is its user");
+        assert_eq!(named(&Facts { owner: 0, ..facts("0::/") }), of(0, None));
     }
 
     #[test]
@@ -441,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
-        let blind = Facts { pid: 30, process: None, place: None, owner: 1000 };
+        let blind = Facts { pid: 30, process: None, place: None, owner: 1000, namespace: None };
         assert_eq!(identify("", &blind, NO_RULE, std::iter::empty(), strangers).name, "process-30");
         let contained = Facts { place: cgroup::place(DOCKER), ..blind };
         assert_eq!(identify("", &contained, NO_RULE, std::iter::empty(), strangers).found, Found::Container);

@@ -52,10 +52,21 @@ pub fn place(pid: u32) -> Option<Place> {
 /// Returns the owner of a process. In a user namespace of its own (a rootless container), user ids
 /// are made up. The owner is then the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
-    owner_of_namespace(pid).unwrap_or(user)
+    namespace_owner(pid).unwrap_or(user)
 }
 
-fn owner_of_namespace(pid: u32) -> Option<u32> {
+/// Returns the number of a process's user namespace. Returns `None` if the process is in the
+/// daemon's own, or if it cannot be read.
+pub fn namespace(pid: u32) -> Option<u64> {
+    let number = |path: String| fs::metadata(path).map(|found| found.ino()).ok();
+    let (own, of_process) =
+        (number("/proc/self/ns/user".to_owned())?, number(format!("/proc/{pid}/ns/user"))?);
+    (own != of_process).then_some(of_process)
+}
+
+/// Returns the user who made the outermost user namespace of a process below the daemon's own.
+/// Returns `None` if the process is in the daemon's own, or if the kernel does not tell.
+pub fn namespace_owner(pid: u32) -> Option<u32> {
     let number = |namespace: BorrowedFd<'_>| {
         Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())
     };
