@@ -66,6 +66,7 @@ async fn now(shared: &Shared) -> Option<Status> {
             started_ns: shared.started_ns,
             heartbeat_limit_ns: config.heartbeat_limit_ms * NS_PER_MS,
             fail_mode: config.fail_mode.name().to_owned(),
+            suspend_limit_ns: config.suspend_limit_ms * NS_PER_MS,
         },
         gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
         tenants: tenants

@@ -176,6 +176,9 @@ status! {
         pub heartbeat_limit_ns: u64,
         /// The tenants' behaviour without a daemon: `open` or `closed`.
         pub fail_mode: String,
+        /// Time within which the driver must move a tenant's memory, ns.
+        #[serde(default)]
+        pub suspend_limit_ns: u64,
     }
 
     /// The state of one GPU, as its arbiter reports it.
