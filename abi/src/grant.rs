@@ -274,6 +274,17 @@ impl GrantPage {
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
     }
 
+    /// Begins the epochs of all gates at a number that follows from `seed`. The caller does this
+    /// before any thread reads the page. If a page replaces the page of an earlier session, no
+    /// launch then takes a gate word of the earlier session for a word of this one.
+    pub fn begin_epochs(&self, seed: u64) {
+        /// A multiplier that mixes the bits of the seed.
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+        let epoch = (seed.wrapping_mul(MIX) >> u32::BITS) as u32 >> STATE_BITS;
+        let first = Gate { epoch, state: GateState::Closed };
+        self.slots.iter().for_each(|slot| slot.gate.store(first.word(), Ordering::Relaxed));
+    }
+
     /// Returns the daemon's number for this session.
     pub fn session_id(&self) -> u64 {
         self.session_id.load(Ordering::Relaxed)

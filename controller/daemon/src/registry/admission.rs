@@ -18,6 +18,7 @@ use deepres_abi::meter::MeterPage;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
 use deepres_model::authority::{self, Wish};
+use deepres_model::clock::monotonic_ns;
 use deepres_model::peer::Peer;
 use deepres_model::process::ProcessKey;
 use deepres_model::text::{harmless, is_name};
@@ -232,6 +233,7 @@ impl Registry {
         let grant = SharedPage::<GrantPage>::create("deepres-grant", Writer::Controller)?;
         let heartbeat_limit_ns = u64::try_from(self.config.heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
         grant.page().set_session(session, heartbeat_limit_ns, self.config.fail_mode.mode());
+        grant.page().begin_epochs(monotonic_ns());
         Ok(Pages {
             grant: Arc::new(grant),
             meter: Arc::new(SharedPage::<MeterPage>::create("deepres-meter", Writer::Anyone)?),
@@ -295,7 +297,11 @@ impl Registry {
             }
             if self.lines.allows(&guest.source) {
                 let (pid, uid) = (guest.peer.pid, guest.peer.uid);
-                tracing::warn!(pid, uid, "a process gave a name that cannot be one: the next rule finds its tenant");
+                tracing::warn!(
+                    pid,
+                    uid,
+                    "a process gave a name that cannot be one: the next rule finds its tenant"
+                );
             }
         }
         let identity = self.identify(claim(hello), &guest.facts);
@@ -309,7 +315,7 @@ impl Registry {
         };
         let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
-        if tenant.is_deserted() && !is_back {
+        if tenant.members.are_gone() && !is_back {
             tenant.owner.user = guest.facts.owner;
             tenant.owner.groups.clone_from(&guest.groups);
             let before = std::mem::replace(&mut tenant.terms, terms);

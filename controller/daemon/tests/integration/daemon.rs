@@ -150,6 +150,17 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
 }
 
 #[test]
+fn the_epochs_of_two_sessions_begin_apart_so_that_no_gate_word_holds_in_both() {
+    /// The arbiter changes the gates of a new session a few times.
+    const CHANGES: u32 = 1_000;
+    let daemon = daemon_of_one_gpu();
+    let epochs = ["a", "b", "c"].map(|name| daemon.join(name, 0, 0).gate().gate().epoch);
+    for (at, epoch) in epochs.iter().enumerate() {
+        assert!(epochs[..at].iter().all(|other| other.abs_diff(*epoch) > CHANGES), "{epochs:?}");
+    }
+}
+
+#[test]
 fn what_an_administrator_set_can_be_ended_so_that_the_jobs_wishes_hold_again() {
     let daemon = daemon_of_one_gpu();
     let tenant = daemon.join("a", 300_000, 1 << 20);
@@ -343,8 +354,12 @@ fn nothing_that_a_tenant_says_of_itself_reaches_a_terminal_as_it_is() {
     deepres_abi::wire::set_text(&mut hello.client, "py\u{1b}[31m\nthon");
     let _tenant = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     assert_eq!(daemon.status().tenants[0].sessions[0].client, "py?[31m?thon");
-    deepres_abi::wire::set_text(&mut hello.tenant, " ");
-    assert!(Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_err());
+    // A text that cannot be a name is none. The process belongs to the tenant of its process tree.
+    for text in [" ", "a ", "a\u{1b}[31m", "-a"] {
+        deepres_abi::wire::set_text(&mut hello.tenant, text);
+        let _again = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+        assert!(daemon.status().tenants.iter().all(|tenant| tenant.name == "a"), "{text:?}");
+    }
 }
 
 #[test]
