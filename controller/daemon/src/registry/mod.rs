@@ -183,6 +183,15 @@ impl Registry {
         identity::identify(claim, facts, names, ancestors, kin)
     }
 
+    /// Returns the name of the tenant whose process started the process `pid`.
+    pub fn starter_of(&self, pid: u32) -> Option<&str> {
+        let process = identity::read::process(pid)?;
+        identity::read::ancestors(&process).find_map(|ancestor| {
+            let mut all = self.tenants.iter();
+            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name)
+        })
+    }
+
     /// Shares out a user's caps among the user's tenants again. Returns the orders to the arbiters.
     fn share_out(&mut self, user: u32) -> Vec<Order> {
         let changed = caps::share_out(&mut self.tenants, self.gpus.count(), user);
