@@ -90,7 +90,8 @@ impl<T: AsRef<[u8]>> Places<T> {
         core::iter::once(first).chain(second)
     }
 
-    fn users(&self) -> Directory<'_> {
+    /// Returns the directory that belongs to the user alone, whatever the environment names.
+    pub fn users(&self) -> Directory<'_> {
         match &self.runtime {
             Some(runtime) => Directory::Runtime(runtime.as_ref()),
             None => Directory::Temporary(self.user),

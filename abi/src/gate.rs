@@ -149,6 +149,11 @@ pub trait Process {
     fn ring(&self);
     /// Sleeps on the slot's futex for at most `limit_ns`, while the gate word is `word`.
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64);
+    /// Returns whether the thread must leave the gate at once, because a signal handler of the job
+    /// has work for it. The launch then goes without a lease.
+    fn is_called_away(&self, _now_ns: u64) -> bool {
+        false
+    }
     /// Sleeps until some work completes, but only for a short time. The caller calls this while the
     /// window is full; `is_full` returns whether the window is still full. Returns true if nothing
     /// completed for so long that the launch may go as debt.
@@ -255,6 +260,9 @@ fn wait_counted<'m>(
         let now_ns = process.now_ns();
         if process.is_controller_gone(now_ns) {
             return Err(ControllerGone);
+        }
+        if process.is_called_away(now_ns) {
+            return Ok((Verdict::Open, meter.start_launching()));
         }
         if matches!(reason, Reason::Closed | Reason::Expired) && rung_for != Some((word, reason)) {
             rung_for = Some((word, reason));

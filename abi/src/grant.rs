@@ -228,13 +228,21 @@ impl GrantSlot {
 }
 
 /// The behaviour of a waiting thread once the daemon counts as gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum FailMode {
     /// Launches without leases until a daemon is back.
+    #[default]
     Open = 0,
     /// Returns an error from the launch.
     Closed = 1,
+}
+
+impl FailMode {
+    /// Returns the mode of a number. An unknown number stands for [`FailMode::Open`].
+    pub fn from_number(number: u32) -> Self {
+        if number == Self::Closed as u32 { Self::Closed } else { Self::Open }
+    }
 }
 
 /// The grants of one session.
@@ -266,6 +274,17 @@ impl GrantPage {
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
     }
 
+    /// Begins the epochs of all gates at a number that follows from `seed`. The caller does this
+    /// before any thread reads the page. If a page replaces the page of an earlier session, no
+    /// launch then takes a gate word of the earlier session for a word of this one.
+    pub fn begin_epochs(&self, seed: u64) {
+        /// A multiplier that mixes the bits of the seed.
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+        let epoch = (seed.wrapping_mul(MIX) >> u32::BITS) as u32 >> STATE_BITS;
+        let first = Gate { epoch, state: GateState::Closed };
+        self.slots.iter().for_each(|slot| slot.gate.store(first.word(), Ordering::Relaxed));
+    }
+
     /// Returns the daemon's number for this session.
     pub fn session_id(&self) -> u64 {
         self.session_id.load(Ordering::Relaxed)
@@ -279,11 +298,7 @@ impl GrantPage {
 
     /// Returns the behaviour of a waiting thread once the daemon counts as gone.
     pub fn fail_mode(&self) -> FailMode {
-        if self.fail_mode.load(Ordering::Relaxed) == FailMode::Closed as u32 {
-            FailMode::Closed
-        } else {
-            FailMode::Open
-        }
+        FailMode::from_number(self.fail_mode.load(Ordering::Relaxed))
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.

@@ -18,19 +18,24 @@ pub const MAX_BYTES: u64 = 1 << 50;
 const PPM_PER_PERCENT: u64 = PPM as u64 / 100;
 
 /// The unit suffixes of sizes and their factors. A single letter means a binary unit, as in Docker.
-const UNITS: [(&str, u64); 14] = [
+/// Kubernetes writes binary units as `Gi`.
+const UNITS: [(&str, u64); 18] = [
     ("", 1),
     ("b", 1),
     ("k", 1 << 10),
+    ("ki", 1 << 10),
     ("kib", 1 << 10),
     ("kb", 1_000),
     ("m", 1 << 20),
+    ("mi", 1 << 20),
     ("mib", 1 << 20),
     ("mb", 1_000_000),
     ("g", 1 << 30),
+    ("gi", 1 << 30),
     ("gib", 1 << 30),
     ("gb", 1_000_000_000),
     ("t", 1 << 40),
+    ("ti", 1 << 40),
     ("tib", 1 << 40),
     ("tb", 1_000_000_000_000),
 ];
@@ -224,6 +229,8 @@ mod tests {
             ("8GiB", 8 << 30),
             ("8 gib", 8 << 30),
             ("8g", 8 << 30),
+            ("8Gi", 8 << 30),
+            ("1.5Mi", 3 << 19),
             ("3000m", 3000 << 20),
             ("1.5MiB", 3 << 19),
             ("1.5KiB", 1536),

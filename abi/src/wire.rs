@@ -12,6 +12,8 @@
 //! a frame of another major version.
 
 use crate::MAX_GPUS;
+use crate::fallback::Fallback;
+use crate::grant::FailMode;
 use crate::page::{MAJOR, MINOR};
 use crate::wish::WISHES_BYTES;
 use core::cmp::Ordering;
@@ -167,6 +169,16 @@ pub struct Welcome {
     pub gpu_index: [u8; MAX_GPUS],
     /// The tenant's name, UTF-8, zero-padded.
     pub tenant: [u8; TENANT_NAME_BYTES],
+    /// The granted memory on each GPU, bytes; 0 for no limit.
+    memory_bytes: u64,
+    /// The granted share, parts per million; 0 for no share.
+    share_ppm: u32,
+    /// A [`FailMode`].
+    fail_mode: u32,
+    /// 1 if a `deepres run` started the daemon, else 0. If the daemon dies, any `deepres run` may
+    /// then start the next daemon.
+    pub is_of_run: u32,
+    reserved_too: u32,
 }
 
 /// The number of page descriptors, which come before the bells.
@@ -201,7 +213,8 @@ pub struct Refusal {
     head: FrameHead,
     /// A [`RefusalKind`].
     pub kind: u32,
-    reserved: u32,
+    /// The daemon's [`FailMode`].
+    pub fail_mode: u32,
     /// A sentence for people, UTF-8, zero-padded.
     pub reason: [u8; REASON_BYTES],
 }
@@ -341,10 +354,28 @@ impl Welcome {
             ..Self::new_zeroed()
         }
     }
+
+    /// Returns the limits that the job keeps by itself while it has no session.
+    pub fn fallback(&self) -> Fallback {
+        Fallback {
+            share_ppm: Some(self.share_ppm).filter(|ppm| *ppm != 0),
+            memory_bytes: Some(self.memory_bytes).filter(|bytes| *bytes != 0),
+            fail_mode: FailMode::from_number(self.fail_mode),
+        }
+    }
+
+    /// Sets the limits that the job keeps by itself while it has no session.
+    pub fn set_fallback(&mut self, fallback: &Fallback) {
+        self.share_ppm = fallback.share_ppm.unwrap_or(0);
+        // A limit of 0 bytes must not look like no limit.
+        self.memory_bytes = fallback.memory_bytes.map_or(0, |bytes| bytes.max(1));
+        self.fail_mode = fallback.fail_mode as u32;
+    }
 }
 
 impl Refusal {
-    /// Returns a refusal with `reason` as its sentence. Cuts the sentence to [`REASON_BYTES`].
+    /// Returns a refusal with `reason` as its sentence, from a daemon with an open fail mode. Cuts
+    /// the sentence to [`REASON_BYTES`].
     pub fn new(kind: RefusalKind, reason: &str) -> Self {
         let mut refusal = Self { head: FrameHead::of::<Self>(), kind: kind as u32, ..Self::new_zeroed() };
         set_text(&mut refusal.reason, reason);
@@ -445,7 +476,7 @@ pub fn text(field: &[u8]) -> Option<&str> {
 const _: () = {
     assert!(size_of::<FrameHead>() == 16);
     assert!(size_of::<Hello>() == 832);
-    assert!(size_of::<Welcome>() == 112);
+    assert!(size_of::<Welcome>() == 136);
     assert!(size_of::<View>() == 936 && size_of::<View>() <= MAX_FRAME_BYTES);
     assert!(size_of::<Refusal>() == 504);
     assert!(core::mem::offset_of!(Hello, wishes) == 496);
@@ -541,6 +572,17 @@ mod tests {
             let packet = resized(&grown, MINOR - 1, bytes);
             assert_eq!(decode::<Grown>(&packet).err(), Some(FrameError::Malformed), "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn a_welcome_names_the_limits_and_an_older_daemons_welcome_names_none() {
+        let fallback =
+            Fallback { share_ppm: Some(300_000), memory_bytes: Some(1 << 30), fail_mode: FailMode::Closed };
+        let mut welcome = Welcome::new(7, 0);
+        welcome.set_fallback(&fallback);
+        assert_eq!(decode::<Welcome>(welcome.as_bytes()).unwrap().fallback(), fallback);
+        let older = resized(&welcome, MINOR - 1, Welcome::FIRST_BYTES);
+        assert_eq!(decode::<Welcome>(&older).unwrap().fallback(), Fallback::default());
     }
 
     #[test]

@@ -83,6 +83,11 @@ macro_rules! wishes {
                 match key { $(Key::$key => self.$field.map(Value::$kind),)+ }
             }
 
+            /// Removes a wish.
+            pub fn remove(&mut self, key: Key) {
+                match key { $(Key::$key => self.$field = None,)+ }
+            }
+
             /// Sets a wish. Does nothing if the value is of another kind than the key.
             pub fn set(&mut self, key: Key, value: Value) {
                 match (key, value) {

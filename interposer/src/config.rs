@@ -10,6 +10,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use deepres_abi::directory::{Directory, Places, TENANT_DIRECTORY, TENANT_SOCKET};
+use deepres_abi::fallback::{FALLBACK_VARIABLE, Fallback};
+use deepres_abi::grant::FailMode;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::quantity::{parse_bytes, parse_share};
 use deepres_abi::wire::TENANT_NAME_BYTES;
@@ -41,8 +43,23 @@ pub struct Limit {
     pub memory_bytes: u64,
 }
 
+impl Limit {
+    /// Returns these limits, or the lower limits of `fallback`.
+    fn within(self, fallback: &Fallback) -> Self {
+        let lower = |asked: u64, granted: u64| match (asked, granted) {
+            (0, limit) | (limit, 0) => limit,
+            (asked, granted) => asked.min(granted),
+        };
+        let granted_ppm = fallback.share_ppm.unwrap_or(0);
+        Self {
+            share_ppm: lower(self.share_ppm.into(), granted_ppm.into()) as u32,
+            memory_bytes: lower(self.memory_bytes, fallback.memory_bytes.unwrap_or(0)),
+        }
+    }
+}
+
 /// The variables by which a job asks for deepres, besides the socket and the wishes.
-const OTHERS: [&str; 2] = [TENANT, OVERSUBSCRIBE];
+const OTHERS: [&str; 3] = [TENANT, OVERSUBSCRIBE, FALLBACK_VARIABLE];
 
 /// The wishes and paths of the environment.
 #[derive(Debug)]
@@ -53,6 +70,8 @@ pub struct Config {
     pub is_socket_named: bool,
     /// The directory of this user's files of deepres.
     pub directory: PathBuf,
+    /// The directory for these files if another user owns [`Self::directory`].
+    pub own_directory: PathBuf,
     /// Whether the environment asks for deepres at all. If not, the interposer writes no message
     /// about a missing daemon.
     pub is_asked_for: bool,
@@ -66,8 +85,10 @@ pub struct Config {
     pub oversubscribe: Option<Oversubscribe>,
     /// The signal by which the job wants to hear that it should give memory back.
     pub pressure: Option<i32>,
-    /// The limits, by the GPU's ordinal in this process.
+    /// The limits for which the job asks, by the GPU's ordinal in this process.
     limits: [Limit; MAX_GPUS],
+    /// The limits that the daemon granted to the job before the job began.
+    fallback: Fallback,
 }
 
 impl Config {
@@ -92,12 +113,17 @@ impl Config {
             say!(Warn, "{}={text} is not {}; ignored", key.variable(), key.kind().expected());
         });
         if tenant.as_ref().is_some_and(|name| name.len() >= TENANT_NAME_BYTES) {
-            say!(
-                Warn,
-                "{TENANT} has {TENANT_NAME_BYTES} bytes or more: the daemon sees only its beginning, and takes names with the same beginning for one tenant; shorten it"
-            );
+            say!(Warn, "{TENANT} has {TENANT_NAME_BYTES} bytes or more; ignored");
         }
+        let tenant = tenant.filter(|name| name.len() < TENANT_NAME_BYTES);
         let (limits, is_any_named) = limits(variable, |refused| say!(Warn, "{refused}; ignored"));
+        let fallback = variable(FALLBACK_VARIABLE).and_then(|text| {
+            let fallback = Fallback::parse(&text);
+            if fallback.is_none() {
+                say!(Warn, "{FALLBACK_VARIABLE}={text} is not a list of limits; ignored");
+            }
+            fallback
+        });
         Self {
             is_asked_for: places.socket().is_some()
                 || is_any_named
@@ -106,6 +132,7 @@ impl Config {
             sockets: Socket::all(&places),
             is_socket_named: places.socket().is_some(),
             directory: path(places.own().path().collect()),
+            own_directory: path(places.users().path().collect()),
             tenant: tenant.unwrap_or_default(),
             wish,
             record: env::var_os(RECORD).filter(|value| !value.is_empty()).map(PathBuf::from),
@@ -123,6 +150,7 @@ impl Config {
                 signal
             }),
             limits,
+            fallback: fallback.unwrap_or_default(),
         }
     }
 
@@ -133,9 +161,15 @@ impl Config {
         believed(&self.sockets)
     }
 
-    /// Returns the limits for which the job asks on the GPU with this ordinal.
+    /// Returns the limits that the process keeps by itself on the GPU with this ordinal. Of the
+    /// limits for which the job asks and those that the daemon granted, the lower ones hold.
     pub fn limit(&self, ordinal: usize) -> Limit {
-        self.limits.get(ordinal).copied().unwrap_or_default()
+        self.limits.get(ordinal).copied().unwrap_or_default().within(&self.fallback)
+    }
+
+    /// Returns whether launches pass or fail if the process gets no session.
+    pub fn fail_mode(&self) -> FailMode {
+        self.fallback.fail_mode
     }
 
     /// Returns the wishes for a daemon. The daemon knows one limit for all GPUs, so the result has
@@ -152,7 +186,7 @@ impl Config {
 
     /// Returns whether the process has a limit to keep without a daemon.
     pub fn is_limited(&self) -> bool {
-        self.limits.iter().any(|limit| *limit != Limit::default())
+        (0..MAX_GPUS).any(|ordinal| self.limit(ordinal) != Limit::default())
     }
 }
 
@@ -326,6 +360,18 @@ mod tests {
         ]);
         assert_eq!((first, second), (limit(50, 3000), limit(20, 1024)));
         assert!(refused.is_empty());
+    }
+
+    #[test]
+    fn of_the_limits_that_a_job_asked_for_and_was_granted_the_lower_ones_hold() {
+        let granted = |share_percent: Option<u32>, memory_mib: Option<u64>| Fallback {
+            share_ppm: share_percent.map(|percent| percent * PPM / 100),
+            memory_bytes: memory_mib.map(|mib| mib << 20),
+            ..Fallback::default()
+        };
+        assert_eq!(limit(30, 0).within(&granted(None, None)), limit(30, 0));
+        assert_eq!(limit(0, 0).within(&granted(Some(20), Some(512))), limit(20, 512));
+        assert_eq!(limit(30, 256).within(&granted(Some(20), Some(512))), limit(20, 256));
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! launches that join the segment need no pass, as long as the pass's [`Leave`] covers them. A
 //! thread never waits here while it holds a lock of the interposer.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::meter::gpu::Gpu;
 use crate::meter::lane::Lane;
 use crate::os;
@@ -20,6 +23,49 @@ pub const STUCK_NS: u64 = 1_000_000_000;
 /// The longest sleep of a thread that waits for room, ns. After the sleep, the thread checks the
 /// heartbeat again.
 const WINDOW_NAP_NS: u64 = 1_000_000;
+/// The time for which a launch still waits after a signal handler of the job ran in its thread, ns.
+/// Then the launch goes, because the handler may have work for the thread that called the launch.
+/// Python runs the job's handler only once the launch has returned.
+const HANDLER_WAITS_NS: u64 = 500_000_000;
+/// The most handlers within that time that can call a thread away. More handlers belong to a timer
+/// of the job, for example a profiler's.
+const MOST_HANDLERS: u32 = 3;
+/// The shortest time between two launches of a process that handlers call away, ns.
+const CALLED_AWAY_NS: u64 = 1_000_000_000;
+
+/// When a handler last called a launch of this process away, ns; 0 if never.
+static CALLED_AWAY_AT_NS: AtomicU64 = AtomicU64::new(0);
+
+/// The signal handlers that ran in a thread while it waits at the gate.
+#[derive(Debug, Default)]
+struct Handlers {
+    count: Cell<u32>,
+    first_ns: Cell<u64>,
+}
+
+impl Handlers {
+    /// Notes that a handler ended the thread's sleep.
+    fn note(&self, now_ns: u64) {
+        if self.count.replace(self.count.get().saturating_add(1)) == 0 {
+            self.first_ns.set(now_ns);
+        }
+    }
+
+    /// Returns whether a handler has work for the thread. Returns true at most once in
+    /// [`CALLED_AWAY_NS`] for all threads whose calls use `last_ns`.
+    fn call_away(&self, now_ns: u64, last_ns: &AtomicU64) -> bool {
+        if self.count.get() == 0 || now_ns.saturating_sub(self.first_ns.get()) < HANDLER_WAITS_NS {
+            return false;
+        }
+        if self.count.replace(0) > MOST_HANDLERS {
+            return false;
+        }
+        let last = last_ns.load(Ordering::Relaxed);
+        (last == 0 || now_ns.saturating_sub(last) >= CALLED_AWAY_NS)
+            && last_ns.compare_exchange(last, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
 /// A window has room for at least this many segments. Room in the window comes back by whole
 /// segments, so the GPU has the other segments to run meanwhile.
 const SEGMENTS_PER_WINDOW: u64 = 4;
@@ -100,7 +146,7 @@ pub fn pass(lane: &Lane, session: &Session, estimate_ns: u64, flush: impl FnOnce
     let Some((grant, meter)) = gpu.grant().zip(gpu.meter()) else {
         return Some(Passed { counted_ns: None, leave: Leave::NONE, launching: None });
     };
-    let around = Around { lane, session, only_launch: &gpu.only_launch, full_since: None };
+    let around = Around::new(lane, session, &gpu.only_launch);
     let (verdict, launching) = match wait(grant, meter, around, gpu.share_ns(estimate_ns), flush) {
         Ok(passed) => passed,
         Err(ControllerGone) if session.fail_mode() == FailMode::Open => {
@@ -122,7 +168,7 @@ pub fn await_turn(lane: &Lane, session: &Session, flush: impl FnOnce()) {
     let Some((grant, meter)) = lane.gpu.grant().zip(lane.gpu.meter()) else { return };
     // This thread must not use a lease of one launch, because the launch itself needs the lease.
     let only_launch = OnlyLaunch::default();
-    let around = Around { lane, session, only_launch: &only_launch, full_since: None };
+    let around = Around::new(lane, session, &only_launch);
     drop(wait(grant, meter, around, 0, flush));
 }
 
@@ -155,6 +201,13 @@ struct Around<'a> {
     /// The last count of completions that differed from the count before, and when the thread saw
     /// it.
     full_since: Option<(u32, u64)>,
+    handlers: Handlers,
+}
+
+impl<'a> Around<'a> {
+    fn new(lane: &'a Lane, session: &'a Session, only_launch: &'a OnlyLaunch) -> Self {
+        Self { lane, session, only_launch, full_since: None, handlers: Handlers::default() }
+    }
 }
 
 impl Process for Around<'_> {
@@ -179,7 +232,13 @@ impl Process for Around<'_> {
     }
 
     fn sleep(&self, slot: &GrantSlot, word: u32, limit_ns: u64) {
-        os::futex_wait_shared(slot.futex(), word, limit_ns);
+        if os::futex_wait_shared(slot.futex(), word, limit_ns) {
+            self.handlers.note(os::now_ns());
+        }
+    }
+
+    fn is_called_away(&self, now_ns: u64) -> bool {
+        self.handlers.call_away(now_ns, &CALLED_AWAY_AT_NS)
     }
 
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool {
@@ -197,5 +256,40 @@ impl Process for Around<'_> {
         }
         gpu.await_freed(WINDOW_NAP_NS, || is_full(self));
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_handler_calls_a_launch_away_within_a_second_and_a_timers_handlers_do_not() {
+        let last = AtomicU64::new(0);
+        let told = Handlers::default();
+        assert!(!told.call_away(1_000 * MS, &last), "no handler ran");
+        told.note(1_000 * MS);
+        assert!(!told.call_away(1_400 * MS, &last));
+        assert!(told.call_away(1_500 * MS, &last));
+        assert!(!told.call_away(3_000 * MS, &last), "the handler has had its turn");
+
+        let timed = Handlers::default();
+        (0..60).for_each(|tick| timed.note((4_000 + 10 * tick) * MS));
+        assert!(!timed.call_away(4_600 * MS, &last));
+    }
+
+    #[test]
+    fn handlers_call_one_launch_of_a_process_away_a_second() {
+        let last = AtomicU64::new(0);
+        let threads = [(); 3].map(|()| Handlers::default());
+        threads.iter().for_each(|handlers| handlers.note(1_000 * MS));
+        let gone = threads.iter().filter(|handlers| handlers.call_away(1_600 * MS, &last)).count();
+        assert_eq!(gone, 1);
+        threads[2].note(1_700 * MS);
+        assert!(!threads[2].call_away(2_300 * MS, &last));
+        threads[2].note(2_300 * MS);
+        assert!(threads[2].call_away(2_900 * MS, &last));
     }
 }

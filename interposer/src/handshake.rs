@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs, mem};
 
 use deepres_abi::MAX_GPUS;
+use deepres_abi::grant::FailMode;
 use deepres_abi::page::LayoutError;
 use deepres_abi::wire::{
     self, FrameError, FrameKind, Hello, MAX_FDS, MAX_FRAME_BYTES, PAGE_FDS, Refusal, RefusalKind, Role,
@@ -45,14 +46,16 @@ pub enum ConnectError {
     Io(io::Error),
     /// The answer is not a valid frame.
     Frame(FrameError),
-    /// The daemon refused: the number of a [`RefusalKind`], and the reason.
-    Refused(u32, String),
+    /// The daemon refused: the number of a [`RefusalKind`], the reason, and the daemon's fail mode.
+    Refused(u32, String, FailMode),
     /// The process cannot use a page of the welcome.
     Page(PageError),
     /// The daemon numbers this process's GPUs differently from the daemon before.
     Renumbered,
     /// The welcome came with fewer descriptors than it promises.
     Descriptors(usize),
+    /// The daemon does not manage all GPUs of this process, which has limits to keep on each.
+    Unmanaged,
 }
 
 impl ConnectError {
@@ -61,11 +64,11 @@ impl ConnectError {
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Absent(..) | Self::Io(_) => false,
-            Self::Refused(kind, _) => *kind != RefusalKind::Stopping as u32,
+            Self::Refused(kind, ..) => *kind != RefusalKind::Stopping as u32,
             // A daemon finishes its pages before it passes them on. So if a page is not ready, the
             // job has replaced a received descriptor by a file of its own.
             Self::Page(error) => !matches!(error, PageError::Layout(LayoutError::NotReady)),
-            Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered => true,
+            Self::Frame(_) | Self::Descriptors(_) | Self::Renumbered | Self::Unmanaged => true,
         }
     }
 
@@ -76,11 +79,19 @@ impl ConnectError {
 
     /// Returns whether the daemon has no room for another session.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Full as u32)
+        matches!(self, Self::Refused(kind, ..) if *kind == RefusalKind::Full as u32)
+    }
+
+    /// Returns the fail mode of the daemon that refused, or `None` if no daemon said.
+    pub fn fail_mode(&self) -> Option<FailMode> {
+        match self {
+            Self::Refused(.., fail_mode) => Some(*fail_mode),
+            _ => None,
+        }
     }
 
     fn is_stopping(&self) -> bool {
-        matches!(self, Self::Refused(kind, _) if *kind == RefusalKind::Stopping as u32)
+        matches!(self, Self::Refused(kind, ..) if *kind == RefusalKind::Stopping as u32)
     }
 
     /// Returns whether the daemon ended before it answered.
@@ -101,11 +112,12 @@ impl fmt::Display for ConnectError {
             }
             Self::Io(error) => write!(f, "the daemon did not answer ({error})"),
             Self::Frame(error) => write!(f, "the daemon's answer is unreadable: {error}"),
-            Self::Refused(_, reason) => write!(f, "the daemon refused: {reason}"),
+            Self::Refused(_, reason, _) => write!(f, "the daemon refused: {reason}"),
             Self::Page(error) => write!(f, "{error}"),
             Self::Renumbered => {
                 write!(f, "the daemon numbers the GPUs in another way than before; start the job again")
             }
+            Self::Unmanaged => write!(f, "the daemon does not manage every GPU of this process"),
             Self::Descriptors(count) => write!(f, "the welcome of the daemon has only {count} descriptors"),
         }
     }
@@ -122,6 +134,18 @@ pub struct Connection {
     pub pages: [OwnedFd; PAGE_FDS],
     /// The bell of each managed GPU, in the hello's order.
     pub bells: Vec<OwnedFd>,
+}
+
+impl Connection {
+    /// Returns the connection, if the process can keep its limits by it. A process with limits
+    /// needs a daemon that manages all of its `gpus` GPUs.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unmanaged`].
+    pub fn holding(self, config: &Config, gpus: usize) -> Result<Self, ConnectError> {
+        let is_managed = self.welcome.gpu_index.iter().take(gpus).all(|index| *index != UNMANAGED);
+        if is_managed || !config.is_limited() { Ok(self) } else { Err(ConnectError::Unmanaged) }
+    }
 }
 
 /// The first handshake of the process. The daemon works on its answer while the process prepares
@@ -531,7 +555,8 @@ impl Received {
         if wire::kind(&packet).map_err(ConnectError::Frame)? == FrameKind::Refusal as u16 {
             let refusal = wire::decode::<Refusal>(&packet).map_err(ConnectError::Frame)?;
             let reason = wire::text(&refusal.reason).unwrap_or("it gave no readable reason");
-            return Err(ConnectError::Refused(refusal.kind, reason.to_owned()));
+            let fail_mode = FailMode::from_number(refusal.fail_mode);
+            return Err(ConnectError::Refused(refusal.kind, reason.to_owned(), fail_mode));
         }
         let welcome = wire::decode::<Welcome>(&packet).map_err(ConnectError::Frame)?;
         let managed = welcome.gpu_index.iter().take(gpus).filter(|index| **index != UNMANAGED).count();

@@ -181,9 +181,10 @@ pub fn timespec(ns: u64) -> libc::timespec {
 }
 
 /// Sleeps for at most `timeout_ns` while the word at `word` is `seen`. Another process may share
-/// the word. The function may return early.
-pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) {
-    futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns);
+/// the word. The function may return early. Returns whether a signal handler of the job ended the
+/// sleep.
+pub fn futex_wait_shared(word: *mut u32, seen: u32, timeout_ns: u64) -> bool {
+    futex_wait(word, libc::FUTEX_WAIT, seen, timeout_ns)
 }
 
 /// Sleeps for at most `timeout_ns` while `word` is `seen`. The function may return early.
@@ -191,10 +192,11 @@ pub fn futex_wait_private(word: &AtomicU32, seen: u32, timeout_ns: u64) {
     futex_wait(word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, seen, timeout_ns);
 }
 
-fn futex_wait(word: *mut u32, operation: i32, seen: u32, timeout_ns: u64) {
+fn futex_wait(word: *mut u32, operation: i32, seen: u32, timeout_ns: u64) -> bool {
     let timeout = timespec(timeout_ns);
     // SAFETY: the kernel checks the address, and the timeout outlives the call.
-    unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const timeout) };
+    let result = unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const timeout) };
+    result < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
 }
 
 /// Wakes all threads of this process that sleep on `word`.

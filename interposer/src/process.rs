@@ -2,13 +2,14 @@
 //! is no state, and each hook forwards its call.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::{io, ptr};
+use std::{fmt, io, ptr};
 
 use deepres_abi::MAX_GPUS;
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::result::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+use deepres_abi::grant::FailMode;
 use deepres_abi::oversubscribe::Oversubscribe;
-use deepres_abi::wire::{UNMANAGED, Uuid};
+use deepres_abi::wire::Uuid;
 
 use crate::config::{self, Config};
 use crate::descriptor::{OwnDescriptor, Place};
@@ -86,6 +87,8 @@ static START: AtomicU8 = AtomicU8::new(NOT_STARTED);
 const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
+/// The process has limits, and nothing can hold it to them.
+const UNHELD: u8 = 3;
 
 /// The values of [`Process::meter`].
 const HELD: u32 = 0;
@@ -121,9 +124,16 @@ pub fn announce() -> Option<Arrival> {
     Arrival::announce(&config::tenant_sockets())
 }
 
-/// Begins a session once, after the job initialised the driver. The function never fails. Without a
-/// session, the process runs as without the interposer.
-pub fn start() {
+/// The error of a process that has limits to which nothing can hold it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unheld;
+
+/// Begins a session once, after the job initialised the driver. If the process has no limits and
+/// gets no session, it runs as without the interposer.
+///
+/// # Errors
+/// [`Unheld`] if the process must not use the GPU. The function has logged the reason.
+pub fn start() -> Result<(), Unheld> {
     if is_disabled() {
         if is_behind_another() && START.swap(STARTED, Ordering::AcqRel) == NOT_STARTED {
             say!(
@@ -131,36 +141,48 @@ pub fn start() {
                 "another copy of libdeepres.so is preloaded before this copy; the first copy does the work"
             );
         }
-        return;
+        return Ok(());
     }
     match START.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _uncancelled = os::uncancelled();
-            begin();
-            START.store(STARTED, Ordering::Release);
+            let begun = begin();
+            START.store(if begun.is_ok() { STARTED } else { UNHELD }, Ordering::Release);
+            begun
         }
         // Another thread makes the handshake, which takes a bounded time. This thread waits, so
         // that the interposer meters the thread's next calls too.
-        Err(STARTING) => {
-            while START.load(Ordering::Acquire) == STARTING {
-                os::sleep(START_LOOK_NS);
+        Err(STARTING) => loop {
+            match START.load(Ordering::Acquire) {
+                STARTING => os::sleep(START_LOOK_NS),
+                UNHELD => break Err(Unheld),
+                _ => break Ok(()),
             }
-        }
-        Err(_) => {}
+        },
+        Err(UNHELD) => Err(Unheld),
+        Err(_) => Ok(()),
     }
 }
 
-fn begin() {
+/// Ends the attempt to begin a session, because of `reason`. Returns an error if the process has
+/// limits, or if launches are to fail without a daemon.
+fn give_up(config: &Config, reason: fmt::Arguments<'_>) -> Result<(), Unheld> {
+    if config.is_limited() || config.fail_mode() == FailMode::Closed {
+        say!(Error, "{reason}, so nothing can hold the job to its limits; the job may not use the GPU");
+        return Err(Unheld);
+    }
+    if config.is_asked_for {
+        say!(Warn, "{reason}; the job runs unmetered");
+    }
+    Ok(())
+}
+
+fn begin() -> Result<(), Unheld> {
     let began_ns = os::now_ns();
     let config = Config::read();
     let calls = match Calls::find() {
         Ok(calls) => calls,
-        Err(missing) => {
-            if config.is_asked_for {
-                say!(Warn, "this driver has no {missing}; the job runs unmetered");
-            }
-            return;
-        }
+        Err(missing) => return give_up(&config, format_args!("this driver has no {missing}")),
     };
     let mut uuids = vec![Uuid::default(); MAX_GPUS];
     let count = calls.uuids(&mut uuids);
@@ -168,7 +190,7 @@ fn begin() {
     let greeting = Greeting::send(&config, &uuids);
     if greeting.is_to_nobody() && !config.is_asked_for {
         // The environment does not mention deepres, and no daemon runs.
-        return;
+        return Ok(());
     }
     // The process makes its state and the meter thread while the daemon works on its answer.
     let process: &'static Process = Box::leak(Box::new(Process {
@@ -192,24 +214,31 @@ fn begin() {
     }));
     process.wake.swap(OwnDescriptor::eventfd());
     let started = meter::thread::start(process);
-    let begun = handshake::shake(greeting, &process.config, &process.uuids).and_then(|connection| {
+    let config = &process.config;
+    let gpus = process.uuids.len();
+    let begun = handshake::shake(greeting, config, &process.uuids).and_then(|connection| {
+        let connection = connection.holding(config, gpus)?;
         let index = connection.welcome.gpu_index;
-        Ok((Session::new(connection, process.uuids.len(), None)?, index))
+        Ok((Session::new(connection, gpus, None)?, index))
     });
-    let begun = begun.map_or_else(|error| begin_alone(&process.config, &process.uuids, &error), Some);
-    let Some((session, index)) = begun else { return process.dismiss_meter() };
+    let begun = begun.map(Some).or_else(|error| begin_alone(config, &process.uuids, &error));
+    let begun = begun.inspect_err(|Unheld| process.dismiss_meter())?;
+    let Some((session, index)) = begun else {
+        process.dismiss_meter();
+        return Ok(());
+    };
     let session: &'static Session = Box::leak(Box::new(session));
-    if process.config.oversubscribe == Some(Oversubscribe::Managed) {
+    if config.oversubscribe == Some(Oversubscribe::Managed) {
         process.memory.oversubscription.want();
     }
     session.attach(&process.gpus, &index, process.wake.get());
     process.session.set(Some(session));
     if let Err(error) = started {
-        say!(Warn, "no thread for metering ({error}); the job runs unmetered");
         session.end();
-        return process.dismiss_meter();
+        process.dismiss_meter();
+        return give_up(config, format_args!("there is no thread for metering ({error})"));
     }
-    if let Some(path) = process.config.record.as_deref() {
+    if let Some(path) = config.record.as_deref() {
         record::start(path);
     }
     PROCESS.store(ptr::from_ref(process).cast_mut(), Ordering::Release);
@@ -225,32 +254,53 @@ fn begin() {
     if session.standalone().is_none() {
         say!(Info, "session {} with {} GPUs", session.id(), process.gpus.len());
     }
+    Ok(())
 }
 
+/// A session, and the places of the process's GPUs in it.
+type Begun = (Session, [u8; MAX_GPUS]);
+
 /// Begins a session without a daemon if the process needs one, because no daemon accepted the
-/// process. Returns the session, and the places of the process's GPUs in it. Returns `None` if the
-/// process needs none.
-fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Option<(Session, [u8; MAX_GPUS])> {
-    let is_absent = matches!(error, ConnectError::Absent(..));
-    let keeps_limits = error.may_pass() && config.is_limited() && !config.is_socket_named;
+/// process. This function alone decides about a process without a daemon: **limits that a job was
+/// given hold, whatever the reason.** Returns `None` if the process needs no session.
+///
+/// # Errors
+/// [`Unheld`] if there is no memory for a session that the process needs.
+fn begin_alone(config: &Config, uuids: &[Uuid], error: &ConnectError) -> Result<Option<Begun>, Unheld> {
+    let keeps_limits = config.is_limited();
+    let is_shut = [Some(config.fail_mode()), error.fail_mode()].contains(&Some(FailMode::Closed));
     // The process waits for a daemon that hangs, has no room, or is about to come back. If the
-    // process keeps its limits by itself, it does not wait for an absent daemon.
-    let is_waiting = error.may_pass() && !(is_absent && keeps_limits);
-    match (keeps_limits, is_waiting) {
-        (true, true) => say!(Warn, "{error}; the job keeps its limits by itself until a daemon takes it up"),
-        (true, false) => {}
-        (false, true) => say!(Warn, "{error}; the job runs unshared until a daemon takes it up"),
+    // process keeps its limits by itself and nothing names a socket, it does not wait for an absent
+    // daemon.
+    let is_absent = matches!(error, ConnectError::Absent(..));
+    let is_content = is_absent && keeps_limits && !is_shut && !config.is_socket_named;
+    let is_waiting = error.may_pass() && !is_content;
+    let until = if is_waiting { " until a daemon takes it up" } else { "" };
+    match (is_shut, keeps_limits) {
+        (true, _) => {
+            say!(Error, "{error}; the launches of the job fail{until}, because of fail_mode = \"closed\"")
+        }
+        (false, true) if is_content => {}
+        (false, true) => say!(Warn, "{error}; the job keeps its limits by itself{until}"),
+        (false, false) if is_waiting => say!(Warn, "{error}; the job runs unshared{until}"),
         (false, false) => {
             say!(Warn, "{error}; the job runs unmetered");
-            return None;
+            return Ok(None);
         }
     }
-    let local = if keeps_limits { Local::begin(config, uuids) } else { Local::unlimited(uuids) };
-    let local =
-        local.inspect_err(|error| say!(Warn, "no memory for limits ({error}); the job runs without limits"));
-    let local = local.ok()?;
-    let index = local.gpu_index;
-    Some((Session::local(local, is_waiting), index))
+    let local = match keeps_limits || is_shut {
+        true => Local::begin(config, uuids, if is_shut { FailMode::Closed } else { FailMode::Open }),
+        false => Local::unlimited(uuids),
+    };
+    match local {
+        Ok(local) => {
+            let index = local.gpu_index;
+            Ok(Some((Session::local(local, is_waiting), index)))
+        }
+        Err(error) => {
+            give_up(config, format_args!("there is no memory for a session ({error})")).map(|()| None)
+        }
+    }
 }
 
 /// Clears the state in a forked child. The child has no session and no meter thread, and the driver
@@ -367,11 +417,10 @@ impl Process {
         if session.standalone().is_some() {
             return self.join(session, connection);
         }
-        let is_renumbered = |(gpu, index): (&Gpu, &u8)| {
-            *index != UNMANAGED && gpu.index().is_some_and(|before| before != usize::from(*index))
-        };
         // A launching thread counts in the slot of the old number. So the daemon must keep the
-        // numbers of the GPUs.
+        // numbers of the GPUs. If the daemon no longer manages a GPU, the earlier limits stay.
+        let is_renumbered =
+            |(gpu, index): (&Gpu, &u8)| gpu.index().is_some_and(|before| before != usize::from(*index));
         if self.gpus.iter().zip(&connection.welcome.gpu_index).any(is_renumbered) {
             return Err(ConnectError::Renumbered);
         }
@@ -389,6 +438,7 @@ impl Process {
     /// Continues with a daemon that takes over the process. Before, the process had a session
     /// without a daemon.
     fn join(&self, alone: &'static Session, connection: Connection) -> Result<(), ConnectError> {
+        let connection = connection.holding(&self.config, self.gpus.len())?;
         let index = connection.welcome.gpu_index;
         let session = Session::new(connection, self.gpus.len(), Some(alone))?;
         let session: &'static Session = Box::leak(Box::new(session));

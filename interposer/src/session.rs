@@ -352,7 +352,7 @@ impl Session {
     /// If the fail mode is closed, lets no launch pass on GPUs whose arbiter is gone. On the other
     /// GPUs, the arbiter's grant applies. Returns the time until the next check, ns.
     pub fn guard(&'static self, gpus: &[Gpu], now_ns: u64) -> u64 {
-        if self.fail_mode() == FailMode::Open {
+        if self.fail_mode() == FailMode::Open || self.local.is_some() {
             return u64::MAX;
         }
         let mut again_ns = self.heartbeat_limit_ns();
@@ -450,7 +450,9 @@ impl Session {
     /// Returns whether no daemon will open a gate, because the connection has ended or the
     /// arbiter's heartbeat has stopped.
     pub fn is_controller_gone(&self, gpu: &Gpu, now_ns: u64) -> bool {
-        self.is_gone() || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
+        self.is_gone()
+            || self.local.as_ref().is_some_and(Local::is_shut)
+            || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
     /// Returns until when the arbiter counts as alive without another heartbeat, ns of

@@ -18,6 +18,9 @@
 //! no room, the command says `no room` and waits for the next line. Once stdin has ended, the
 //! command tries again every [`RETRY`].
 //!
+//! The command ignores the signals by which a service manager stops a service, because nobody else
+//! could bring the processes back.
+//!
 //! With `--back`, the command begins by bringing the processes back, whatever state they are in.
 //! The daemon uses this option if the earlier `deepres away` of these processes has ended.
 
@@ -29,7 +32,9 @@ use deepres_abi::driver::result::{
 };
 use deepres_abi::driver::types::{CU_PROCESS_STATE_CHECKPOINTED, CU_PROCESS_STATE_RUNNING, CUprocessState};
 use deepres_abi::driver::{pfn, result};
+use deepres_model::process::ProcessKey;
 use libloading::os::unix::{Library, RTLD_NOW};
+use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -57,8 +62,19 @@ struct LockArgs {
     reserved: [u32; 15],
 }
 
-/// The driver's checkpoint functions.
+/// Ignores the signals by which a service manager, a shell or a terminal stops its processes.
+fn ignore_signals() {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: the call sets no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// The driver's checkpoint functions, and the processes that the command moves.
 struct Driver {
+    /// The processes that lived when the command began. Another process may have the id of one
+    /// later.
+    processes: BTreeMap<i32, ProcessKey>,
     lock: pfn::cuCheckpointProcessLock,
     checkpoint: pfn::cuCheckpointProcessCheckpoint,
     restore: pfn::cuCheckpointProcessRestore,
@@ -76,7 +92,11 @@ enum NotBack {
 
 /// Runs the command as the module's documentation says.
 pub fn run(args: &Args) -> Result<()> {
-    let driver = Driver::load()?;
+    ignore_signals();
+    let mut driver = Driver::load()?;
+    let key = |pid: &i32| Some((*pid, ProcessKey::of(u32::try_from(*pid).ok()?)?));
+    driver.processes = args.pids.iter().filter_map(key).collect();
+    let driver = driver;
     let mut is_told = args.back;
     if !args.back {
         driver.take_off(&args.pids)?;
@@ -130,6 +150,7 @@ impl Driver {
         }
         let initialise = function!(cuInit);
         let driver = Self {
+            processes: BTreeMap::new(),
             lock: function!(cuCheckpointProcessLock),
             checkpoint: function!(cuCheckpointProcessCheckpoint),
             restore: function!(cuCheckpointProcessRestore),
@@ -173,18 +194,18 @@ impl Driver {
         let mut is_done = true;
         for pid in checkpointed {
             // SAFETY: the API allows a null pointer for the arguments.
-            is_done &= unsafe { (self.restore)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
+            is_done &= unsafe { (self.restore)(*pid, null_mut()) } == CUDA_SUCCESS || !self.lives(*pid);
         }
         for pid in locked {
             // SAFETY: the API allows a null pointer for the arguments.
-            is_done &= unsafe { (self.unlock)(*pid, null_mut()) } == CUDA_SUCCESS || !is_alive(*pid);
+            is_done &= unsafe { (self.unlock)(*pid, null_mut()) } == CUDA_SUCCESS || !self.lives(*pid);
         }
         if is_done { Ok(()) } else { say("lost") }
     }
 
     /// Brings back all processes that are alive. If that fails for one of them, brings back none.
     fn bring_back(&self, pids: &[i32]) -> Result<(), NotBack> {
-        let living = || pids.iter().copied().filter(|pid| is_alive(*pid));
+        let living = || pids.iter().copied().filter(|pid| self.lives(*pid));
         let mut restored = Vec::new();
         for pid in living().filter(|pid| self.is_in(*pid, CU_PROCESS_STATE_CHECKPOINTED)) {
             // SAFETY: the API allows a null pointer for the arguments.
@@ -193,7 +214,7 @@ impl Driver {
                 restored.push(pid);
                 continue;
             }
-            if !is_alive(pid) {
+            if !self.lives(pid) {
                 continue;
             }
             for pid in restored {
@@ -208,11 +229,16 @@ impl Driver {
         for pid in living().filter(|pid| !self.is_in(*pid, CU_PROCESS_STATE_RUNNING)) {
             // SAFETY: the API allows a null pointer for the arguments.
             let code = unsafe { (self.unlock)(pid, null_mut()) };
-            if code != CUDA_SUCCESS && is_alive(pid) {
+            if code != CUDA_SUCCESS && self.lives(pid) {
                 return Err(NotBack::Failed(refusal("unlock", pid, code)));
             }
         }
         Ok(())
+    }
+
+    /// Whether a process that lived when the command began still lives.
+    fn lives(&self, pid: i32) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.is_alive())
     }
 
     /// Whether the driver reports that a process is in the state `wanted`.
@@ -221,12 +247,6 @@ impl Driver {
         // SAFETY: the driver writes the result to a variable that lives across the call.
         unsafe { (self.state)(pid, &raw mut state) == CUDA_SUCCESS && state == wanted }
     }
-}
-
-fn is_alive(pid: i32) -> bool {
-    // SAFETY: no signal is sent and no memory is involved.
-    let found = unsafe { libc::kill(pid, 0) };
-    found == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
 fn name(code: u32) -> String {

@@ -1,14 +1,18 @@
 //! `deepres pause`, `suspend` and `resume`: keep a tenant off the GPUs for a while. The memory of a
 //! suspended tenant is on the host. The memory of a paused tenant stays on the GPU.
 
+use super::set::tell_of_rest;
 use anyhow::{Result, bail};
 use deepres_model::admin::client::Client;
 use deepres_model::admin::{Reply, Request, Resumption};
 use std::time::Duration;
 
-/// Longest wait for the daemon's answer. Moving all memory of a GPU to the host takes some seconds,
-/// and begins after the running work has ended.
-const MOVE_PATIENCE: Duration = Duration::from_secs(120);
+/// Wait for the daemon's answer beyond the daemon's own limits. A move begins after the running
+/// work has ended.
+const MORE_PATIENCE: Duration = Duration::from_secs(30);
+/// The most moves of a tenant's memory for which one request waits: a move that is under way, and
+/// the move of the request.
+const MOVES: u32 = 2;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -46,10 +50,14 @@ pub fn resume(args: Args) -> Result<()> {
 
 fn ask(tenant: &str, request: &Request) -> Result<()> {
     let mut client = Client::connect()?;
-    client.set_patience(MOVE_PATIENCE)?;
+    let limit = Duration::from_nanos(client.status()?.daemon.suspend_limit_ns);
+    client.set_patience(limit.saturating_mul(MOVES).saturating_add(MORE_PATIENCE))?;
     match client.ask(request)? {
         Reply::Suspended => println!("{tenant}: suspended"),
-        Reply::Paused => println!("{tenant}: paused"),
+        Reply::Paused => {
+            println!("{tenant}: paused");
+            tell_of_rest(&client.status()?, tenant);
+        }
         Reply::Resumed { resumption } => println!("{tenant}: {}", told(resumption)),
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"

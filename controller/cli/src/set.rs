@@ -3,8 +3,9 @@
 use super::ps::memory::over;
 use crate::wishes::{Later, Wishes};
 use anyhow::{Result, bail};
+use deepres_abi::wish::Key;
 use deepres_model::admin::client::Client;
-use deepres_model::admin::{Reply, Request};
+use deepres_model::admin::{Reply, Request, Status};
 use deepres_model::quantity::Bytes;
 
 #[derive(Debug, clap::Args)]
@@ -16,22 +17,45 @@ Examples:
   deepres set train --share 50%
   deepres set train --share 30% --memory 4GiB
   deepres set train --memory unlimited
-  deepres set train --criticality high --deadline 30min")]
+  deepres set train --criticality high --deadline 30min
+  deepres set train --unset share,slo     (the wishes of the job hold again)
+  deepres set train --reset")]
 pub struct Args {
     /// Tenant, as `deepres ps` shows it
     tenant: String,
     #[command(flatten)]
     wishes: Wishes<Later>,
+    /// End earlier settings of `deepres set`, by the names of their options: the wishes of the job
+    /// hold again
+    #[arg(long, value_name = "OPTIONS", value_delimiter = ',', value_parser = parse_key, group = "wishes")]
+    unset: Vec<Key>,
+    /// End all earlier settings of `deepres set`
+    #[arg(long, conflicts_with = "unset", group = "wishes")]
+    reset: bool,
+}
+
+/// Returns the wish whose option has this name, without or with dashes.
+fn parse_key(name: &str) -> Result<Key, String> {
+    let name = name.trim_start_matches('-');
+    let found = Key::ALL.into_iter().find(|key| key.option() == name);
+    found.ok_or_else(|| {
+        format!("there is no option --{name}; there are: {}", Key::ALL.map(Key::option).join(", "))
+    })
 }
 
 /// Changes the tenant and prints its new grants.
 pub fn run(args: &Args) -> Result<()> {
-    let request = Request::set(&args.tenant, args.wishes.wish);
+    let unset = if args.reset { &Key::ALL[..] } else { &args.unset };
+    let unset = unset.iter().map(|key| key.name().to_owned()).collect();
+    let request = Request::Set { tenant: args.tenant.clone(), wish: Box::new(args.wishes.wish), unset };
     let mut client = Client::connect()?;
     match client.ask(&request)? {
         Reply::Set(granted) => {
             println!("{}: {granted}", args.tenant);
-            warn_of_excess(&mut client, &args.tenant)
+            let status = client.status()?;
+            tell_of_rest(&status, &args.tenant);
+            warn_of_excess(&status, &args.tenant);
+            Ok(())
         }
         other => bail!(
             "the daemon sent an unexpected reply: {other:?}; use one deepres release for the daemon and this command"
@@ -39,10 +63,17 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// Says so if no process of the tenant uses a GPU, so that a change has no effect at present.
+pub fn tell_of_rest(status: &Status, name: &str) {
+    let tenant = status.tenants.iter().find(|tenant| tenant.name == name);
+    if tenant.is_none_or(|tenant| tenant.sessions.is_empty()) {
+        println!("{name}: no process of this tenant uses a GPU now");
+    }
+}
+
 /// Warns of GPUs on which the tenant holds more than its limit now allows.
-fn warn_of_excess(client: &mut Client, name: &str) -> Result<()> {
-    let status = client.status()?;
-    let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return Ok(()) };
+fn warn_of_excess(status: &Status, name: &str) {
+    let Some(tenant) = status.tenants.iter().find(|tenant| tenant.name == name) else { return };
     for account in &tenant.gpus {
         if let Some(more) = over(tenant.memory_limit_bytes, account) {
             println!(
@@ -53,5 +84,4 @@ fn warn_of_excess(client: &mut Client, name: &str) -> Result<()> {
             );
         }
     }
-    Ok(())
 }

@@ -159,8 +159,8 @@ async fn answer(request: Request, shared: &Rc<Shared>) -> Reply {
                 Err(message) => Reply::Error { message },
             }
         }
-        Request::Set { tenant, wish } => {
-            let set = shared.registry.borrow_mut().set(&tenant, *wish);
+        Request::Set { tenant, wish, unset } => {
+            let set = shared.registry.borrow_mut().set(&tenant, *wish, &unset);
             in_force(set, shared).await
         }
         Request::Pause { tenant } => {

@@ -33,6 +33,8 @@ const LISTENED_LIMIT: Duration = Duration::from_millis(500);
 const LISTENED_POLL: Duration = Duration::from_millis(10);
 /// Write permission for group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// The most bytes of a socket's path (`sun_path` in unix(7), without the null byte).
+const MAX_SOCKET_BYTES: usize = 107;
 
 /// The reason for which a directory cannot be a daemon's directory.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,12 @@ pub enum FilesError {
         "another user owns {} or may write to it; make it yours alone, or choose another directory by DEEPRES_DIR", .0.display()
     )]
     Unsafe(PathBuf),
+    /// The kernel takes no socket at this path.
+    #[error(
+        "the path {} is too long for a socket: it has {bytes} bytes, and the most is {most}; choose a shorter directory by DEEPRES_DIR",
+        .0.display(), bytes = .0.as_os_str().len(), most = MAX_SOCKET_BYTES
+    )]
+    TooLong(PathBuf),
     /// There is no such group.
     #[error("there is no group `{0}` (admin_group); see `getent group`")]
     NoGroup(String),
@@ -81,16 +89,54 @@ pub struct Inherited {
     pub administrators: Option<OwnedFd>,
 }
 
+/// The device and the number of a file.
+type FileId = (u64, u64);
+
+/// A socket that the daemon made.
+#[derive(Debug)]
+struct Made {
+    path: PathBuf,
+    file: Option<FileId>,
+}
+
+impl Made {
+    fn at(path: PathBuf) -> Self {
+        Self { file: id_at(&path), path }
+    }
+
+    /// Returns whether the path still leads to the socket.
+    fn is_there(&self) -> bool {
+        self.file.is_some() && id_at(&self.path) == self.file
+    }
+}
+
+fn id_at(path: &Path) -> Option<FileId> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Sockets that the daemon made anew, because somebody had removed the earlier ones.
+#[derive(Debug, Default)]
+pub struct Renewed {
+    /// The tenant socket.
+    pub tenants: Option<OwnedFd>,
+    /// The admin socket.
+    pub administrators: Option<UnixListener>,
+}
+
 /// The daemon's files. When this value is dropped, it removes the sockets that the daemon made.
 #[derive(Debug)]
 pub struct Files {
-    own_sockets: Vec<PathBuf>,
+    directory: Directory,
+    admin_group: Option<u32>,
+    /// The tenant socket that the daemon made; `None` if a service manager made it.
+    own_tenants: Option<Made>,
+    /// The admin socket that the daemon made; `None` if a service manager made it.
+    own_administrators: Option<Made>,
     /// The tenant socket.
     pub tenants: OwnedFd,
     /// The admin socket.
     pub administrators: UnixListener,
     /// The lock file; its open descriptor holds the lock.
-    #[expect(dead_code, reason = "held for its lock")]
     lock: File,
 }
 
@@ -105,63 +151,109 @@ impl Files {
         inherited: Inherited,
         admin_group: Option<u32>,
     ) -> Result<Self, FilesError> {
-        let (directory_mode, socket_mode) = if getuid().is_root() {
-            (SHARED_DIRECTORY_MODE, SHARED_SOCKET_MODE)
-        } else {
-            (OWN_DIRECTORY_MODE, OWN_SOCKET_MODE)
-        };
-        make_directory(directory.path(), directory_mode)?;
-        make_directory(&directory.tenant_directory(), TENANT_DIRECTORY_MODE)?;
+        make_directories(directory)?;
         let lock = take_lock(directory)?;
-
-        let at = |path: PathBuf| move |source| FilesError::Unusable { path, source };
-        let fresh = |path: PathBuf| {
-            // After SIGKILL, a daemon may still be exiting.
-            let until = Instant::now() + LISTENED_LIMIT;
-            while path.exists() && is_listened_at(&path) {
-                if Instant::now() >= until {
-                    return Err(FilesError::Listened(path));
-                }
-                std::thread::sleep(LISTENED_POLL);
-            }
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
-                _ => Ok(path),
-            }
-        };
-        let mut own_sockets = Vec::new();
-        let tenants = match inherited.tenants {
+        let (tenants, own_tenants) = match inherited.tenants {
             Some(socket) => {
-                let at = at(directory.tenant_socket());
-                rustix::io::ioctl_fionbio(&socket, true).map_err(|error| at(error.into()))?;
-                socket
+                rustix::io::ioctl_fionbio(&socket, true).map_err(|error| FilesError::Unusable {
+                    path: directory.tenant_socket(),
+                    source: error.into(),
+                })?;
+                (socket, None)
             }
-            None => {
-                let path = fresh(directory.tenant_socket())?;
-                let socket = packet::listener(&path).map_err(at(path.clone()))?;
-                set_mode(&path, socket_mode)?;
-                own_sockets.push(path);
-                socket
-            }
+            None => make_tenant_socket(directory).map(|(socket, made)| (socket, Some(made)))?,
         };
-        let administrators = match inherited.administrators {
-            Some(socket) => UnixListener::from(socket),
-            None => {
-                let path = fresh(directory.admin_socket())?;
-                let socket = UnixListener::bind(&path).map_err(at(path.clone()))?;
-                match admin_group {
-                    None => set_mode(&path, OWN_SOCKET_MODE)?,
-                    Some(group) => {
-                        std::os::unix::fs::chown(&path, None, Some(group)).map_err(at(path.clone()))?;
-                        set_mode(&path, GROUP_SOCKET_MODE)?;
-                    }
-                }
-                own_sockets.push(path);
-                socket
+        let (administrators, own_administrators) = match inherited.administrators {
+            Some(socket) => {
+                let socket = UnixListener::from(socket);
+                let path = directory.admin_socket();
+                socket.set_nonblocking(true).map_err(|source| FilesError::Unusable { path, source })?;
+                (socket, None)
             }
+            None => make_admin_socket(directory, admin_group).map(|(socket, made)| (socket, Some(made)))?,
         };
-        administrators.set_nonblocking(true).map_err(at(directory.admin_socket()))?;
-        Ok(Self { own_sockets, tenants, administrators, lock })
+        let directory = directory.clone();
+        Ok(Self { directory, admin_group, own_tenants, own_administrators, tenants, administrators, lock })
+    }
+
+    /// Returns whether a socket that the daemon made is gone from its place.
+    pub fn are_lost(&self) -> bool {
+        self.own_sockets().any(|made| !made.is_there())
+    }
+
+    /// Makes the directory and the lost sockets anew, and returns these sockets. The earlier
+    /// sockets still serve a container that mounts the former directory.
+    ///
+    /// # Errors
+    /// [`FilesError`]. The caller may try again after [`FilesError::Unusable`]. After any other
+    /// error, the directory belongs to another daemon.
+    pub fn renew(&mut self) -> Result<Renewed, FilesError> {
+        make_directories(&self.directory)?;
+        let held = self.lock.metadata().ok().map(|found| (found.dev(), found.ino()));
+        if id_at(&self.directory.lock_file()) != held {
+            self.lock = take_lock(&self.directory)?;
+        }
+        let mut renewed = Renewed::default();
+        if let Some(made) = self.own_tenants.as_mut().filter(|made| !made.is_there()) {
+            let (socket, anew) = make_tenant_socket(&self.directory)?;
+            (*made, renewed.tenants) = (anew, Some(socket));
+        }
+        if let Some(made) = self.own_administrators.as_mut().filter(|made| !made.is_there()) {
+            let (socket, anew) = make_admin_socket(&self.directory, self.admin_group)?;
+            (*made, renewed.administrators) = (anew, Some(socket));
+        }
+        Ok(renewed)
+    }
+
+    fn own_sockets(&self) -> impl Iterator<Item = &Made> {
+        self.own_tenants.iter().chain(&self.own_administrators)
+    }
+}
+
+fn make_directories(directory: &Directory) -> Result<(), FilesError> {
+    make_own_directory(directory)?;
+    make_directory(&directory.tenant_directory(), TENANT_DIRECTORY_MODE)
+}
+
+fn make_tenant_socket(directory: &Directory) -> Result<(OwnedFd, Made), FilesError> {
+    let path = free(directory.tenant_socket())?;
+    let socket =
+        packet::listener(&path).map_err(|source| FilesError::Unusable { path: path.clone(), source })?;
+    set_mode(&path, if getuid().is_root() { SHARED_SOCKET_MODE } else { OWN_SOCKET_MODE })?;
+    Ok((socket, Made::at(path)))
+}
+
+fn make_admin_socket(
+    directory: &Directory,
+    admin_group: Option<u32>,
+) -> Result<(UnixListener, Made), FilesError> {
+    let path = free(directory.admin_socket())?;
+    let at = |source| FilesError::Unusable { path: path.clone(), source };
+    let socket = UnixListener::bind(&path).map_err(at)?;
+    match admin_group {
+        None => set_mode(&path, OWN_SOCKET_MODE)?,
+        Some(group) => {
+            std::os::unix::fs::chown(&path, None, Some(group)).map_err(at)?;
+            set_mode(&path, GROUP_SOCKET_MODE)?;
+        }
+    }
+    socket.set_nonblocking(true).map_err(at)?;
+    Ok((socket, Made::at(path)))
+}
+
+/// Removes the socket of a dead daemon, and returns the path.
+fn free(path: PathBuf) -> Result<PathBuf, FilesError> {
+    // After SIGKILL, a daemon may still be exiting.
+    let until = Instant::now() + LISTENED_LIMIT;
+    while path.exists() && is_listened_at(&path) {
+        if Instant::now() >= until {
+            return Err(FilesError::Listened(path));
+        }
+        std::thread::sleep(LISTENED_POLL);
+    }
+    match std::fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(FilesError::Unusable { path, source }),
+        _ => Ok(path),
     }
 }
 
@@ -191,9 +283,9 @@ fn is_listened_at(path: &Path) -> bool {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for socket in &self.own_sockets {
+        for made in self.own_sockets().filter(|made| made.is_there()) {
             // The call may fail, because the socket may be removed already.
-            let _ = std::fs::remove_file(socket);
+            let _ = std::fs::remove_file(&made.path);
         }
     }
 }
@@ -224,6 +316,11 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), FilesError> {
 /// # Errors
 /// [`FilesError`].
 pub fn make_own_directory(directory: &Directory) -> Result<(), FilesError> {
+    // The tenant socket has the longest path.
+    let socket = directory.tenant_socket();
+    if socket.as_os_str().len() > MAX_SOCKET_BYTES {
+        return Err(FilesError::TooLong(socket));
+    }
     let mode = if getuid().is_root() { SHARED_DIRECTORY_MODE } else { OWN_DIRECTORY_MODE };
     make_directory(directory.path(), mode)
 }
@@ -293,6 +390,30 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_whose_directory_was_removed_makes_it_anew_unless_another_has_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::at(scratch.path().join("d"));
+        let mut files = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        assert!(!files.are_lost());
+        std::fs::remove_dir_all(directory.path()).unwrap();
+        assert!(files.are_lost());
+        let renewed = files.renew().unwrap();
+        assert!(renewed.tenants.is_some() && renewed.administrators.is_some() && !files.are_lost());
+        packet::connection(&directory.tenant_socket()).unwrap();
+        assert!(Files::prepare(&directory, Inherited::default(), None).is_err(), "its lock is there again");
+        // One lost socket comes back alone.
+        std::fs::remove_file(directory.admin_socket()).unwrap();
+        let again = files.renew().unwrap();
+        assert!(again.tenants.is_none() && again.administrators.is_some());
+        std::fs::remove_dir_all(directory.path()).unwrap();
+        let others = Files::prepare(&directory, Inherited::default(), None).unwrap();
+        assert!(matches!(files.renew(), Err(FilesError::Served { .. })));
+        drop(files);
+        assert!(directory.tenant_socket().exists(), "the other daemon's socket stays");
+        drop(others);
+    }
+
+    #[test]
     fn sockets_that_somebody_else_listens_at_are_left_alone() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = Directory::at(scratch.path().join("a daemon's"));
@@ -321,6 +442,20 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.tenant_directory()).unwrap().count(), 0);
         let _second = Files::prepare(&directory, Inherited::default(), None).unwrap();
         assert_eq!(found().ino(), inode, "a mount of the directory shows the second daemon's socket");
+    }
+
+    #[test]
+    fn a_directory_whose_sockets_paths_are_too_long_is_refused_with_the_limit() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = |bytes: usize| {
+            let rest = bytes - Directory::at(scratch.path().join("")).tenant_socket().as_os_str().len() - 1;
+            Directory::at(scratch.path().join("x".repeat(rest)))
+        };
+        let long = directory(MAX_SOCKET_BYTES + 1);
+        let refused = Files::prepare(&long, Inherited::default(), None).unwrap_err().to_string();
+        assert!(refused.contains("107") && refused.contains("DEEPRES_DIR"), "{refused}");
+        assert!(!long.path().exists());
+        Files::prepare(&directory(MAX_SOCKET_BYTES), Inherited::default(), None).unwrap();
     }
 
     #[test]

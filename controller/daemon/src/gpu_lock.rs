@@ -1,13 +1,16 @@
 //! One arbiter for each GPU of the host: a lock file per UUID, whose lock the kernel releases when
 //! its holder dies.
 //!
+//! A daemon takes the lock in each of the usual places to which it may write. So a user's daemon
+//! and root's daemon meet, wherever only root may write to `/run/lock`.
+//!
 //! Root's daemon has precedence: it replaces another user's lock file by a file of its own. The
 //! other daemon sees this ([`GpuLock::is_taken_away`]) and ends, and then root's daemon begins. If
 //! a process that is no daemon holds the lock, root's daemon waits for at most [`YIELD_LIMIT`].
 
 use deepres_model::directory::Directory;
 use deepres_model::text::harmless;
-use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags, access, fchmod, flock, open};
 use rustix::io::Errno;
 use rustix::process::getuid;
 use std::fs::File;
@@ -75,28 +78,44 @@ pub enum GpuLockError {
     },
 }
 
-/// Returns the directory of this host's GPU locks.
-pub fn lock_directory() -> PathBuf {
-    let usual = Path::new("/run/lock");
-    // Containers and some distributions lack `/run/lock`. /tmp exists everywhere, and is sticky
-    // too.
-    if usual.is_dir() { usual.to_owned() } else { PathBuf::from("/tmp") }
+/// Returns the directories of this host's GPU locks. Containers and some distributions lack
+/// `/run/lock`, and in others only root may write to it. `/tmp` exists everywhere.
+pub fn lock_directories() -> Vec<PathBuf> {
+    ["/run/lock", "/tmp"].map(PathBuf::from).into_iter().filter(|place| place.is_dir()).collect()
 }
 
 impl GpuLock {
-    /// Takes the locks of these GPUs for the daemon in `directory`: all locks or none. Takes the
-    /// locks of another user's daemon last.
+    /// Takes the locks of these GPUs in `places`, for the daemon in `directory`: all locks or none.
+    /// Takes the locks of another user's daemon last. In a place to which this user may not write,
+    /// only looks for a lock of root's daemon.
     ///
     /// # Errors
     /// [`GpuLockError::Held`] with the holder, or the reason for which a file cannot be used.
     pub fn take_all<'u>(
-        locks: &Path,
+        places: &[PathBuf],
         uuids: impl IntoIterator<Item = &'u str>,
         directory: &Directory,
     ) -> Result<Vec<Self>, GpuLockError> {
-        let mut uuids: Vec<&str> = uuids.into_iter().collect();
-        uuids.sort_by_cached_key(|uuid| is_of_another(&lock_file(locks, uuid), ROOT));
-        uuids.into_iter().map(|uuid| Self::take(locks, uuid, directory)).collect()
+        let uuids: Vec<&str> = uuids.into_iter().collect();
+        let is_open = |place: &&PathBuf| access(*place, Access::WRITE_OK).is_ok();
+        let (open, shut): (Vec<&PathBuf>, Vec<&PathBuf>) = places.iter().partition(is_open);
+        let all = |places: Vec<&'_ PathBuf>| -> Vec<(PathBuf, &'u str)> {
+            let of_place =
+                |place: &PathBuf| uuids.iter().map(|uuid| (place.clone(), *uuid)).collect::<Vec<_>>();
+            places.into_iter().flat_map(of_place).collect()
+        };
+        let is_roots = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.uid() == ROOT);
+        let foreign = all(shut).into_iter().find(|(place, uuid)| is_roots(&lock_file(place, uuid)));
+        if let Some((place, uuid)) = foreign {
+            return Err(GpuLockError::Roots { uuid: uuid.to_owned(), path: lock_file(&place, uuid) });
+        }
+        if let (Some(place), true) = (places.first(), open.is_empty()) {
+            let source = io::ErrorKind::PermissionDenied.into();
+            return Err(GpuLockError::Unusable { path: place.clone(), source });
+        }
+        let mut wanted = all(open);
+        wanted.sort_by_cached_key(|(place, uuid)| is_of_another(&lock_file(place, uuid), ROOT));
+        wanted.into_iter().map(|(place, uuid)| Self::take(&place, uuid, directory)).collect()
     }
 
     fn take(locks: &Path, uuid: &str, directory: &Directory) -> Result<Self, GpuLockError> {
@@ -226,6 +245,7 @@ fn open_shared(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     #[test]
     fn the_second_to_come_is_told_who_holds_the_gpu_and_gets_it_once_that_one_is_gone() {
@@ -249,14 +269,31 @@ mod tests {
         let locks = tempfile::tempdir().unwrap();
         let theirs = open_shared(&lock_file(locks.path(), "GPU-a")).unwrap();
         std::os::unix::fs::chown(lock_file(locks.path(), "GPU-a"), Some(65_534), None).unwrap();
+        let places = [locks.path().to_owned()];
         let take =
-            |directory: &str| GpuLock::take_all(locks.path(), ["GPU-a", "GPU-b"], &Directory::at(directory));
+            |directory: &str| GpuLock::take_all(&places, ["GPU-a", "GPU-b"], &Directory::at(directory));
         let roots = GpuLock::take(locks.path(), "GPU-b", &Directory::at("/first")).unwrap();
         assert!(matches!(take("/second"), Err(GpuLockError::Held { uuid, .. }) if uuid == "GPU-b"));
         assert!(is_at(&theirs, &lock_file(locks.path(), "GPU-a")), "it was left alone");
         drop(roots);
         let both = take("/second").unwrap();
         assert!(both.len() == 2 && !is_at(&theirs, &lock_file(locks.path(), "GPU-a")));
+    }
+
+    #[test]
+    fn a_daemon_takes_the_lock_in_each_place_so_that_two_meet_in_any() {
+        let places = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [first, second] = places.each_ref().map(|place| place.path().to_owned());
+        let take = |places: &[PathBuf]| GpuLock::take_all(places, ["GPU-x"], &Directory::at("/d"));
+        let both = take(&[first.clone(), second.clone()]).unwrap();
+        assert_eq!(both.len(), 2);
+        assert!(take(from_ref(&first)).is_err() && take(from_ref(&second)).is_err());
+        drop(both);
+        take(from_ref(&second)).unwrap();
+        // No user may write to a place that does not exist.
+        let gone = first.join("gone");
+        assert!(matches!(take(from_ref(&gone)), Err(GpuLockError::Unusable { .. })));
+        assert_eq!(take(&[gone, second]).unwrap().len(), 1);
     }
 
     #[test]

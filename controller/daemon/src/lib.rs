@@ -37,7 +37,7 @@ mod tenant;
 pub mod trace;
 
 pub use files::{FilesError, Inherited, make_own_directory};
-pub use gpu_lock::{GpuLockError, lock_directory};
+pub use gpu_lock::{GpuLockError, lock_directories};
 pub use gpus::{Gpu, GpuError};
 pub use service::{InheritError, inherited};
 
@@ -79,11 +79,12 @@ pub struct Options {
     pub config: Config,
     /// The GPUs to manage.
     pub gpus: Vec<Gpu>,
-    /// The directory of the GPUs' locks.
-    pub locks: PathBuf,
+    /// The directories of the GPUs' locks.
+    pub locks: Vec<PathBuf>,
     /// Sockets that the service manager opened for the daemon.
     pub inherited: Inherited,
-    /// Whether the daemon ends after the time without tenants that its configuration gives.
+    /// Whether a `deepres run` started the daemon. Such a daemon ends after the time without
+    /// tenants that its configuration gives.
     pub exits_idle: bool,
 }
 
@@ -124,6 +125,8 @@ struct Shared {
     residency: RefCell<Residency>,
     /// The group whose members may administer the daemon.
     admin_group: Option<u32>,
+    /// Whether a `deepres run` started the daemon.
+    is_of_run: bool,
     /// Whether the daemon is ending and admits no more sessions.
     is_stopping: Cell<bool>,
     /// Notified when a session came or went.
@@ -182,7 +185,7 @@ pub fn run(
 ) -> Result<(), DaemonError> {
     let admin_group = options.config.admin_group.as_deref().map(files::group_number).transpose()?;
     let inherits_tenants = options.inherited.tenants.is_some();
-    let files = Files::prepare(&options.directory, options.inherited, admin_group)?;
+    let mut files = Files::prepare(&options.directory, options.inherited, admin_group)?;
     let uuids = options.gpus.iter().map(|gpu| gpu.uuid_text.as_str());
     let locks = GpuLock::take_all(&options.locks, uuids, &options.directory)?;
     // Every failure that keeps the daemon from serving comes before this line. So its error is the
@@ -243,6 +246,7 @@ pub fn run(
         lines,
         residency: RefCell::default(),
         admin_group,
+        is_of_run: options.exits_idle,
         changed: Notify::new(),
         stirred: Cell::new(false),
     });
@@ -275,8 +279,10 @@ pub fn run(
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
+        let unseated = keep_files(&mut files, &shared);
         let told = async {
             tokio::select! {
+                error = unseated => tracing::error!(%error, "the daemon lost its directory and stops"),
                 () = taken_away => tracing::error!(
                     "root's deepres daemon took over the GPU: this daemon stops; start jobs with root's daemon from now on"
                 ),
@@ -312,6 +318,39 @@ pub fn run(
     shared.lines.end_all();
     drop(locks);
     Ok(outcome?)
+}
+
+/// Makes the daemon's sockets anew whenever somebody removes them, for example by clearing `/tmp`
+/// or ending a user's login. Returns the error if another daemon has the directory.
+async fn keep_files(files: &mut Files, shared: &Rc<Shared>) -> FilesError {
+    let mut is_told = false;
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !files.are_lost() {
+            continue;
+        }
+        let renewed = match files.renew() {
+            Ok(renewed) => renewed,
+            Err(error @ FilesError::Unusable { .. }) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(%error, "somebody removed the daemon's sockets: the daemon tries to make them anew");
+                }
+                continue;
+            }
+            Err(error) => return error,
+        };
+        is_told = false;
+        let directory = &shared.directory;
+        tracing::warn!(%directory, "somebody removed the daemon's sockets: the daemon made them anew");
+        if let Some(listener) = renewed.tenants {
+            tokio::task::spawn_local(sessions::serve(listener, Rc::clone(shared)));
+        }
+        if let Some(listener) = renewed.administrators {
+            tokio::task::spawn_local(administrators::serve(listener, Rc::clone(shared)));
+        }
+        shared.state.lock().await.forget();
+        saver::save(shared).await;
+    }
 }
 
 /// Raises this process's limit on descriptors as `connections` need. Returns the number of

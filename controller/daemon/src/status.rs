@@ -3,11 +3,11 @@
 use crate::Shared;
 use crate::arbiter::{Report, SessionId};
 use crate::gpus::{Gpu, answers};
-use crate::registry::Tenants;
+use crate::registry::{Registry, Tenants};
 use crate::tenant::{Session, Tenant};
 use deepres_model::admin::{
     AccountStatus, DaemonStatus, DriverStatus, GpuStatus, ProcessCoverage, SessionGpuStatus, SessionStatus,
-    Status, TenantStatus,
+    Status, TenantStatus, UnmanagedStatus,
 };
 use deepres_model::clock::{NS_PER_MS, monotonic_ns};
 use deepres_policy::TenantId;
@@ -66,17 +66,29 @@ async fn now(shared: &Shared) -> Option<Status> {
             started_ns: shared.started_ns,
             heartbeat_limit_ns: config.heartbeat_limit_ms * NS_PER_MS,
             fail_mode: config.fail_mode.name().to_owned(),
+            suspend_limit_ns: config.suspend_limit_ms * NS_PER_MS,
         },
         gpus: gpus.map(|(index, (gpu, report))| gpu_status(index, gpu, report, &names)).collect(),
         tenants: tenants
             .iter()
             .map(|(name, tenant)| tenant_status(name, tenant, (&accounts, &sessions), gpu_bytes))
             .collect(),
-        unmanaged: board.unmanaged,
+        unmanaged: with_starters(&registry, board.unmanaged),
         probes: board.probes,
         driver_activity: board.activity,
         metering: shared.metering.board(),
     })
+}
+
+/// The most unmanaged processes whose ancestors the daemon reads for one status.
+const MOST_STARTED: usize = 32;
+
+/// Adds to each unmanaged process the tenant whose process started it.
+fn with_starters(registry: &Registry, mut unmanaged: Vec<UnmanagedStatus>) -> Vec<UnmanagedStatus> {
+    for user in unmanaged.iter_mut().filter(|user| user.tenant.is_none()).take(MOST_STARTED) {
+        user.started_by = registry.starter_of(user.pid).map(str::to_owned);
+    }
+    unmanaged
 }
 
 /// Returns how each session's process reaches the driver.

@@ -59,6 +59,9 @@ status! {
         pub state: String => "UNMANAGED",
         /// The tenant for which the process was adopted.
         pub tenant: Option<String>,
+        /// The tenant whose process started this process. The process then lost the library on the
+        /// way.
+        pub started_by: Option<String>,
     }
 
     /// The probes count a process's calls to the kernel driver: its ioctls on the GPU's devices.

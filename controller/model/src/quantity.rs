@@ -20,6 +20,12 @@ pub enum QuantityError {
         "`{0}` is not a size; give a number above zero with KiB, MiB, GiB or TiB (or KB, MB, GB, TB), for example 8GiB or 512MiB"
     )]
     Bytes(String),
+    /// The text is a size, but too small for a memory limit.
+    #[error(
+        "a memory limit of `{0}` is {bytes}, with which no program runs; give a unit, for example {0}MiB or 8GiB",
+        bytes = Bytes(*.1)
+    )]
+    Small(String, u64),
     /// The text is not a time.
     #[error(
         "`{0}` is not a time; give a number above zero with us, ms, s, min, h or d, for example 30ms, 90s or 1.5h, and no more than a year"
@@ -44,15 +50,29 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     quantity::parse_bytes(text).ok_or_else(|| QuantityError::Bytes(text.to_owned()))
 }
 
+/// The smallest memory limit, bytes. A smaller number lacks its unit.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
+
+/// Reads a size that is a memory limit. Returns bytes.
+///
+/// # Errors
+/// [`QuantityError::Bytes`], which says which texts are sizes, or [`QuantityError::Small`].
+pub fn parse_memory(text: &str) -> Result<u64, QuantityError> {
+    match parse_bytes(text)? {
+        bytes if bytes < MIN_MEMORY_BYTES => Err(QuantityError::Small(text.trim().to_owned(), bytes)),
+        bytes => Ok(bytes),
+    }
+}
+
 /// The word that means no limit.
 const UNLIMITED: &str = "unlimited";
 
 /// Reads a memory limit: a size, or `unlimited`. Returns bytes; [`NO_LIMIT`] for `unlimited`.
 ///
 /// # Errors
-/// [`QuantityError::Bytes`], which says which texts are sizes.
+/// As [`parse_memory`].
 pub fn parse_limit(text: &str) -> Result<u64, QuantityError> {
-    if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_bytes(text) }
+    if text == UNLIMITED { Ok(NO_LIMIT) } else { parse_memory(text) }
 }
 
 /// Reads a time. Returns nanoseconds.
@@ -111,6 +131,11 @@ mod tests {
             let refused = parse_bytes(text).unwrap_err().to_string();
             assert!(refused.contains(text) && refused.contains("8GiB"), "{refused}");
         }
+        for text in ["512", "0.5MiB", "1023k"] {
+            let refused = parse_memory(text).unwrap_err().to_string();
+            assert!(refused.contains(text) && refused.contains("give a unit"), "{refused}");
+        }
+        assert_eq!(parse_memory("1MiB"), Ok(1 << 20));
     }
 
     #[test]

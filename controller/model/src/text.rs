@@ -45,10 +45,12 @@ pub fn harmless(text: &str) -> String {
 
 /// Whether a text can be a tenant's name.
 ///
-/// A name is not empty and fits into the field for names. A name has a visible character and no
-/// harmful character. A name does not begin with a dash, because it would look like an option.
+/// A name is not empty and fits into the field for names. A name has no harmful character. A name
+/// neither begins nor ends with a blank, because two names would look alike. A name does not begin
+/// with a dash, because it would look like an option.
 pub fn is_name(text: &str) -> bool {
-    !text.trim().is_empty()
+    !text.is_empty()
+        && text.trim() == text
         && !text.starts_with('-')
         && text.len() < TENANT_NAME_BYTES
         && !text.chars().any(is_harmful)
@@ -62,6 +64,7 @@ mod tests {
     fn a_name_fits_its_field_and_can_be_seen() {
         assert!(is_name("é") && is_name("team a") && is_name(&"x".repeat(TENANT_NAME_BYTES - 1)));
         assert!(!is_name("-x") && !is_name("--help") && is_name("x-"));
+        assert!(!is_name("train ") && !is_name(" train") && !is_name("train\u{a0}"));
         for unseen in ['\u{200b}', '\u{200f}', '\u{61c}', '\u{2028}', '\u{2060}', '\u{feff}'] {
             assert!(!is_name(&format!("train{unseen}")), "{unseen:?}");
         }

@@ -1,7 +1,7 @@
 //! The wishes of a job in text: reading, formatting and explaining. [`deepres_abi::wish`] declares
 //! the wishes.
 
-use crate::quantity::{Bytes, Percent, Time, parse_bytes, parse_share, parse_time};
+use crate::quantity::{Bytes, Percent, Time, parse_memory, parse_share, parse_time};
 use deepres_abi::grant::NO_LIMIT;
 pub use deepres_abi::wish::{Key, Kind, Value, Wish};
 use std::error::Error;
@@ -95,7 +95,7 @@ pub const fn example(kind: Kind) -> &'static str {
 pub fn parse(kind: Kind, text: &str) -> Result<Value, Box<dyn Error + Send + Sync>> {
     Ok(match kind {
         Kind::Share => Value::Share(parse_share(text)?),
-        Kind::Bytes => Value::Bytes(parse_bytes(text)?),
+        Kind::Bytes => Value::Bytes(parse_memory(text)?),
         Kind::Time => Value::Time(parse_time(text)?),
         Kind::Class => Value::Class(text.parse()?),
         Kind::Criticality => Value::Criticality(text.parse()?),

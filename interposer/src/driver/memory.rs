@@ -126,9 +126,14 @@ impl PoolHandle {
 
     /// Makes the pool return unused memory. Returns whether the driver did so.
     pub fn trim(self) -> bool {
+        self.trim_to(0)
+    }
+
+    /// Makes the pool return unused memory beyond `kept_bytes`. Returns whether the driver did so.
+    pub fn trim_to(self, kept_bytes: u64) -> bool {
         let trim = real!(cuMemPoolTrimTo).filter(|_| self != Self::UNKNOWN);
         // SAFETY: the process uses this pool, and the driver checks it.
-        trim.is_some_and(|trim| unsafe { trim(self.handle(), 0) } == CUDA_SUCCESS)
+        trim.is_some_and(|trim| unsafe { trim(self.handle(), kept_bytes as usize) } == CUDA_SUCCESS)
     }
 }
 

@@ -199,7 +199,8 @@ super::hook! {
         };
         // The graph takes memory before it passes the gate, because a launch that waits for memory
         // is not yet on its way to the GPU.
-        if allocations::is_used() { allocating(of.api, graph, on, pass) } else { pass() }
+        let may_allocate = allocations::may_need(ExecHandle(graph as usize));
+        if may_allocate { allocating(of.api, graph, on, pass) } else { pass() }
     };
 
     // This function makes one launch on each device, or none.

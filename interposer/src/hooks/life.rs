@@ -1,7 +1,7 @@
 //! Hooks of the calls that begin and end the driver, contexts and streams.
 
 use deepres_abi::driver::ApiId;
-use deepres_abi::driver::result::CUDA_SUCCESS;
+use deepres_abi::driver::result::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS};
 use deepres_abi::driver::types::{CUcontext, CUdevice, CUgreenCtx, CUresult, CUstream, VdpDevice, c_void};
 
 use super::{MISSING, clear};
@@ -14,14 +14,15 @@ use crate::meter::context::Inner;
 use crate::{os, process};
 
 /// Hook of `cuInit`. The hook announces the session to the daemon before the call. If the call
-/// succeeds, the hook starts the session.
+/// succeeds, the hook starts the session. If nothing can hold the process to its limits, the hook
+/// returns `CUDA_ERROR_NOT_PERMITTED`.
 pub unsafe extern "C" fn init(flags: u32) -> CUresult {
     let Some(real) = real!(cuInit) else { return MISSING };
     let _arrival = process::announce();
     // SAFETY: the argument is the caller's.
     let result = unsafe { real(flags) };
-    if result == CUDA_SUCCESS {
-        process::start();
+    if result == CUDA_SUCCESS && process::start().is_err() {
+        return CUDA_ERROR_NOT_PERMITTED;
     }
     result
 }

@@ -10,7 +10,7 @@
 //! A launch that relies on spare memory holds a [`Claim`] meanwhile, so no other launch relies on
 //! the same memory. Until the claim ends, freed or trimmed memory counts as held.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use deepres_abi::driver::result::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS};
 use deepres_abi::driver::types::CUgraph;
@@ -33,9 +33,30 @@ use crate::session::Session;
 /// refusal, ns.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Whether any graph of the process ever had an allocation or free node. Before that, a launch pays
-/// only one load of this flag.
+/// Whether any graph of the process ever had an allocation or free node.
 static IS_USED: AtomicBool = AtomicBool::new(false);
+
+/// The number of places of [`NEEDY`], a power of two.
+const PLACES: usize = 256;
+/// The number of executable graphs with memory nodes, by a hash of their handles. A launch of a
+/// graph without memory nodes pays only one load, unless another graph has the same hash.
+static NEEDY: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+
+/// Returns the place of an executable graph in [`NEEDY`].
+#[inline(always)]
+fn place(exec: ExecHandle) -> &'static AtomicU32 {
+    /// A multiplier that mixes the bits of a handle. Handles are addresses, whose low bits are
+    /// equal.
+    const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+    let hash = (exec.0 as u64).wrapping_mul(MIX) >> (u64::BITS - PLACES.ilog2());
+    &NEEDY[hash as usize & (PLACES - 1)]
+}
+
+/// Returns whether launches of an executable graph may need memory.
+#[inline(always)]
+pub fn may_need(exec: ExecHandle) -> bool {
+    place(exec).load(Ordering::Relaxed) != 0
+}
 
 /// Notes that a graph of the process has an allocation or free node.
 pub fn note() {
@@ -107,6 +128,20 @@ pub struct Graphs {
     live: Mutex<{ Rank::GraphAddresses as u8 }, Plain<u64, bool>>,
 }
 
+fn insert(all: &mut Plain<ExecHandle, Needs>, exec: ExecHandle, needs: Needs) {
+    if all.insert(exec, needs).is_none() {
+        place(exec).fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn remove(all: &mut Plain<ExecHandle, Needs>, exec: ExecHandle) -> Option<Needs> {
+    let removed = all.remove(&exec);
+    if removed.is_some() {
+        place(exec).fetch_sub(1, Ordering::Relaxed);
+    }
+    removed
+}
+
 fn needs_of(graph: CUgraph) -> Needs {
     Needs::of(&memory::memory_nodes_of(graph))
 }
@@ -121,21 +156,24 @@ impl Graphs {
         let needs = needs_of(graph);
         let mut all = lock(&self.needs);
         // `exec` may be the reused handle of a destroyed graph.
-        all.remove(&exec);
+        remove(&mut all, exec);
         if !needs.is_empty() {
-            all.insert(exec, needs);
+            insert(&mut all, exec, needs);
         }
     }
 
     /// Removes `exec` before the job destroys it, and returns its needs. If the driver does not
     /// destroy it, the caller passes the result to [`Self::put_back`].
     pub fn forget(&self, exec: ExecHandle) -> Option<Needs> {
-        lock(&self.needs).remove(&exec)
+        remove(&mut lock(&self.needs), exec)
     }
 
     /// Restores `exec`, because the driver did not destroy it.
     pub fn put_back(&self, exec: ExecHandle, needs: Needs) {
-        lock(&self.needs).entry(exec).or_insert(needs);
+        let mut all = lock(&self.needs);
+        if !all.contains_key(&exec) {
+            insert(&mut all, exec, needs);
+        }
     }
 
     /// Records that a new node allocates at `address`. So earlier memory at this address is gone.
@@ -409,4 +447,20 @@ fn of(held: &mut Vec<Held>, ordinal: usize) -> &mut Held {
         held.push(Held::nothing(MemoryKind::Graph, next));
     }
     &mut held[ordinal]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_launches_of_graphs_with_memory_nodes_look_their_needs_up() {
+        let graphs = Graphs::default();
+        let (needy, other) = (ExecHandle(0x7000_1000), ExecHandle(0x7000_2000));
+        graphs.put_back(needy, Needs::default());
+        graphs.put_back(needy, Needs::default());
+        assert!(may_need(needy) && !may_need(other));
+        assert!(graphs.forget(needy).is_some() && graphs.forget(needy).is_none());
+        assert!(!may_need(needy));
+    }
 }

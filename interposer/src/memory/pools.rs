@@ -151,55 +151,81 @@ impl Pool {
     ) -> Result<u32, Refused> {
         let mut state = lock(&self.state);
         let growth_bytes = growth(bytes);
-        let mut gives_back = true;
-        let promise = site.reserve(growth_bytes).or_else(|_| {
-            gives_back = self.trim(process, &mut state, site);
-            give_back();
-            site.reserve(growth_bytes)
-        });
-        match promise {
-            Ok(promise) => {
-                let (result, at) = call();
-                match at.filter(|_| result == CUDA_SUCCESS) {
-                    Some(at) => {
-                        lock(&self.live).insert(at, bytes);
-                        self.settle(&mut state, site, promise);
-                    }
-                    None => {
-                        site.withdraw(promise);
-                        self.settle(&mut state, site, None);
+        let promise = match site.reserve(growth_bytes) {
+            Ok(promise) => promise,
+            Err(_) => {
+                let within = Within { process, site, context, bytes };
+                // The spare memory comes first. If the pool returned it for each small request, the
+                // pool would grow again for the next. The call that keeps all of the memory shows
+                // whether the pool can return any.
+                let can_trim = |stock: &Stock| self.handle.trim_to(stock.reserved_bytes);
+                let result = self.allocate_spare(&mut state, &within, can_trim, call);
+                if let Some(result) = result.filter(|result| *result != CUDA_ERROR_OUT_OF_MEMORY) {
+                    return Ok(result);
+                }
+                let gives_back = self.trim(process, &mut state, site);
+                give_back();
+                match site.reserve(growth_bytes) {
+                    Ok(promise) => promise,
+                    Err(refused) => {
+                        let result = self.allocate_spare(&mut state, &within, |_| gives_back, call);
+                        return result.ok_or(refused);
                     }
                 }
-                Ok(result)
             }
-            Err(refused) => {
-                // If the interposer cannot trim the pool, it could not undo unexpected growth. So
-                // it refuses the request.
-                let fits = |stock: &Stock| gives_back && stock.spare_bytes() >= bytes;
-                let Some(before) = self.handle.stock().filter(fits) else {
-                    return Err(refused);
-                };
-                let (result, at) = call();
-                let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Ok(result) };
-                let now = self.handle.stock();
-                let grown =
-                    now.map_or(growth_bytes, |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
-                if grown != 0 {
-                    match site.reserve(grown) {
-                        Ok(promise) => self.settle(&mut state, site, promise),
-                        // The spare memory is too fragmented, or is not free for this stream yet.
-                        Err(refused) => {
-                            memory::take_back(&process.calls, Context(context), at);
-                            self.trim(process, &mut state, site);
-                            return Err(refused);
-                        }
-                    }
-                }
+        };
+        let (result, at) = call();
+        match at.filter(|_| result == CUDA_SUCCESS) {
+            Some(at) => {
                 lock(&self.live).insert(at, bytes);
-                Ok(result)
+                self.settle(&mut state, site, promise);
+            }
+            None => {
+                site.withdraw(promise);
+                self.settle(&mut state, site, None);
             }
         }
+        Ok(result)
     }
+
+    /// Allocates within the pool's spare memory, and returns the driver's result. Returns `None`,
+    /// and leaves the pool as it was, if the spare memory does not suffice. `can_trim` says whether
+    /// the pool can return memory. If it cannot, the interposer could not undo unexpected growth.
+    fn allocate_spare(
+        &self,
+        state: &mut Held,
+        within: &Within<'_, '_>,
+        can_trim: impl FnOnce(&Stock) -> bool,
+        call: &mut dyn FnMut() -> (u32, Option<u64>),
+    ) -> Option<u32> {
+        let Within { process, site, context, bytes } = *within;
+        let before = self.handle.stock().filter(|stock| stock.spare_bytes() >= bytes && can_trim(stock))?;
+        let (result, at) = call();
+        let Some(at) = at.filter(|_| result == CUDA_SUCCESS) else { return Some(result) };
+        let now = self.handle.stock();
+        let grown = now.map_or(growth(bytes), |now| now.reserved_bytes.saturating_sub(before.reserved_bytes));
+        if grown != 0 {
+            match site.reserve(grown) {
+                Ok(promise) => self.settle(state, site, promise),
+                // The spare memory is too fragmented, or is not free for this stream yet.
+                Err(_) => {
+                    memory::take_back(&process.calls, Context(context), at);
+                    self.trim(process, state, site);
+                    return None;
+                }
+            }
+        }
+        lock(&self.live).insert(at, bytes);
+        Some(result)
+    }
+}
+
+/// A request for memory within a pool.
+struct Within<'r, 'p> {
+    process: &'r Process,
+    site: &'r Site<'p>,
+    context: usize,
+    bytes: u64,
 }
 
 /// Returns the living pool with this handle. If several pools have the handle, returns the last.

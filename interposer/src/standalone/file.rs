@@ -13,7 +13,7 @@ use std::fmt::{self, Write as _};
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{fs, io, mem, ptr};
 
@@ -62,6 +62,19 @@ pub enum FileError {
     Layout(LayoutError),
     /// Other processes have all slots.
     Full,
+}
+
+impl FileError {
+    /// Returns whether this user may not use the directory, so that a directory of the user's own
+    /// may do.
+    pub fn is_of_another_user(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        match self {
+            Self::Io(_, error) => matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem),
+            Self::Folder(path) => fs::symlink_metadata(path).is_ok_and(|found| found.uid() != user()),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for FileError {

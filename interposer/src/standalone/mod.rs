@@ -77,12 +77,13 @@ pub struct Local {
 }
 
 impl Local {
-    /// Returns a session with the limits of the environment, and logs the limits.
+    /// Returns a session with the limits of the environment, and logs the limits. With a closed
+    /// fail mode, all gates of the session stay closed.
     ///
     /// # Errors
     /// The system's error, if there is no memory for the pages.
-    pub fn begin(config: &Config, uuids: &[Uuid]) -> io::Result<Self> {
-        let local = Self::make(open_file(config), uuids, |ordinal| config.limit(ordinal))?;
+    pub fn begin(config: &Config, uuids: &[Uuid], fail_mode: FailMode) -> io::Result<Self> {
+        let local = Self::make(open_file(config), uuids, fail_mode, |ordinal| config.limit(ordinal))?;
         if config.wish.charge_copies == Some(true) {
             let grants = (0..MAX_GPUS).filter_map(|index| local.grant.slot(index));
             grants.for_each(|grant| grant.set_charge_copies(true));
@@ -96,10 +97,15 @@ impl Local {
     /// # Errors
     /// The system's error, if there is no memory for the pages.
     pub fn unlimited(uuids: &[Uuid]) -> io::Result<Self> {
-        Self::make(None, uuids, |_| Limit::default())
+        Self::make(None, uuids, FailMode::Open, |_| Limit::default())
     }
 
-    fn make(file: Option<TenantFile>, uuids: &[Uuid], limit_of: impl Fn(usize) -> Limit) -> io::Result<Self> {
+    fn make(
+        file: Option<TenantFile>,
+        uuids: &[Uuid],
+        fail_mode: FailMode,
+        limit_of: impl Fn(usize) -> Limit,
+    ) -> io::Result<Self> {
         let page = match &file {
             Some(file) => file.page,
             None => {
@@ -135,10 +141,15 @@ impl Local {
             turns: Default::default(),
             ranks: Default::default(),
         };
-        local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, FailMode::Open);
+        local.grant.set_session(SESSION_ID, HEARTBEAT_LIMIT_NS, fail_mode);
         local.bury_dead();
         local.turn(os::now_ns());
         Ok(local)
+    }
+
+    /// Returns whether the gates stay closed until a daemon takes the process over.
+    pub fn is_shut(&self) -> bool {
+        self.grant.fail_mode() == FailMode::Closed
     }
 
     /// Opens the process's own gates, and wakes the threads that wait at them. The caller calls
@@ -206,6 +217,10 @@ impl Local {
                 grant.set_memory_limit(memory_bytes);
             }
             grant.set_entitled_ppm(gpu.share_ppm().unwrap_or(PPM));
+            if self.is_shut() {
+                set_gate(grant, GateState::Closed, LeaseTerms::default());
+                continue;
+            }
             if self.limited(index).is_none() {
                 // Without a limit, no other tenant waits for queued work, so the window is
                 // unlimited.
@@ -274,7 +289,13 @@ fn open_file(config: &Config) -> Option<TenantFile> {
     if config.tenant.is_empty() {
         return None;
     }
-    match TenantFile::open(&config.directory, &config.tenant) {
+    let opened = TenantFile::open(&config.directory, &config.tenant).or_else(|error| {
+        // The directory of root's daemon is root's. All processes of a user find the same file in
+        // the user's own directory.
+        let own = Some(&config.own_directory).filter(|_| error.is_of_another_user());
+        own.and_then(|own| TenantFile::open(own, &config.tenant).ok()).ok_or(error)
+    });
+    match opened {
         Ok(file) => Some(file),
         Err(error) => {
             let path = TenantFile::path(&config.directory, &config.tenant);

@@ -73,7 +73,7 @@ impl Daemon {
             directory: directory.clone(),
             config: config.clone(),
             gpus: gpus.clone(),
-            locks: scratch.path().to_owned(),
+            locks: vec![scratch.path().to_owned()],
             inherited: Default::default(),
             exits_idle: false,
         };

@@ -1,5 +1,6 @@
-/* filtered [SET]: once the driver is initialised, forbids itself a set of system calls, as
- * sandboxes do. Then it launches, allocates and ends. */
+/* filtered [SET [early]]: once the driver is initialised, forbids itself a set of system calls, as
+ * sandboxes do. Then it launches, allocates and ends. With `early`, forbids the calls before it
+ * initialises the driver. */
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -20,6 +21,7 @@ static const struct {
     {"poll", {SYS_poll, SYS_ppoll, SYS_eventfd2}},
     {"files", {SYS_open, SYS_openat, SYS_stat, SYS_fstat, SYS_newfstatat, SYS_getdents64, SYS_getrandom}},
     {"sockets", {SYS_socket, SYS_connect, SYS_sendmsg, SYS_sendto, SYS_recvmsg, SYS_recvfrom}},
+    {"threads", {SYS_clone, SYS_clone3}},
     {"rights", {SYS_fcntl, SYS_prctl, SYS_tgkill, SYS_kill, SYS_sched_yield}},
 };
 
@@ -38,15 +40,22 @@ static void forbid(const int *calls) {
     }
 }
 
+static void forbid_set(const char *what) {
+    for (size_t i = 0; i < sizeof SETS / sizeof *SETS; i++)
+        if (!strcmp(SETS[i].what, what))
+            forbid(SETS[i].calls);
+}
+
 int main(int count, char **arguments) {
+    if (count > 2)
+        forbid_set(arguments[1]);
     open_context();
     CUfunction kernel = load_kernel("quick");
     CUdeviceptr held, more;
     CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());
-    for (size_t i = 0; i < sizeof SETS / sizeof *SETS; i++)
-        if (count > 1 && !strcmp(SETS[i].what, arguments[1]))
-            forbid(SETS[i].calls);
+    if (count == 2)
+        forbid_set(arguments[1]);
     for (int i = 0; i < 1000; i++)
         CHECK(launch_on(kernel, NULL));
     CHECK(cu(cuCtxSynchronize)());

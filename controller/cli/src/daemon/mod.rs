@@ -1,10 +1,11 @@
 //! `deepres daemon`: shares this machine's GPUs among tenants.
 
+mod leave;
 mod log;
 pub mod log_file;
 
 use anyhow::{Result, bail};
-use deepres_daemon::{Gpu, Inherited, Options, lock_directory};
+use deepres_daemon::{Gpu, Inherited, Options, lock_directories};
 use deepres_model::config::Config;
 use deepres_model::directory::Directory;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -52,6 +53,9 @@ pub struct Args {
 /// Runs the daemon until a signal stops it.
 pub fn run(args: &Args) -> Result<()> {
     hide();
+    if args.exit_idle {
+        leave::the_job();
+    }
     // SAFETY: this process has not opened any descriptor yet.
     let inherited_sockets = unsafe { deepres_daemon::inherited() };
     let mut report = args.report_to.map(inherited).transpose()?;
@@ -94,7 +98,7 @@ fn serve(args: &Args, inherited: Inherited, ready: impl FnOnce()) -> Result<()> 
         directory: Directory::own(),
         config,
         gpus: Gpu::all()?,
-        locks: lock_directory(),
+        locks: lock_directories(),
         inherited,
         exits_idle: args.exit_idle,
     };

@@ -15,6 +15,8 @@ pub fn print(status: &Status, out: &mut impl Write) -> io::Result<()> {
         let mut row = cells(user, &FIELDS);
         if let Some(tenant) = &user.tenant {
             row[0] = format!("{} ({tenant})", user.state);
+        } else if let Some(tenant) = &user.started_by {
+            row[0] = format!("{} (of {tenant})", user.state);
         }
         row[1] = pid(user.pid, user.container_pid);
         rows.push(row);

@@ -6,6 +6,7 @@
 use super::start;
 use anyhow::{Context, Result, bail};
 use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::wire::{self, FrameKind, Hello, Refusal, RefusalKind, Role, Welcome};
 use deepres_daemon::probes::metering::PATIENCE;
 use deepres_model::authority::Wish;
@@ -44,13 +45,17 @@ pub struct Request<'a> {
 pub struct Keeper {
     /// The socket to which the job's processes connect.
     pub socket: PathBuf,
+    /// The limits that the job's processes keep by themselves while they have no session.
+    pub fallback: Fallback,
+    /// Whether a `deepres run` started the daemon.
+    is_of_run: bool,
     connection: OwnedFd,
     hello: Box<Hello>,
 }
 
 /// The daemon's answer to a hello.
 enum Reply {
-    Welcome,
+    Welcome(Box<Welcome>),
     Refused(RefusalKind, String),
 }
 
@@ -163,9 +168,13 @@ fn ask(request: &Request<'_>, socket: PathBuf, connection: OwnedFd) -> Result<An
     hello.pid = std::process::id();
     wire::set_text(&mut hello.tenant, request.name);
     match exchange(&mut hello, &socket, &connection)? {
-        Reply::Welcome => {
-            Ok(Answer::Kept(Keeper { socket: std::path::absolute(socket)?, connection, hello }))
-        }
+        Reply::Welcome(welcome) => Ok(Answer::Kept(Keeper {
+            socket: std::path::absolute(socket)?,
+            fallback: welcome.fallback(),
+            is_of_run: welcome.is_of_run != 0,
+            connection,
+            hello,
+        })),
         Reply::Refused(RefusalKind::NoRoom, reason) => Ok(Answer::NoRoom(reason)),
         Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
@@ -181,6 +190,16 @@ impl Keeper {
         let _ = std::thread::Builder::new().spawn(move || self.serve(metered));
     }
 
+    /// Starts the next daemon in the place of a daemon that died. Returns false if this fails.
+    fn start_next(&self) -> bool {
+        eprintln!("deepres: the daemon died");
+        let started = start::daemon(&Directory::own(), || Ok(connect(&self.socket)?.is_some()));
+        if let Err(error) = &started {
+            eprintln!("deepres: cannot start the next daemon: {error:#}; the job goes on without a daemon");
+        }
+        started.is_ok()
+    }
+
     fn serve(mut self, metered: Option<u32>) {
         let mut pause = RETURN_EVERY;
         loop {
@@ -192,11 +211,18 @@ impl Keeper {
                 std::thread::sleep(std::mem::replace(&mut pause, RETURN_EVERY));
                 // If the socket is missing or untrusted, a later daemon may replace it by a good
                 // one.
-                let Ok(Some(connection)) = connect(&self.socket) else { continue };
+                let Ok(found) = connect(&self.socket) else { continue };
+                let Some(connection) = found else {
+                    if self.is_of_run && has_died(&self.socket) && !self.start_next() {
+                        pause = REFUSED_PAUSE;
+                    }
+                    continue;
+                };
                 self.hello.sessions_before = 1;
                 match exchange(&mut self.hello, &self.socket, &connection) {
-                    Ok(Reply::Welcome) => {
+                    Ok(Reply::Welcome(welcome)) => {
                         self.connection = connection;
+                        self.is_of_run = welcome.is_of_run != 0;
                         break;
                     }
                     Ok(Reply::Refused(RefusalKind::Version, reason)) => {
@@ -217,6 +243,13 @@ impl Keeper {
             }
         }
     }
+}
+
+/// Returns whether the daemon at `socket` died. A daemon that ends in order removes its socket, and
+/// leaves its lock file.
+fn has_died(socket: &Path) -> bool {
+    let directory = Directory::own();
+    directory.tenant_socket() == socket && (socket.exists() || !directory.lock_file().exists())
 }
 
 /// Sends a hello, and returns the daemon's answer.
@@ -241,8 +274,8 @@ fn exchange(hello: &mut Hello, socket: &Path, connection: &OwnedFd) -> Result<Re
         let known = kinds.into_iter().find(|kind| *kind as u32 == refusal.kind);
         return Ok(Reply::Refused(known.unwrap_or(RefusalKind::Request), reason));
     }
-    wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
-    Ok(Reply::Welcome)
+    let welcome = wire::decode::<Welcome>(answer.bytes()).with_context(broken)?;
+    Ok(Reply::Welcome(Box::new(welcome)))
 }
 
 /// Asks the daemon at `socket` to meter a process from outside: this process or its child. The
@@ -256,7 +289,7 @@ pub fn be_metered(socket: &Path, tenant: &str, pid: u32) -> Result<()> {
     hello.sessions_before = u32::from(pid != std::process::id());
     wire::set_text(&mut hello.tenant, tenant);
     match exchange(&mut hello, socket, &connection)? {
-        Reply::Welcome => Ok(()),
+        Reply::Welcome(_) => Ok(()),
         Reply::Refused(_, reason) => bail!("the daemon refused: {reason}"),
     }
 }

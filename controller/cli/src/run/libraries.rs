@@ -19,6 +19,8 @@ const SYSTEM_PLACE: &str = "/usr/lib/deepres";
 const DRIVER: &str = "libcuda.so.1";
 /// Characters that end a name in `LD_PRELOAD`.
 const SEPARATORS: [u8; 2] = *b" :";
+/// The character that begins a name such as `$LIB` or `$ORIGIN`, which the dynamic linker replaces.
+const REPLACED: u8 = b'$';
 
 /// Prefix for an absolute path. With this prefix, only glibc's linker finds the file. The prefix
 /// leads to the root directory.
@@ -71,9 +73,9 @@ pub fn find_interposer() -> Result<PathBuf> {
             found
         }
     };
-    if found.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
+    if found.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte) || *byte == REPLACED) {
         bail!(
-            "the dynamic linker cannot load {}, because the path has a space or a colon; move the library, or name another by {INTERPOSER_VARIABLE}",
+            "the dynamic linker cannot load {}, because the path has a space, a colon or a dollar sign; move the library, or name another by {INTERPOSER_VARIABLE}",
             found.display()
         );
     }

@@ -16,6 +16,7 @@ pub use libraries::{HasLibraryArgs, find_interposer, has_library};
 use crate::doctor::{NO_CHECKPOINTS, has_checkpoints};
 use anyhow::Result;
 use deepres_abi::directory::SOCKET_VARIABLE;
+use deepres_abi::fallback::FALLBACK_VARIABLE;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::TENANT_NAME_BYTES;
 use deepres_model::text::{is_harmful, is_name};
@@ -76,7 +77,7 @@ pub struct Args {
 pub fn parse_name(text: &str) -> Result<String, String> {
     if !is_name(text) {
         return Err(format!(
-            "a name has from 1 to {} bytes, all visible characters, and does not begin with a dash",
+            "a name has from 1 to {} bytes, all visible characters, no blank at either end, and does not begin with a dash",
             TENANT_NAME_BYTES - 1
         ));
     }
@@ -142,6 +143,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     command.env(SOCKET_VARIABLE, &keeper.socket);
     command.env(TENANT_VARIABLE, &name);
     command.envs(wishes::variables(&wish));
+    command.env(FALLBACK_VARIABLE, keeper.fallback.to_string());
     command.envs(record.map(|file| (record::VARIABLE, file)));
     if let Some(way) = args.oversubscribe {
         command.env(OVERSUBSCRIBE_VARIABLE, way.name());
@@ -155,6 +157,10 @@ fn default_name(program: &OsString) -> String {
     let suffix = format!("-{}", std::process::id());
     let stem = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
     let stem: String = stem.chars().filter(|c| !is_harmful(*c)).collect();
+    let stem = match stem.trim_start_matches(|c: char| c == '-' || c.is_whitespace()) {
+        "" => "job",
+        stem => stem,
+    };
     let mut end = stem.len().min(TENANT_NAME_BYTES - 1 - suffix.len());
     while !stem.is_char_boundary(end) {
         end -= 1;
@@ -171,6 +177,10 @@ mod tests {
         let name = default_name(&OsString::from(format!("/usr/bin/{}", "é".repeat(100))));
         assert!(name.len() < TENANT_NAME_BYTES);
         assert!(name.ends_with(&format!("é-{}", std::process::id())));
-        assert_eq!(default_name(&"python".into()), format!("python-{}", std::process::id()));
+        for (program, stem) in [("python", "python"), ("-bash", "bash"), (" a b", "a b"), ("--", "job")] {
+            let name = default_name(&program.into());
+            assert_eq!(name, format!("{stem}-{}", std::process::id()));
+            assert!(is_name(&name));
+        }
     }
 }

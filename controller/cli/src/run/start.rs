@@ -54,6 +54,10 @@ pub fn daemon(directory: &Directory, is_running: impl Fn() -> Result<bool>) -> R
             // descriptors. Otherwise it would hold locks and pipes of the caller as long as it
             // lives. A kernel without this call leaves the descriptors open.
             rustix::process::setsid()?;
+            // The caller may be a thread that gets no signals.
+            let mut none = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
             libc::syscall(
                 libc::SYS_close_range,
                 libc::STDERR_FILENO + 1,

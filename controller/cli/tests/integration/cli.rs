@@ -111,7 +111,7 @@ fn a_request_that_makes_no_sense_is_refused_in_one_line_that_says_what_is_accept
             assert!(said.contains("1% to 100%"), "{said}");
         }
     }
-    for memory in ["12XB", "0", "-1GiB", "", "GiB", "99999999999999999999GiB"] {
+    for memory in ["12XB", "0", "512", "-1GiB", "", "GiB", "99999999999999999999GiB"] {
         let argument = format!("--memory={memory}");
         for command in [&["run", &argument, "--", "true"][..], &["set", "train", &argument]] {
             let said = place.refuses(command, 2);
@@ -181,10 +181,12 @@ fn without_our_library_nothing_is_started() {
     let place = Place::with_driver();
     let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_LIBRARY", "/no/lib.so").output().unwrap();
     assert!(complaint(&output, 1).contains("/no/lib.so"));
-    let spaced = place.scratch.path().join("a b.so");
-    std::fs::copy(harmless_library(), &spaced).unwrap();
-    let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_LIBRARY", &spaced).output().unwrap();
-    assert!(complaint(&output, 1).contains("space"));
+    for name in ["a b.so", "a:b.so", "$LIB.so", "${ORIGIN}.so"] {
+        let odd = place.scratch.path().join(name);
+        std::fs::copy(harmless_library(), &odd).unwrap();
+        let output = place.deepres(&["run", "--", "true"]).env("DEEPRES_LIBRARY", &odd).output().unwrap();
+        assert!(complaint(&output, 1).contains("a space, a colon or a dollar sign"), "{name}");
+    }
     assert!(!place.directory.exists());
 }
 

@@ -42,6 +42,11 @@ fn units_open_the_sockets_that_jobs_and_administrators_look_for_to_whom_they_are
 }
 
 #[test]
+fn systemd_stops_the_daemon_alone_because_its_movers_bring_suspended_tenants_back_afterwards() {
+    assert!(unit("deepres.service").lines().any(|line| line == "KillMode=process"));
+}
+
+#[test]
 fn systemd_finds_nothing_wrong_with_the_units() {
     let folder = tempfile::tempdir().unwrap();
     let paths = UNITS.map(|name| folder.path().join(name));

@@ -12,6 +12,7 @@ use deepres_abi::beat::BeatPage;
 use deepres_abi::grant::{FailMode, LeaseTerms};
 use deepres_model::admin::ShareStatus;
 use deepres_model::clock::monotonic_ns;
+use deepres_model::process::ProcessKey;
 use deepres_policy::TenantId;
 use deepres_policy::arbiter::{Actions, Core, Event, Gate, Order, Peers, Readings, SessionId, TenantReading};
 use deepres_policy::lease::Grant;
@@ -20,11 +21,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// The most commands that the thread takes before the next decision. So a client that connects and
 /// disconnects all the time does not delay the leases of tenants.
 const MOST_COMMANDS: usize = 256;
+
+/// The time that the thread may take in one look to ask the system about processes. A question
+/// takes some ten microseconds. The heartbeat stands still meanwhile.
+const ASK_BUDGET: Duration = Duration::from_millis(2);
 
 /// The state of the arbiter's thread.
 pub struct Worker {
@@ -51,6 +57,8 @@ pub struct Worker {
     /// The sessions about whose processes the core asked, and the answers: whether the process is
     /// stopped.
     stopped: BTreeMap<SessionId, bool>,
+    /// The place of the question with which the next look begins, modulo their number.
+    first_ask: usize,
     /// Set whenever a tenant wants the GPU.
     stirred: Arc<AtomicBool>,
 }
@@ -102,6 +110,7 @@ impl Worker {
             readings: Readings::default(),
             actions: Actions::default(),
             stopped: BTreeMap::new(),
+            first_ask: 0,
             stirred,
         })
     }
@@ -218,10 +227,7 @@ impl Worker {
                 seat.job.add(*used_ns);
             }
         }
-        for number in &self.actions.asks {
-            let process = self.sessions.get(number).and_then(|session| session.seat.process);
-            self.stopped.insert(*number, process.is_some_and(is_stopped));
-        }
+        self.ask_about_stopped(is_stopped);
         for event in &self.actions.events {
             self.log(*event);
         }
@@ -230,6 +236,25 @@ impl Worker {
         }
         if self.actions.lacks_room {
             self.core.make_room();
+        }
+    }
+
+    /// Asks the system about the processes about which the core asks, once about each process. One
+    /// tenant may have hundreds of sessions. So one look takes at most [`ASK_BUDGET`], and the next
+    /// look goes on with the others. Until then, the earlier answer holds.
+    fn ask_about_stopped(&mut self, mut is_stopped: impl FnMut(ProcessKey) -> bool) {
+        let count = self.actions.asks.len();
+        let (began, first) = (Instant::now(), self.first_ask);
+        let mut answers = BTreeMap::new();
+        for at in 0..count {
+            let number = self.actions.asks[first.wrapping_add(at) % count];
+            let process = self.sessions.get(&number).and_then(|session| session.seat.process);
+            let answer = process.is_some_and(|who| *answers.entry(who).or_insert_with(|| is_stopped(who)));
+            self.stopped.insert(number, answer);
+            if began.elapsed() > ASK_BUDGET {
+                self.first_ask = first.wrapping_add(at + 1);
+                return;
+            }
         }
     }
 

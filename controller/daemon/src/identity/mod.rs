@@ -3,13 +3,17 @@
 //! 1. the name that the process gives (`--name`, `DEEPRES_TENANT`);
 //! 2. an ancestor: a descendant of a tenant's process belongs to that tenant, whatever its
 //!    environment;
-//! 3. the container or Kubernetes pod of the process ([`cgroup`]);
+//! 3. the container or Kubernetes pod of the process ([`cgroup`]). If one name alone holds in it,
+//!    that name's tenant;
 //! 4. the Slurm job of the process;
 //! 5. the process tree of the process ([`tree`]).
 //!
 //! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
 //! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
 //! reason is that all of root's containers have the same user, and do not trust each other.
+//!
+//! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
+//! a process is a descendant of root's tenant, and keeps the tenant's name.
 //!
 //! The [`Key`] identifies a tenant, not the name: two keys are two tenants. If two tenants ask for
 //! the same name, one of them gets another name.
@@ -70,13 +74,17 @@ pub struct Facts {
     pub place: Option<Place>,
     /// The process's user, or the user who made its user namespace.
     pub owner: u32,
+    /// The number of the process's user namespace; `None` in the daemon's own.
+    pub namespace: Option<u64>,
 }
 
 impl Facts {
     /// Returns the facts of the process that has this id now. The caller checks afterwards that the
     /// id still belongs to the same process.
     pub fn read(pid: u32, user: u32) -> Self {
-        Self { pid, process: read::process(pid), place: read::place(pid), owner: read::owner(pid, user) }
+        let namespace = read::namespace(pid);
+        let owner = namespace.and_then(|_| read::namespace_owner(pid)).unwrap_or(user);
+        Self { pid, process: read::process(pid), place: read::place(pid), owner, namespace }
     }
 }
 
@@ -90,32 +98,76 @@ pub struct Names<'a> {
     pub home: Option<&'a Place>,
 }
 
-impl<'a> Names<'a> {
+/// The extent of a name that does not hold for all processes of a user.
+struct Extent {
+    /// The cgroup of the container or pod, or the user namespace.
+    path: String,
+    /// The name of the container, pod or namespace for display.
+    name: String,
+}
+
+impl Names<'_> {
     /// Returns the container or pod in which this name holds, if a process with these facts gives
     /// the name. Returns `None` if the name holds for all processes of the user.
-    fn place_of(self, name: &str, facts: &'a Facts) -> Option<&'a Place> {
+    ///
+    /// Root's containers of other kinds (LXC, Incus, nspawn) have no cgroup that tells them apart
+    /// safely. If such a container has a user namespace, the name holds in the namespace.
+    fn extent_of(self, name: &str, facts: &Facts) -> Option<Extent> {
+        if self.shared.iter().any(|shared| shared == name) {
+            return None;
+        }
         let is_container = |place: &&Place| !matches!(place.kind, Kind::Slurm { .. });
-        let is_home = |place: &Place| self.home.is_some_and(|home| home.path == place.path);
-        let place = facts.place.as_ref().filter(is_container)?;
-        (!is_home(place) && !self.shared.iter().any(|shared| shared == name)).then_some(place)
+        if let Some(place) = facts.place.as_ref().filter(is_container) {
+            let is_home = self.home.is_some_and(|home| home.path == place.path);
+            return (!is_home).then(|| Extent { path: place.path.clone(), name: place.name() });
+        }
+        let namespace = facts.namespace.filter(|_| facts.owner == ROOT)?;
+        let path = format!("user:[{namespace}]");
+        Some(Extent { name: format!("user-namespace-{namespace}"), path })
     }
 }
 
-/// Returns the identity of a process that gives the name `claim` (empty: none). `kin` knows the
-/// tenants' processes. `ancestors` are the ancestors of the process, its parent first. The function
-/// reads the ancestors only if they matter.
+/// The tenants that the daemon knows.
+pub trait Known {
+    /// Returns the key and the name of the tenant to which a process belongs.
+    fn tenant_of(&self, process: &Process) -> Option<(Key, String)>;
+
+    /// Returns whether a tenant of root has this name.
+    fn is_of_root(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Returns the key and the name of the only tenant whose name holds in the place at this path.
+    /// Returns `None` if several names hold there, or none.
+    fn named_within(&self, _path: &str) -> Option<(Key, String)> {
+        None
+    }
+}
+
+impl<F: Fn(&Process) -> Option<(Key, String)>> Known for F {
+    fn tenant_of(&self, process: &Process) -> Option<(Key, String)> {
+        self(process)
+    }
+}
+
+/// Root's user number.
+pub const ROOT: u32 = 0;
+
+/// Returns the identity of a process that gives the name `claim` (empty: none). `ancestors` are the
+/// ancestors of the process, its parent first. The function reads the ancestors only if they
+/// matter.
 pub fn identify(
     claim: &str,
     facts: &Facts,
     names: Names<'_>,
     ancestors: impl Iterator<Item = Process>,
-    kin: impl Fn(&Process) -> Option<(Key, String)>,
+    known: impl Known,
 ) -> Identity {
     if !claim.is_empty() {
-        return of_name(claim, facts, names, ancestors, kin);
+        return of_name(claim, facts, names, ancestors, &known);
     }
     let Some(process) = &facts.process else {
-        return of_place(facts).unwrap_or_else(|| Identity {
+        return of_place(facts, &known).unwrap_or_else(|| Identity {
             key: Key::Tree(ProcessKey { pid: facts.pid, start_ticks: 0 }),
             name: format!("process-{}", facts.pid),
             found: Found::Tree { root: facts.pid },
@@ -124,8 +176,8 @@ pub fn identify(
     let own = std::iter::once(process.clone());
     let mut root = process.clone();
     let mut is_in_job = true;
-    for ancestor in own.chain(ancestors).take_while(|ancestor| ancestor.user == process.user) {
-        if let Some((key, name)) = kin(&ancestor) {
+    for ancestor in own.chain(ancestors).take_while(|ancestor| may_start(ancestor, process)) {
+        if let Some((key, name)) = known.tenant_of(&ancestor) {
             return Identity { key, name, found: Found::Ancestor { pid: ancestor.pid } };
         }
         is_in_job &= ancestor.pid == process.pid || tree::belongs(&root, &ancestor);
@@ -133,7 +185,13 @@ pub fn identify(
             root = ancestor;
         }
     }
-    of_place(facts).unwrap_or_else(|| of_tree(&root))
+    of_place(facts, &known).unwrap_or_else(|| of_tree(&root))
+}
+
+/// Returns whether a process may have started this descendant as a part of its own job: both have
+/// one user, or the descendant dropped root's rights.
+fn may_start(ancestor: &Process, descendant: &Process) -> bool {
+    ancestor.user == descendant.user || ancestor.user == ROOT
 }
 
 /// Returns the tenant of a process that gives a name.
@@ -142,32 +200,33 @@ fn of_name(
     facts: &Facts,
     names: Names<'_>,
     ancestors: impl Iterator<Item = Process>,
-    kin: impl Fn(&Process) -> Option<(Key, String)>,
+    known: &impl Known,
 ) -> Identity {
-    let place = names.place_of(claim, facts);
-    let found = Found::Name { within: place.map(Place::name) };
+    let extent = names.extent_of(claim, facts);
+    let found = Found::Name { within: extent.as_ref().map(|extent| extent.name.clone()) };
     // A process that had a session returns to the same tenant, even if the rules have changed since
     // (another configuration, an older daemon). The same holds if a tenant's process starts another
-    // process in a container under the same name.
+    // process in a container under the same name, or as another user.
     let own = facts.process.iter().cloned();
-    let of_user = |process: &Process| facts.process.as_ref().is_some_and(|own| own.user == process.user);
+    let is_of_job = |process: &Process| facts.process.as_ref().is_some_and(|own| may_start(process, own));
     // Reading an ancestor from the kernel takes longer than all other work of this function.
-    let ancestors = place.is_some().then_some(ancestors).into_iter().flatten();
-    let line = own.chain(ancestors.take_while(of_user));
+    let matter = extent.is_some() || facts.owner != ROOT && known.is_of_root(claim);
+    let ancestors = matter.then_some(ancestors).into_iter().flatten();
+    let line = own.chain(ancestors.take_while(is_of_job));
     let is_named = |key: &Key| matches!(key, Key::Name { name, .. } if name == claim);
-    let known = line.filter_map(|process| kin(&process)).find(|(key, _)| is_named(key));
-    let (key, name) = known.unwrap_or_else(|| {
+    let found_tenant = line.filter_map(|process| known.tenant_of(&process)).find(|(key, _)| is_named(key));
+    let (key, name) = found_tenant.unwrap_or_else(|| {
         let name = claim.to_owned();
-        (
-            Key::Name { user: facts.owner, name: name.clone(), place: place.map(|place| place.path.clone()) },
-            name,
-        )
+        (Key::Name { user: facts.owner, name: name.clone(), place: extent.map(|extent| extent.path) }, name)
     });
     Identity { key, name, found }
 }
 
-fn of_place(facts: &Facts) -> Option<Identity> {
+fn of_place(facts: &Facts, known: &impl Known) -> Option<Identity> {
     let place = facts.place.as_ref()?;
+    if let Some((key, name)) = known.named_within(&place.path) {
+        return Some(Identity { key, name, found: Found::Name { within: Some(place.name()) } });
+    }
     let found = match place.kind {
         Kind::Container(_) => Found::Container,
         Kind::Pod { .. } => Found::Pod,
@@ -221,6 +280,7 @@ mod tests {
             process: Some(process(30, 20, "python3")),
             place: cgroup::place(cgroup),
             owner: 1000,
+            namespace: None,
         }
     }
 
@@ -295,6 +355,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_roots_in_a_user_namespace_holds_in_there_alone() {
+        let inside = |owner| Facts { owner, namespace: Some(4711), ..facts("0::/lxc.payload.box") };
+        let named = |facts: &Facts| identify("prod", facts, NO_RULE, std::iter::empty(), strangers).key;
+        let of = |user, place: Option<&str>| Key::Name {
+            user,
+            name: "prod".to_owned(),
+            place: place.map(str::to_owned),
+        };
+        assert_eq!(named(&inside(0)), of(0, Some("user:[4711]")));
+        assert_eq!(named(&inside(1000)), of(1000, None), "who made the namespace is its user");
+        assert_eq!(named(&Facts { owner: 0, ..facts("0::/") }), of(0, None));
+    }
+
+    #[test]
     fn whoever_was_of_a_tenant_of_its_name_stays_so_and_so_does_what_it_starts_in_a_container() {
         let of = |pid: u32, known: Key| {
             move |process: &Process| (process.pid == pid).then(|| (known.clone(), "train-2".to_owned()))
@@ -331,6 +405,58 @@ mod tests {
         assert_eq!(identify("", &facts("0::/"), NO_RULE, reused, kin).name, "run.sh-10");
     }
 
+    /// The tenants of a registry with one tenant of root, and one named tenant in a container.
+    struct Registered;
+
+    impl Known for Registered {
+        fn tenant_of(&self, process: &Process) -> Option<(Key, String)> {
+            (process.pid == 10).then(|| (of_root(), "job".to_owned()))
+        }
+
+        fn is_of_root(&self, name: &str) -> bool {
+            name == "job"
+        }
+
+        fn named_within(&self, path: &str) -> Option<(Key, String)> {
+            let is_there = DOCKER.strip_prefix("0::") == Some(path);
+            is_there.then(|| (key("train", Some(path)), "train".to_owned()))
+        }
+    }
+
+    fn of_root() -> Key {
+        Key::Name { user: 0, name: "job".to_owned(), place: None }
+    }
+
+    #[test]
+    fn what_drops_roots_rights_stays_in_roots_tenant_and_what_gains_rights_does_not() {
+        let line = |users: [u32; 2]| {
+            let line = [(20, 10), (10, 1)].map(|(pid, parent)| process(pid, parent, "sh"));
+            line.into_iter().zip(users).map(|(process, user)| Process { user, ..process })
+        };
+        for claim in ["job", ""] {
+            for users in [[1000, 0], [0, 0]] {
+                let found = identify(claim, &facts("0::/"), NO_RULE, line(users), Registered);
+                assert_eq!(found.key, of_root(), "`{claim}` below {users:?}");
+            }
+            for users in [[1000, 1001], [1001, 0]] {
+                let found = identify(claim, &facts("0::/"), NO_RULE, line(users), Registered);
+                assert_ne!(found.key, of_root(), "`{claim}` below {users:?}");
+            }
+        }
+        let other = identify("other", &facts("0::/"), NO_RULE, line([0, 0]), Registered);
+        assert_eq!(other.key, key("other", None), "who gives another name is another tenant");
+    }
+
+    #[test]
+    fn who_gives_no_name_in_a_container_with_one_name_has_that_name() {
+        let found = identify("", &facts(DOCKER), NO_RULE, std::iter::empty(), Registered);
+        assert_eq!(found.key, key("train", DOCKER.strip_prefix("0::")));
+        assert_eq!(found.found, Found::Name { within: Some("docker-4c01b2a3f9d7".to_owned()) });
+        let other = DOCKER.replacen("4c01", "4c02", 1);
+        let found = identify("", &facts(&other), NO_RULE, std::iter::empty(), Registered);
+        assert_eq!(found.found, Found::Container);
+    }
+
     #[test]
     fn then_come_container_batch_job_and_tree() {
         let found = |cgroup: &str| identify("", &facts(cgroup), NO_RULE, ancestors(), strangers);
@@ -349,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_process_that_cannot_be_looked_at_is_a_tenant_all_the_same() {
-        let blind = Facts { pid: 30, process: None, place: None, owner: 1000 };
+        let blind = Facts { pid: 30, process: None, place: None, owner: 1000, namespace: None };
         assert_eq!(identify("", &blind, NO_RULE, std::iter::empty(), strangers).name, "process-30");
         let contained = Facts { place: cgroup::place(DOCKER), ..blind };
         assert_eq!(identify("", &contained, NO_RULE, std::iter::empty(), strangers).found, Found::Container);

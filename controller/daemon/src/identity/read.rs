@@ -6,7 +6,7 @@
 
 use super::cgroup::{self, Place};
 use super::tree::{self, Process};
-use deepres_model::process::text;
+use deepres_model::process::{stat, text};
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -22,14 +22,14 @@ const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 /// Returns the process with this id; `None` if it cannot be read.
 pub fn process(pid: u32) -> Option<Process> {
     let user = tree::user_of_status(&text(pid, "status")?)?;
-    Process::parse(&text(pid, "stat")?, user)
+    Process::parse(&stat(pid)?, user)
 }
 
 /// Returns the parent of a process. The kernel reuses ids, so the parent counts only if the process
 /// still has the same parent afterwards.
 pub fn parent(child: &Process) -> Option<Process> {
     let parent = process(child.parent)?;
-    let again = Process::parse(&text(child.pid, "stat")?, child.user)?;
+    let again = Process::parse(&stat(child.pid)?, child.user)?;
     (again.parent == parent.pid && again.start_ticks == child.start_ticks).then_some(parent)
 }
 
@@ -52,10 +52,21 @@ pub fn place(pid: u32) -> Option<Place> {
 /// Returns the owner of a process. In a user namespace of its own (a rootless container), user ids
 /// are made up. The owner is then the user who made the outermost such namespace.
 pub fn owner(pid: u32, user: u32) -> u32 {
-    owner_of_namespace(pid).unwrap_or(user)
+    namespace_owner(pid).unwrap_or(user)
 }
 
-fn owner_of_namespace(pid: u32) -> Option<u32> {
+/// Returns the number of a process's user namespace. Returns `None` if the process is in the
+/// daemon's own, or if it cannot be read.
+pub fn namespace(pid: u32) -> Option<u64> {
+    let number = |path: String| fs::metadata(path).map(|found| found.ino()).ok();
+    let (own, of_process) =
+        (number("/proc/self/ns/user".to_owned())?, number(format!("/proc/{pid}/ns/user"))?);
+    (own != of_process).then_some(of_process)
+}
+
+/// Returns the user who made the outermost user namespace of a process below the daemon's own.
+/// Returns `None` if the process is in the daemon's own, or if the kernel does not tell.
+pub fn namespace_owner(pid: u32) -> Option<u32> {
     let number = |namespace: BorrowedFd<'_>| {
         Some(File::from(namespace.try_clone_to_owned().ok()?).metadata().ok()?.ino())
     };

@@ -6,7 +6,7 @@ use super::reader::shortened;
 use super::users::Evidence;
 use crate::identity::read::{place, process};
 use deepres_abi::probe::Family;
-use deepres_model::process::{ProcessKey, text};
+use deepres_model::process::{ProcessKey, stat};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::process::getuid;
 use std::os::unix::fs::PermissionsExt;
@@ -124,7 +124,7 @@ pub fn is_hidden(pid: u32) -> bool {
 /// Whether a process's first thread has ended while other threads go on. If so, only the other
 /// threads show the process's descriptors.
 fn has_lost_its_leader(pid: u32) -> bool {
-    let stat = text(pid, "stat").unwrap_or_default();
+    let stat = stat(pid).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('Z'))
 }
 
@@ -190,7 +190,7 @@ fn family(path: &Path, devices: &Devices) -> Option<Family> {
 
 /// Returns the id of a process's parent.
 pub fn parent(pid: u32) -> Option<u32> {
-    text(pid, "stat")?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+    stat(pid)?.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// A description of a process.

@@ -926,6 +926,7 @@ impl Watch {
                 reported_ns: user.reported_ns,
                 state: state.to_owned(),
                 tenant: adopted.cloned().flatten(),
+                started_by: None,
             })
         });
         let board = Board {

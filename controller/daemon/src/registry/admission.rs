@@ -11,15 +11,17 @@ use crate::residency::{is_any_oversubscribed, let_wait};
 use crate::shm::{SharedPage, Writer};
 use crate::tenant::{Ended, KeeperId, Owner, Session, Tenant, Terms};
 use deepres_abi::beat::BeatPage;
+use deepres_abi::fallback::Fallback;
 use deepres_abi::grant::GrantPage;
 use deepres_abi::ledger::{LedgerPage, MAX_SESSIONS};
 use deepres_abi::meter::MeterPage;
 use deepres_abi::oversubscribe::Oversubscribe;
 use deepres_abi::wire::{self, Hello, RefusalKind, Role, UNMANAGED, Welcome};
 use deepres_model::authority::{self, Wish};
+use deepres_model::clock::monotonic_ns;
 use deepres_model::peer::Peer;
 use deepres_model::process::ProcessKey;
-use deepres_model::text::{harmless, is_harmful};
+use deepres_model::text::{harmless, is_name};
 use deepres_model::wish::Sentence;
 use std::io;
 use std::sync::Arc;
@@ -133,8 +135,14 @@ impl Registry {
         let keeper = self.next_id();
         let tenant = self.tenants.get_mut(name).ok_or_else(gone)?;
         tenant.members.keep(keeper, guest.process());
+        let granted = tenant.terms.granted();
         let mut welcome = Welcome::new(0, 0);
         wire::set_text(&mut welcome.tenant, name);
+        welcome.set_fallback(&Fallback {
+            share_ppm: granted.share_ppm.value,
+            memory_bytes: granted.memory_bytes.value,
+            fail_mode: self.config.fail_mode.mode(),
+        });
         let membership = Membership::Keeper(keeper);
         Ok(Admitted { tenant: name.to_owned(), membership, welcome, pages: None, ready: Vec::new() })
     }
@@ -225,6 +233,7 @@ impl Registry {
         let grant = SharedPage::<GrantPage>::create("deepres-grant", Writer::Controller)?;
         let heartbeat_limit_ns = u64::try_from(self.config.heartbeat_limit().as_nanos()).unwrap_or(u64::MAX);
         grant.page().set_session(session, heartbeat_limit_ns, self.config.fail_mode.mode());
+        grant.page().begin_epochs(monotonic_ns());
         Ok(Pages {
             grant: Arc::new(grant),
             meter: Arc::new(SharedPage::<MeterPage>::create("deepres-meter", Writer::Anyone)?),
@@ -268,13 +277,9 @@ impl Registry {
     }
 
     /// Returns the tenant that a process belongs to, if the registry has it.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Refused`] if the hello's name is malformed.
-    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Result<Option<&Tenant>, Refused> {
-        let key = self.identify(claim(hello)?, &guest.facts).key;
-        Ok(self.tenants.of_key(&key).map(|(_, tenant)| tenant))
+    pub fn find_tenant(&self, guest: &Guest, hello: &Hello) -> Option<&Tenant> {
+        let key = self.identify(claim(hello), &guest.facts).key;
+        self.tenants.of_key(&key).map(|(_, tenant)| tenant)
     }
 
     /// Finds or makes the tenant of a process, and returns the tenant's name. The first process
@@ -282,7 +287,24 @@ impl Registry {
     /// later process of the job, or a process that was admitted before, only adds wishes that the
     /// tenant lacks.
     fn tenant_of(&mut self, guest: &Guest, hello: &Hello, role: Role) -> Result<String, Refused> {
-        let identity = self.identify(claim(hello)?, &guest.facts);
+        if is_misnamed(hello) {
+            if role == Role::Keeper {
+                let reason = match wire::text(&hello.tenant) {
+                    Some(_) => "the tenant's name has invisible characters, or a blank at an end",
+                    None => "the tenant's name is not UTF-8",
+                };
+                return Err(Refused::new(RefusalKind::Request, reason));
+            }
+            if self.lines.allows(&guest.source) {
+                let (pid, uid) = (guest.peer.pid, guest.peer.uid);
+                tracing::warn!(
+                    pid,
+                    uid,
+                    "a process gave a name that cannot be one: the next rule finds its tenant"
+                );
+            }
+        }
+        let identity = self.identify(claim(hello), &guest.facts);
         let asked = wish(hello)?;
         let oversubscribe = Oversubscribe::from_number(hello.oversubscribe);
         let is_back = hello.sessions_before > 0;
@@ -293,7 +315,7 @@ impl Registry {
         };
         let keeps_settings = self.keeps_settings(&name, guest.facts.owner, &terms);
         let Some(tenant) = self.tenants.get_mut(&name) else { return Ok(name) };
-        if tenant.is_deserted() && !is_back {
+        if tenant.members.are_gone() && !is_back {
             tenant.owner.user = guest.facts.owner;
             tenant.owner.groups.clone_from(&guest.groups);
             let before = std::mem::replace(&mut tenant.terms, terms);
@@ -413,14 +435,16 @@ fn no_room(error: io::Error) -> Refused {
     Refused::new(RefusalKind::Full, format!("the daemon cannot create the pages of another session: {error}"))
 }
 
-/// Returns the name in a hello; empty if the hello has none.
-fn claim(hello: &Hello) -> Result<&str, Refused> {
-    let malformed = |reason: &str| Refused::new(RefusalKind::Request, reason);
-    let name = wire::text(&hello.tenant).ok_or_else(|| malformed("the tenant's name is not UTF-8"))?;
-    if !name.is_empty() && (name.chars().any(is_harmful) || name.trim().is_empty()) {
-        return Err(malformed("the tenant's name has invisible characters, or no visible character"));
-    }
-    Ok(name)
+/// Returns the name in a hello; empty if the hello has none, or a text that cannot be a name. The
+/// daemon then finds the tenant by the next rule. If the daemon refused the process, the process
+/// would run beside its tenant.
+fn claim(hello: &Hello) -> &str {
+    wire::text(&hello.tenant).filter(|name| is_name(name)).unwrap_or_default()
+}
+
+/// Returns whether the hello has a text that cannot be a name.
+fn is_misnamed(hello: &Hello) -> bool {
+    claim(hello).is_empty() && hello.tenant.first().is_some_and(|first| *first != 0)
 }
 
 /// Returns the wishes in a hello.

@@ -19,7 +19,7 @@ pub use tenants::{MAX_DESERTED, Tenants};
 
 use crate::gpus::Gpus;
 use crate::identity::cgroup::Place;
-use crate::identity::{self, Facts, Identity, Names};
+use crate::identity::{self, Facts, Identity, Key, Known, Names, ROOT};
 use crate::lines::Lines;
 use crate::memory::{Held, Memory, caps};
 use crate::nvml::OnGpu;
@@ -39,6 +39,42 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// The tenants to which a process of a user may belong.
+struct Kin<'a> {
+    tenants: &'a Tenants,
+    owner: u32,
+    /// Whether the process may have dropped root's rights, and belong to a tenant of root.
+    may_be_roots: bool,
+}
+
+impl Kin<'_> {
+    fn all(&self) -> impl Iterator<Item = (&str, &Tenant)> {
+        let (owner, may_be_roots) = (self.owner, self.may_be_roots);
+        let is_kin = move |user: u32| user == owner || may_be_roots && user == ROOT;
+        self.tenants.iter().filter(move |(_, tenant)| is_kin(tenant.owner.user))
+    }
+}
+
+impl Known for Kin<'_> {
+    fn tenant_of(&self, process: &identity::tree::Process) -> Option<(Key, String)> {
+        let (name, tenant) = self.all().find(|(_, tenant)| tenant.members.has(process))?;
+        Some((tenant.owner.key.clone(), name.to_owned()))
+    }
+
+    fn is_of_root(&self, name: &str) -> bool {
+        let is_it = |key: &Key| matches!(key, Key::Name { user: ROOT, name: own, .. } if own == name);
+        self.may_be_roots && self.all().any(|(_, tenant)| is_it(&tenant.owner.key))
+    }
+
+    fn named_within(&self, path: &str) -> Option<(Key, String)> {
+        let is_there = |key: &Key| matches!(key, Key::Name { place: Some(place), .. } if place == path);
+        let is_named = |tenant: &Tenant| !tenant.is_deserted() && is_there(&tenant.owner.key);
+        let mut named = self.all().filter(|(_, tenant)| is_named(tenant));
+        let (name, tenant) = named.next()?;
+        named.next().is_none().then(|| (tenant.owner.key.clone(), name.to_owned()))
+    }
+}
 
 /// An order to an arbiter. The future is ready once the order is in force.
 pub type Order = oneshot::Receiver<()>;
@@ -139,14 +175,21 @@ impl Registry {
     /// Returns the identity of the tenant to which a process belongs. The registry may not have the
     /// tenant yet. `claim` is the name that the process gave; empty if it gave none.
     pub fn identify(&self, claim: &str, facts: &Facts) -> Identity {
-        let kin = |process: &identity::tree::Process| {
-            let mut of_user = self.tenants.iter().filter(|(_, tenant)| tenant.owner.user == facts.owner);
-            let (name, tenant) = of_user.find(|(_, tenant)| tenant.members.has(process))?;
-            Some((tenant.owner.key.clone(), name.to_owned()))
-        };
         let ancestors = facts.process.iter().flat_map(identity::read::ancestors);
         let names = Names { shared: &self.config.shared_names, home: self.home.as_ref() };
+        // In a user namespace, the kernel's user of a process is made up, and never root's heir.
+        let may_be_roots = facts.process.as_ref().is_some_and(|process| process.user == facts.owner);
+        let kin = Kin { tenants: &self.tenants, owner: facts.owner, may_be_roots };
         identity::identify(claim, facts, names, ancestors, kin)
+    }
+
+    /// Returns the name of the tenant whose process started the process `pid`.
+    pub fn starter_of(&self, pid: u32) -> Option<&str> {
+        let process = identity::read::process(pid)?;
+        identity::read::ancestors(&process).find_map(|ancestor| {
+            let mut all = self.tenants.iter();
+            all.find(|(_, tenant)| tenant.members.has(&ancestor)).map(|(name, _)| name)
+        })
     }
 
     /// Shares out a user's caps among the user's tenants again. Returns the orders to the arbiters.

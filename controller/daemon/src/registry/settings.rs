@@ -1,26 +1,34 @@
 //! Administrators' changes to tenants, and the explanation of shares.
 
 use super::{Order, Registry};
+use deepres_abi::wish::Key;
 use deepres_model::admin::{Reply, Resumption, ShareStatus};
 use deepres_model::authority::{self, Wish};
+use deepres_model::text::harmless;
 use tokio::sync::oneshot;
 
 /// The reply to the administrator, and the orders to the arbiters.
 type Changed = (Reply, Vec<Order>);
 
 impl Registry {
-    /// Changes a tenant's settings to an administrator's `wish`. Returns the reply, and the orders
-    /// to the arbiters.
+    /// Ends the settings of a tenant with the names `unset`, and then changes the settings to an
+    /// administrator's `wish`. Returns the reply, and the orders to the arbiters.
     ///
     /// # Errors
     ///
     /// Returns the message for the administrator.
-    pub fn set(&mut self, name: &str, wish: Wish) -> Result<Changed, String> {
+    pub fn set(&mut self, name: &str, wish: Wish, unset: &[String]) -> Result<Changed, String> {
         if let Some(reason) = authority::impossible(&wish) {
             return Err(reason);
         }
+        let known = |name: &String| {
+            let key = Key::ALL.into_iter().find(|key| key.name() == name);
+            key.ok_or_else(|| format!("there is no setting `{}`", harmless(name)))
+        };
+        let unset = unset.iter().map(known).collect::<Result<Vec<Key>, String>>()?;
         let tenant = self.tenants.named(name)?;
-        let promised = tenant.terms.granted_with(&wish);
+        let settings = tenant.terms.settings_with(wish, &unset);
+        let promised = tenant.terms.granted_with(&settings);
         // If a tenant takes back memory that it lent, the daemon must promise all of it anew.
         let takes_back =
             tenant.terms.granted().memory_follows_use.value && !promised.memory_follows_use.value;
@@ -34,14 +42,15 @@ impl Registry {
             return Err(refused.reason);
         }
         let tenant = self.tenants.named_mut(name)?;
-        tenant.terms.set(wish);
+        tenant.terms.set(settings, wish.deadline_ns.is_some());
         tracing::info!(tenant = name, granted = %tenant.terms.granted(), "an administrator changed a tenant");
         let (user, promised_bytes) = (tenant.owner.user, tenant.terms.promised_bytes());
         if promised_bytes > before_bytes {
             self.memory.promise_more(&mut self.tenants, &self.gpus, name);
         }
         drop(self.share_out(user));
-        let renewed = wish.memory_follows_use.map(|_| self.renew_ceilings());
+        let changes_follow = wish.memory_follows_use.is_some() || unset.contains(&Key::MemoryFollowUse);
+        let renewed = changes_follow.then(|| self.renew_ceilings());
         let granted = self.tenants.named(name)?.terms.granted();
         let told = self.tell(name);
         Ok((Reply::Set(Box::new(granted)), told.into_iter().chain(renewed.into_iter().flatten()).collect()))

@@ -184,7 +184,7 @@ async fn hear(
         Place::None(_turned_away) => match Counted::enter(source, shared) {
             Ok(counted) => counted,
             Err(full) => {
-                refuse(connection.as_fd(), &full);
+                refuse(connection.as_fd(), &full, shared);
                 return Ok(());
             }
         },
@@ -285,11 +285,12 @@ async fn converse(
                     "the daemon refused a process"
                 );
             }
-            refuse(connection.as_fd(), &refused);
+            refuse(connection.as_fd(), &refused, shared);
             return Ok(());
         }
     };
-    let Admitted { tenant, membership, welcome, pages, ready } = admitted;
+    let Admitted { tenant, membership, mut welcome, pages, ready } = admitted;
+    welcome.is_of_run = u32::from(shared.is_of_run);
     shared.note_change();
     // If no answer comes, the session begins with a closed gate, and watches the heartbeat.
     let _ = answers(ready).await;
@@ -308,7 +309,7 @@ async fn converse(
                 "the daemon does not meter a process from outside"
             );
         }
-        refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason));
+        refuse(connection.as_fd(), &Refused::new(RefusalKind::Request, reason), shared);
         depart(shared, &tenant, membership);
         return Ok(());
     }
@@ -385,8 +386,9 @@ fn introduce(guest: &Guest, packet: &Packet, registry: &mut Registry) -> Result<
 }
 
 /// Sends a refusal. If the peer does not read, the refusal is lost.
-fn refuse(connection: BorrowedFd<'_>, refused: &Refused) {
-    let refusal = Refusal::new(refused.kind, &refused.reason);
+fn refuse(connection: BorrowedFd<'_>, refused: &Refused, shared: &Shared) {
+    let mut refusal = Refusal::new(refused.kind, &refused.reason);
+    refusal.fail_mode = shared.registry.borrow().config().fail_mode.mode() as u32;
     let _ = packet::send(connection, refusal.as_bytes(), &[]);
 }
 

@@ -39,7 +39,7 @@ pub async fn answer(
     match viewed {
         Ok(view) => packet::send(connection, view.as_bytes(), &[]),
         Err(refused) => {
-            refuse(connection, &refused);
+            refuse(connection, &refused, shared);
             Ok(())
         }
     }
@@ -56,11 +56,10 @@ fn managed_uuid(registry: &Registry, hello: &Hello) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Returns [`Refused`] if the hello's name is malformed, or if there is no such tenant. A view
-/// never makes a tenant.
+/// Returns [`Refused`] if there is no such tenant. A view never makes a tenant.
 fn view(registry: &Registry, guest: &Guest, hello: &Hello, reports: &[Report]) -> Result<View, Refused> {
     let tenant = registry
-        .find_tenant(guest, hello)?
+        .find_tenant(guest, hello)
         .ok_or_else(|| Refused::new(RefusalKind::Request, "the process belongs to no tenant"))?;
     let mut view = View::new(guest.peer.pid);
     for (uuid, seen) in hello.gpus().iter().zip(&mut view.gpus) {

@@ -112,6 +112,11 @@ impl StateFile {
         }
     }
 
+    /// Forgets what the file contains, because the file is gone.
+    pub fn forget(&mut self) {
+        self.last = None;
+    }
+
     /// Writes a state, unless the file has the same state already. Logs the first failure of
     /// several. The next state is another attempt.
     pub fn save(&mut self, state: State) -> Saved {

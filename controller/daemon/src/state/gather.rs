@@ -69,6 +69,7 @@ fn saved(name: &str, tenant: &Tenant) -> SavedTenant {
         groups,
         job_used_ns: tenant.job.ns(),
         is_here: !tenant.is_deserted(),
+        members: tenant.members.processes(),
         ..tenant.terms.saved()
     }
 }
@@ -150,8 +151,8 @@ fn tenant(id: TenantId, saved: &SavedTenant, defaults: Wish, caps: (Caps, CapOf)
     };
     let mut tenant = Tenant::new(id, owner, Terms::restored(saved, defaults, caps), TenantMemory::new()?);
     let processes = saved.sessions.iter().map(|session| session.process);
-    tenant.members =
-        Members::restored(processes.filter(|process| process.is_alive()).collect(), saved.is_here);
+    let returning = processes.filter(|process| process.is_alive()).collect();
+    tenant.members = Members::restored(returning, saved.is_here, saved.members.clone());
     tenant.job = Arc::new(JobUse::of(saved.job_used_ns));
     Ok(tenant)
 }

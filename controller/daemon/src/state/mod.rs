@@ -27,7 +27,7 @@ use std::fmt;
 /// The major version of the layout. The daemon refuses files of another major version.
 const MAJOR: u32 = 1;
 /// The minor version of the layout. A change that adds a field raises it.
-const MINOR: u32 = 4;
+const MINOR: u32 = 5;
 
 /// The version of a file's layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +127,9 @@ pub struct SavedTenant {
     pub lacks_room: bool,
     /// Whether the tenant had a session or a keeper, or the daemon awaited one.
     pub is_here: bool,
+    /// The processes of its sessions and keepers, and those that may come back. If absent, the
+    /// daemon did not know all of them.
+    pub members: Option<Vec<ProcessKey>>,
     /// The tenant's accounts, by GPU.
     pub accounts: Vec<OnGpu<SavedAccount>>,
     /// The tenant's processes that had a session or may come back.

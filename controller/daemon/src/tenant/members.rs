@@ -62,16 +62,23 @@ pub struct Members {
     former_slots: FormerSlots,
     /// Whether the tenant was present when the previous daemon last saved, and may still come back.
     is_awaited: bool,
+    /// The members that the previous daemon saved; `None` if it did not know all of them.
+    awaited: Option<Vec<ProcessKey>>,
     /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
     left_ns: u64,
 }
 
 impl Members {
     /// Returns the members of a tenant of the previous daemon. The processes in `returning` may
-    /// come back. With `is_awaited`, keepers may come back too.
-    pub fn restored(returning: BTreeSet<ProcessKey>, is_awaited: bool) -> Self {
+    /// come back. With `is_awaited`, keepers may come back too. `awaited` are all members that the
+    /// previous daemon saved; `None` if it did not know all of them.
+    pub fn restored(
+        returning: BTreeSet<ProcessKey>,
+        is_awaited: bool,
+        awaited: Option<Vec<ProcessKey>>,
+    ) -> Self {
         let left_ns = if is_awaited { 0 } else { monotonic_ns() };
-        Self { returning, is_awaited, left_ns, ..Self::default() }
+        Self { returning, is_awaited, awaited, left_ns, ..Self::default() }
     }
 
     /// Returns whether the tenant has a session or a keeper.
@@ -82,6 +89,13 @@ impl Members {
     /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
+    }
+
+    /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A new
+    /// job may then have the tenant's name, with other wishes.
+    pub fn are_gone(&self) -> bool {
+        let are_dead = |awaited: &Vec<ProcessKey>| !awaited.iter().any(|process| process.is_alive());
+        self.is_deserted() || !self.is_present() && self.awaited.as_ref().is_some_and(are_dead)
     }
 
     /// Returns since when the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the tenant
@@ -109,6 +123,17 @@ impl Members {
         let key = process.key();
         let sessions = self.sessions.values().map(|session| &session.process);
         sessions.chain(self.keepers.values()).any(|own| *own == Some(key)) || self.returning.contains(&key)
+    }
+
+    /// Returns the processes of the sessions and keepers, and the processes that may come back.
+    /// Returns `None` if the daemon could not look at one of them, or still awaits members of the
+    /// previous daemon.
+    pub fn processes(&self) -> Option<Vec<ProcessKey>> {
+        let present = self.sessions.values().map(|session| session.process);
+        let all =
+            present.chain(self.keepers.values().copied()).chain(self.returning.iter().copied().map(Some));
+        let all = all.collect::<Option<Vec<_>>>()?;
+        (!self.is_awaited).then_some(all)
     }
 
     /// Returns the sessions by their numbers.

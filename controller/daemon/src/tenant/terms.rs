@@ -3,6 +3,7 @@
 
 use crate::state::SavedTenant;
 use deepres_abi::grant::NO_LIMIT;
+use deepres_abi::wish::Key;
 use deepres_model::authority::{Granted, Part, Rule, Want, Wants, Wish, grant, refuse};
 use deepres_model::clock::monotonic_ns;
 use deepres_model::config::{CapOf, Caps};
@@ -139,10 +140,19 @@ impl Terms {
         refuse(&self.asked, self.caps, &self.part, self.has_room)
     }
 
-    /// Changes the administrator's settings.
-    pub fn set(&mut self, wish: Wish) {
-        self.set = wish.or(self.set);
-        if wish.deadline_ns.is_some() {
+    /// Returns the administrator's settings after the settings `unset` have ended and `wish` is
+    /// set.
+    pub fn settings_with(&self, wish: Wish, unset: &[Key]) -> Wish {
+        let mut left = self.set;
+        unset.iter().for_each(|key| left.remove(*key));
+        wish.or(left)
+    }
+
+    /// Changes the administrator's settings. With `has_deadline`, the deadline among them counts
+    /// from now.
+    pub fn set(&mut self, settings: Wish, has_deadline: bool) {
+        self.set = settings;
+        if has_deadline {
             self.set_ns = monotonic_ns();
         }
     }
@@ -159,12 +169,12 @@ impl Terms {
 
     /// Returns the tenant's grant.
     pub fn granted(&self) -> Granted {
-        self.granted_with(&Wish::default())
+        self.granted_with(&self.set)
     }
 
-    /// Returns the grant that the tenant would have if an administrator also set `wish`.
-    pub fn granted_with(&self, wish: &Wish) -> Granted {
-        grant(&self.wish(), &wish.or(self.set), self.caps, &self.part, self.has_room).told_by(&self.asked)
+    /// Returns the grant that the tenant would have with these settings of an administrator.
+    pub fn granted_with(&self, settings: &Wish) -> Granted {
+        grant(&self.wish(), settings, self.caps, &self.part, self.has_room).told_by(&self.asked)
     }
 
     /// Returns the share that the daemon guarantees the tenant, parts per million; 0 without a

@@ -11,6 +11,7 @@ use deepres_model::clock::monotonic_ns;
 use deepres_model::config::{CapOf, Caps, Config};
 use deepres_model::directory::Directory;
 use deepres_model::packet;
+use deepres_model::wish::Key;
 use deepres_policy::class::Class;
 use deepres_policy::priority::Criticality;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -146,6 +147,37 @@ fn a_cap_is_a_users_however_many_tenants_the_user_makes() {
     wait_until(PATIENCE, || limits(500));
     assert_eq!(asked.gate().memory_limit(), 5_000, "an administrator is above caps");
     assert!(granted("one").cap_ppm <= 100_000, "{:?}", granted("one"));
+}
+
+#[test]
+fn the_epochs_of_two_sessions_begin_apart_so_that_no_gate_word_holds_in_both() {
+    /// The arbiter changes the gates of a new session a few times.
+    const CHANGES: u32 = 1_000;
+    let daemon = daemon_of_one_gpu();
+    let epochs = ["a", "b", "c"].map(|name| daemon.join(name, 0, 0).gate().gate().epoch);
+    for (at, epoch) in epochs.iter().enumerate() {
+        assert!(epochs[..at].iter().all(|other| other.abs_diff(*epoch) > CHANGES), "{epochs:?}");
+    }
+}
+
+#[test]
+fn what_an_administrator_set_can_be_ended_so_that_the_jobs_wishes_hold_again() {
+    let daemon = daemon_of_one_gpu();
+    let tenant = daemon.join("a", 300_000, 1 << 20);
+    let set = |wish: Wish, unset: &[&str]| {
+        let unset = unset.iter().map(|name| (*name).to_owned()).collect();
+        daemon.client().ask(&Request::Set { tenant: "a".to_owned(), wish: Box::new(wish), unset })
+    };
+    let both = Wish { share_ppm: Some(600_000), memory_bytes: Some(2 << 20), ..Wish::default() };
+    set(both, &[]).unwrap();
+    assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (600_000, 2 << 20));
+    set(Wish { memory_bytes: Some(3 << 20), ..Wish::default() }, &["share"]).unwrap();
+    assert_eq!((tenant.gate().entitled_ppm(), tenant.gate().memory_limit()), (300_000, 3 << 20));
+    let refused = set(Wish::default(), &["shares"]).unwrap_err().to_string();
+    assert!(refused.contains("no setting `shares`"), "{refused}");
+    let all: Vec<&str> = Key::ALL.map(Key::name).to_vec();
+    set(Wish::default(), &all).unwrap();
+    assert_eq!(tenant.gate().memory_limit(), 1 << 20);
 }
 
 #[test]
@@ -322,8 +354,12 @@ fn nothing_that_a_tenant_says_of_itself_reaches_a_terminal_as_it_is() {
     deepres_abi::wire::set_text(&mut hello.client, "py\u{1b}[31m\nthon");
     let _tenant = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
     assert_eq!(daemon.status().tenants[0].sessions[0].client, "py?[31m?thon");
-    deepres_abi::wire::set_text(&mut hello.tenant, " ");
-    assert!(Tenant::connect(&daemon.directory.tenant_socket(), &hello).is_err());
+    // A text that cannot be a name is none. The process belongs to the tenant of its process tree.
+    for text in [" ", "a ", "a\u{1b}[31m", "-a"] {
+        deepres_abi::wire::set_text(&mut hello.tenant, text);
+        let _again = Tenant::connect(&daemon.directory.tenant_socket(), &hello).unwrap();
+        assert!(daemon.status().tenants.iter().all(|tenant| tenant.name == "a"), "{text:?}");
+    }
 }
 
 #[test]
@@ -345,7 +381,7 @@ fn a_daemon_that_was_started_for_a_job_ends_when_it_was_idle_for_long_enough() {
         directory: directory.clone(),
         config: Config { idle_exit_s: 1, ..Config::default() },
         gpus: Vec::new(),
-        locks: scratch.path().to_owned(),
+        locks: vec![scratch.path().to_owned()],
         inherited: Default::default(),
         exits_idle: true,
     };

@@ -50,6 +50,9 @@ pub enum Request {
         tenant: String,
         /// The tenant's wishes from now on.
         wish: Box<Wish>,
+        /// The names of earlier settings that end. The wishes of the job hold again.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unset: Vec<String>,
     },
     /// Keeps a tenant off the GPUs until it is resumed.
     Pause {
@@ -76,7 +79,7 @@ pub enum Request {
 impl Request {
     /// Returns a request that sets a tenant's wishes.
     pub fn set(tenant: impl Into<String>, wish: Wish) -> Self {
-        Self::Set { tenant: tenant.into(), wish: Box::new(wish) }
+        Self::Set { tenant: tenant.into(), wish: Box::new(wish), unset: Vec::new() }
     }
 }
 
@@ -173,6 +176,9 @@ status! {
         pub heartbeat_limit_ns: u64,
         /// The tenants' behaviour without a daemon: `open` or `closed`.
         pub fail_mode: String,
+        /// Time within which the driver must move a tenant's memory, ns.
+        #[serde(default)]
+        pub suspend_limit_ns: u64,
     }
 
     /// The state of one GPU, as its arbiter reports it.

@@ -89,3 +89,35 @@ fn all_that_is_shown_as_free_can_be_had_at_once_and_the_limit_answers_before_the
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines, [&format!("all {} 0", 996 * MIB), "wrong 2 2 2 1 2"]);
 }
+
+/// Takes most of the limit from a pool that keeps its memory, gives it back to the pool, and then
+/// asks the pool for small pieces. Prints the pool's reserved memory after each piece, MiB.
+const SMALL_PIECES: &str = r#"
+import ctypes
+cuda, here, pool = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+for code in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0), cuda.cuCtxSetCurrent(here)): assert code == 0, code
+assert cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
+RELEASE_THRESHOLD, RESERVED = 4, 5
+assert cuda.cuMemPoolSetAttribute(pool, RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(2**64 - 1))) == 0
+def take(mib):
+    at = ctypes.c_uint64()
+    assert cuda.cuMemAllocAsync(ctypes.byref(at), ctypes.c_size_t(mib << 20), None) == 0
+    return at
+large = take(980)
+assert cuda.cuMemFreeAsync(large, None) == 0 and cuda.cuCtxSynchronize() == 0
+for _ in range(3):
+    take(1)
+    reserved = ctypes.c_uint64()
+    assert cuda.cuMemPoolGetAttribute(pool, RESERVED, ctypes.byref(reserved)) == 0
+    print(reserved.value >> 20, flush=True)
+"#;
+
+#[test]
+fn a_pool_near_the_limit_serves_small_pieces_from_its_spare_memory() {
+    let (host, _daemon) = host().with_daemon();
+    let options = ["--memory", &LIMIT_BYTES.to_string()];
+    let said = host.finish(host.run(&options, "python3", &["-c", SMALL_PIECES])).success().stdout;
+    let reserved: Vec<u64> = said.lines().map(|line| line.parse().expect("a number")).collect();
+    assert_eq!(reserved.len(), 3, "{said}");
+    assert!(reserved.iter().all(|mib| *mib >= 980), "the pool gave its memory back: {reserved:?}");
+}

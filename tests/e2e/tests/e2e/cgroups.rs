@@ -38,11 +38,17 @@ impl Cgroup {
 
     /// Starts a client without a tenant's name in this cgroup, and returns its process.
     fn start(&self, host: &Host) -> Process {
+        self.start_with(host, &[])
+    }
+
+    /// Does the same as [`Self::start`], with these variables.
+    fn start_with(&self, host: &Host, variables: &[(&str, &str)]) -> Process {
         let mut inside = host.preloaded("sh");
         inside
             .args(["-c", "echo $$ > \"$0\" && exec \"$1\""])
             .arg(self.path.join(PROCESSES))
-            .arg(c_client("backlog"));
+            .arg(c_client("backlog"))
+            .envs(variables.iter().copied());
         host.start(inside, "ready")
     }
 }
@@ -108,5 +114,25 @@ fn a_process_in_the_cgroup_of_a_container_a_pod_or_a_batch_job_belongs_to_its_te
                 process.kill();
             }
         }
+    }
+}
+
+#[test]
+fn a_process_without_a_name_in_a_container_with_one_name_has_that_name() {
+    let id = format!("{:08x}{:056x}", 9, std::process::id());
+    let own = format!("docker-{}", &id[..12]);
+    for hierarchy in hierarchies() {
+        let (host, _daemon) = Host::new().with_daemon();
+        let container = Cgroup::make(hierarchy, &format!("docker/{id}"));
+        let train = [("DEEPRES_TENANT", "train"), ("DEEPRES_MEMORY", "1GiB")];
+        let mut processes = vec![container.start_with(&host, &train), container.start(&host)];
+        let ps = host.await_ps(|ps| ps.find("train").is_some_and(|train| train.sessions.len() == 2));
+        assert_eq!(ps.tenants.len(), 1, "{ps:?}");
+        // With two names in the container, neither is the name of the others.
+        processes.push(container.start_with(&host, &[("DEEPRES_TENANT", "eval")]));
+        processes.push(container.start(&host));
+        let ps = host.await_ps(|ps| ps.find(&own).is_some_and(|own| own.sessions.len() == 1));
+        assert_eq!(ps.tenant("train").sessions.len(), 2, "{ps:?}");
+        processes.iter_mut().for_each(Process::kill);
     }
 }

@@ -1,5 +1,6 @@
-//! If a job finds no daemon at its start, it runs without one. When a daemon answers, the job gets
-//! a session, with the memory that it holds. From then on the job waits at the gate of its tenant.
+//! If a job finds no daemon at its start, it keeps its limits by itself. When a daemon answers, the
+//! job gets a session, with the memory that it holds. From then on the job waits at the gate of its
+//! tenant.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -60,12 +61,14 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
     let mut early = job(&host, c_client_by("backlog", Way::ProcAddress), &arguments, &variables);
     let mut view = job(&host, c_client("view"), &[], &variables);
     await_ready(&mut early);
-    assert!(
-        early.stderr().contains("the job runs unshared until a daemon takes it up"),
-        "{}",
-        early.stderr()
-    );
-    assert_eq!(total(&mut view), GPU_BYTES, "nobody limits it");
+    let said = early.stderr();
+    assert!(said.contains("the job keeps its limits by itself until a daemon takes it up"), "{said}");
+    assert_eq!(total(&mut view), LIMIT_BYTES);
+    let mut free = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "free")]);
+    assert_eq!(total(&mut free), GPU_BYTES, "nobody limits it");
+    let said = free.stderr();
+    assert!(said.contains("the job runs unshared until a daemon takes it up"), "{said}");
+    free.finish().success();
     // The job finds the second daemon as any other job does.
     for _ in 0..2 {
         let mut daemon = host.daemon();
@@ -81,26 +84,21 @@ fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
         assert_eq!(on, [Some(1)], "{status}");
         daemon.kill();
     }
-    await_limit(&mut view);
     view.finish().success();
 }
 
 #[test]
 fn jobs_that_find_no_room_are_taken_up_when_there_is_some() {
-    let (host, _daemon) = Host::new().config("max_connections = 1\n").with_daemon();
+    let toml = "max_connections = 1\n[caps]\nmemory = \"1GiB\"\n";
+    let (host, _daemon) = Host::new().config(toml).with_daemon();
     let mut first = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "first")]);
     total(&mut first);
-    let variables = [("DEEPRES_TENANT", "second"), ("DEEPRES_MEMORY", "1GiB")];
-    let mut second = job(&host, c_client("view"), &[], &variables);
+    let mut second = job(&host, c_client("view"), &[], &[("DEEPRES_TENANT", "second")]);
     assert_ne!(total(&mut second), LIMIT_BYTES);
     let said = second.stderr();
     assert!(said.contains("(max_connections); the job runs unshared until a daemon takes it up"), "{said}");
     let mut third = host.spawn(with(host.alone(c_client("view")), &[], &[("DEEPRES_MEMORY", "1GiB")]));
-    assert_eq!(
-        total(&mut third),
-        LIMIT_BYTES,
-        "nobody names the socket, so its limits hold without a daemon"
-    );
+    assert_eq!(total(&mut third), LIMIT_BYTES);
     assert!(third.stderr().contains("the job keeps its limits by itself until"), "{}", third.stderr());
     third.finish().success();
     first.finish().success();
@@ -122,7 +120,7 @@ mod measured {
         clients.iter_mut().for_each(await_ready);
         for client in &clients {
             let said = client.stderr();
-            assert!(said.contains("did not answer within 3 s; the job runs unshared until"), "{said}");
+            assert!(said.contains("did not answer within 3 s; the job keeps its limits"), "{said}");
         }
         daemon.signal(Signal::CONT);
         let all_are_here = |ps: &Ps| {

@@ -34,6 +34,37 @@ fn a_tenant_that_is_not_there_is_said_so() {
     }
 }
 
+/// Launches without end. The handler of SIGTERM ends the program with status 3, as a job does that
+/// saves its state. Python runs a handler only between two of its own steps.
+const HEEDS: &str = r#"
+import ctypes, signal, sys
+cu = ctypes.CDLL("libcuda.so.1")
+context, module, kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+image = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry quick()\n{\nret;\n}\n"
+cu.cuInit(0)
+cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+cu.cuModuleLoadData(ctypes.byref(module), image)
+cu.cuModuleGetFunction(ctypes.byref(kernel), module, b"quick")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print("ready", flush=True)
+while True:
+    cu.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+    cu.cuCtxSynchronize()
+"#;
+
+#[test]
+fn a_paused_job_hears_within_a_second_that_it_should_end() {
+    /// The time includes the end of the program.
+    const HEARD_WITHIN: Duration = Duration::from_millis(2500);
+    let (host, _daemon) = Host::new().with_daemon();
+    let mut job = host.start(host.run(&["--name", "p"], "python3", &["-c", HEEDS]), "ready");
+    host.call(&["pause", "p"]).success();
+    thread::sleep(DRAINED);
+    assert!(job.try_wait().is_none());
+    job.signal(Signal::TERM);
+    assert_eq!(job.await_end_within(HEARD_WITHIN).code, 3);
+}
+
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;

@@ -228,6 +228,21 @@ fn a_tenant_that_ended_while_there_was_no_daemon_has_no_gate_and_its_share_is_ke
     assert!(account["gate"].is_null(), "{status}");
 }
 
+#[test]
+fn a_new_job_may_have_the_name_of_a_tenant_that_died_with_the_daemon_at_once() {
+    let (host, mut daemon) = Host::new().with_daemon();
+    let client = c_client("backlog");
+    let mut job = host.start(host.run(&["--name", "z", "--memory", "2GiB"], client, &[]), "ready");
+    // When the command returns, the tenant is in the state file.
+    host.call(&["set", "z", "--share", "60%"]).success();
+    daemon.kill();
+    job.kill();
+    drop(job);
+    host.assert_nothing_runs();
+    let _next = host.daemon();
+    host.finish(host.run(&["--name", "z", "--memory", "1GiB"], "true", &[])).success();
+}
+
 /// Returns the sockets that a service manager opens before a daemon runs.
 fn sockets(host: &Host) -> [OwnedFd; 2] {
     let folder = host.deepres_dir();

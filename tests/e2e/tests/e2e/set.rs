@@ -33,6 +33,27 @@ fn lowering_the_limit_below_what_is_held_refuses_more_and_takes_nothing() {
     assert!(client.try_wait().is_none(), "the first goes on");
 }
 
+#[test]
+fn settings_end_by_name_or_all_at_once_and_a_tenant_without_processes_is_said_to_be_one() {
+    const RESTS: &str = "t: no process of this tenant uses a GPU now";
+    let (host, _daemon) = Host::new().with_daemon();
+    let (mut view, _) = host.told(host.run(&["--name", "t", "--memory", "4GiB"], c_client("view"), &[]));
+    let said = host.shows(&["set", "t", "--memory", "1Gi", "--share", "50%"]);
+    assert!(said.contains("share 50%, memory 1 GiB") && !said.contains(RESTS), "{said}");
+    let said = host.shows(&["set", "t", "--unset", "memory,slo"]);
+    assert!(said.contains("share 50%, memory 4 GiB"), "{said}");
+    view.await_line(|line| line.contains(&format!("\"total\":{},", 1u64 << 30)));
+    let said = host.shows(&["set", "t", "--reset"]);
+    assert!(said.contains("share what others leave, memory 4 GiB"), "{said}");
+    host.call(&["set", "t", "--unset", "colour"]).refused("there is no option --colour");
+    host.call(&["set", "t", "--memory", "512"]).refused("give a unit");
+    view.finish().success();
+    for command in [&["pause", "t"][..], &["set", "t", "--share", "40%"]] {
+        let said = host.shows(command);
+        assert!(said.contains(RESTS), "{said}");
+    }
+}
+
 /// Allocates a number of bytes for each line of its input, and prints the driver's code.
 const ALLOCATING: &str = r#"
 import ctypes, sys

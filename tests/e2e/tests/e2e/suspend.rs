@@ -228,6 +228,19 @@ fn the_daemons_death_brings_suspended_tenants_back() {
     assert_unchanged(client);
 }
 
+#[test]
+fn a_service_manager_that_stops_all_processes_of_the_service_leaves_nobody_suspended() {
+    let (host, mut daemon) = Host::of_one_gib().with_daemon();
+    let client = holding(&host, "t", 256 * MIB, "300", false);
+    host.call(&["suspend", "t"]).success();
+    // systemd sends the signal to each process in the service's cgroup.
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(keeper(&host), signal).expect("it lives");
+    }
+    daemon.terminate().success();
+    assert_unchanged(client);
+}
+
 /// Returns the daemon's living children, which keep tenants off the GPUs, and the number of its
 /// zombies.
 fn children(daemon: u32) -> (Vec<Pid>, usize) {

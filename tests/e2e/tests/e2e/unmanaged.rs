@@ -145,6 +145,17 @@ fn assert_listed(mut daemon: Process, count: usize) {
 }
 
 #[test]
+fn a_process_that_lost_the_library_is_listed_with_the_tenant_that_started_it() {
+    let Some(host) = probes::host(CONFIG) else { return };
+    let _daemon = host.daemon();
+    unmanaged(&host);
+    let bare = ["-u", "LD_PRELOAD", "python3", "-c", &code(USER), DEVICE];
+    let (_job, _) = host.told(host.run(&["--name", "lost"], "env", &bare));
+    await_listed(&host, |user| user["started_by"] == "lost");
+    assert!(host.shows(&["ps"]).contains("(of lost)"));
+}
+
+#[test]
 fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
     let Some(host) = probes::host(&format!("{CONFIG}unmanaged = \"warn\"\n")) else { return };
     let early = user(&host, &["silent"]);

@@ -22,7 +22,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
@@ -567,14 +567,17 @@ enum Unusable {
 }
 
 /// Raises this process's limit on descriptors by the number that the probes need, if the system
-/// allows this.
+/// allows this. Only the first call does so, although the metering may start several times.
 fn make_room() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Some(current) = limit.current {
-        let wanted = current + 2 * MAX_PROBES as u64;
-        let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
-    }
+    static RAISED: Once = Once::new();
+    RAISED.call_once(|| {
+        let limit = getrlimit(Resource::Nofile);
+        if let Some(current) = limit.current {
+            let wanted = current + 2 * MAX_PROBES as u64;
+            let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
+            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+        }
+    });
 }
 
 /// Returns the most probes, for `probes` present probes. The probes leave half of the descriptors

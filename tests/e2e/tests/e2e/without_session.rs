@@ -1,0 +1,274 @@
+//! Limits that a job was given hold in each way in which a process gets no session. The table in
+//! docs/daemon.md lists the ways.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use deepres_abi::wire::{self, Hello, Refusal, RefusalKind, Role, Welcome};
+use deepres_e2e::host::mute_socket;
+use deepres_e2e::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, accept, recv, send};
+use zerocopy::IntoBytes;
+
+const LIMIT_BYTES: u64 = GIB;
+const SHARE: &str = "25%";
+/// The greatest part of the time that a job with this share may have, percent. The excess covers
+/// the burst at the beginning of a job.
+const MOST_PERCENT: f64 = 35.0;
+/// Time of a measurement.
+const MEASURED: Duration = Duration::from_secs(2);
+/// Time within which a process without a session begins. The handshake takes up to three seconds.
+const BEGINS_WITHIN: Duration = Duration::from_secs(30);
+
+/// A stand-in for a daemon, which gives each process that asks for a session the same answer. The
+/// drop ends it.
+struct Answering {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Answering {
+    /// Listens at the tenant socket of `host`. Without an answer, hangs up after each hello.
+    fn start(host: &Host, answer: Option<Vec<u8>>) -> Self {
+        let socket = make_socket(host);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                if is_ready(&socket, Duration::from_millis(20)) {
+                    serve(&accept(&socket).expect("a connection waits"), answer.as_deref());
+                }
+            }
+        });
+        Self { is_over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().expect("nobody else takes it").join();
+        assert!(ended.is_ok() || thread::panicking());
+    }
+}
+
+/// Makes the tenant socket of a host that has no daemon.
+fn make_socket(host: &Host) -> OwnedFd {
+    let folder = host.deepres_dir().join("tenant");
+    fs::create_dir_all(&folder).expect("a folder of our own");
+    for part in [host.deepres_dir(), folder] {
+        fs::set_permissions(part, PermissionsExt::from_mode(0o755)).expect("a folder of our own");
+    }
+    mute_socket(&host.tenant_socket())
+}
+
+fn is_ready(socket: &OwnedFd, within: Duration) -> bool {
+    let limit = Timespec { tv_sec: 0, tv_nsec: within.as_nanos() as i64 };
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)) == Ok(1)
+}
+
+/// Reads a hello, and answers it if the process asks for a session.
+fn serve(connection: &OwnedFd, answer: Option<&[u8]>) {
+    let mut packet = [0; wire::MAX_FRAME_BYTES];
+    if !is_ready(connection, Duration::from_millis(500)) {
+        return;
+    }
+    let Ok((_, read)) = recv(connection, &mut packet[..], RecvFlags::empty()) else { return };
+    let asks = wire::decode::<Hello>(&packet[..read]).is_ok_and(|hello| hello.role() == Some(Role::Session));
+    if let Some(answer) = answer.filter(|_| asks) {
+        // The process may be gone.
+        let _ = send(connection, answer, SendFlags::NOSIGNAL);
+    }
+}
+
+/// The processes of a way: one that shows its memory, and one that keeps the GPU busy.
+struct Clients {
+    host: Host,
+    what: String,
+    reason: &'static str,
+    view: Process,
+    backlog: Process,
+    _daemon: Box<dyn std::any::Any>,
+}
+
+impl Clients {
+    /// Starts the processes by `command`. `_daemon` lives as long as the processes.
+    fn start(
+        host: Host,
+        what: String,
+        reason: &'static str,
+        command: impl Fn(&Host, &str) -> Command,
+        daemon: impl std::any::Any,
+    ) -> Self {
+        let start = |name, arguments: &[&str]| {
+            let mut command = command(&host, name);
+            command.args(arguments).env("DEEPRES_MEMORY", "1GiB").env("DEEPRES_SHARE", SHARE);
+            host.spawn(command)
+        };
+        let view = start("view", &[]);
+        let backlog = start("backlog", &["--kernel", "busy_1000us", "--sync-every", "1"]);
+        Self { host, what, reason, view, backlog, _daemon: Box::new(daemon) }
+    }
+}
+
+/// Returns the command by which a job that was preloaded by hand runs a C client.
+fn preloaded(host: &Host, client: &str) -> Command {
+    host.preloaded(c_client(client))
+}
+
+/// Starts the processes of each way in which no daemon accepts a process.
+fn all_ways() -> Vec<Clients> {
+    let mut ways = Vec::new();
+    let answered = |reason, what: String, answer: Option<Vec<u8>>| {
+        let host = Host::new();
+        let daemon = Answering::start(&host, answer);
+        Clients::start(host, what, reason, preloaded, daemon)
+    };
+    for kind in [
+        RefusalKind::Version,
+        RefusalKind::Malformed,
+        RefusalKind::Request,
+        RefusalKind::Full,
+        RefusalKind::Namespace,
+        RefusalKind::Stopping,
+        RefusalKind::NoRoom,
+    ] {
+        let refusal = Refusal::new(kind, "as the test says").as_bytes().to_vec();
+        ways.push(answered("as the test says", format!("refused: {kind:?}"), Some(refusal)));
+    }
+    ways.push(answered("it closed the connection", "hung up".to_owned(), None));
+    ways.push(answered("unreadable", "garbage".to_owned(), Some(vec![0x5a; 100])));
+    let bare = Welcome::new(1, 0).as_bytes().to_vec();
+    ways.push(answered("has only 0 descriptors", "no pages".to_owned(), Some(bare)));
+
+    let absent = Host::new();
+    ways.push(Clients::start(absent, "no daemon".to_owned(), "no daemon at", preloaded, ()));
+    let hanging = Host::new();
+    let socket = make_socket(&hanging);
+    ways.push(Clients::start(hanging, "hangs".to_owned(), "did not answer within", preloaded, socket));
+    let (full, daemon) = Host::new().config("max_connections = 1\n").with_daemon();
+    let mut first = full.spawn(full.preloaded(c_client("view")));
+    first.await_json();
+    ways.push(Clients::start(full, "full".to_owned(), "(max_connections)", preloaded, (first, daemon)));
+    // The simulated GPUs of two hosts differ in their UUIDs, so this daemon manages other GPUs.
+    let (other, daemon) = Host::new().with_daemon();
+    let socket = other.tenant_socket();
+    let elsewhere = move |host: &Host, client: &str| {
+        let mut command = host.preloaded(c_client(client));
+        command.env("DEEPRES_SOCKET", &socket);
+        command
+    };
+    let reason = "does not manage every GPU";
+    ways.push(Clients::start(Host::new(), "other GPUs".to_owned(), reason, elsewhere, (daemon, other)));
+    ways
+}
+
+#[test]
+fn in_each_way_a_process_without_a_session_keeps_its_memory_limit_and_its_share() {
+    let mut ways = all_ways();
+    for way in &mut ways {
+        let total = way.view.await_json_within(BEGINS_WITHIN)["total"].as_u64();
+        assert_eq!(total, Some(LIMIT_BYTES), "{}: {}", way.what, way.view.stderr());
+        let said = way.view.stderr();
+        assert!(said.contains(way.reason) && said.contains("keeps its limits"), "{}: {said}", way.what);
+        way.backlog.await_line_within(|line| line == "ready", BEGINS_WITHIN);
+    }
+    let before: Vec<_> = ways.iter().map(|way| way.host.truth()).collect();
+    thread::sleep(MEASURED);
+    for (way, before) in ways.iter().zip(&before) {
+        let tally = Tally::between_on(0, before, &way.host.truth());
+        let had = tally.percent_of_time(&[way.backlog.pid()]);
+        println!("{}: had {had:.1} % of the time", way.what);
+        assert!(had > 0.0 && had <= MOST_PERCENT, "{}: had {had:.1} % of the time", way.what);
+    }
+}
+
+/// Starts a `deepres run` whose first process waits for a line of input, and then becomes a C
+/// client without deepres's other variables.
+fn later(host: &Host, options: &[&str], client: &str, arguments: &[&str]) -> Process {
+    let client = c_client(client).display().to_string();
+    let script = "read go; client=$1; shift; exec \"$client\" \"$@\"";
+    let arguments = [&["-c", script, "sh", &client][..], arguments].concat();
+    host.spawn(host.run(options, "sh", &arguments))
+}
+
+#[test]
+fn a_process_that_its_job_starts_after_the_daemons_death_has_the_jobs_limits() {
+    let (host, mut daemon) = Host::new().config("[caps]\nmemory = \"2GiB\"\n").with_daemon();
+    // The first job asks for its limit, and the second gets the rest of the cap.
+    let mut ways = [
+        ("asks", &["--name", "asks", "--memory", "1GiB", "--share", SHARE][..]),
+        ("capped", &["--name", "capped"]),
+    ]
+    .map(|(name, options)| {
+        let job = later(&host, options, "view", &[]);
+        host.await_ps(|ps| ps.find(name).is_some());
+        job
+    });
+    daemon.kill();
+    for job in &mut ways {
+        job.say("go");
+        assert!(
+            job.await_json()["total"].as_u64().is_some_and(|total| total <= LIMIT_BYTES),
+            "{}",
+            job.stderr()
+        );
+        assert!(job.stderr().contains("keeps its limits by itself until"), "{}", job.stderr());
+    }
+    // The daemon's record wins again.
+    let _next = host.daemon();
+    host.await_ps(|ps| ps.find("asks").is_some_and(|asks| asks.sessions.len() == 1));
+    host.call(&["set", "asks", "--memory", "512MiB"]).success();
+    let halved = format!("\"total\":{},", LIMIT_BYTES / 2);
+    ways[0].await_line(|line| line.contains(&halved));
+}
+
+#[test]
+fn a_new_process_launches_nothing_without_a_daemon_if_launches_are_to_fail() {
+    const CLOSED: &str = "fail_mode = \"closed\"\n";
+    let (host, mut daemon) = Host::new().config(CLOSED).with_daemon();
+    let options = ["--name", "a", "--memory", "1GiB"];
+    let mut view = later(&host, &options, "view", &[]);
+    let mut launcher = later(&host, &["--name", "b"], "backlog", &["--kernel", "quick"]);
+    host.await_ps(|ps| ["a", "b"].iter().all(|name| ps.find(name).is_some()));
+    daemon.kill();
+    view.say("go");
+    assert_eq!(view.await_json()["total"], LIMIT_BYTES, "the memory limit holds: {}", view.stderr());
+    launcher.say("go");
+    let done = launcher.finish();
+    done.refused("launches of the job fail until a daemon takes it up");
+    done.refused("800");
+
+    // A daemon that has no room says that launches are to fail.
+    let (host, _daemon) = Host::new().config(&format!("max_connections = 1\n{CLOSED}")).with_daemon();
+    let mut first = host.spawn(host.preloaded(c_client("view")));
+    first.await_json();
+    let done = host.finish(host.preloaded(c_client("backlog")));
+    done.refused("(max_connections); the launches of the job fail until");
+    done.refused("800");
+    first.kill();
+    let mut job = host.spawn(host.preloaded(c_client("backlog")));
+    job.await_exactly("ready");
+}
+
+#[test]
+fn a_job_that_nothing_can_hold_to_its_limits_does_not_get_the_gpu() {
+    let host = Host::new();
+    // A job that may start no threads cannot be metered.
+    let with = |name: &str, value: &str| {
+        let mut command = host.alone(c_client("filtered"));
+        command.args(["threads", "early"]).env(name, value);
+        host.finish(command)
+    };
+    let done = with("DEEPRES_MEMORY", "1GiB");
+    done.refused("the job may not use the GPU");
+    done.refused("800");
+    let done = with("DEEPRES_CHARGE_COPIES", "true").success();
+    assert!(done.stderr.contains("the job runs unmetered"), "{}", done.stderr);
+}
