@@ -13,7 +13,6 @@ mod agreement;
 mod allocators;
 mod bad_input;
 mod captures;
-mod cgroups;
 mod chaos;
 mod clients;
 mod conformance;
