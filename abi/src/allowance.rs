@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_or_older_than_the_memory_is_charged_in_full() {
+    fn time_longer_or_older_than_the_remembered_time_is_charged_in_full() {
         let account = Box::<Allowance>::default();
         let whole_ns = ticks(TICKS_REMEMBERED);
         let start_ns = NOW_NS.next_multiple_of(TICK_NS);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_made_up_for_is_by_the_share_that_holds_now() {
+    fn debt_is_paid_off_by_the_share_in_force() {
         let account = Box::<Allowance>::default();
         account.charge(NOW_NS + BURST_NS, 10 * SECOND_NS, 10_000);
         assert_eq!(account.due_ns(), NOW_NS + 1_000 * SECOND_NS);

@@ -64,20 +64,6 @@ impl FromStr for Class {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for Class {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Class {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::text::deserialize(deserializer)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_noted_is_read_on_the_other_side_and_nothing_else() {
+    fn only_noted_functions_are_read_on_the_other_side() {
         let (own, page) = (Coverage::new(), Coverage::new());
         own.note(ApiId::cuLaunchKernel, true);
         own.note(ApiId::cuCtxGetId, false);

@@ -66,20 +66,6 @@ impl FromStr for Criticality {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for Criticality {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Criticality {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::text::deserialize(deserializer)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_beyond_its_window_does_not_go_through_a_gate_that_closed_meanwhile() {
+    fn a_launch_beyond_the_window_does_not_pass_a_gate_that_closed_meanwhile() {
         let passes = |then| {
             let (slot, meter) = (GrantSlot::default(), MeterSlot::default());
             slot.set_gate(GateState::Leased, TERMS);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looked_at_the_gate_long_ago_takes_no_later_launch_and_stands_in_nobodys_way() {
+    fn a_thread_that_read_the_gate_long_ago_takes_no_later_launch_and_blocks_nobody() {
         let (slot, only) = (GrantSlot::default(), OnlyLaunch::default());
         slot.set_gate(GateState::Leased, LeaseTerms { window_ns: ONE_LAUNCH, ..TERMS });
         let epoch = slot.gate().epoch;

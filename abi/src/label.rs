@@ -109,20 +109,6 @@ impl fmt::Debug for Labels {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for Labels {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Labels {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        crate::text::deserialize(deserializer)
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -140,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_label_is_refused_with_the_reason() {
+    fn malformed_labels_are_refused_with_the_reason() {
         for text in ["", "team", "=vision", "te am=x", "a=b\nc", "a=\u{7f}", "a=b,"] {
             assert_eq!(text.parse::<Labels>(), Err(LabelError::Malformed), "{text:?}");
         }

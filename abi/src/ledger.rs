@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_of_what_was_held_and_not_of_what_the_driver_refused() {
+    fn the_peak_counts_held_memory_and_none_that_the_driver_refused() {
         let ledger = ledger(2);
         let (one, two) = (ledger.account(0).unwrap(), ledger.account(1).unwrap());
         one.reserve(40, 100, || false).unwrap().commit();
@@ -763,7 +763,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_no_longer_needs_nothing_and_the_least_need_counts() {
+    fn a_need_ends_with_its_wait_and_the_least_need_counts() {
         let gpu = ledger(2);
         let (a, b) = (gpu.account(0).unwrap(), gpu.account(1).unwrap());
         assert!(a.wait_for_room(1).is_none(), "nobody can make room");
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_leaving_counts_and_refuses_nobody() {
+    fn leaving_memory_counts_and_refuses_nobody() {
         let gpu = ledger(2);
         gpu.account(0).unwrap().reserve(100, 100, || false).unwrap().commit();
         let mut leaving = Some(gpu.account(0).unwrap().leave(100));
@@ -822,7 +822,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_freed_of_what_was_leaving_is_gone_and_the_rest_stays() {
+    fn freed_parts_of_leaving_memory_are_gone_and_the_rest_stays() {
         let gpu = ledger(1);
         let account = gpu.account(0).unwrap();
         account.charge(100);
@@ -839,7 +839,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_did_not_free_stays_and_refuses() {
+    fn memory_that_the_driver_did_not_free_stays_and_refuses() {
         let gpu = ledger(1);
         let account = gpu.account(0).unwrap();
         account.charge(60);
@@ -880,7 +880,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_needed_less_than_it_was_promised_goes_back() {
+    fn a_reservation_gives_back_the_part_that_its_request_did_not_need() {
         let gpu = ledger(1);
         let account = gpu.account(0).unwrap();
         account.reserve(100, 100, || false).unwrap().commit_part(30);
@@ -901,7 +901,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_nobody_has_are_looked_at_no_more_unless_something_is_in_them() {
+    fn free_slots_are_read_no_more_unless_memory_is_counted_in_them() {
         let gpu = ledger(8);
         gpu.account(5).unwrap().charge(10);
         gpu.shrink(3..7);
@@ -960,7 +960,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_was_emptied_under_its_owner_counts_what_is_taken_there_afterwards() {
+    fn a_slot_emptied_under_its_owner_counts_memory_taken_afterwards() {
         const LIMIT: u64 = 100;
         for is_committed in [true, false] {
             let gpu = ledger(2);

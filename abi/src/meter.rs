@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_goes_on_from_another_has_what_both_counted() {
+    fn a_page_that_goes_on_from_another_has_the_counts_of_both() {
         let (old, new) = (MeterSlot::default(), MeterSlot::default());
         old.compute_ns.store(100, Ordering::Relaxed);
         old.held_bytes[2].store(50, Ordering::Relaxed);

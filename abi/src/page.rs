@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_kind_major_or_size_is_refused_with_what_was_found() {
+    fn a_page_of_another_kind_major_or_size_is_refused_with_the_values_found() {
         let mut memory = Memory::of::<LedgerPage>();
         let (at, bytes) = memory.at();
         // SAFETY: `memory` outlives the reference, is zeroed, and is long enough. `LedgerPage` is

@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_says_what_was_put_into_it() {
+    fn a_cookie_gives_back_its_parts() {
         let read = |carried| (cookie::entry(carried), cookie::is_sized(carried), cookie::tells(carried));
         assert_eq!(read(cookie::counted(u16::MAX, true)), (65_535, true, false));
         assert_eq!(read(cookie::counted(7, false)), (7, false, false));
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_say_what_was_put_into_them() {
+    fn facts_give_back_their_parts() {
         let read = |word| (facts::status_at(word), facts::kind(word), facts::amount_at(word));
         assert_eq!(read(facts::NONE), (None, facts::NO_MEMORY, 0));
         assert_eq!(read(facts::new(Some(0), facts::MAPS, 8)), (Some(0), facts::MAPS, 8));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_values_are_read() {
         let lock = SeqLock::<3>::default();
         assert_eq!(lock.read(), Some([0, 0, 0]));
         lock.write([1, 2, 3]);

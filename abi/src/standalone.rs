@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_has_one_place_whoever_asks_and_another_gpu_another() {
+    fn a_gpu_has_one_place_for_all_processes_and_another_gpu_another() {
         let page = page();
         assert_eq!(page.place(&uuid(7)), Some(0));
         assert_eq!(page.place(&uuid(3)), Some(1));

@@ -4,24 +4,44 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::str::FromStr;
 
-/// Reads a value from a text, and returns the value.
-///
-/// # Errors
-/// The error of the deserializer, or a custom error if the text is no such value.
-pub fn deserialize<'de, T: FromStr<Err: fmt::Display>, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    struct Visitor<T>(PhantomData<T>);
-    impl<T: FromStr<Err: fmt::Display>> serde::de::Visitor<'_> for Visitor<T> {
-        type Value = T;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a text")
-        }
+use crate::class::Class;
+use crate::criticality::Criticality;
+use crate::label::Labels;
 
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
-            text.parse().map_err(E::custom)
-        }
+/// Reads a value from a text.
+struct Text<T>(PhantomData<T>);
+
+impl<T: FromStr<Err: fmt::Display>> serde::de::Visitor<'_> for Text<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
     }
-    deserializer.deserialize_str(Visitor(PhantomData))
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
 }
+
+/// Makes serde write these types by `Display`, and read them by `FromStr`.
+macro_rules! as_texts {
+    ($($kind:ty),+) => {
+        $(
+            impl Serialize for $kind {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    serializer.collect_str(self)
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $kind {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    deserializer.deserialize_str(Text(PhantomData))
+                }
+            }
+        )+
+    };
+}
+
+as_texts!(Class, Criticality, Labels);

@@ -294,35 +294,22 @@ impl View {
     }
 }
 
-impl Frame for View {
-    const KIND: FrameKind = FrameKind::View;
-    const FIRST_BYTES: usize = 936;
-    fn head(&self) -> &FrameHead {
-        &self.head
-    }
+/// Makes these types frames, each with its size in the first minor version, bytes.
+macro_rules! frames {
+    ($($frame:ident: $first_bytes:literal),+) => {
+        $(
+            impl Frame for $frame {
+                const KIND: FrameKind = FrameKind::$frame;
+                const FIRST_BYTES: usize = $first_bytes;
+                fn head(&self) -> &FrameHead {
+                    &self.head
+                }
+            }
+        )+
+    };
 }
 
-impl Frame for Hello {
-    const KIND: FrameKind = FrameKind::Hello;
-    const FIRST_BYTES: usize = 832;
-    fn head(&self) -> &FrameHead {
-        &self.head
-    }
-}
-impl Frame for Welcome {
-    const KIND: FrameKind = FrameKind::Welcome;
-    const FIRST_BYTES: usize = 112;
-    fn head(&self) -> &FrameHead {
-        &self.head
-    }
-}
-impl Frame for Refusal {
-    const KIND: FrameKind = FrameKind::Refusal;
-    const FIRST_BYTES: usize = 504;
-    fn head(&self) -> &FrameHead {
-        &self.head
-    }
-}
+frames!(Hello: 832, Welcome: 112, Refusal: 504, View: 936);
 
 impl Hello {
     /// Returns a hello without wishes and GPUs.
@@ -499,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_versions_and_kinds_are_refused_with_what_was_found() {
+    fn other_bytes_versions_and_kinds_are_refused_with_the_values_found() {
         assert_eq!(decode::<Hello>(b"").err(), Some(FrameError::Malformed));
         assert_eq!(decode::<Hello>(&[0xA5; size_of::<Hello>()]).err(), Some(FrameError::Malformed));
         assert_eq!(
@@ -562,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_frame_of_an_older_minor_version_is_read_with_zeros_for_what_it_lacks() {
+    fn a_shorter_frame_of_an_older_minor_version_is_read_with_zeros_for_missing_fields() {
         let grown = Grown { head: FrameHead::of::<Grown>(), first: 7, added: 9 };
         for (bytes, added) in [(32, 9), (24, 0)] {
             let back = decode::<Grown>(&resized(&grown, MINOR - 1, bytes)).unwrap();

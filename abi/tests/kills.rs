@@ -150,7 +150,7 @@ fn a_session_killed_while_it_reserves_and_commits_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_session_killed_while_it_takes_a_part_of_what_it_was_promised_leaves_nothing_behind() {
+fn a_session_killed_while_it_takes_a_part_of_its_reservation_leaves_nothing_behind() {
     let reserve_and_commit_part = |ledger: &LedgerGpu| {
         let account = ledger.account(VICTIM).unwrap();
         account.reserve(30, LIMIT_BYTES, || false).unwrap().commit_part(10);

@@ -145,6 +145,14 @@ fn start(controller: &Controller, part: &str) -> (Client, support::Connection) {
     (client, connection)
 }
 
+/// Lets a client launch once and end. Returns the text that the client wrote to stderr.
+#[track_caller]
+fn launches_once(mut client: Client) -> String {
+    assert_eq!(client.answer(), "ready");
+    client.gives(CUDA_SUCCESS);
+    client.finish()
+}
+
 #[test]
 fn every_launch_is_counted_and_timed_and_the_meter_comes_to_rest() {
     let controller = Controller::new();
@@ -152,8 +160,7 @@ fn every_launch_is_counted_and_timed_and_the_meter_comes_to_rest() {
     assert_eq!(connection.hello.gpus().len(), 1);
     assert!(wire::text(&connection.hello.client).is_some_and(|line| line.starts_with("session-")));
     assert_eq!(connection.hello.pid, client.pid());
-    client.go();
-    assert_eq!(client.answer(), "launched");
+    client.gives("launched");
     let meter = controller.meter();
     until("all is complete", || !meter.read().in_flight && meter.read().kernel_launches == LAUNCHES);
     let reading = meter.read();
@@ -186,12 +193,11 @@ fn a_closed_gate_holds_a_launch_back_rings_and_lets_it_go_when_it_opens() {
 }
 
 #[test]
-fn who_launches_after_a_rest_rings_though_the_gate_is_open() {
+fn a_client_that_launches_after_a_rest_rings_though_the_gate_is_open() {
     let controller = Controller::new();
     let (mut client, _connection) = start(&controller, "launch on");
     let rings = |client: &mut Client| {
-        client.go();
-        assert_eq!(client.answer(), "launched");
+        client.gives("launched");
         until("all is complete", || !controller.meter().read().in_flight);
         controller.rings()
     };
@@ -238,8 +244,7 @@ fn a_stopped_heart_opens_the_gate_or_refuses_as_configured() {
         let (mut client, _connection) = start(&controller, "launch once");
         controller.beat.beat(controller.gpu(), now_ns());
         controller.set_gate(GateState::Closed, LeaseTerms::default());
-        client.go();
-        assert_eq!(client.answer(), expected.to_string());
+        client.gives(expected);
         assert_eq!(controller.meter().read().waiters, 0);
     }
 }
@@ -262,13 +267,11 @@ fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
     let mut controller = Controller::new();
     let (mut client, connection) = start(&controller, "launch on");
     assert_eq!(connection.hello.sessions_before, 0);
-    client.go();
-    assert_eq!(client.answer(), "launched");
+    client.gives("launched");
     until("all is complete", || !controller.meter().read().in_flight);
     // The client launches on while there is no controller.
     drop(connection);
-    client.go();
-    assert_eq!(client.answer(), "launched");
+    client.gives("launched");
     controller.restart();
     let again = controller.welcome();
     assert_eq!(again.hello.sessions_before, 1);
@@ -276,20 +279,18 @@ fn a_client_finds_a_controller_that_came_back_and_its_meter_goes_on() {
     assert_eq!(controller.meter().read().kernel_launches, 2 * LAUNCHES);
     let brought_ns = controller.meter().read().compute_ns;
     assert!(brought_ns > 0);
-    client.go();
-    assert_eq!(client.answer(), "launched");
+    client.gives("launched");
     until("the new session meters", || controller.meter().read().kernel_launches == 3 * LAUNCHES);
     until("all is complete", || !controller.meter().read().in_flight);
     assert!(controller.meter().read().compute_ns > brought_ns);
 }
 
 #[test]
-fn what_is_held_moves_to_the_ledger_of_a_controller_that_came_back() {
+fn held_memory_moves_to_the_ledger_of_a_controller_that_came_back() {
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
     let (mut client, connection) = start(&controller, "hold");
-    client.go();
-    assert_eq!(client.answer(), "held");
+    client.gives("held");
     let held = |controller: &Controller| {
         let ledger = controller.ledger.gpu(controller.gpu()).unwrap().held_bytes();
         (ledger, controller.meter().read().held_bytes.iter().sum::<u64>())
@@ -299,39 +300,34 @@ fn what_is_held_moves_to_the_ledger_of_a_controller_that_came_back() {
     controller.restart();
     let connection = controller.welcome();
     until("it moved", || held(&controller) == (8 << 20, 2 << 20));
-    client.go();
-    assert_eq!(client.answer(), "freed");
+    client.gives("freed");
     assert_eq!(held(&controller), (2 << 20, 2 << 20));
     drop(connection);
     controller.restart();
     let _again = controller.welcome();
     until("it moved", || held(&controller) == (2 << 20, 2 << 20));
-    client.go();
-    assert_eq!(client.answer(), "freed");
+    client.gives("freed");
     assert_eq!(held(&controller), (0, 0));
 }
 
 #[test]
-fn what_is_held_counts_once_with_a_controller_that_lost_the_session_and_lives() {
+fn held_memory_counts_once_with_a_controller_that_lost_the_session_and_lives() {
     let mut controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
     let (mut client, connection) = start(&controller, "hold");
     // The controller emptied the account when the connection ended. The client now allocates memory
     // without a session.
     drop(connection);
-    client.go();
-    assert_eq!(client.answer(), "held");
+    client.gives("held");
     let ledger = controller.ledger.gpu(controller.gpu()).unwrap();
     assert_eq!(ledger.account(1).unwrap().held_bytes(), 8 << 20);
     controller.take_back();
     let _connection = controller.welcome();
     let by_slot = || [1, 2].map(|slot| ledger.account(slot).unwrap().held_bytes());
     until("it moved", || by_slot() == [0, 8 << 20]);
-    client.go();
-    assert_eq!(client.answer(), "freed");
+    client.gives("freed");
     assert_eq!(by_slot(), [0, 2 << 20]);
-    client.go();
-    assert_eq!(client.answer(), "freed");
+    client.gives("freed");
     assert_eq!(by_slot(), [0, 0]);
 }
 
@@ -372,26 +368,23 @@ fn a_controller_of_another_minor_version_is_understood() {
     welcome.gpu_index[0] = controller.gpu() as u8;
     controller.answer(&connection, &of_version(welcome.as_bytes(), MAJOR, MINOR + 5, 100));
     assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
     until("it meters", || controller.meter().read().kernel_launches == 1);
     assert_eq!(client.finish(), "");
 }
 
 #[test]
-fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
+fn a_controller_of_another_major_version_is_reported_once_and_the_job_runs() {
     let mut controller = Controller::new();
     let (mut client, connection) = start(&controller, "launch on");
-    client.go();
-    assert_eq!(client.answer(), "launched");
+    client.gives("launched");
     // An administrator upgrades the daemon under a running job.
     controller.restart();
     drop(connection);
     let newer = Refusal::new(RefusalKind::Version, "in whatever way another version says it");
     controller.refuse_with(&of_version(newer.as_bytes(), MAJOR + 1, 0, 0));
     for _ in 0..3 {
-        client.go();
-        assert_eq!(client.answer(), "launched");
+        client.gives("launched");
     }
     // The client's meter thread reads the answer at its own pace.
     std::thread::sleep(Duration::from_millis(500));
@@ -401,38 +394,26 @@ fn a_controller_of_another_major_version_is_told_of_once_and_the_job_runs() {
         assert!(errors.contains(part), "{errors}");
     }
     // A client that starts under the upgraded daemon gets the same refusal.
-    let mut client = controller.client("launch once");
+    let client = controller.client("launch once");
     controller.refuse_with(&of_version(newer.as_bytes(), MAJOR + 1, 0, 0));
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    let errors = client.finish();
+    let errors = launches_once(client);
     assert_eq!(errors.lines().count(), 1, "{errors}");
     assert!(errors.contains("same deepres release") && errors.contains("unmetered"), "{errors}");
 }
 
 #[test]
-fn a_daemon_that_is_just_going_down_is_waited_for() {
-    let controller = Controller::new();
-    let mut client = controller.client("launch once");
-    controller.refuse_with(Refusal::new(RefusalKind::Stopping, "going down").as_bytes());
-    let _connection = controller.welcome();
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert_eq!(client.finish(), "");
-}
-
-#[test]
-fn a_daemon_that_ends_before_it_answers_is_waited_for() {
-    let controller = Controller::new();
-    let mut client = controller.client("launch once");
-    drop(controller.accept());
-    let _connection = controller.welcome();
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert_eq!(client.finish(), "");
+fn a_daemon_that_is_going_down_or_ends_before_it_answers_is_waited_for() {
+    let goes_down = |controller: &Controller| {
+        controller.refuse_with(Refusal::new(RefusalKind::Stopping, "going down").as_bytes());
+    };
+    let ends = |controller: &Controller| drop(controller.accept());
+    for answers in [goes_down as fn(&Controller), ends] {
+        let controller = Controller::new();
+        let client = controller.client("launch once");
+        answers(&controller);
+        let _connection = controller.welcome();
+        assert_eq!(launches_once(client), "");
+    }
 }
 
 #[test]
@@ -440,23 +421,18 @@ fn an_open_gate_is_none_without_a_controller_if_launches_are_to_fail_then() {
     let mut controller = Controller::new();
     controller.grant.set_session(77, 100_000_000, FailMode::Closed);
     let (mut client, connection) = start(&controller, "launch until");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
     // The heartbeat stops while the gate is open.
     controller.beat.beat(controller.gpu(), now_ns());
-    client.go();
-    assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
+    client.gives(CUDA_ERROR_NOT_PERMITTED);
     controller.beat.beat(controller.gpu(), now_ns() + 3_600_000_000_000);
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
     // The connection ends.
     drop(connection);
-    client.go();
-    assert_eq!(client.answer(), CUDA_ERROR_NOT_PERMITTED.to_string());
+    client.gives(CUDA_ERROR_NOT_PERMITTED);
     controller.restart();
     let _again = controller.welcome();
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
 }
 
 #[test]
@@ -464,8 +440,8 @@ fn a_forked_child_goes_unmetered_and_leaves_the_parents_session_alone() {
     let controller = Controller::new();
     let (mut client, connection) = start(&controller, "fork");
     controller.set_gate(GateState::Closed, LeaseTerms::default());
-    client.go();
-    assert_eq!(client.answer(), "0", "the child neither waits nor fails");
+    // The child neither waits nor fails.
+    client.gives(0);
     assert_eq!(controller.meter().read().waiters, 0);
     controller.set_gate(GateState::Open, LeaseTerms::default());
     client.go();
@@ -478,8 +454,7 @@ fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged
     let controller = Controller::new();
     controller.slot().set_memory_limit(LIMIT_BYTES);
     let (mut client, _connection) = start(&controller, "memory");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
     assert_eq!(client.answer(), CUDA_ERROR_OUT_OF_MEMORY.to_string());
     assert_eq!(client.answer(), format!("0 of {LIMIT_BYTES}"));
     assert_eq!(client.answer(), format!("{LIMIT_BYTES} of {LIMIT_BYTES}"));
@@ -496,12 +471,9 @@ fn a_tenant_sees_its_own_part_of_the_memory_and_frees_give_back_what_was_charged
 #[test]
 fn a_refusal_is_told_once_and_the_job_runs() {
     let controller = Controller::new();
-    let mut client = controller.client("launch once");
+    let client = controller.client("launch once");
     controller.refuse("no room for you");
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    let errors = client.finish();
+    let errors = launches_once(client);
     assert_eq!(errors.lines().count(), 1, "{errors}");
     assert!(errors.starts_with("deepres: ") && errors.contains("no room for you"), "{errors}");
 }
@@ -519,32 +491,24 @@ fn a_session_is_announced_before_it_begins_and_the_announcement_ends_once_it_has
     controller.say_welcome(&begun);
     assert_eq!(client.answer(), "ready");
     assert!(announced.has_ended());
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
+    client.gives(CUDA_SUCCESS);
     client.finish();
 }
 
 #[test]
-fn a_controller_that_does_not_know_announcements_refuses_them_and_nobody_hears_of_it() {
+fn a_controller_without_announcements_refuses_them_and_no_message_tells_of_it() {
     let controller = Controller::new();
-    let mut client = controller.client("launch once");
+    let client = controller.client("launch once");
     let announced = controller.accept_any();
     controller.say_no(announced, "4 is no role");
     let _session = controller.welcome();
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    let errors = client.finish();
+    let errors = launches_once(client);
     assert!(!errors.contains("no role"), "{errors}");
 }
 
 #[test]
 fn without_a_daemon_and_without_being_asked_nothing_is_said() {
-    let mut client = Client::start("launch once", |_| {});
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert_eq!(client.finish(), "");
+    assert_eq!(launches_once(Client::start("launch once", |_| {})), "");
 }
 
 #[test]
@@ -562,12 +526,9 @@ fn a_daemon_that_was_asked_for_and_is_not_there_is_one_line() {
 #[test]
 fn the_kill_switch_leaves_the_driver_to_the_client() {
     let controller = Controller::new();
-    let mut client = Client::start("launch once", |command| {
+    let client = Client::start("launch once", |command| {
         command.env("DEEPRES_DISABLE", "1").env("DEEPRES_SHARE", "abc");
     });
-    assert_eq!(client.answer(), "ready");
-    client.go();
-    assert_eq!(client.answer(), CUDA_SUCCESS.to_string());
-    assert_eq!(client.finish(), "");
+    assert_eq!(launches_once(client), "");
     assert_eq!(controller.meter().read().kernel_launches, 0);
 }

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_workspace_takes_over_what_the_build_of_xtask_made() {
+    fn the_workspace_takes_over_the_files_that_the_build_of_xtask_made() {
         let features = |packages: &[&str]| -> BTreeSet<String> {
             let mut tree = cargo();
             tree.args(["tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p} with {f}"]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn installing_leaves_the_old_file_to_those_who_hold_it() {
+    fn installing_leaves_the_old_file_to_processes_that_have_it_open() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("from"), folder.path().join("inner/to"));
         fs::write(&from, "old").unwrap();

@@ -43,7 +43,7 @@ enum Reach {
     Whole,
     /// The client up to the end of its look-ups.
     LookUps,
-    /// The same as [`Self::LookUps`], for a client that takes gigabytes.
+    /// The client up to the end of its look-ups. The client takes gigabytes.
     Large,
 }
 
@@ -87,24 +87,24 @@ const ROWS: &[Row] = &[
     Row {
         client: "cuda.bindings with cuda.core",
         version: Version::Pinned { file: CLIENTS, package: "cuda-bindings" },
-        run: "the same",
-        result: "the same; the limit is its `CUDAError`",
+        run: "kernels in two streams, pinned memory, events, all the memory there is",
+        result: "launches and GPU time are counted; the limit is its `CUDAError`; every look-up gets a hook",
         reach: Reach::Whole,
         test: "clients::cuda_bindings",
     },
     Row {
         client: "PyCUDA",
         version: Version::Pinned { file: "requirements-pycuda.txt", package: "pycuda" },
-        run: "the same in one stream",
-        result: "the same; the limit is its `MemoryError`",
+        run: "kernels in one stream, pinned memory, events, all the memory there is",
+        result: "launches and GPU time are counted; the limit is its `MemoryError`",
         reach: Reach::Whole,
         test: "clients::pycuda",
     },
     Row {
         client: "cudarc (Rust)",
         version: Version::Locked("cudarc"),
-        run: "the same",
-        result: "the same; the limit is its `CUDA_ERROR_OUT_OF_MEMORY`",
+        run: "kernels in two streams, pinned memory, events, all the memory there is",
+        result: "launches and GPU time are counted; the limit is its `CUDA_ERROR_OUT_OF_MEMORY`; every look-up gets a hook",
         reach: Reach::Whole,
         test: "clients::cudarc",
     },

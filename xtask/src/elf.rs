@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_elf() {
+    fn refuses_files_that_are_not_elf() {
         assert!(newest_glibc(b"#!/bin/sh").is_err());
     }
 }

@@ -52,8 +52,7 @@ enum Task {
     /// Run tests under AddressSanitizer and ThreadSanitizer
     Sanitize(sanitize::Options),
     /// Measure the costs of deepres
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    Bench(bench::Options),
     /// Check that a CUDA driver behaves as deepres and its simulated GPU assume
     ///
     /// Checks this machine's driver if there is one, or else the simulated one. Prints a line for
@@ -83,7 +82,7 @@ fn main() -> Result<ExitCode> {
         Task::Test(options) => return test::run(&options),
         Task::Fuzz(options) => fuzz::run(&options)?,
         Task::Sanitize(options) => sanitize::run(&options)?,
-        Task::Bench(bench) => bench::run(&bench)?,
+        Task::Bench(options) => bench::run(&options)?,
         Task::Conformance(options) => conformance::run(&options)?,
         Task::Compatibility(options) => compatibility::run(&options)?,
         Task::Dist => drop(dist::run()?),

@@ -11,6 +11,8 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
+use super::beside;
+
 const TENANTS: usize = 2;
 /// A lease that does not expire.
 const TERMS: LeaseTerms = LeaseTerms { epoch: 0, expires_ns: u64::MAX, window_ns: u64::MAX, spin_ns: 0 };
@@ -256,8 +258,7 @@ fn two_tenants(state: GateState, habit: Habit) {
         let world = World::new();
         world.set_gate(0, state, TERMS);
         let tenants = [0, 1].map(|tenant| {
-            let world = Arc::clone(&world);
-            thread::spawn(move || {
+            beside(&world, move |world| {
                 world.launch(tenant);
                 world.finish();
             })
@@ -302,10 +303,7 @@ fn a_thread_on_its_way_through_the_gate_never_looks_as_if_it_wanted_nothing() {
         world.set_gate(0, GateState::Open, TERMS);
         let meter = &world.tenants[0].meter;
         meter.enter_wait();
-        let controller = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || assert!(world.tenants[0].meter.read().wants()))
-        };
+        let controller = beside(&world, |world| assert!(world.tenants[0].meter.read().wants()));
         let launching = meter.start_launching();
         meter.leave_wait();
         meter.set_in_flight();
@@ -315,22 +313,19 @@ fn a_thread_on_its_way_through_the_gate_never_looks_as_if_it_wanted_nothing() {
 }
 
 #[test]
-fn what_was_launched_while_all_before_it_completed_stays_in_flight() {
+fn a_launch_stays_in_flight_although_all_before_it_completed_meanwhile() {
     loom::model(|| {
         let world = World::new();
         let meter = &world.tenants[0].meter;
         meter.set_in_flight();
         let seen = meter.in_flight().unwrap();
-        let launcher = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || {
-                let meter = &world.tenants[0].meter;
-                let launching = meter.start_launching();
-                meter.set_in_flight();
-                drop(launching);
-                assert!(meter.read().in_flight);
-            })
-        };
+        let launcher = beside(&world, |world| {
+            let meter = &world.tenants[0].meter;
+            let launching = meter.start_launching();
+            meter.set_in_flight();
+            drop(launching);
+            assert!(meter.read().in_flight);
+        });
         meter.settle(seen);
         launcher.join().unwrap();
         assert!(meter.read().in_flight);
@@ -338,17 +333,14 @@ fn what_was_launched_while_all_before_it_completed_stays_in_flight() {
 }
 
 #[test]
-fn whoever_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
+fn a_launch_that_waits_at_an_expired_lease_goes_on_once_it_is_renewed() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
         let world = World::new();
         world.set_gate(0, GateState::Leased, LeaseTerms { expires_ns: 10, ..TERMS });
         world.now_ns.store(10, Relaxed);
-        let tenant = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.launch(0))
-        };
+        let tenant = beside(&world, |world| world.launch(0));
         // The tenant rings when it finds that the lease has expired.
         world.bell.heard();
         world.tenants[0].slot.renew(TERMS);
@@ -368,9 +360,7 @@ fn of_the_threads_that_come_to_leases_of_one_launch_one_a_lease_goes() {
         slot.set_gate(GateState::Leased, once);
         let first = slot.gate().epoch;
         let threads = [(); 2].map(|()| {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                let (slot, only) = &*shared;
+            beside(&shared, |(slot, only)| {
                 let epoch = slot.gate().epoch;
                 (epoch, only.take(slot, epoch))
             })
@@ -397,18 +387,15 @@ fn waiters_outlive_a_controller_that_dies_at_any_step() {
         model.check(move || {
             let world = World::new();
             world.set_gate(0, GateState::Closed, TERMS);
-            let waiter = {
-                let world = Arc::clone(&world);
-                thread::spawn(move || {
-                    let Tenant { slot, meter, .. } = &world.tenants[0];
-                    let mut process = Thread { world: &world, tenant: 0 };
-                    match gate::wait(slot, meter, &mut process, 1) {
-                        Ok(_) => assert_eq!(slot.gate().state, GateState::Open),
-                        Err(ControllerGone) => {}
-                    }
-                    assert_eq!(meter.read().waiters, 0);
-                })
-            };
+            let waiter = beside(&world, |world| {
+                let Tenant { slot, meter, .. } = &world.tenants[0];
+                let mut process = Thread { world, tenant: 0 };
+                match gate::wait(slot, meter, &mut process, 1) {
+                    Ok(_) => assert_eq!(slot.gate().state, GateState::Open),
+                    Err(ControllerGone) => {}
+                }
+                assert_eq!(meter.read().waiters, 0);
+            });
             if steps > 0 {
                 world.tenants[0].slot.set_gate(GateState::Open, TERMS);
             }

@@ -5,6 +5,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
+use super::beside;
+
 /// A request that waits for others stops after so many tries.
 const TRIES: u32 = 2;
 
@@ -33,10 +35,7 @@ fn take(gpu: &LedgerGpu, slot: usize, bytes: u64, limit_bytes: u64) -> Result<()
 fn race_for_the_last_bytes(mine: usize, theirs: usize) {
     loom::model(move || {
         let gpu = ledger(mine.max(theirs) + 1);
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || take(&gpu, theirs, 6, 10).is_ok())
-        };
+        let other = beside(&gpu, move |gpu| take(gpu, theirs, 6, 10).is_ok());
         let is_mine = take(&gpu, mine, 6, 10).is_ok();
         let is_theirs = other.join().unwrap();
         assert!(!(is_mine && is_theirs), "both cannot fit");
@@ -59,15 +58,12 @@ fn two_threads_of_one_session_never_pass_the_limit() {
 fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_with_another() {
     loom::model(|| {
         let gpu = ledger(2);
-        let newcomer = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || {
-                // The daemon does this for a new session.
-                gpu.shrink(1..2);
-                gpu.open(1).unwrap();
-                take(&gpu, 1, 6, 10).is_ok()
-            })
-        };
+        let newcomer = beside(&gpu, |gpu| {
+            // The daemon does this for a new session.
+            gpu.shrink(1..2);
+            gpu.open(1).unwrap();
+            take(gpu, 1, 6, 10).is_ok()
+        });
         let is_mine = take(&gpu, 0, 6, 10).is_ok();
         let is_theirs = newcomer.join().unwrap();
         assert!(!(is_mine && is_theirs), "both cannot fit");
@@ -76,14 +72,11 @@ fn a_session_in_a_slot_that_nobody_looked_at_meanwhile_never_passes_the_limit_wi
 }
 
 #[test]
-fn what_a_request_needed_less_than_it_was_promised_never_stays() {
+fn the_part_of_a_reservation_that_was_not_needed_never_stays() {
     loom::model(|| {
         let gpu = ledger(1);
         let reservation = gpu.account(0).unwrap().reserve(6, 10, || false).unwrap();
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || gpu.staying_at_one_moment())
-        };
+        let other = beside(&gpu, |gpu| gpu.staying_at_one_moment());
         reservation.commit_part(2);
         assert!(other.join().unwrap().is_none_or(|bytes| bytes <= 2), "four were never taken");
     });
@@ -94,24 +87,18 @@ fn bytes_on_their_way_from_pending_to_held_are_never_missed() {
     loom::model(|| {
         let gpu = ledger(2);
         let reservation = gpu.account(0).unwrap().reserve(6, 10, || false).unwrap();
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || take(&gpu, 1, 6, 10).is_ok())
-        };
+        let other = beside(&gpu, |gpu| take(gpu, 1, 6, 10).is_ok());
         reservation.commit();
         assert!(!other.join().unwrap(), "six are held or pending at every moment");
     });
 }
 
 #[test]
-fn what_a_session_gives_back_and_takes_again_is_never_missed() {
+fn memory_that_a_session_gives_back_and_takes_again_is_never_missed() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 6, 10).unwrap();
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || take(&gpu, 1, 5, 10).is_ok())
-        };
+        let other = beside(&gpu, |gpu| take(gpu, 1, 5, 10).is_ok());
         // The tenant always holds at least six bytes. The driver took two more bytes by itself, and
         // gives them back at once.
         let account = gpu.account(0).unwrap();
@@ -122,20 +109,17 @@ fn what_a_session_gives_back_and_takes_again_is_never_missed() {
 }
 
 #[test]
-fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
+fn memory_that_moves_between_two_sessions_refuses_nothing_to_a_third() {
     // The tenant's limit is ten bytes, and it holds five at every moment.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
         let gpu = ledger(3);
         take(&gpu, 0, 5, 10).unwrap();
-        let mover = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || {
-                gpu.account(0).unwrap().release(5);
-                gpu.account(2).unwrap().charge(5);
-            })
-        };
+        let mover = beside(&gpu, |gpu| {
+            gpu.account(0).unwrap().release(5);
+            gpu.account(2).unwrap().charge(5);
+        });
         let account = gpu.account(1).unwrap();
         let mut tries = 1;
         let goes_on = || {
@@ -153,7 +137,7 @@ fn what_moves_from_one_session_to_another_is_not_in_a_thirds_way() {
 }
 
 #[test]
-fn what_is_leaving_is_given_to_nobody_before_it_is_released() {
+fn leaving_memory_is_given_to_nobody_before_it_is_released() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 6, 10).unwrap();
@@ -175,23 +159,20 @@ fn what_is_leaving_is_given_to_nobody_before_it_is_released() {
 }
 
 #[test]
-fn only_what_stays_refuses_at_once() {
+fn only_memory_that_stays_refuses_at_once() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 6, 10).unwrap();
         let leaving = gpu.account(0).unwrap().leave(6);
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || {
-                let mut looks = 0;
-                let goes_on = || {
-                    looks += 1;
-                    false
-                };
-                let is_given = gpu.account(1).unwrap().reserve(10, 10, goes_on).map(drop).is_ok();
-                assert!(is_given || looks == 1, "it was asked whether to wait");
-            })
-        };
+        let other = beside(&gpu, |gpu| {
+            let mut looks = 0;
+            let goes_on = || {
+                looks += 1;
+                false
+            };
+            let is_given = gpu.account(1).unwrap().reserve(10, 10, goes_on).map(drop).is_ok();
+            assert!(is_given || looks == 1, "it was asked whether to wait");
+        });
         leaving.finish();
         other.join().unwrap();
         take(&gpu, 1, 10, 10).unwrap();
@@ -205,10 +186,7 @@ fn the_memory_of_a_dead_session_comes_back_whole_and_once() {
         take(&gpu, 0, 4, 10).unwrap();
         // The session died in the middle of a request.
         std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || false).unwrap());
-        let controller = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || assert_eq!(gpu.clear(0), Some(4)))
-        };
+        let controller = beside(&gpu, |gpu| assert_eq!(gpu.clear(0), Some(4)));
         // This request does not fit beside the dead session's bytes.
         let early = take(&gpu, 1, 10, 10).is_ok();
         controller.join().unwrap();
@@ -226,14 +204,11 @@ fn a_slot_that_is_given_out_again_begins_empty() {
         let gpu = ledger(2);
         take(&gpu, 0, 4, 10).unwrap();
         std::mem::forget(gpu.account(0).unwrap().reserve(3, 10, || false).unwrap());
-        let controller = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || {
-                gpu.clear(0).unwrap();
-                gpu.open(0).unwrap();
-                take(&gpu, 0, 4, 10)
-            })
-        };
+        let controller = beside(&gpu, |gpu| {
+            gpu.clear(0).unwrap();
+            gpu.open(0).unwrap();
+            take(gpu, 0, 4, 10)
+        });
         let mine = take(&gpu, 1, 6, 10).is_ok();
         let next = controller.join().unwrap().is_ok();
         let expected = if mine { 6 } else { 0 } + if next { 4 } else { 0 };
@@ -242,14 +217,11 @@ fn a_slot_that_is_given_out_again_begins_empty() {
 }
 
 #[test]
-fn a_limit_that_is_lowered_binds_whoever_reads_it_afterwards() {
+fn a_lowered_limit_binds_every_later_reader() {
     loom::model(|| {
         let gpu = ledger(2);
         let limit_bytes = Arc::new(AtomicU64::new(10));
-        let administrator = {
-            let limit_bytes = Arc::clone(&limit_bytes);
-            thread::spawn(move || limit_bytes.store(5, Ordering::Release))
-        };
+        let administrator = beside(&limit_bytes, |limit_bytes| limit_bytes.store(5, Ordering::Release));
         let other = {
             let (gpu, limit_bytes) = (Arc::clone(&gpu), Arc::clone(&limit_bytes));
             thread::spawn(move || {
@@ -270,15 +242,12 @@ fn a_limit_that_is_lowered_binds_whoever_reads_it_afterwards() {
 }
 
 #[test]
-fn what_leaves_one_session_and_is_another_ones_is_counted_once_though_others_stay_after_all() {
+fn memory_that_leaves_one_session_for_another_is_counted_once_although_other_memory_stays() {
     loom::model(|| {
         let gpu = ledger(2);
         take(&gpu, 0, 6, 10).unwrap();
         take(&gpu, 1, 3, 10).unwrap();
-        let other = {
-            let gpu = Arc::clone(&gpu);
-            thread::spawn(move || gpu.staying_at_one_moment())
-        };
+        let other = beside(&gpu, |gpu| gpu.staying_at_one_moment());
         // The driver frees three bytes of one session. Three bytes of the other session stay,
         // although the session told the driver to free them.
         let [from, to] = [0, 1].map(|slot| gpu.account(slot).unwrap());

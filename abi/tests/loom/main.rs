@@ -13,3 +13,12 @@ mod meter;
 mod seqlock;
 mod standalone;
 mod tally;
+
+use loom::sync::Arc;
+use loom::thread::{self, JoinHandle};
+
+/// Runs `act` on shared memory in another thread.
+fn beside<S: 'static, T: 'static>(shared: &Arc<S>, act: impl FnOnce(&S) -> T + 'static) -> JoinHandle<T> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || act(&shared))
+}

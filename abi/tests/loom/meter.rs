@@ -2,7 +2,8 @@
 
 use deepres_abi::meter::{INTERVALS, Intervals};
 use loom::sync::Arc;
-use loom::thread;
+
+use super::beside;
 
 /// Returns the end of the interval that begins at `start_ns`.
 fn end_of(start_ns: u64) -> u64 {
@@ -16,21 +17,18 @@ fn no_interval_is_told_twice_in_a_wrong_order_or_mixed_with_another() {
         let intervals = Arc::new(Intervals::default());
         // loom remembers only the last access to each word, and a writer reads before it writes. So
         // loom finds more interleavings if the other thread is the reader.
-        let reader = {
-            let intervals = Arc::clone(&intervals);
-            thread::spawn(move || {
-                let (mut since, mut last_ns) = (0, 0);
-                let mut look = || {
-                    since = intervals.since(since, |start_ns, end_ns| {
-                        assert_eq!(end_ns, end_of(start_ns), "of two intervals");
-                        assert!(start_ns > last_ns, "{start_ns} after {last_ns}");
-                        last_ns = start_ns;
-                    });
-                };
-                look();
-                look();
-            })
-        };
+        let reader = beside(&intervals, |intervals| {
+            let (mut since, mut last_ns) = (0, 0);
+            let mut look = || {
+                since = intervals.since(since, |start_ns, end_ns| {
+                    assert_eq!(end_ns, end_of(start_ns), "of two intervals");
+                    assert!(start_ns > last_ns, "{start_ns} after {last_ns}");
+                    last_ns = start_ns;
+                });
+            };
+            look();
+            look();
+        });
         (1..=ADDED).for_each(|number| intervals.add(number, end_of(number)));
         reader.join().unwrap();
         let mut last = None;

@@ -3,19 +3,17 @@
 use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::seqlock::SeqLock;
 use loom::sync::Arc;
-use loom::thread;
+
+use super::beside;
 
 #[test]
 fn a_reader_never_sees_half_a_write() {
     loom::model(|| {
         let lock = Arc::new(SeqLock::<2>::default());
-        let writer = {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || {
-                lock.write([1, 1]);
-                lock.write([2, 2]);
-            })
-        };
+        let writer = beside(&lock, |lock| {
+            lock.write([1, 1]);
+            lock.write([2, 2]);
+        });
         if let Some([a, b]) = lock.read() {
             assert_eq!(a, b);
         }
@@ -37,14 +35,8 @@ fn two_readers_each_see_writes_in_their_order() {
                 assert!(first <= second, "a reader goes back in time");
             }
         };
-        let reader = {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || read_twice(&lock))
-        };
-        let writer = {
-            let lock = Arc::clone(&lock);
-            thread::spawn(move || lock.write([1]))
-        };
+        let reader = beside(&lock, read_twice);
+        let writer = beside(&lock, |lock| lock.write([1]));
         read_twice(&lock);
         reader.join().unwrap();
         writer.join().unwrap();
@@ -55,17 +47,12 @@ fn two_readers_each_see_writes_in_their_order() {
 fn terms_read_after_a_leased_gate_are_that_lease_or_visibly_another() {
     loom::model(|| {
         let slot = Arc::new(GrantSlot::default());
-        let controller = {
-            let slot = Arc::clone(&slot);
-            thread::spawn(move || {
-                for lease in 1..=2 {
-                    slot.set_gate(
-                        GateState::Leased,
-                        LeaseTerms { expires_ns: lease, window_ns: lease, ..LeaseTerms::default() },
-                    );
-                }
-            })
-        };
+        let controller = beside(&slot, |slot| {
+            for lease in 1..=2 {
+                let terms = LeaseTerms { expires_ns: lease, window_ns: lease, ..LeaseTerms::default() };
+                slot.set_gate(GateState::Leased, terms);
+            }
+        });
         let gate = slot.gate();
         if gate.state == GateState::Leased
             && let Some(terms) = slot.terms()

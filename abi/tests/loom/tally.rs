@@ -5,6 +5,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 
+use super::beside;
+
 /// The number of launches in a segment.
 const LENGTH: u32 = 2;
 const PREEMPTIONS: usize = 3;
@@ -102,10 +104,7 @@ fn each_launch_is_accounted_for_once(launches: u64, other: impl Fn(&Lane) + Copy
     model.preemption_bound = Some(PREEMPTIONS);
     model.check(move || {
         let lane = Arc::new(Lane::default());
-        let meter = {
-            let lane = Arc::clone(&lane);
-            thread::spawn(move || other(&lane))
-        };
+        let meter = beside(&lane, other);
         (0..launches).for_each(|number| lane.launch(number));
         meter.join().unwrap();
         lane.close();
@@ -128,7 +127,7 @@ fn each_launch_is_accounted_for_once_however_segments_are_closed() {
 }
 
 #[test]
-fn each_launch_is_accounted_for_once_where_both_threads_settle_what_came_late() {
+fn each_launch_is_accounted_for_once_where_both_threads_settle_late_ones() {
     each_launch_is_accounted_for_once(3, |lane| {
         lane.close();
         lane.settle();

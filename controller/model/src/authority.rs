@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_users_other_tenants_have_of_a_cap_is_not_to_be_had_again() {
+    fn parts_of_a_cap_that_other_tenants_have_are_not_given_again() {
         let left = Part { share_ppm: 200_000, cap_ppm: 200_000, memory_bytes: 1 << 20 };
         let wish = asked(300_000, 1 << 29, Class::Fair);
         let granted = grant(&wish, &Wish::default(), CAPS, &left, true);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_within_the_caps_is_granted() {
+    fn requests_within_the_caps_are_granted() {
         let granted =
             grant(&asked(500_000, 1 << 30, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(Rule::Request, Some(500_000)));
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_already_is_given_the_cap_and_who_can_be_told_is_refused() {
+    fn a_running_tenant_is_given_the_cap_and_a_new_request_above_it_is_refused() {
         let greedy = asked(800_000, 2 << 30, Class::Guaranteed);
         let granted = grant(&greedy, &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(CAPPED, Some(500_000)));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_has_the_default_within_the_caps() {
+    fn a_tenant_that_asks_for_nothing_has_the_default_within_the_caps() {
         let granted = grant(&Wish::default(), &Wish::default(), CAPS, &whole(CAPS), true);
         assert_eq!(granted.share_ppm, Given::by(Rule::Default, None));
         assert_eq!((granted.cap_ppm, granted.memory_bytes), (500_000, Given::by(CAPPED, Some(1 << 30))));
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_claim_to_be_critical_or_in_haste_is_the_configurations_to_say() {
+    fn the_configuration_says_which_tenants_may_be_critical_or_have_deadlines_and_objectives() {
         let modest = (
             Caps { criticality: Criticality::default(), deadline: false, slo: false, ..Caps::NONE },
             CapOf::Everyone,
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_asks_for_a_tenant_is_said_to_be_a_default() {
+    fn requests_of_the_configuration_are_told_as_defaults() {
         let defaults = Wish { class: Some(Class::BestEffort), share_ppm: Some(300_000), ..Wish::default() };
         let asked = Wish { share_ppm: Some(200_000), ..Wish::default() };
         let granted =
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_wishes_are_read_back() {
         let granted =
             grant(&asked(800_000, 1, Class::BestEffort), &Wish::default(), CAPS, &whole(CAPS), true);
         let text = serde_json::to_string(&granted).unwrap();

@@ -109,7 +109,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_peer_is_who_connected_and_its_groups_are_those_it_has() {
+    fn a_peer_is_the_connected_process_with_its_groups() {
         let (one, _other) = UnixStream::pair().unwrap();
         let peer = Peer::of(one.as_fd()).unwrap();
         assert_eq!((peer.pid, peer.uid), (std::process::id(), rustix::process::geteuid().as_raw()));

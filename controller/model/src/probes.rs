@@ -27,8 +27,8 @@ status! {
         /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
         /// processes and other devices, so at most this many ioctls are uncounted.
         pub skipped: u64,
-        /// Rows of counters that left the kernel, because others needed the room. Their counts stay in
-        /// the sums.
+        /// Rows of counters that left the kernel, because others needed the room. The sums keep the
+        /// counts of these rows.
         pub evicted: u64,
         /// First ioctls of processes that the probes did not report at once, because there was no room.
         pub news_lost: u64,
@@ -88,7 +88,7 @@ status! {
         pub mapped_bytes: u64 => "MAPPED",
         /// The end of the last ioctl, ns of `CLOCK_MONOTONIC`.
         pub last_ns: u64 => "LAST",
-        /// The same figures by command. The commands that took the most time come first.
+        /// The figures of each command. The commands that took the most time come first.
         pub commands: Vec<CommandStatus>,
     }
 

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_refused_with_what_is_accepted() {
+    fn refusals_name_the_accepted_values() {
         for text in ["abc", "0.5%", "120%"] {
             let refused = parse_share(text).unwrap_err().to_string();
             assert!(refused.contains(text) && refused.contains("1% to 100%"), "{refused}");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_read_back() {
+    fn shown_quantities_are_read_back() {
         assert_eq!(parse_share(&Percent(333_333).to_string()), Ok(333_333));
         assert_eq!(parse_bytes(&Bytes(3 << 19).to_string()), Ok(3 << 19));
         assert_eq!(parse_limit("unlimited"), Ok(NO_LIMIT));

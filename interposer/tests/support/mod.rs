@@ -4,8 +4,9 @@
 //! The clients are this test program itself, started again. An environment variable tells the
 //! client its part.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -19,6 +20,13 @@ use deepres_abi::meter::{MeterPage, MeterSlot};
 use deepres_abi::page::{self, Page};
 use deepres_abi::wire::{self, Hello, MAX_FRAME_BYTES, Refusal, RefusalKind, Role, Welcome};
 use deepres_e2e::stolen::Stolen;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, sockopt,
+};
 use zerocopy::IntoBytes as _;
 
 /// The daemon's index of the GPU. It is not 0, so that a wrong ordinal in its place makes a test
@@ -29,10 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns `CLOCK_MONOTONIC`, ns.
 pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the result has room.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Waits until `condition` returns true. If this takes too long, fails with the text `what`.
@@ -60,21 +66,13 @@ fn artefacts() -> &'static (PathBuf, PathBuf) {
 }
 
 fn memfd<P: Page>() -> (OwnedFd, &'static P) {
-    // SAFETY: the name is terminated, and the descriptor is new.
-    let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC)) };
-    let bytes = mem::size_of::<P>();
+    let fd = memfd_create(c"page", MemfdFlags::CLOEXEC).unwrap();
+    let bytes = size_of::<P>();
+    ftruncate(&fd, bytes as u64).unwrap();
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the file is new, and stays mapped for the life of the test.
     let page = unsafe {
-        assert_eq!(libc::ftruncate(fd.as_raw_fd(), bytes as i64), 0);
-        let at = libc::mmap(
-            ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            fd.as_raw_fd(),
-            0,
-        );
-        assert_ne!(at, libc::MAP_FAILED);
+        let at = mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0).unwrap();
         page::create::<P>(at.cast(), bytes).unwrap()
     };
     (fd, page)
@@ -104,11 +102,7 @@ pub struct Connection {
 impl Connection {
     /// Returns whether the client has closed the connection.
     pub fn has_ended(&self) -> bool {
-        let mut byte = 0_u8;
-        // SAFETY: the buffer is writable and has that length.
-        let got =
-            unsafe { libc::recv(self.socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
-        got == 0
+        net::recv(&self.socket, &mut [0], RecvFlags::DONTWAIT).is_ok_and(|(bytes, _)| bytes == 0)
     }
 }
 
@@ -128,8 +122,7 @@ impl Controller {
         slot.set_memory_limit(deepres_abi::grant::NO_LIMIT);
         ledger.gpu(GPU).unwrap().open(1).unwrap();
         beat.beat(GPU, now_ns() + 3_600_000_000_000);
-        // SAFETY: the call takes no pointers, and the descriptor is new.
-        let bell = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) };
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         Self {
             listener,
             directory,
@@ -165,10 +158,8 @@ impl Controller {
 
     /// Returns how often the client rang the bell since the last call.
     pub fn rings(&self) -> u64 {
-        let mut count = 0_u64;
-        // SAFETY: the buffer has eight writable bytes, and the descriptor does not block.
-        let read = unsafe { libc::read(self.bell.as_raw_fd(), (&raw mut count).cast(), 8) };
-        if read == 8 { count } else { 0 }
+        let mut count = [0; 8];
+        rustix::io::read(&self.bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     /// Accepts a connection, reads its hello, and returns both. Closes connections that only
@@ -184,21 +175,10 @@ impl Controller {
 
     /// Accepts a connection of any role, reads its hello, and returns both.
     pub fn accept_any(&self) -> Connection {
-        // SAFETY: the address pointers are null, and the descriptor is new.
-        let socket = unsafe {
-            let fd = libc::accept4(
-                self.listener.as_raw_fd(),
-                ptr::null_mut(),
-                ptr::null_mut(),
-                libc::SOCK_CLOEXEC,
-            );
-            assert!(fd >= 0, "nobody connected: {}", std::io::Error::last_os_error());
-            OwnedFd::from_raw_fd(fd)
-        };
+        let socket = net::accept_with(&self.listener, SocketFlags::CLOEXEC).expect("somebody connects");
         let mut packet = [0_u8; MAX_FRAME_BYTES];
-        // SAFETY: the buffer is writable and has that length.
-        let got = unsafe { libc::recv(socket.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
-        let hello = wire::decode::<Hello>(&packet[..usize::try_from(got).unwrap()]).unwrap();
+        let (bytes, _) = net::recv(&socket, &mut packet, RecvFlags::empty()).unwrap();
+        let hello = wire::decode::<Hello>(&packet[..bytes]).unwrap();
         Connection { socket, hello }
     }
 
@@ -218,8 +198,11 @@ impl Controller {
 
     /// Answers a hello with the bytes of `packet` and with the descriptors of a welcome.
     pub fn answer(&self, connection: &Connection, packet: &[u8]) {
-        let fds: Vec<RawFd> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_raw_fd()).collect();
-        send(&connection.socket, packet, &fds);
+        let descriptors: Vec<_> = self.pages.iter().chain([&self.bell]).map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        assert!(beside.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        send(&connection.socket, packet, &mut beside);
     }
 
     /// Prepares other pages and another slot of the same ledger, as a daemon does for a session
@@ -249,12 +232,13 @@ impl Controller {
 
     /// Accepts a connection and refuses it with the bytes of `packet`.
     pub fn refuse_with(&self, packet: &[u8]) {
-        send(&self.accept().socket, packet, &[]);
+        send(&self.accept().socket, packet, &mut SendAncillaryBuffer::default());
     }
 
     /// Refuses a connection.
     pub fn say_no(&self, connection: Connection, reason: &str) {
-        send(&connection.socket, Refusal::new(RefusalKind::Request, reason).as_bytes(), &[]);
+        let refusal = Refusal::new(RefusalKind::Request, reason);
+        send(&connection.socket, refusal.as_bytes(), &mut SendAncillaryBuffer::default());
     }
 
     /// Returns the path of the socket.
@@ -283,54 +267,17 @@ pub fn of_version(frame: &[u8], major: u16, minor: u16, more: usize) -> Vec<u8> 
 }
 
 fn listen(path: &Path) -> OwnedFd {
-    use std::os::unix::ffi::OsStrExt as _;
-    // SAFETY: the address is initialised and of that size, and the descriptor is new.
-    unsafe {
-        let socket =
-            OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0));
-        let timeout = libc::timeval { tv_sec: PATIENCE.as_secs() as i64, tv_usec: 0 };
-        let bytes = mem::size_of::<libc::timeval>() as u32;
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            (&raw const timeout).cast(),
-            bytes,
-        );
-        let mut address = mem::zeroed::<libc::sockaddr_un>();
-        address.sun_family = libc::AF_UNIX as u16;
-        for (place, byte) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
-            *place = *byte as libc::c_char;
-        }
-        let bytes = mem::size_of::<libc::sockaddr_un>() as u32;
-        assert_eq!(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes), 0);
-        assert_eq!(libc::listen(socket.as_raw_fd(), 8), 0);
-        socket
-    }
+    let socket =
+        net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+    net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    net::listen(&socket, 8).unwrap();
+    socket
 }
 
-fn send(socket: &OwnedFd, packet: &[u8], fds: &[RawFd]) {
-    #[repr(C, align(8))]
-    struct Control([u8; 256]);
-    let mut control = Control([0; 256]);
-    let mut part = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
-    // SAFETY: the message describes initialised buffers that outlive the call, and the header lies
-    // in the control buffer.
-    unsafe {
-        let mut message = mem::zeroed::<libc::msghdr>();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        if !fds.is_empty() {
-            message.msg_control = control.0.as_mut_ptr().cast();
-            message.msg_controllen = libc::CMSG_SPACE(mem::size_of_val(fds) as u32) as usize;
-            let header = libc::CMSG_FIRSTHDR(&message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(mem::size_of_val(fds) as u32) as usize;
-            ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(header).cast(), fds.len());
-        }
-        assert_eq!(libc::sendmsg(socket.as_raw_fd(), &message, 0), packet.len() as isize);
-    }
+fn send(socket: &OwnedFd, packet: &[u8], beside: &mut SendAncillaryBuffer<'_, '_, '_>) {
+    let sent = net::sendmsg(socket, &[IoSlice::new(packet)], beside, SendFlags::empty());
+    assert_eq!(sent, Ok(packet.len()));
 }
 
 /// A client process. The client takes a line as a go-ahead, and answers with lines.
@@ -375,6 +322,13 @@ impl Client {
                 return answer.to_owned();
             }
         }
+    }
+
+    /// Gives the client the go-ahead, and asserts its next answer.
+    #[track_caller]
+    pub fn gives(&mut self, expected: impl std::fmt::Display) {
+        self.go();
+        assert_eq!(self.answer(), expected.to_string());
     }
 
     pub fn pid(&self) -> u32 {
@@ -461,7 +415,7 @@ impl Driver {
         // SAFETY: the library is open.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         assert!(!address.is_null(), "no {name:?}");
-        assert_eq!(mem::size_of::<F>(), mem::size_of_val(&address));
+        assert_eq!(size_of::<F>(), size_of_val(&address));
         // SAFETY: F is a function pointer of the type that the driver's table gives to `name`.
         unsafe { mem::transmute_copy(&address) }
     }

@@ -26,7 +26,7 @@ use crate::{
     artefacts::{artefacts, nvrtc, python, target},
     clients,
     process::{Finished, Process, alive},
-    ps::Ps,
+    ps::{Ps, Tenant},
     stolen::Stolen,
 };
 
@@ -37,6 +37,8 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 /// Time within which the session's meter thread brings the meter page up to date, however busy the
 /// machine is.
 const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
+/// Time within which the memory of dead processes is given back, however busy the machine is.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(5);
 /// Time between two looks of a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time after which all threads of a process have stopped on SIGSTOP.
@@ -299,6 +301,32 @@ impl Host {
     #[track_caller]
     pub fn shows(&self, arguments: &[&str]) -> String {
         self.call(arguments).success().stdout
+    }
+
+    /// Runs a program bare, and then as this tenant with a limit of 4 GiB. Asserts that both end in
+    /// the same way with the same standard output, and that the tenant then holds nothing. Returns
+    /// the end of the bare program. Call this on a host with a daemon.
+    #[track_caller]
+    pub fn assert_same_life(&self, tenant: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Finished {
+        let live = |mut command: Command| {
+            command.args(arguments);
+            self.finish(command)
+        };
+        let bare = live(self.command(&program));
+        let mut ours = self.preloaded(&program);
+        ours.env("DEEPRES_TENANT", tenant).env("DEEPRES_MEMORY", "4GiB");
+        let ours = live(ours);
+        let seen = |life: &Finished| (life.code, life.signal, life.stdout.clone());
+        assert_eq!(seen(&ours), seen(&bare), "{tenant}, as a tenant: {}", ours.stderr);
+        self.await_nothing_held();
+        bare
+    }
+
+    /// Waits until no tenant has a session or holds memory.
+    #[track_caller]
+    pub fn await_nothing_held(&self) {
+        let has_nothing = |tenant: &Tenant| tenant.sessions.is_empty() && tenant.memory_bytes == 0;
+        self.await_ps_within(|ps| ps.tenants.iter().all(has_nothing), GIVEN_BACK_WITHIN);
     }
 
     /// Returns a host with a GPU of 1 GiB. Contexts take no memory, and memory moves to the host

@@ -8,6 +8,7 @@
 pub mod artefacts;
 pub mod awake;
 pub mod cache;
+pub mod calls;
 pub mod clients;
 pub mod containers;
 pub mod contention;

@@ -323,8 +323,14 @@ impl Orders {
         self.next += 1;
     }
 
+    /// Returns whether the client has answered the last order.
+    pub fn has_answered(&self) -> bool {
+        let begin = self.begin_of_answer();
+        self.process.stdout().lines().any(|line| line.starts_with(&begin))
+    }
+
     /// Returns the beginning of the answer to the last order.
-    pub fn begin_of_answer(&self) -> String {
+    fn begin_of_answer(&self) -> String {
         (self.prefix)(self.next - 1)
     }
 

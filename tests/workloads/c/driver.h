@@ -95,13 +95,6 @@ typedef struct {
 } CUmemAccessDesc;
 
 typedef struct {
-    unsigned long long flags;
-    CUstream upload_stream;
-    CUgraphNode failed;
-    int result;
-} CUDA_GRAPH_INSTANTIATE_PARAMS;
-
-typedef struct {
     CUmemPoolProps pool;
     const CUmemAccessDesc *access;
     size_t access_count;
@@ -141,20 +134,14 @@ enum {
     CU_MEM_ATTACH_GLOBAL = 1,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
-    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
-    CU_AD_FORMAT_UNSIGNED_INT32 = 3,
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
-    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
     CU_GRAPH_NODE_TYPE_GRAPH = 4,
     CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
-    CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE = 1,
     CU_GRAPH_COND_ASSIGN_DEFAULT = 1,
-    CU_GRAPH_COND_TYPE_IF = 0,
     CU_GRAPH_COND_TYPE_WHILE = 1,
     GET_PROC_ADDRESS_LEGACY_STREAM = 1,
     GET_PROC_ADDRESS_PER_THREAD_STREAM = 2,
@@ -166,22 +153,17 @@ enum {
 #define DRIVER_FUNCTIONS(X)                                                                                              \
     X(cuInit, "cuInit", 2000, LEGACY, (unsigned flags))                                                                  \
     X(cuDeviceGet, "cuDeviceGet", 2000, LEGACY, (CUdevice * device, int ordinal))                                        \
-    X(cuDeviceGetCount, "cuDeviceGetCount", 2000, LEGACY, (int *count))                                                  \
     X(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, LEGACY, (size_t * bytes, CUdevice device))                          \
     X(cuCtxCreate_v2, "cuCtxCreate", 3020, LEGACY, (CUcontext * context, unsigned flags, CUdevice device))               \
     X(cuCtxDestroy_v2, "cuCtxDestroy", 4000, LEGACY, (CUcontext context))                                                \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, LEGACY, (CUcontext context))                                             \
     X(cuCtxSynchronize, "cuCtxSynchronize", 2000, LEGACY, (void))                                                        \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, LEGACY, (CUcontext * context, CUdevice device))        \
-    X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 7000, LEGACY,                                            \
-      (CUdevice device, unsigned *flags, int *is_active))                                                                \
     X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, LEGACY, (CUdevice device))                           \
-    X(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, LEGACY, (CUdevice device))                       \
     X(cuLibraryLoadData, "cuLibraryLoadData", 12000, LEGACY,                                                             \
       (CUlibrary * library, const void *code, void *jit_options, void *jit_values, unsigned jit_count, void *options,    \
        void *values, unsigned count))                                                                                    \
     X(cuLibraryUnload, "cuLibraryUnload", 12000, LEGACY, (CUlibrary library))                                            \
-    X(cuLibraryGetModule, "cuLibraryGetModule", 12000, LEGACY, (CUmodule * module, CUlibrary library))                   \
     X(cuModuleUnload, "cuModuleUnload", 2000, LEGACY, (CUmodule module))                                                 \
     X(cuModuleLoadData, "cuModuleLoadData", 2000, LEGACY, (CUmodule * module, const void *image))                        \
     X(cuModuleGetFunction, "cuModuleGetFunction", 2000, LEGACY, (CUfunction * f, CUmodule module, const char *name))     \
@@ -197,7 +179,6 @@ enum {
     X(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, LEGACY,                                                               \
       (CUdeviceptr * ptr, size_t *pitch, size_t width, size_t height, unsigned element_bytes))                           \
     X(cuMemAllocManaged, "cuMemAllocManaged", 6000, LEGACY, (CUdeviceptr * ptr, size_t bytes, unsigned flags))           \
-    X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, LEGACY, (void *data, int attribute, CUdeviceptr ptr))         \
     X(cuMemFree_v2, "cuMemFree", 3020, LEGACY, (CUdeviceptr ptr))                                                        \
     X(cuMemAllocAsync, "cuMemAllocAsync", 11020, LEGACY, (CUdeviceptr * ptr, size_t bytes, CUstream stream))             \
     X(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, PTDS, (CUdeviceptr * ptr, size_t bytes, CUstream stream))          \
@@ -210,13 +191,9 @@ enum {
     X(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, LEGACY, (CUmemoryPool * pool, CUdevice device))     \
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, LEGACY, (CUmemoryPool pool, size_t keep_bytes))                         \
     X(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, LEGACY, (CUmemoryPool pool, int attribute, void *value))    \
-    X(cuMemPoolCreate, "cuMemPoolCreate", 11020, LEGACY, (CUmemoryPool * pool, const CUmemPoolProps *props))             \
-    X(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, LEGACY, (CUmemoryPool pool))                                          \
     X(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, LEGACY, (CUdevice device))                                    \
     X(cuArrayCreate_v2, "cuArrayCreate", 3020, LEGACY, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *descriptor))       \
     X(cuArrayDestroy, "cuArrayDestroy", 2000, LEGACY, (CUarray array))                                                   \
-    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity", 10020, LEGACY,                                     \
-      (size_t * bytes, const CUmemAllocationProp *prop, int option))                                                     \
     X(cuMemHostAlloc, "cuMemHostAlloc", 2020, LEGACY, (void **host, size_t bytes, unsigned flags))                       \
     X(cuMemHostGetDevicePointer_v2, "cuMemHostGetDevicePointer", 3020, LEGACY,                                           \
       (CUdeviceptr * device, void *host, unsigned flags))                                                                \
@@ -229,22 +206,9 @@ enum {
       (CUstream stream, CUdeviceptr at, unsigned value, unsigned flags))                                                 \
     X(cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, LEGACY,                                                        \
       (CUdeviceptr * ptr, CUipcMemHandle handle, unsigned flags))                                                        \
-    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, LEGACY, (CUipcMemHandle * handle, CUdeviceptr ptr))                  \
-    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, LEGACY, (CUdeviceptr ptr))                                       \
     X(cuMemCreate, "cuMemCreate", 10020, LEGACY,                                                                         \
       (CUmemHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags))                   \
-    X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, LEGACY,                                       \
-      (void *shareable, CUmemHandle handle, int kind, unsigned long long flags))                                         \
-    X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, LEGACY,                                   \
-      (CUmemHandle * handle, void *shareable, int kind))                                                                 \
     X(cuMemRelease, "cuMemRelease", 10020, LEGACY, (CUmemHandle handle))                                                 \
-    X(cuMemAddressReserve, "cuMemAddressReserve", 10020, LEGACY,                                                         \
-      (CUdeviceptr * ptr, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags))                   \
-    X(cuMemMap, "cuMemMap", 10020, LEGACY,                                                                               \
-      (CUdeviceptr ptr, size_t bytes, size_t offset, CUmemHandle handle, unsigned long long flags))                      \
-    X(cuMemSetAccess, "cuMemSetAccess", 10020, LEGACY,                                                                   \
-      (CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *access, size_t count))                                      \
-    X(cuMemUnmap, "cuMemUnmap", 10020, LEGACY, (CUdeviceptr ptr, size_t bytes))                                          \
     X(cuLaunchKernel, "cuLaunchKernel", 4000, LEGACY,                                                                    \
       (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,      \
        CUstream stream, void **params, void **extra))                                                                    \
@@ -294,9 +258,6 @@ enum {
     X(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, LEGACY, (CUstream stream, CUevent event, unsigned flags))            \
     X(cuCtxWaitEvent, "cuCtxWaitEvent", 12050, LEGACY, (CUcontext context, CUevent event))                               \
     X(cuCtxSetLimit, "cuCtxSetLimit", 3010, LEGACY, (int limit, size_t value))                                           \
-    X(cuGraphUpload, "cuGraphUpload", 11010, LEGACY, (CUgraphExec exec, CUstream stream))                                \
-    X(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, LEGACY,                                       \
-      (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * params))                                       \
     X(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, LEGACY, (CUgraphExec exec))                                       \
     X(cuGraphDestroy, "cuGraphDestroy", 10000, LEGACY, (CUgraph graph))
 

@@ -1,27 +1,44 @@
-/* replays: captures and launches graphs by the commands of its input, while another thread launches
- * and queries events all the time. Answers each line with one JSON object: the command's number,
- * the failed captures, and how many graphs did not contain exactly the captured kernels.
+/* replays [COMMANDS]: captures and launches graphs by the commands of its input, while other threads
+ * launch all the time. Answers each line with one JSON object: the command's number, the failed
+ * captures, and how many graphs did not contain exactly the captured kernels. With COMMANDS it
+ * carries out these lines instead of its input, and no thread makes calls for events.
  *
  *   capture N   makes N captures in each of the three modes and keeps the last graph
  *   replay N    launches that graph N times and waits for each launch
  *   both N      makes N captures in each mode and launches each graph at once
- *   stop        ends the other thread
+ *   stop        ends the other threads
  *
- * Each answer also has the other thread's launches and failed calls. */
+ * Each answer also has the other threads' launches and failed calls. */
 #include "driver.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
-enum { KERNELS = 50, MODES = 3, CUDA_ERROR_NOT_READY = 600 };
+enum { KERNELS = 50, MODES = 3, THREADS = 3, CUDA_ERROR_NOT_READY = 600 };
 
 static CUcontext context;
-static CUfunction kernel;
+static CUfunction kernel, quick;
 static atomic_int stop;
 static atomic_long launches, failures;
 
+/* Launches on a stream of its own, which is allowed during any capture. */
 static void *launch_eagerly(void *unused) {
+    (void)unused;
+    CHECK(cu(cuCtxSetCurrent)(context));
+    CUstream stream = new_stream();
+    while (!atomic_load(&stop)) {
+        struct timespec pause = {0, 100 * 1000};
+        if (launch_on(quick, stream)) atomic_fetch_add(&failures, 1);
+        atomic_fetch_add(&launches, 1);
+        nanosleep(&pause, NULL);
+    }
+    CHECK(cu(cuStreamSynchronize)(stream));
+    return NULL;
+}
+
+/* Launches, and queries an event after each launch. */
+static void *launch_and_look(void *unused) {
     CUevent event;
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     (void)unused;
@@ -72,15 +89,18 @@ static void replay(CUstream stream, CUgraphExec exec) {
     CHECK(cu(cuStreamSynchronize)(stream));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     char line[64];
     CUgraphExec exec = NULL;
-    pthread_t other;
+    pthread_t others[THREADS];
+    FILE *commands = argc > 1 ? fmemopen(argv[1], strlen(argv[1]), "r") : stdin;
     context = open_context();
     kernel = load_kernel("busy_200us");
+    quick = load_kernel("quick");
     CUstream stream = new_stream();
-    pthread_create(&other, NULL, launch_eagerly, NULL);
-    for (int number = 1; fgets(line, sizeof line, stdin); number++) {
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&others[i], NULL, i == 0 && argc == 1 ? launch_and_look : launch_eagerly, NULL);
+    for (int number = 1; fgets(line, sizeof line, commands); number++) {
         char order[16] = "";
         int count = 0;
         sscanf(line, "%15s %d", order, &count);
@@ -94,7 +114,8 @@ int main(void) {
             }
         else if (!strcmp(order, "stop")) {
             atomic_store(&stop, 1);
-            pthread_join(other, NULL);
+            for (int i = 0; i < THREADS; i++)
+                pthread_join(others[i], NULL);
         }
         printf("{\"order\":%d,\"failed\":%d,\"wrong_nodes\":%d,\"launches\":%ld,\"other_failures\":%ld}\n", number, failed, wrong,
                atomic_load(&launches), atomic_load(&failures));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
+use super::bar;
 use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Served, Times, kernels_ns, record};
 
 /// The tenant that should run as if it were alone.
@@ -27,12 +28,6 @@ const NS_PER_MS: f64 = 1e6;
 /// Options of `cargo xtask bench beside`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a text
-    #[arg(long)]
-    json: bool,
-    /// Fail if a figure is past its bar
-    #[arg(long)]
-    check: bool,
     /// Time to measure each pair, in seconds
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
@@ -107,36 +102,34 @@ struct Run {
     handoff_ms: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench { kit: Kit::new()?, seconds: options.seconds };
-    let report = Report {
+    Ok(Report {
         trainer: bench.trainer()?,
         servers: SERVERS
             .into_iter()
             .map(|(work_ms, rate, slo)| bench.server(work_ms, rate, slo))
             .collect::<Result<_>>()?,
         guest_longest_kernel_ms: LONG_KERNEL_MS,
-    };
-    super::print(options.json, &report, || report.print())?;
-    if options.check { report.check() } else { Ok(()) }
+    })
 }
 
-impl Report {
-    fn check(&self) -> Result<()> {
+impl super::Report for Report {
+    fn bars(&self) -> Vec<(String, bool)> {
         let trained = &self.trainer.deepres;
         let is_soon = |server: &ServerReport| {
             let added_ms = server.deepres.p99_added_ms.max(server.without_slo.p99_added_ms);
             added_ms <= server.p99_may_grow_by_ms
         };
-        super::check(&[
-            ("at least 0.99 of the trainer's speed alone", trained.speed >= 0.99),
-            ("at least 0.8 of the trainer's gaps harvested", trained.harvested_of_gaps >= 0.8),
-            (
+        vec![
+            bar("at least 0.99 of the trainer's speed alone", trained.speed >= 0.99),
+            bar("at least 0.8 of the trainer's gaps harvested", trained.harvested_of_gaps >= 0.8),
+            bar(
                 "at most the guest's longest kernel and a hand-off added to the tail",
                 self.servers.iter().all(is_soon),
             ),
-        ])
+        ]
     }
 
     fn print(&self) {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::hook::{measure, stub};
-use super::median;
+use super::{bar, median};
 use crate::build;
 use crate::host::{Device, Host};
 use crate::process::Interrupt;
@@ -19,12 +19,6 @@ const LIMIT_MS: f64 = 0.6;
 /// Options of `cargo xtask bench connect`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    json: bool,
-    /// Fail if a figure is past its bar
-    #[arg(long)]
-    check: bool,
     /// Number of runs of each kind
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -46,8 +40,8 @@ struct Run {
     first_call_ms: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let (client, driver) = stub()?;
     let interrupt = Interrupt::catch()?;
@@ -82,21 +76,23 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     let [bare_ms, with_daemon_ms, alone_ms] = times_ms.each_mut().map(|times_ms| median(times_ms));
-    let report = Report {
+    Ok(Report {
         runs: options.runs,
         bare_ms,
         added_ms_with_daemon: with_daemon_ms - bare_ms,
         added_ms_alone: alone_ms - bare_ms,
-    };
-    super::print(options.json, &report, || {
+    })
+}
+
+impl super::Report for Report {
+    fn print(&self) {
         println!(
-            "first call: bare {bare_ms:.3} ms, added with a daemon {:.3} ms (at most {LIMIT_MS} ms), alone {:.3} ms",
-            report.added_ms_with_daemon, report.added_ms_alone
+            "first call: bare {:.3} ms, added with a daemon {:.3} ms (at most {LIMIT_MS} ms), alone {:.3} ms",
+            self.bare_ms, self.added_ms_with_daemon, self.added_ms_alone
         );
-    })?;
-    if options.check {
-        super::check(&[("a first call takes 0.6 ms more at most", report.added_ms_with_daemon <= LIMIT_MS)])
-    } else {
-        Ok(())
+    }
+
+    fn bars(&self) -> Vec<(String, bool)> {
+        vec![bar("a first call takes 0.6 ms more at most", self.added_ms_with_daemon <= LIMIT_MS)]
     }
 }

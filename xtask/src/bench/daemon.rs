@@ -3,10 +3,11 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
+use super::bar;
 use super::crowd::Crowd;
 use crate::build;
 use crate::host::{Device, Host};
@@ -27,9 +28,6 @@ const KIB_PER_MIB: f64 = 1024.0;
 /// Options of `cargo xtask bench daemon`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    json: bool,
     /// Number of programs to start, with a session each
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sessions: u32,
@@ -52,8 +50,8 @@ struct Report {
     all_served_s: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let interrupt = Interrupt::catch()?;
     let limit = getrlimit(Resource::Nofile);
@@ -74,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
     let ps = host.ps()?;
     crowd.end()?;
 
-    let report = Report {
+    Ok(Report {
         sessions: options.sessions as usize,
         tenants: ps.tenants.len(),
         gpus: ps.gpus.len(),
@@ -82,16 +80,25 @@ pub fn run(options: &Options) -> Result<()> {
         cpu_percent,
         resident_mib,
         all_served_s,
-    };
-    super::print(options.json, &report, || {
+    })
+}
+
+impl super::Report for Report {
+    const IS_ALWAYS_CHECKED: bool = true;
+
+    fn print(&self) {
+        let Self { sessions, tenants, cpu_percent, resident_mib, .. } = self;
         println!(
-            "{} idle programs of {} tenants: {cpu_percent:.2} % of a core (at most {LIMIT_CPU_PERCENT} %), {resident_mib:.1} MiB resident (at most {LIMIT_RESIDENT_MIB} MiB)",
-            report.sessions, report.tenants
+            "{sessions} idle programs of {tenants} tenants: {cpu_percent:.2} % of a core (at most {LIMIT_CPU_PERCENT} %), {resident_mib:.1} MiB resident (at most {LIMIT_RESIDENT_MIB} MiB)"
         );
-    })?;
-    ensure!(cpu_percent <= LIMIT_CPU_PERCENT, "the daemon took {cpu_percent:.2} % of a core");
-    ensure!(resident_mib <= LIMIT_RESIDENT_MIB, "the daemon had {resident_mib:.1} MiB resident");
-    Ok(())
+    }
+
+    fn bars(&self) -> Vec<(String, bool)> {
+        vec![
+            bar("the daemon's CPU time", self.cpu_percent <= LIMIT_CPU_PERCENT),
+            bar("the daemon's resident memory", self.resident_mib <= LIMIT_RESIDENT_MIB),
+        ]
+    }
 }
 
 /// Returns the CPU time of a process so far, seconds.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::pieces::{As, Kit, LONG_KERNEL_MS, SETTLED, Times, record};
-use super::{now_ns, quantile};
+use super::{bar, now_ns, quantile};
 use crate::host::{Admin, Gpu, Host};
 
 /// Number of shares that the benchmark sets one after another, and how long each stays. Each tenant
@@ -37,12 +37,6 @@ const PPM_PER_PERCENT: u32 = 10_000;
 /// Options of `cargo xtask bench handoff`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a text
-    #[arg(long)]
-    json: bool,
-    /// Fail if a figure is past its bar
-    #[arg(long)]
-    check: bool,
     /// Time to measure hand-offs, and requests beside a best-effort holder, in seconds
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = super::seconds)]
     seconds: f64,
@@ -77,23 +71,22 @@ struct Report {
     guest_longest_kernel_ms: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let kit = Kit::new()?;
     let mut report = hand_offs(&kit, options.seconds)?;
     report.set_reaction_ms = settings(&kit)?;
     (report.waiting_reaction_ms, report.guest_longest_kernel_ms) = waiting(&kit, options.seconds)?;
-    super::print(options.json, &report, || report.print())?;
-    if options.check { report.check() } else { Ok(()) }
+    Ok(report)
 }
 
-impl Report {
-    fn check(&self) -> Result<()> {
-        super::check(&[
-            ("a new quota within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
-            ("a waiting tenant within 10 ms (99 %)", self.waiting_reaction_ms.p99 <= 10.0),
-            ("at most 2 % of the quantum idle in a hand-off", self.idle_fraction_of_quantum <= 0.02),
-        ])
+impl super::Report for Report {
+    fn bars(&self) -> Vec<(String, bool)> {
+        vec![
+            bar("a new quota within 10 ms (99 %)", self.set_reaction_ms.p99 <= 10.0),
+            bar("a waiting tenant within 10 ms (99 %)", self.waiting_reaction_ms.p99 <= 10.0),
+            bar("at most 2 % of the quantum idle in a hand-off", self.idle_fraction_of_quantum <= 0.02),
+        ]
     }
 
     fn print(&self) {

@@ -23,9 +23,58 @@ use deepres_e2e::stolen::Stolen;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+/// Options of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    output: Output,
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+/// The use of a benchmark's figures.
+#[derive(clap::Args)]
+struct Output {
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Fail if a figure is past its bar
+    #[arg(long, global = true)]
+    check: bool,
+}
+
+impl Output {
+    /// Prints a report, and checks its bars if the options or the report ask for it.
+    fn show<R: Report>(&self, report: &R) -> Result<()> {
+        if self.json {
+            println!("{}", serde_json::to_string(report)?);
+        } else {
+            report.print();
+        }
+        if self.check || R::IS_ALWAYS_CHECKED { check(&report.bars()) } else { Ok(()) }
+    }
+}
+
+/// The figures of a benchmark.
+trait Report: Serialize {
+    /// Whether a figure past its bar is an error without `--check` too.
+    const IS_ALWAYS_CHECKED: bool = false;
+
+    /// Prints the figures as text.
+    fn print(&self);
+
+    /// Returns the bars, and whether the figures hold them.
+    fn bars(&self) -> Vec<(String, bool)>;
+}
+
+/// Returns a bar, and whether the figure holds it.
+fn bar(bar: impl Into<String>, holds: bool) -> (String, bool) {
+    (bar.into(), holds)
+}
+
 /// The cost to measure.
 #[derive(Subcommand)]
-pub enum Bench {
+enum Bench {
     /// Measure what hooks add to driver calls: launches, allocations, memory queries
     ///
     /// A driver that does nothing serves a client that calls each function ten million times. The
@@ -35,8 +84,8 @@ pub enum Bench {
     Hook(hook::Options),
     /// Measure what deepres adds to a process's first CUDA call, with a daemon and without one
     ///
-    /// A client loads a driver that does nothing and calls cuInit: bare, as a tenant of a daemon,
-    /// and preloaded where no daemon runs, in turn. The output shows the medians.
+    /// A client loads a driver that does nothing and calls cuInit. In turn it runs bare, as a
+    /// tenant of a daemon, and preloaded where no daemon runs. The output shows the medians.
     Connect(connect::Options),
     /// Measure how much a best-effort tenant gets of another tenant's pauses, and what that costs
     /// the other
@@ -64,7 +113,7 @@ pub enum Bench {
     ///
     /// The cases are sixteen tenants on one GPU and a thousand on eight, with one decision for each
     /// GPU. The output shows the mean.
-    Policy(policy::Options),
+    Policy,
     /// Measure what preloading the library adds to a process that does not use CUDA
     ///
     /// Runs /bin/true bare and preloaded in turn. The output shows the medians.
@@ -89,17 +138,17 @@ pub enum Bench {
     ///
     /// Compares the programs of deepres with empty programs on the same device, watched or not, and
     /// on another system call.
-    Trace(trace::Options),
+    Trace,
 }
 
 /// Runs a benchmark.
-pub fn run(bench: &Bench) -> Result<()> {
+pub fn run(options: &Options) -> Result<()> {
     let never_sleeps = matches!(
-        bench,
-        Bench::Connect(_) | Bench::Hook(_) | Bench::Policy(_) | Bench::Preload(_) | Bench::Trace(_)
+        options.bench,
+        Bench::Connect(_) | Bench::Hook(_) | Bench::Policy | Bench::Preload(_) | Bench::Trace
     );
     let stolen = if never_sleeps { Stolen::count() } else { Stolen::start() };
-    let outcome = measure(bench);
+    let outcome = measure(&options.bench, &options.output);
     let taken = stolen.taken();
     eprintln!(
         "taken by the hypervisor meanwhile: {:.1} % of all CPUs' time, {:.0} ms at once at most",
@@ -108,26 +157,26 @@ pub fn run(bench: &Bench) -> Result<()> {
     outcome
 }
 
-fn measure(bench: &Bench) -> Result<()> {
+fn measure(bench: &Bench, output: &Output) -> Result<()> {
     match bench {
-        Bench::Beside(options) => beside::run(options),
-        Bench::Connect(options) => connect::run(options),
-        Bench::Handoff(options) => handoff::run(options),
-        Bench::Daemon(options) => daemon::run(options),
-        Bench::Hook(options) => hook::run(options),
-        Bench::Memory(options) => memory::run(options),
-        Bench::Policy(options) => policy::run(options),
-        Bench::Preload(options) => preload::run(options),
-        Bench::Trace(options) => trace::run(options),
-        Bench::Share(options) => share::run(options),
-        Bench::Storm(options) => storm::run(options),
-        Bench::Suspend(options) => suspend::run(options),
+        Bench::Beside(options) => output.show(&beside::run(options)?),
+        Bench::Connect(options) => output.show(&connect::run(options)?),
+        Bench::Handoff(options) => output.show(&handoff::run(options)?),
+        Bench::Daemon(options) => output.show(&daemon::run(options)?),
+        Bench::Hook(options) => output.show(&hook::run(options)?),
+        Bench::Memory(options) => output.show(&memory::run(options)?),
+        Bench::Policy => output.show(&policy::run()?),
+        Bench::Preload(options) => output.show(&preload::run(options)?),
+        Bench::Trace => output.show(&trace::run()?),
+        Bench::Share(options) => output.show(&share::run(options, output.json)?),
+        Bench::Storm(options) => output.show(&storm::run(options)?),
+        Bench::Suspend(options) => output.show(&suspend::run(options)?),
     }
 }
 
-/// Fails if one of these conditions does not hold. The error names the condition.
-fn check(bars: &[(&str, bool)]) -> Result<()> {
-    let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| *bar).collect();
+/// Fails if one of these bars is missed. The error names the bar.
+fn check(bars: &[(String, bool)]) -> Result<()> {
+    let missed: Vec<&str> = bars.iter().filter(|(_, holds)| !holds).map(|(bar, _)| bar.as_str()).collect();
     ensure!(missed.is_empty(), "past the bar: {}", missed.join("; "));
     Ok(())
 }
@@ -143,16 +192,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
         Ok(seconds) if (LEAST..=MOST).contains(&seconds) => Ok(seconds),
         _ => Err(format!("give a number of seconds from {LEAST} to {MOST}")),
     }
-}
-
-/// Prints a report: as one JSON object, or as text by `text`.
-fn print(as_json: bool, report: &impl Serialize, text: impl FnOnce()) -> Result<()> {
-    if as_json {
-        println!("{}", serde_json::to_string(report)?)
-    } else {
-        text()
-    }
-    Ok(())
 }
 
 /// Returns the present time of the clock that the clients also read, ns.
@@ -181,8 +220,8 @@ mod tests {
 
     #[test]
     fn bars_that_are_missed_are_named() {
-        assert!(check(&[("one", true)]).is_ok());
-        let missed = check(&[("one", false), ("two", true), ("three", false)]);
+        assert!(check(&[bar("one", true)]).is_ok());
+        let missed = check(&[bar("one", false), bar("two", true), bar("three", false)]);
         assert_eq!(missed.unwrap_err().to_string(), "past the bar: one; three");
     }
 

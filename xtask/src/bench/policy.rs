@@ -1,11 +1,13 @@
 //! `cargo xtask bench policy`: measures the cost of a decision of the policy.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context as _, Result};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
-use super::check;
+use super::bar;
 use crate::{build, command};
 
 /// Names of the measurements (tests/eval/benches/policy.rs), and their limits, ns.
@@ -19,38 +21,45 @@ const MEASURED: [(&str, Option<f64>); 7] = [
     ("review-1000-tenants", None),
 ];
 
-/// Options of `cargo xtask bench policy`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Print one JSON object instead of text: the mean of each measurement, in nanoseconds
-    #[arg(long)]
-    json: bool,
-}
+/// The mean of each measurement, ns, by its name.
+#[derive(Serialize)]
+struct Report(BTreeMap<String, f64>);
 
-/// Measures and prints. Fails if a figure is above its limit.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run() -> Result<impl super::Report> {
     let mut cargo = build::cargo();
     // This is the profile of the evaluation. It optimises, but links faster than a release, which
     // takes minutes to link.
     cargo.args(["bench", "--quiet", "--profile", "eval", "--package", "deepres-eval", "--bench", "policy"]);
     command::output(&mut cargo)?;
-    let mut means = Map::new();
-    let mut bars = Vec::new();
-    for (name, limit_ns) in MEASURED {
+    let mean = |(name, _): (&str, Option<f64>)| {
         let file = build::target().join("criterion").join(name).join("new/estimates.json");
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let estimates: Value = serde_json::from_str(&text)?;
         let mean_ns = estimates["mean"]["point_estimate"].as_f64().context("criterion estimated no mean")?;
-        if !options.json {
+        Ok((field(name), mean_ns))
+    };
+    Ok(Report(MEASURED.into_iter().map(mean).collect::<Result<_>>()?))
+}
+
+/// Returns the field of the report with the mean of a measurement.
+fn field(name: &str) -> String {
+    format!("{}_ns", name.replace('-', "_"))
+}
+
+impl super::Report for Report {
+    const IS_ALWAYS_CHECKED: bool = true;
+
+    fn print(&self) {
+        for (name, limit_ns) in MEASURED {
             let limit =
                 limit_ns.map_or_else(String::new, |limit_ns| format!(" (at most {:.0})", limit_ns / 1e3));
-            println!("  {name:<60}{:>10.2} us{limit}", mean_ns / 1e3);
+            println!("  {name:<60}{:>10.2} us{limit}", self.0[&field(name)] / 1e3);
         }
-        bars.extend(limit_ns.map(|limit_ns| (name, mean_ns <= limit_ns)));
-        means.insert(format!("{}_ns", name.replace('-', "_")), json!(mean_ns));
     }
-    if options.json {
-        println!("{}", Value::Object(means));
+
+    fn bars(&self) -> Vec<(String, bool)> {
+        let limited = MEASURED.into_iter().filter_map(|(name, limit_ns)| Some((name, limit_ns?)));
+        limited.map(|(name, limit_ns)| bar(name, self.0[&field(name)] <= limit_ns)).collect()
     }
-    check(&bars)
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::median;
+use super::{bar, median};
 use crate::{build, command};
 
 /// Program that does nothing.
@@ -20,9 +20,6 @@ const LIMIT_MS: f64 = 0.3;
 /// Options of `cargo xtask bench preload`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    json: bool,
     /// Number of runs of bare and of preloaded
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -36,8 +33,8 @@ struct Report {
     added_ms: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let library = build::artefacts()?.library();
     let mut bare = Command::new(NOTHING);
     bare.env_remove("LD_PRELOAD");
@@ -55,11 +52,18 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     let (bare_ms, preloaded_ms) = (median(&mut bare_ms), median(&mut preloaded_ms));
-    let report = Report { runs: options.runs, bare_ms, preloaded_ms, added_ms: preloaded_ms - bare_ms };
-    super::print(options.json, &report, || {
+    Ok(Report { runs: options.runs, bare_ms, preloaded_ms, added_ms: preloaded_ms - bare_ms })
+}
+
+impl super::Report for Report {
+    fn print(&self) {
+        let Self { bare_ms, preloaded_ms, added_ms, .. } = self;
         println!(
-            "{NOTHING}: bare {bare_ms:.3} ms, preloaded {preloaded_ms:.3} ms, added {:.3} ms (at most {LIMIT_MS} ms)",
-            report.added_ms
+            "{NOTHING}: bare {bare_ms:.3} ms, preloaded {preloaded_ms:.3} ms, added {added_ms:.3} ms (at most {LIMIT_MS} ms)"
         );
-    })
+    }
+
+    fn bars(&self) -> Vec<(String, bool)> {
+        vec![bar("a process starts 0.3 ms later at most", self.added_ms <= LIMIT_MS)]
+    }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 use simgpu_engine::truth;
 
-use super::check;
+use super::bar;
 use crate::build::{self, Artefacts};
 use crate::host::{Device, Host};
 use crate::process::{Interrupt, Running, ended};
@@ -36,18 +36,12 @@ const LEAST_FRACTION: f64 = 0.95;
 /// Options of `cargo xtask bench suspend`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of lines
-    #[arg(long)]
-    json: bool,
     /// Number of steps of each trainer
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     steps: u32,
     /// Time that each trainer stays on the GPU before the other gets it, ms
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
     turn_ms: u64,
-    /// Fail if the bar is missed
-    #[arg(long)]
-    check: bool,
 }
 
 #[derive(Serialize)]
@@ -70,8 +64,8 @@ struct Report {
     suspensions: usize,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench {
         options,
         artefacts: build::artefacts()?,
@@ -80,34 +74,34 @@ pub fn run(options: &Options) -> Result<()> {
         folder: tempfile::tempdir().context("cannot create a temporary directory")?,
     };
     let report = bench.measure()?;
-    super::print(options.json, &report, || {
-        println!(
-            "two trainers of {} bytes, {} at most, on a GPU of {}, {} steps each, in turns of {} ms, {} bytes/µs to the host and back",
-            report.usual_bytes,
-            report.most_bytes,
-            report.gpu_bytes,
-            report.steps,
-            report.turn_ms,
-            report.host_bytes_per_us
-        );
-        println!(
-            "{:.1} s one after the other, {:.1} s together with {} suspensions: {:.3} of that speed (at least {:.3})",
-            report.one_after_the_other_s,
-            report.together_s,
-            report.suspensions,
-            report.speed,
-            report.least_speed
-        );
-    })?;
     // Without suspensions, the benchmark has measured nothing.
     ensure!(
         report.suspensions >= TENANTS.len(),
         "the GPU had room for both trainers at once; give more --steps"
     );
-    if options.check {
-        check(&[("speed of two in turns", report.speed >= report.least_speed)])?;
+    Ok(report)
+}
+
+impl super::Report for Report {
+    fn print(&self) {
+        println!(
+            "two trainers of {} bytes, {} at most, on a GPU of {}, {} steps each, in turns of {} ms, {} bytes/µs to the host and back",
+            self.usual_bytes,
+            self.most_bytes,
+            self.gpu_bytes,
+            self.steps,
+            self.turn_ms,
+            self.host_bytes_per_us
+        );
+        println!(
+            "{:.1} s one after the other, {:.1} s together with {} suspensions: {:.3} of that speed (at least {:.3})",
+            self.one_after_the_other_s, self.together_s, self.suspensions, self.speed, self.least_speed
+        );
     }
-    Ok(())
+
+    fn bars(&self) -> Vec<(String, bool)> {
+        vec![bar("speed of two in turns", self.speed >= self.least_speed)]
+    }
 }
 
 struct Bench<'a> {

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_inline_functions_and_keeps_what_follows() {
+    fn skips_inline_functions_and_keeps_the_declarations_after_them() {
         let header = parse(
             "static inline int twice(int x) { if (x) { return 2 * x; } return 0; }
              struct plain { int a; };

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn structures_nobody_defined_are_opaque_behind_pointers_and_refused_by_value() {
+    fn undefined_structures_are_opaque_behind_pointers_and_refused_by_value() {
         let declare = "typedef struct S_st { int a; } S;";
         let pointer = format!(
             "{declare} CUresult cuX(const S *s, S **t); typedef CUresult (*PFN_cuX_v1)(const S *s, S **t);"

@@ -29,9 +29,9 @@ pub struct Report {
     /// metered and its true share, or between its true share and its entitlement. Without a record
     /// of the GPU: the distance between the metered share and the entitlement.
     max_share_error_points: f64,
-    /// The same error with the due share in the place of the entitlement. If a tenant has no work
-    /// for a moment, the GPU goes to the other tenant. The other tenant then has nothing to make up
-    /// for.
+    /// The largest error, as above, with the due share in the place of the entitlement. If a tenant
+    /// has no work for a moment, the GPU goes to the other tenant. The other tenant then has nothing
+    /// to make up for.
     max_due_error_points: f64,
 }
 
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_what_happened_between_the_moments() {
+    fn shares_are_of_the_time_between_the_moments() {
         let first = moment(1_000, 500, [1_000, 9_000], Some([5_000, 5_000]));
         let last = moment(2_001_000, 1_900_500, [1_001_000, 1_009_000], Some([1_365_000, 645_000]));
         let report = Report::between("simulated", "c", &["a", "b"], &first, &last).unwrap();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_for_skipped_tests_are_found_among_what_a_program_writes() {
+    fn reasons_for_skipped_tests_are_found_in_a_programs_output() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo output; printf 'x\\n\\nskipped: no wings\\ny\\n' >&2; exit 3"]);
         let outcome = run(&mut shell).unwrap();

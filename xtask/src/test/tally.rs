@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_found_with_what_was_taken_meanwhile() {
+    fn failures_are_found_with_the_cpu_time_taken_meanwhile() {
         let output = "\
             test a ... FAILED\ntest b ... FAILED\n\nfailures:\n\n---- a stdout ----\nhad 3 %\n\
             taken by the hypervisor while the test ran: 23.4 % of all CPUs' time, ms at once at most: 12\nmore\n\n\
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_while_the_cpus_are_taken_is_tried_again() {
+    fn a_test_that_fails_while_the_cpus_are_taken_is_tried_again() {
         let tally = measured(&[&[]]);
         assert_eq!((tally.passed, tally.failed, tally.not_measured.len()), (10, 0, 0));
         let tally = measured(&[&[("a", 23.0)], &[]]);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_measured_twice_fails_and_so_do_more_than_three() {
+    fn a_test_not_measured_twice_fails_and_so_do_more_than_three() {
         let judged = |names: &[&str], before: &[&str]| {
             let mut tally = Tally::default();
             tally.not_measured.extend(names.iter().map(|name| (*name).to_owned()));

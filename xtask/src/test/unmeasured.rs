@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_noted_is_read() {
+    fn noted_tests_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("not-measured.txt");
         assert!(read(&file).is_empty());

@@ -163,7 +163,7 @@ fn a_specification_can_be_printed() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_writes_nothing() {
+fn senseless_arguments_are_refused_and_write_nothing() {
     let place = Place::with_driver();
     for (arguments, word) in [
         (&["--name", "a b"][..], "`a b`"),

@@ -57,6 +57,11 @@ impl Place {
         text(&self.deepres(arguments).output().unwrap().stdout)
     }
 
+    /// Returns the answer of `deepres ps --json`.
+    fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.says(&["ps", "--json"])).unwrap()
+    }
+
     /// Returns the one line that the command line prints when it fails with this status.
     pub fn refuses(&self, arguments: &[&str], code: i32) -> String {
         complaint(&self.deepres(arguments).output().unwrap(), code)
@@ -322,21 +327,18 @@ fn ps_shows_tenants_and_set_changes_them() {
     for part in ["train", "50%", "4 GiB", "Simulated nothing", "fake tenant"] {
         assert!(shown.contains(part), "{part} is not in:\n{shown}");
     }
-    let output = place.deepres(&["ps", "--json"]).output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = place.status();
     assert_eq!(json["tenants"][0]["gpus"][0]["entitled_ppm"], 500_000);
     assert_eq!(json["tenants"][0]["memory_limit_bytes"], 4u64 << 30);
     assert_eq!(json["gpus"][0]["simulated"], true);
     assert!(json["now_ns"].as_u64().unwrap() > 0);
     let output = place.deepres(&["set", "train", "--memory", "unlimited"]).output().unwrap();
     assert_eq!(text(&output.stdout), "train: share 50%, memory no limit, class fair");
-    let status = place.deepres(&["ps", "--json"]).output().unwrap().stdout;
-    let json: serde_json::Value = serde_json::from_slice(&status).unwrap();
-    assert!(json["tenants"][0]["memory_limit_bytes"].is_null());
+    assert!(place.status()["tenants"][0]["memory_limit_bytes"].is_null());
 }
 
 #[test]
-fn ps_says_what_was_asked_for_what_is_granted_and_why() {
+fn ps_shows_requests_grants_and_their_reasons() {
     let caps = Caps { share_ppm: 500_000, ..Caps::default() };
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config { caps, ..Config::default() }));
     let _greedy = daemon.join("greedy", 800_000, 8 << 30);
@@ -365,8 +367,7 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
     );
     let brief = place.says(&["ps"]);
     assert!(shown.lines().count() > brief.lines().count() && !brief.contains("granted"), "{brief}");
-    let output = place.deepres(&["ps", "--json"]).output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = place.status();
     let greedy = &json["tenants"][0];
     assert_eq!(
         (&greedy["asked"]["share_ppm"], &greedy["granted"]["share_ppm"]["value"]),
@@ -380,7 +381,7 @@ fn ps_says_what_was_asked_for_what_is_granted_and_why() {
 }
 
 #[test]
-fn of_a_tenant_that_nobody_is_left_of_no_share_is_shown_as_owed_and_no_gate() {
+fn a_tenant_without_processes_is_shown_without_a_share_owed_and_without_a_gate() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     drop(daemon.join("gone", 300_000, 0));
     let _here = daemon.join("here", 300_000, 0);
@@ -393,8 +394,7 @@ fn of_a_tenant_that_nobody_is_left_of_no_share_is_shown_as_owed_and_no_gate() {
     let (gone, here) = (cells("gone"), cells("here"));
     assert_eq!((gone[2].as_str(), gone.last().unwrap().as_str()), ("-", "-"), "{shown}");
     assert_eq!((here[2].as_str(), here.last().unwrap().as_str()), ("30%", "open"), "{shown}");
-    let output = place.deepres(&["ps", "--json"]).output().unwrap();
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let json = place.status();
     let [gone, here] = [0, 1].map(|tenant| &json["tenants"][tenant]["gpus"][0]);
     assert!(gone["entitled_ppm"].is_null() && gone["gate"].is_null(), "{gone}");
     assert_eq!((&here["entitled_ppm"], &here["gate"]), (&300_000.into(), &"open".into()), "{here}");
@@ -592,7 +592,7 @@ fn a_job_ignores_the_signals_that_run_was_started_to_ignore_and_no_others() {
 }
 
 #[test]
-fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
+fn a_job_that_is_stopped_and_continued_is_waited_for_to_its_end() {
     let (_daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let ready = place.scratch.path().join("ready");
     let script = format!("touch {}; read line; exit 7", ready.display());
@@ -622,7 +622,7 @@ fn a_job_that_somebody_stops_and_continues_is_waited_for_to_its_end() {
 }
 
 #[test]
-fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
+fn runs_of_the_same_name_are_one_tenant_and_each_unnamed_run_is_another() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let sleep = |arguments: &[&str]| place.deepres(arguments).spawn().unwrap();
     let mut children = [
@@ -645,7 +645,7 @@ fn runs_of_the_same_name_are_one_tenant_and_unnamed_ones_are_their_own() {
 }
 
 #[test]
-fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_that_is_none() {
+fn explain_prints_every_term_as_text_and_as_json_and_the_tenants_for_an_unknown_name() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let _asked = daemon.join("asked", 300_000, 0);
     let _plain = daemon.join("plain", 0, 0);
@@ -701,7 +701,7 @@ fn explain_prints_every_term_as_text_and_as_json_and_who_there_is_beside_a_name_
 }
 
 #[test]
-fn what_a_job_says_of_itself_reaches_the_policy_by_option_and_by_variable_and_the_option_counts() {
+fn facts_about_a_job_reach_the_policy_by_option_and_by_variable_and_the_option_counts() {
     let (daemon, place) = Place::with_daemon(Daemon::start(1, Config::default()));
     let told = |name: &str, options: &[&str], variables: &[(&str, &str)]| {
         let arguments = [&["run", "--name", name], options, &["--", "sleep", "60"]].concat();
@@ -763,8 +763,8 @@ fn labels_are_shown_wherever_a_tenant_is_and_change_while_it_runs() {
     let said = |arguments: &[&str]| place.says(arguments).to_owned();
     assert!(said(&["ps", "-v"]).contains("label      team=vision,cost=4711 as asked"));
     assert!(said(&["explain", "n"]).starts_with("n, label team=vision,cost=4711"));
-    let json: serde_json::Value = serde_json::from_str(&said(&["ps", "--json"])).unwrap();
-    assert_eq!(json["tenants"][0]["granted"]["labels"]["value"], "team=vision,cost=4711");
+    let labels = &place.status()["tenants"][0]["granted"]["labels"]["value"];
+    assert_eq!(*labels, "team=vision,cost=4711");
     assert!(said(&["set", "n", "--label", "team=speech"]).contains("label team=speech"));
     end(&daemon, &mut child);
     let wrong = place.deepres(&["run", "--label", "vision", "--", "true"]).output().unwrap();

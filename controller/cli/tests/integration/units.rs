@@ -15,7 +15,7 @@ fn unit(name: &str) -> String {
 }
 
 #[test]
-fn units_open_the_sockets_that_jobs_and_administrators_look_for_to_whom_they_are_for() {
+fn units_open_the_sockets_of_jobs_and_of_administrators_to_the_right_users() {
     for (name, lines) in [
         (
             "deepres.socket",

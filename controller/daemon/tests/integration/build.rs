@@ -34,7 +34,7 @@ fn a_named_file_that_is_not_there_is_no_build_without_the_programs() {
 }
 
 #[test]
-fn a_build_without_the_programs_says_what_it_lacks_and_how_it_is_had() {
+fn a_build_without_the_programs_says_how_to_get_them() {
     assert!(
         script::WITHOUT.contains("without its kernel programs")
             && script::WITHOUT.contains("cargo xtask ebpf")

@@ -62,7 +62,7 @@ fn the_heart_beats_well_within_its_limit_while_anyone_is_there() {
 }
 
 #[test]
-fn what_is_not_a_hello_is_refused_and_the_daemon_goes_on() {
+fn frames_that_are_no_hello_are_refused_and_the_daemon_goes_on() {
     let daemon = daemon_of_one_gpu();
     let socket = daemon.directory.tenant_socket();
     let good = daemon.hello(Role::Session, "a");
@@ -230,7 +230,7 @@ fn connections_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
+fn a_keeper_keeps_its_tenant_and_its_request_holds_for_all_sessions() {
     let daemon = daemon_of_one_gpu();
     let mut keeper = daemon.hello(Role::Keeper, "a");
     keeper.wishes = Wish { share_ppm: Some(300_000), ..Wish::default() }.encode();
@@ -247,7 +247,7 @@ fn a_keeper_keeps_its_tenant_and_what_was_asked_for_holds_for_all_of_it() {
 }
 
 #[test]
-fn what_an_administrator_sets_is_in_force_at_once() {
+fn settings_of_an_administrator_are_in_force_at_once() {
     let daemon = daemon_of_one_gpu();
     let (a, b) = (daemon.join("a", 700_000, 0), daemon.join("b", 300_000, 0));
     let wish = Wish {
@@ -276,7 +276,7 @@ fn what_an_administrator_sets_is_in_force_at_once() {
 }
 
 #[test]
-fn an_administrator_is_told_if_what_was_set_will_not_outlive_the_daemon() {
+fn an_administrator_is_told_if_a_setting_will_not_outlive_the_daemon() {
     let daemon = daemon_of_one_gpu();
     let a = daemon.join("a", 300_000, 0);
     let in_the_way = daemon.directory.path().join("state.json.new");
@@ -292,7 +292,7 @@ fn an_administrator_is_told_if_what_was_set_will_not_outlive_the_daemon() {
 }
 
 #[test]
-fn what_an_administrator_sets_is_not_shed_by_ending_and_beginning_anew() {
+fn a_tenant_that_ends_and_begins_anew_keeps_settings_of_an_administrator() {
     let daemon = daemon_of_one_gpu();
     let join = |share_ppm| daemon.join("a", share_ppm, 0);
     let first = join(900_000);
@@ -443,7 +443,7 @@ fn a_place_in_an_account_in_which_a_living_process_may_still_write_is_given_to_n
 }
 
 #[test]
-fn what_an_idle_tenant_asked_for_is_the_others_until_it_wants_it() {
+fn the_share_of_an_idle_tenant_is_the_others_until_it_wants_it() {
     let daemon = daemon_of_one_gpu();
     let [notebook, half, plain] = [("notebook", 1_000_000), ("half", 500_000), ("plain", 0)]
         .map(|(name, ppm)| daemon.join(name, ppm, 0));
@@ -475,7 +475,7 @@ fn explained(daemon: &Daemon, tenant: &str) -> ShareStatus {
 }
 
 #[test]
-fn what_a_job_says_of_itself_weighs_where_no_share_was_asked_for_and_the_terms_add_up_to_the_share() {
+fn facts_about_a_job_weigh_where_no_share_was_asked_for_and_the_terms_add_up_to_the_share() {
     let daemon = daemon_of_one_gpu();
     let plain = daemon.join("plain", 0, 0);
     let mut hello = daemon.hello(Role::Session, "urgent");
@@ -522,7 +522,7 @@ fn what_a_job_says_of_itself_weighs_where_no_share_was_asked_for_and_the_terms_a
 }
 
 #[test]
-fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults() {
+fn the_configuration_bounds_criticality_and_a_job_that_states_nothing_has_the_defaults() {
     let caps = Caps { criticality: Criticality::default(), deadline: false, ..Caps::NONE };
     let defaults = toml::from_str("class = \"best-effort\"\ncriticality = \"low\"").unwrap();
     let daemon = Daemon::start(1, Config { caps, defaults, ..Config::default() });
@@ -544,7 +544,7 @@ fn who_may_claim_to_be_critical_is_bounded_and_who_says_nothing_has_the_defaults
 }
 
 #[test]
-fn what_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_with_none() {
+fn the_time_that_a_job_used_is_counted_on_all_gpus_and_the_next_job_of_that_name_begins_with_none() {
     let daemon = Daemon::start(2, Config::default());
     let each_ns = 20 * MS;
     let job = daemon.join("job", 0, 0);

@@ -166,7 +166,7 @@ fn send_with(socket: &OwnedFd, frame: &[u8], file: &File) {
 }
 
 #[test]
-fn who_never_reads_keeps_nobody_waiting() {
+fn a_client_that_never_reads_keeps_nobody_waiting() {
     let daemon = Daemon::start(1, Config::default());
     let socket = daemon.directory.tenant_socket();
     let _deaf: Vec<_> = (0..100)
@@ -233,7 +233,7 @@ fn a_name_of_another_user_is_another_tenant() {
 }
 
 #[test]
-fn who_runs_already_and_asks_for_too_much_has_the_cap_and_it_is_said_why() {
+fn a_running_session_that_asks_for_too_much_has_the_cap_and_is_told_why() {
     let caps = Caps { share_ppm: 400_000, memory_bytes: 1_000, class: Class::Fair, ..Caps::NONE };
     let users = [(MALLORY.to_string(), caps)].into();
     let daemon = open_to_all(Config { users, ..Config::default() });
@@ -306,7 +306,7 @@ fn a_tenant_finds_no_way_to_write_its_grant_or_to_resize_a_page() {
 }
 
 #[test]
-fn what_a_liar_says_of_itself_is_shown_within_what_is_possible() {
+fn false_counts_in_a_tenants_pages_are_shown_within_possible_values() {
     let daemon = Daemon::start(1, Config::default());
     let (liar, bystander) = (daemon.join("liar", 0, 0), daemon.join("bystander", 0, 1_000));
     assert!(bystander.allocate(10));
@@ -460,7 +460,7 @@ mod measured {
     }
 
     #[test]
-    fn whoever_connects_in_a_loop_fills_no_log() {
+    fn a_process_that_connects_in_a_loop_fills_no_log() {
         let log = Log::default();
         let writer = log.clone();
         let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();

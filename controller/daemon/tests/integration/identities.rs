@@ -38,7 +38,7 @@ const WORKERS: usize = 3;
 fn job_process() {
     let Some(role) = std::env::var_os(ROLE) else { return };
     if role == "launcher" {
-        let workers: Vec<Child> = (0..WORKERS).map(|_| start("worker", true)).collect();
+        let workers: Vec<Child> = (0..WORKERS).map(|_| start_worker()).collect();
         println!("started");
         for mut worker in workers {
             worker.wait().unwrap();
@@ -69,38 +69,68 @@ fn session(name: &str, sessions_before: u32) -> Tenant {
     Tenant::connect(std::env::var_os(SOCKET).unwrap().as_ref(), &hello).unwrap()
 }
 
-fn start(role: &str, in_own_session: bool) -> Child {
+/// Returns a command that starts this program as a process of a job.
+fn process(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "identities::job_process", "--nocapture"])
         .env(ROLE, role)
         .stdout(Stdio::piped());
+    command
+}
+
+/// Starts a worker in a kernel session of its own. The worker ends with this process.
+fn start_worker() -> Child {
+    let mut command = process("worker");
     // SAFETY: between fork and exec the child makes two system calls only.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-            if in_own_session {
-                rustix::process::setsid()?;
-            }
+            rustix::process::setsid()?;
             Ok(())
         });
     }
     command.spawn().unwrap()
 }
 
+/// A process of a job, outside of it. The drop ends it.
+struct Outside(Child);
+
+impl Outside {
+    /// Starts a process, and waits until it prints this line.
+    fn start(mut command: Command, daemon: &Daemon, ready: &str) -> Self {
+        command.env(SOCKET, daemon.directory.tenant_socket()).env(GPU, &daemon.gpus[0].uuid_text);
+        let mut process = Self(command.spawn().unwrap());
+        let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.contains(ready)));
+        process
+    }
+
+    /// Starts a worker that gives the name `train`. If `cgroup` is given, the worker enters it.
+    fn worker(daemon: &Daemon, cgroup: Option<&Cgroup>) -> Self {
+        let mut command = process("worker");
+        command.env(NAME, "train").envs(cgroup.map(|cgroup| (CGROUP, &cgroup.0)));
+        Self::start(command, daemon, "connected")
+    }
+
+    /// Returns the tenant of the process's session; `None` without a session.
+    fn tenant(&self, daemon: &Daemon) -> Option<TenantStatus> {
+        let is_its = |tenant: &TenantStatus| tenant.sessions.iter().any(|session| session.pid == self.0.id());
+        daemon.status().tenants.into_iter().find(is_its)
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
     let daemon = Daemon::start(1, Config::default());
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "identities::job_process", "--nocapture"])
-        .env(ROLE, "launcher")
-        .env(SOCKET, daemon.directory.tenant_socket())
-        .env(GPU, &daemon.gpus[0].uuid_text)
-        .stdout(Stdio::piped());
-    let mut launcher = command.spawn().unwrap();
-    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("started")));
+    let _launcher = Outside::start(process("launcher"), &daemon, "started");
     let sessions = || daemon.status().tenants.iter().map(|tenant| tenant.sessions.len()).sum::<usize>();
     wait_until(PATIENCE, || sessions() == WORKERS);
     let status = daemon.status();
@@ -112,8 +142,6 @@ fn the_workers_of_a_launcher_are_one_tenant_and_so_is_all_that_one_starts() {
         matches!(found, Found::Tree { .. } | Found::Container | Found::Pod | Found::Slurm { .. }),
         "{found:?}"
     );
-    launcher.kill().unwrap();
-    launcher.wait().unwrap();
 }
 
 #[test]
@@ -121,20 +149,9 @@ fn a_child_of_a_tenants_process_belongs_to_it_though_it_gives_no_name() {
     let daemon = Daemon::start(1, Config::default());
     // This process has a session under that name. Its child gives no name.
     let _parent = daemon.join("parent", 300_000, 0);
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "identities::job_process", "--nocapture"])
-        .env(ROLE, "worker")
-        .env(SOCKET, daemon.directory.tenant_socket())
-        .env(GPU, &daemon.gpus[0].uuid_text)
-        .stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("connected")));
+    let _child = Outside::start(process("worker"), &daemon, "connected");
     let status = daemon.status();
     assert_eq!((status.tenants.len(), status.tenants[0].sessions.len()), (1, 2), "{:?}", status.tenants);
-    child.kill().unwrap();
-    child.wait().unwrap();
 }
 
 /// A cgroup. The drop removes it.
@@ -164,41 +181,6 @@ impl Drop for Cgroup {
     }
 }
 
-/// A worker. The drop ends it.
-struct Worker(Child);
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Worker {
-    /// Starts a worker that gives the name `train`. If `cgroup` is given, the worker enters it.
-    fn start(daemon: &Daemon, cgroup: Option<&Cgroup>) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "identities::job_process", "--nocapture"])
-            .env(ROLE, "worker")
-            .env(NAME, "train")
-            .env(SOCKET, daemon.directory.tenant_socket())
-            .env(GPU, &daemon.gpus[0].uuid_text)
-            .stdout(Stdio::piped());
-        command.envs(cgroup.map(|cgroup| (CGROUP, &cgroup.0)));
-        let mut worker = Self(command.spawn().unwrap());
-        let lines = BufReader::new(worker.0.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.contains("connected")));
-        worker
-    }
-
-    /// Returns the tenant of the worker's session; `None` without a session.
-    fn tenant(&self, daemon: &Daemon) -> Option<TenantStatus> {
-        let is_its = |tenant: &TenantStatus| tenant.sessions.iter().any(|session| session.pid == self.0.id());
-        daemon.status().tenants.into_iter().find(is_its)
-    }
-}
-
 /// Returns two cgroups as Docker makes them, with names of this test process alone. If the machine
 /// does not allow this, prints the reason and returns `None`.
 fn containers(kind: u32) -> Option<[Cgroup; 2]> {
@@ -215,7 +197,7 @@ fn a_name_given_in_a_container_is_a_tenant_of_its_own_over_a_restart_too() {
     let Some([first, second]) = containers(1) else { return };
     let daemon = Daemon::start(1, Config::default());
     let workers =
-        [Some(&first), Some(&first), Some(&second), None].map(|place| Worker::start(&daemon, place));
+        [Some(&first), Some(&first), Some(&second), None].map(|place| Outside::worker(&daemon, place));
     let check = |daemon: &Daemon| {
         wait_until(PATIENCE, || workers.iter().all(|worker| worker.tenant(daemon).is_some()));
         workers.each_ref().map(|worker| worker.tenant(daemon).unwrap())
@@ -241,7 +223,7 @@ fn a_shared_name_is_one_tenant_over_containers_and_other_processes() {
     let Some([first, second]) = containers(2) else { return };
     let shared_names = vec!["train".to_owned()];
     let daemon = Daemon::start(1, Config { shared_names, ..Config::default() });
-    let workers = [Some(&first), Some(&second), None].map(|place| Worker::start(&daemon, place));
+    let workers = [Some(&first), Some(&second), None].map(|place| Outside::worker(&daemon, place));
     let check = |daemon: &Daemon| {
         wait_until(PATIENCE, || workers.iter().all(|worker| worker.tenant(daemon).is_some()));
         for worker in &workers {
@@ -254,6 +236,6 @@ fn a_shared_name_is_one_tenant_over_containers_and_other_processes() {
     // without this rule. A worker that comes later does not join them.
     let next = daemon.restart_with(Config::default());
     check(&next);
-    let later = Worker::start(&next, Some(&second));
+    let later = Outside::worker(&next, Some(&second));
     assert_eq!(later.tenant(&next).unwrap().name, "train-2");
 }

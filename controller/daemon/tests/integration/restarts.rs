@@ -57,7 +57,7 @@ fn set_share(daemon: &Daemon, name: &str, share_ppm: u32) {
 }
 
 #[test]
-fn accounts_and_what_was_set_go_on_and_the_time_between_is_charged_once() {
+fn accounts_and_settings_go_on_and_the_time_between_is_charged_once() {
     let daemon = daemon();
     let session = daemon.join("a", 400_000, 0);
     let _other = daemon.join("b", 0, 0);
@@ -100,7 +100,7 @@ fn a_session_that_begins_at_zero_adds_to_the_account() {
 }
 
 #[test]
-fn who_came_after_the_last_write_is_charged_from_its_beginning() {
+fn a_tenant_that_came_after_the_last_write_is_charged_from_its_beginning() {
     let daemon = daemon();
     // The state is as if the daemon had been killed before it saved again.
     let path = daemon.directory.state_file();
@@ -116,7 +116,7 @@ fn who_came_after_the_last_write_is_charged_from_its_beginning() {
 }
 
 #[test]
-fn what_is_said_of_the_time_between_is_bounded_by_it() {
+fn use_reported_for_the_time_between_is_bounded_by_that_time() {
     let daemon = daemon();
     let _session = daemon.join("a", 0, 0);
     let daemon = daemon.restart();
@@ -202,7 +202,7 @@ fn gates_are_left_as_the_configuration_says_for_the_time_without_a_daemon() {
 }
 
 #[test]
-fn what_was_said_of_a_job_goes_on_and_its_deadline_comes_nearer_meanwhile() {
+fn facts_about_a_job_go_on_and_its_deadline_comes_nearer_meanwhile() {
     let daemon = daemon();
     let mut hello = daemon.hello(Role::Session, "a");
     let wish = Wish {

@@ -335,7 +335,7 @@ fn rows_that_were_taken_away_begin_at_zero_for_the_next() {
 }
 
 #[test]
-fn no_call_is_lost_while_rows_are_taken_away_from_who_is_calling() {
+fn no_call_is_lost_while_rows_are_taken_away_from_calling_processes() {
     let _alone = alone();
     const THREADS: u64 = 4;
     const CALLS: u64 = 200_000;
@@ -498,7 +498,7 @@ fn calls_without_room_are_counted_together_and_new_processes_are_told_of_still()
 }
 
 #[test]
-fn a_new_process_is_told_at_once() {
+fn a_new_process_is_reported_at_once() {
     let _alone = alone();
     let Some(mut kernel) = probes(&[TUN_KEY], Asked::None, None) else { return };
     let mut news = kernel.take_news().unwrap();

@@ -82,7 +82,7 @@ const NV01_ROOT: u64 = 0;
 const NV_ERR_NO_MEMORY: u64 = 0x51;
 
 #[test]
-fn memory_is_counted_by_what_the_arguments_say_and_not_at_all_where_the_driver_refused() {
+fn memory_is_counted_by_the_arguments_and_not_at_all_where_the_driver_refused() {
     let _alone = alone();
     let Some(kernel) = probes(&[BTRFS_RM_KEY], Asked::None, None) else { return };
     let file = open(BTRFS);

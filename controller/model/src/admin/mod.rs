@@ -201,8 +201,7 @@ status! {
         pub holder: Option<String>,
         /// Time in which two tenants or more had work running or waiting, ns.
         pub contended_ns: u64,
-        /// Time in which no tenant had work running or waiting, ns. The time counts while any is
-        /// connected.
+        /// Time in which tenants were connected, and none had work running or waiting, ns.
         pub idle_ns: u64,
         /// Hand-offs from one tenant to another.
         pub handoffs: u64,
@@ -219,7 +218,7 @@ status! {
         /// Time for which a waiter spins before it sleeps, ns.
         pub spin_ns: u64,
         /// Mean cost of a hand-off, ns, with the part that meters do not see. Hand-offs that a busy
-        /// machine delayed are left out. The other times here follow from this one.
+        /// machine delayed are left out. The daemon derives the other times here from this cost.
         pub handoff_ns: u64,
         /// Time before a lease's end at which the lease is renewed or given up, ns.
         pub lead_ns: u64,

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_first_keeps_it_and_who_comes_later_has_what_is_left() {
+    fn the_first_request_keeps_its_part_and_later_ones_have_the_rest() {
         let asked = wants(Want::Asked(300_000), Want::Asked(700));
         assert_eq!(
             parts(&[asked, asked, asked]),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_split_evenly() {
+    fn parts_that_no_tenant_asked_for_are_split_evenly() {
         let rest = wants(Want::Rest, Want::Rest);
         assert_eq!(parts(&[rest; 10]).iter().map(|part| part.1).sum::<u32>(), 500_000);
         assert_eq!(parts(&[rest; 10]).iter().map(|part| part.2).sum::<u64>(), 1_000);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_less_memory_than_it_holds_whoever_asks_later() {
+    fn no_later_request_leaves_a_tenant_less_memory_than_it_holds() {
         use Want::{Above, Asked, Rest};
         assert_eq!(of_memory(&[(Rest, 600), (Asked(800), 0)]), [600, 400], "who asks has what is left");
         assert_eq!(of_memory(&[(Rest, 600), (Asked(300), 0)]), [700, 400]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_can_still_come_to_hold_is_given_to_nobody_else() {
+    fn memory_that_a_tenant_can_still_take_is_given_to_no_other() {
         assert_eq!(bounds(&[claim(500, 0), claim(500, 0)]), [500, 500]);
         assert_eq!(bounds(&[claim(500, 1_000), claim(500, 0)]), [500, 0], "the first is not told yet");
         assert_eq!(bounds(&[claim(500, 500), claim(500, 0)]), [500, 500], "now it is");
@@ -365,7 +365,7 @@ mod tests {
         }
 
         #[test]
-        fn what_all_may_have_is_within_the_cap_and_for_each_what_it_holds(
+        fn all_parts_together_are_within_the_cap_and_each_covers_held_memory(
             tenants in prop::collection::vec((prop::option::of(0_u64..1_500), 0_u64..400), 1..8)
         ) {
             let tenants: Vec<(Want, u64)> =

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn malformed_devices_are_refused() {
         for text in ["", "=1", "a=", "a=x", "a=1:", "a=1:x", "a=4096", "a=1:1048576", "a b"] {
             assert!(text.parse::<DeviceKey>().is_err(), "{text}");
         }

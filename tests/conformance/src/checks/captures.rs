@@ -14,15 +14,15 @@ checks! { "captures":
     Documented captured_work_runs_when_the_graph_is_launched;
     Documented the_legacy_stream_is_never_captured;
     Documented the_legacy_stream_is_out_of_bounds_meanwhile;
-    Documented asking_about_what_is_captured_breaks_it;
-    Guess who_may_ask_about_other_events;
-    Guess what_counts_as_unsafe_on_the_own_thread;
+    Documented asking_about_captured_work_breaks_the_capture;
+    Guess modes_that_allow_questions_about_other_events;
+    Guess calls_that_are_unsafe_on_the_own_thread;
     Documented captures_do_not_mix;
     Documented branches_have_to_come_back;
     Documented a_capture_ends_where_it_began;
     Guess a_relaxed_thread_may_ask_anything_else;
     Guess an_event_is_recorded_beside_a_capture;
-    Guess destroying_what_is_captured;
+    Guess destroying_captured_objects;
 }
 
 const NON_BLOCKING: u32 = CU_STREAM_NON_BLOCKING;
@@ -103,7 +103,7 @@ fn the_legacy_stream_is_out_of_bounds_meanwhile(facts: &mut Facts) -> Result<(),
     Ok(())
 }
 
-fn asking_about_what_is_captured_breaks_it(facts: &mut Facts) -> Result<(), Stop> {
+fn asking_about_captured_work_breaks_the_capture(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     begin(stream, RELAXED)?;
@@ -142,7 +142,7 @@ fn ask_elsewhere(context: CUcontext, event: CUevent, mode: u32) -> Result<CUresu
     thread.join().unwrap_or(Ok(CUDA_ERROR_UNKNOWN))
 }
 
-fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
+fn modes_that_allow_questions_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let event = gpu.event(0)?;
     let mode = |mode: u32| ["global", "thread-local", "relaxed"][mode as usize];
@@ -165,7 +165,7 @@ fn who_may_ask_about_other_events(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn what_counts_as_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop> {
+fn calls_that_are_unsafe_on_the_own_thread(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let (event, other) = (gpu.event(0)?, gpu.stream(NON_BLOCKING)?);
     let kept = gpu.memory(64)?;
@@ -302,7 +302,7 @@ fn an_event_is_recorded_beside_a_capture(facts: &mut Facts) -> Result<(), Stop> 
     Ok(())
 }
 
-fn destroying_what_is_captured(facts: &mut Facts) -> Result<(), Stop> {
+fn destroying_captured_objects(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let other = gpu.stream(0)?;
     begin(stream, RELAXED)?;

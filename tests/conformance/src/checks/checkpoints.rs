@@ -20,7 +20,7 @@ checks! { "checkpoints":
     Documented memory_is_as_it_was_after_a_restore;
     Documented a_call_waits_until_the_process_is_unlocked;
     Guess managed_memory_is_left_out_and_its_process_goes_on;
-    Documented what_was_submitted_is_complete_once_the_process_is_locked;
+    Documented submitted_work_is_complete_once_the_process_is_locked;
 }
 
 /// A time longer than any call takes that does not wait.
@@ -123,7 +123,7 @@ fn managed_memory_is_left_out_and_its_process_goes_on(facts: &mut Facts) -> Resu
     Ok(())
 }
 
-fn what_was_submitted_is_complete_once_the_process_is_locked(facts: &mut Facts) -> Result<(), Stop> {
+fn submitted_work_is_complete_once_the_process_is_locked(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let (pid, stream) = (own_pid(), gpu.stream(CU_STREAM_NON_BLOCKING)?);
     gpu.spin(stream, crate::gpu::SPIN_NS)?;

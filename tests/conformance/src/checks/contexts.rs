@@ -14,7 +14,7 @@ checks! { "contexts":
     Documented without_one_most_calls_are_refused;
     Documented a_primary_context_lives_as_long_as_someone_holds_it;
     Guess a_primary_context_is_not_destroyed_but_released;
-    Guess what_is_left_of_a_destroyed_one;
+    Guess objects_of_a_destroyed_one;
     Guess a_reset_ends_it_under_its_holders;
     Guess handles_that_never_were;
     Guess a_kernel_runs_in_its_own_context_only;
@@ -93,7 +93,7 @@ fn a_primary_context_is_not_destroyed_but_released(facts: &mut Facts) -> Result<
     Ok(())
 }
 
-fn what_is_left_of_a_destroyed_one(facts: &mut Facts) -> Result<(), Stop> {
+fn objects_of_a_destroyed_one(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let short = made!(cuCtxCreate_v2(0, 0));
     let (event, recorded, stream) = (gpu.event(0)?, gpu.event(0)?, gpu.stream(0)?);

@@ -13,7 +13,7 @@ checks! { "events":
     Documented one_that_was_never_recorded_is_complete;
     Documented the_latest_record_counts;
     Documented times_need_two_completed_events_with_timing;
-    Documented times_are_of_what_lies_between;
+    Documented times_are_of_the_work_between_the_events;
     Guess times_before_are_negative_and_add_up;
     Guess a_destroyed_event_is_refused;
     Documented an_event_is_recorded_in_its_own_context_and_awaited_in_any;
@@ -73,7 +73,7 @@ fn elapsed_ns(from: CUevent, to: CUevent) -> Result<f64, Stop> {
     Ok(f64::from(ms) * NS_PER_MS)
 }
 
-fn times_are_of_what_lies_between(facts: &mut Facts) -> Result<(), Stop> {
+fn times_are_of_the_work_between_the_events(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let (start, end) = (gpu.event(0)?, gpu.event(0)?);
     must!(cuEventRecord(start, stream));

@@ -16,8 +16,8 @@ checks! { "graphs":
     Documented memory_of_a_graph_is_taken_while_it_is_in_use;
     Documented an_upload_takes_the_memory_of_the_launch_after_it;
     Documented a_conditions_first_value_decides_which_body_runs;
-    Documented a_graph_lives_on_in_what_was_made_of_it;
-    Guess destroying_what_runs;
+    Documented a_graph_lives_on_in_its_executables_and_clones;
+    Guess destroying_objects_that_run;
 }
 
 fn graph() -> Result<CUgraph, Stop> {
@@ -201,7 +201,7 @@ fn an_upload_takes_the_memory_of_the_launch_after_it(facts: &mut Facts) -> Resul
     Ok(())
 }
 
-fn a_graph_lives_on_in_what_was_made_of_it(facts: &mut Facts) -> Result<(), Stop> {
+fn a_graph_lives_on_in_its_executables_and_clones(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let device = gpu.memory(4)?;
     let graph = set(&gpu, device, 5)?;
@@ -213,7 +213,7 @@ fn a_graph_lives_on_in_what_was_made_of_it(facts: &mut Facts) -> Result<(), Stop
     Ok(())
 }
 
-fn destroying_what_runs(facts: &mut Facts) -> Result<(), Stop> {
+fn destroying_objects_that_run(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let device = gpu.memory(4)?;
     let exec = executable(set(&gpu, device, 5)?)?;

@@ -14,8 +14,8 @@ use crate::gpu::Gpu;
 checks! { "ipc":
     Documented both_processes_see_one_memory;
     Guess opening_takes_nothing_of_the_device;
-    Documented what_is_opened_again_has_one_address_until_it_is_closed_as_often;
-    Guess what_was_opened_is_closed_and_not_freed;
+    Documented memory_opened_again_has_one_address_until_it_is_closed_as_often;
+    Guess opened_memory_is_closed_and_not_freed;
     Guess the_exporter_does_not_open_its_own;
     Documented memory_at_the_same_address_has_another_handle;
     Guess only_whole_linear_memory_is_exported;
@@ -149,7 +149,7 @@ fn opening_takes_nothing_of_the_device(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn what_is_opened_again_has_one_address_until_it_is_closed_as_often(facts: &mut Facts) -> Result<(), Stop> {
+fn memory_opened_again_has_one_address_until_it_is_closed_as_often(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let handle = export(gpu.memory(BYTES)?)?;
     let mut other = Other::start()?;
@@ -165,7 +165,7 @@ fn what_is_opened_again_has_one_address_until_it_is_closed_as_often(facts: &mut 
     Ok(())
 }
 
-fn what_was_opened_is_closed_and_not_freed(facts: &mut Facts) -> Result<(), Stop> {
+fn opened_memory_is_closed_and_not_freed(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let memory = gpu.memory(BYTES)?;
     let handle = export(memory)?;

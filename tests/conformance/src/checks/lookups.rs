@@ -15,7 +15,7 @@ use crate::driver::find;
 checks! { "lookups":
     Guess addresses_are_those_of_the_exports;
     Documented flags_choose_the_default_stream;
-    Guess what_is_not_there_is_told_from_what_is_too_new;
+    Guess missing_names_are_told_from_names_that_are_too_new;
     Guess the_empty_name_and_unknown_tables;
 }
 
@@ -85,7 +85,7 @@ fn flags_choose_the_default_stream(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn what_is_not_there_is_told_from_what_is_too_new(facts: &mut Facts) -> Result<(), Stop> {
+fn missing_names_are_told_from_names_that_are_too_new(facts: &mut Facts) -> Result<(), Stop> {
     must!(cuInit(0));
     let missing = look_up(c"cuNothingOfThisName", 12_000, 0)?;
     facts.code("a name that is no function's", missing.code, CUDA_SUCCESS);

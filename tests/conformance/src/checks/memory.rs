@@ -14,7 +14,7 @@ checks! { "memory":
     Documented sizes_and_places_that_are_refused;
     Documented more_than_there_is;
     Guess addresses_that_are_not_allocations;
-    Guess what_is_allocated_is_taken_in_pieces_of_two_mebibytes;
+    Guess memory_is_taken_in_pieces_of_two_mebibytes;
     Documented rows_are_aligned;
     Documented addresses_say_what_they_are;
     Documented host_memory_is_registered_once;
@@ -71,7 +71,7 @@ fn addresses_that_are_not_allocations(facts: &mut Facts) -> Result<(), Stop> {
 }
 
 /// The expectation holds on a GPU that no other process uses meanwhile.
-fn what_is_allocated_is_taken_in_pieces_of_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
+fn memory_is_taken_in_pieces_of_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     // The block that small allocations share must exist before the measurement.
     let _small = gpu.memory(64)?;

@@ -10,16 +10,16 @@ use crate::check::{Facts, Stop};
 use crate::gpu::Gpu;
 
 checks! { "pools":
-    Documented what_is_freed_in_a_stream_is_used_again_in_it;
+    Documented memory_freed_in_a_stream_is_used_again_in_it;
     Documented unused_memory_goes_back_when_the_host_waits;
     Documented the_threshold_keeps_and_trimming_gives_back;
-    Documented either_free_takes_what_a_pool_gave;
+    Documented either_free_takes_memory_of_a_pool;
     Documented a_pool_of_the_hosts_memory_takes_nothing_of_the_device;
     Documented an_imported_pool_gives_nothing_new;
-    Documented what_a_pool_gave_outlives_contexts;
-    Guess what_a_pool_is_exported_and_imported_by;
+    Documented memory_of_a_pool_outlives_contexts;
+    Guess handles_that_a_pool_is_exported_and_imported_by;
     Guess a_pool_grows_by_thirty_two_mebibytes;
-    Guess a_pool_of_ones_own;
+    Guess a_pool_that_the_program_made;
     Guess addresses_that_are_not_a_pools;
 }
 
@@ -43,7 +43,7 @@ fn allocate(bytes: usize, stream: CUstream) -> Result<CUdeviceptr, Stop> {
     Ok(made!(cuMemAllocAsync(bytes, stream)))
 }
 
-fn what_is_freed_in_a_stream_is_used_again_in_it(facts: &mut Facts) -> Result<(), Stop> {
+fn memory_freed_in_a_stream_is_used_again_in_it(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
     let first = allocate(10 * MIB, stream)?;
@@ -88,7 +88,7 @@ fn the_threshold_keeps_and_trimming_gives_back(facts: &mut Facts) -> Result<(), 
     Ok(())
 }
 
-fn either_free_takes_what_a_pool_gave(facts: &mut Facts) -> Result<(), Stop> {
+fn either_free_takes_memory_of_a_pool(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let (stream, pool) = (gpu.stream(CU_STREAM_NON_BLOCKING)?, default_pool()?);
     let address = allocate(MIB, stream)?;
@@ -98,7 +98,7 @@ fn either_free_takes_what_a_pool_gave(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn what_a_pool_gave_outlives_contexts(facts: &mut Facts) -> Result<(), Stop> {
+fn memory_of_a_pool_outlives_contexts(facts: &mut Facts) -> Result<(), Stop> {
     let gpu = Gpu::new()?;
     let pool = default_pool()?;
     let second = made!(cuCtxCreate_v2(0, 0));
@@ -130,7 +130,7 @@ fn a_pool_grows_by_thirty_two_mebibytes(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn a_pool_of_ones_own(facts: &mut Facts) -> Result<(), Stop> {
+fn a_pool_that_the_program_made(facts: &mut Facts) -> Result<(), Stop> {
     let (_gpu, [stream]) = Gpu::with_streams()?;
     let mut props = zeroed!(CUmemPoolProps);
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -214,7 +214,7 @@ fn an_imported_pool_gives_nothing_new(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn what_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop> {
+fn handles_that_a_pool_is_exported_and_imported_by(facts: &mut Facts) -> Result<(), Stop> {
     let (_gpu, [stream]) = Gpu::with_streams()?;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let (own, plain) = (own_pool(DEVICE, kind)?, own_pool(DEVICE, CU_MEM_HANDLE_TYPE_NONE)?);

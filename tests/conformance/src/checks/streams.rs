@@ -16,7 +16,7 @@ checks! { "streams":
     Documented the_legacy_stream_and_blocking_streams_wait_for_each_other;
     Documented per_thread_streams_are_each_threads_own;
     Documented a_stream_waits_for_an_event_of_another;
-    Documented a_host_function_sees_what_came_before_and_holds_up_what_comes_after;
+    Documented a_host_function_runs_after_earlier_work_and_holds_up_later_work;
     Documented a_stream_may_be_destroyed_with_work_in_it;
     Guess a_destroyed_stream_is_refused;
     Documented pageable_memory_may_change_once_the_copy_has_returned;
@@ -108,9 +108,7 @@ unsafe extern "C" fn note(data: *mut c_void) {
     }
 }
 
-fn a_host_function_sees_what_came_before_and_holds_up_what_comes_after(
-    facts: &mut Facts,
-) -> Result<(), Stop> {
+fn a_host_function_runs_after_earlier_work_and_holds_up_later_work(facts: &mut Facts) -> Result<(), Stop> {
     let (gpu, [stream]) = Gpu::with_streams()?;
     let (device, host) = (gpu.memory(4)?, gpu.pinned(1)?);
     must!(cuMemsetD32Async(device, 7, 1, stream));

@@ -1,6 +1,7 @@
 //! Guaranteed memory. The daemon promises the same memory only once. If a later job asks for
 //! promised memory, `deepres run` refuses the job with the reason, or waits.
 
+use deepres_e2e::calls::Calls;
 use deepres_e2e::prelude::*;
 
 /// A GPU of 4 GiB.
@@ -72,7 +73,7 @@ fn more_memory_than_any_gpu_has_is_refused_at_once_and_never_waited_for() {
 }
 
 #[test]
-fn a_users_later_tenants_leave_one_that_runs_what_it_holds_of_the_cap() {
+fn a_users_later_tenants_leave_a_running_one_the_memory_that_it_holds_of_the_cap() {
     let (host, _daemon) = host().config("[caps]\nmemory = \"1GiB\"\n").with_daemon();
     let mut holder = holding(&host, &["--name", "holder"], 640 * MIB);
 
@@ -204,8 +205,9 @@ fn a_tenant_without_a_guarantee_takes_no_guaranteed_memory_by_following_its_use(
     let options = ["--name", "follower", "--memory-follow-use"];
     let most = filled(&host, &options);
     assert_eq!(most["kinds"][0]["bytes"], 1u64 << 30, "{most}");
-    let bytes = (512u64 << 20).to_string();
-    let follower = host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding");
+    let mut follower = Calls::run(&host, host.run(&options, "python3", &[]), "");
+    follower.does("start()");
+    follower.does("linear('held', 512 << 20)");
     let told = host.shows(&["ps", "-v"]);
     assert!(told.contains("keeps 1 GiB for the tenant"), "{told}");
     assert!(told.contains("may hold 1 GiB at most"), "{told}");
@@ -214,7 +216,7 @@ fn a_tenant_without_a_guarantee_takes_no_guaranteed_memory_by_following_its_use(
     let all =
         |told: &str| told.contains("keeps 4 GiB for the tenant") && told.contains("may hold 4 GiB at most");
     eventually("all of it is the follower's", || all(&host.shows(&["ps", "-v"])));
-    follower.finish().success();
+    follower.0.process.finish().success();
 }
 
 #[test]

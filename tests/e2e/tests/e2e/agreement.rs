@@ -141,7 +141,7 @@ mod measured {
     }
 
     #[test]
-    fn a_program_with_pauses_gets_beside_long_kernels_in_real_time_what_it_gets_in_virtual_time() {
+    fn a_program_with_pauses_gets_as_much_beside_long_kernels_in_real_time_as_in_virtual_time() {
         // The program waits for a slice of the hardware in each step. Its threads wake up late on a
         // busy machine, which costs it some steps.
         let tenants = [
@@ -188,7 +188,7 @@ mod measured {
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn a_guest_gets_in_real_time_what_it_gets_in_virtual_time() {
+    fn a_guest_gets_as_much_in_real_time_as_in_virtual_time() {
         // The measurement covers many pauses. The guard knows little of the first ones, and one
         // pause more or less must change the result little.
         //

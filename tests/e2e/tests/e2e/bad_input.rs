@@ -11,7 +11,7 @@ fn assert_refused(daemon: &Finished, reason: &str) {
 }
 
 #[test]
-fn a_folder_of_somebody_elses_is_refused() {
+fn a_folder_of_another_user_is_refused() {
     let host = Host::new();
     let folder = host.deepres_dir();
     std::fs::create_dir(&folder).expect("a new folder");

@@ -65,7 +65,7 @@ fn a_container_stays_inside_its_devices_memory() {
 }
 
 #[test]
-fn a_containers_users_are_bounded_as_whoever_started_it() {
+fn a_containers_users_are_bounded_as_the_user_that_started_it() {
     let caps = format!(
         "[caps]\nmemory = \"1GiB\"\n\
         [users.0]\nmemory = \"4GiB\"\nshare = \"50%\"\n\

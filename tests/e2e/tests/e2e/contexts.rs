@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use deepres_e2e::calls::{Calls, OVERHEADS};
 use deepres_e2e::prelude::*;
 
 const CONTEXT_MIB: u64 = 100;
@@ -33,21 +34,37 @@ fn contexts_mib(host: &Host) -> u64 {
     host.account(TENANT)["memory_by_kind"]["driver"].as_u64().unwrap_or(0) / MIB
 }
 
-/// Starts a process that makes contexts on command.
-fn maker(host: &Host) -> Process {
-    let mut command = host.preloaded(c_client("overheads"));
-    command.env("DEEPRES_TENANT", TENANT);
-    host.spawn(command)
+fn start(host: &Host, variables: &[(&str, &str)]) -> Calls {
+    let mut command = host.preloaded("python3");
+    command.env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());
+    Calls::run(host, command, OVERHEADS)
 }
 
-/// Runs the client `retains` in this mode. Returns the process, the result codes of both threads,
-/// and the time between the ends of their calls.
-fn retains(host: &Host, mode: &str, variables: &[(&str, &str)]) -> (Process, String, Duration) {
-    let mut command = host.preloaded(c_client("retains"));
-    command.arg(mode).env("DEEPRES_TENANT", TENANT).envs(variables.iter().copied());
-    let mut process = host.spawn(command);
-    let line = process.await_line(|line| line.split(' ').count() == 3);
-    let (codes, apart_ms) = line.rsplit_once(' ').expect("three words");
+/// Retains the primary contexts of two GPUs in two threads. The second thread retains the first
+/// GPU's context once the first thread's call has made it, and another GPU's context at once.
+/// Returns both codes, and the time between the ends of the calls in ms.
+const RETAIN_TWICE: &str = r#"
+import threading, time
+def retain_twice(second):
+    codes, ends_s, is_active = [0, 0], [0, 0], c_int(second)
+    def retain(which, device):
+        codes[which] = cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), device)
+        ends_s[which] = time.monotonic()
+    first = threading.Thread(target=retain, args=(0, 0))
+    first.start()
+    while not is_active.value: must(cuda.cuDevicePrimaryCtxGetState(0, byref(c_int()), byref(is_active)))
+    retain(1, second)
+    first.join()
+    return f"{codes[0]} {codes[1]} {abs(ends_s[1] - ends_s[0]) * 1000:.0f}"
+"#;
+
+/// Retains two contexts in a process with these variables. Returns the process, both codes, and the
+/// time between the ends of the calls.
+fn retain_twice(host: &Host, second: u32, variables: &[(&str, &str)]) -> (Calls, String, Duration) {
+    let mut process = start(host, variables);
+    process.define(RETAIN_TWICE);
+    let said = process.asks(&format!("retain_twice({second})"));
+    let (codes, apart_ms) = said.rsplit_once(' ').expect("three words");
     let apart = Duration::from_millis(apart_ms.parse().expect("milliseconds"));
     (process, codes.to_owned(), apart)
 }
@@ -57,7 +74,7 @@ fn a_gpus_primary_context_does_not_wait_for_anothers() {
     const DRIVER_TAKES: Duration = Duration::from_secs(2);
     let (host, _daemon) = host_of(2).with_daemon();
     let fault = format!("cuDevicePrimaryCtxRetain:delay:{}s", DRIVER_TAKES.as_secs());
-    let (_process, codes, apart) = retains(&host, "other", &[("SIMGPU_FAULTS", &fault)]);
+    let (_process, codes, apart) = retain_twice(&host, 1, &[("SIMGPU_FAULTS", &fault)]);
     assert_eq!(codes, "0 0");
     assert!(apart < DRIVER_TAKES, "the second call began when the first had ended: {apart:?} apart");
 }
@@ -67,7 +84,7 @@ fn a_primary_context_that_is_refused_to_one_thread_is_another_threads_neither() 
     let host = host();
     let _daemon = daemon_of_slow_nvml(&host, "200", None);
     let limit = format!("{}MiB", CONTEXT_MIB / 2);
-    let (_process, codes, _) = retains(&host, "same", &[("DEEPRES_MEMORY", &limit)]);
+    let (_process, codes, _) = retain_twice(&host, 0, &[("DEEPRES_MEMORY", &limit)]);
     assert_eq!(codes, format!("{OUT_OF_MEMORY} {OUT_OF_MEMORY}"));
     assert_eq!(host.truth().gpus[0].memory_used_bytes, 0);
 }
@@ -77,10 +94,10 @@ fn contexts_of_many_processes_that_begin_at_once_all_count() {
     const PROCESSES: u64 = 40;
     let host = host();
     let _daemon = daemon_of_slow_nvml(&host, "100", None);
-    let mut makers: Vec<Process> = (0..PROCESSES).map(|_| maker(&host)).collect();
-    makers.iter_mut().for_each(|maker| maker.say("create 0 0"));
-    for maker in &mut makers {
-        maker.await_exactly("0 0");
+    let mut makers: Vec<Calls> = (0..PROCESSES).map(|_| start(&host, &[])).collect();
+    makers.iter_mut().for_each(|maker| maker.0.say("create(0)"));
+    for Calls(maker) in &mut makers {
+        assert!(maker.answer().ends_with(" 0"), "{}", maker.process.stderr());
     }
     // A context that NVML does not report in time is counted soon after.
     host.await_ps(|ps| {
@@ -90,21 +107,19 @@ fn contexts_of_many_processes_that_begin_at_once_all_count() {
 }
 
 #[test]
-fn contexts_that_nvml_does_not_tell_of_in_time_count_once_it_does() {
+fn contexts_that_nvml_does_not_report_in_time_count_once_it_does() {
     let host = host();
     let file = host.path().join("nvml-answers");
     let _daemon = daemon_of_slow_nvml(&host, "0", Some(&file));
-    let mut maker = maker(&host);
-    for (number, command) in ["create 0 0", "create 1 0", "create 2 0", "destroy 1 0"].iter().enumerate() {
-        maker.say(command);
-        maker.await_line(|line| line == format!("{number} 0"));
+    let mut maker = start(&host, &[]);
+    for order in ["create(0)", "create(1)", "create(2)", "destroy(1)"] {
+        maker.does(order);
     }
     assert_eq!(contexts_mib(&host), 0);
-    maker.await_error_line(|line| line.contains("until NVML reports it"));
+    maker.0.process.await_error_line(|line| line.contains("until NVML reports it"));
     fs::write(&file, []).expect("the host's own folder");
     host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == 2 * CONTEXT_MIB * MIB));
     assert_eq!(contexts_mib(&host), 2 * CONTEXT_MIB);
-    maker.say("destroy 0 0");
-    maker.await_exactly("4 0");
+    maker.does("destroy(0)");
     assert_eq!(contexts_mib(&host), CONTEXT_MIB);
 }

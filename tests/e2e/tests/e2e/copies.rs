@@ -1,6 +1,7 @@
 //! Charged copies. Their time counts toward the share, by the record of the simulated GPU.
 
 use deepres_e2e::prelude::*;
+use simgpu_engine::truth::Snapshot;
 
 /// Kernels by name. A copy of 1 MB takes 1 ms, much longer than the host takes to move 1 MB.
 const SIMGPU_TOML: &str = r#"
@@ -32,36 +33,41 @@ fn start(host: &Host, name: &str, options: &[&str], steps: &[&str]) -> Process {
     host.start(host.run(&options, c_client_by("pace", Way::ProcAddress), steps), "ready")
 }
 
-/// GPU time used: ns, or percent of the time.
+/// Parts of the time, percent.
 #[derive(Debug, Clone, Copy)]
-struct Had<T> {
-    kernels: T,
-    copies: T,
+struct Had {
+    kernels: f64,
+    copies: f64,
     /// Time of kernels or copies, with overlapping time counted once.
-    either: T,
+    either: f64,
 }
 
-fn had(host: &Host, pid: u32) -> (u64, Had<u64>) {
-    let truth = host.truth();
-    let process = truth.processes.iter().find(|process| process.pid == pid).expect("it is attached");
-    let gpu = process.gpus[0];
-    let had = Had { kernels: gpu.kernel_busy_ns, copies: gpu.copy_busy_ns, either: gpu.busy_ns };
-    (truth.at_ns, had)
+/// Returns the parts of the time that these processes have, by the record.
+fn had<const N: usize>(host: &Host, pids: [u32; N]) -> [Had; N] {
+    let before = host.truth();
+    thread::sleep(MEASURED);
+    let after = host.truth();
+    pids.map(|pid| {
+        let gpu = |truth: &Snapshot| {
+            truth.processes.iter().find(|process| process.pid == pid).expect("it is attached").gpus[0]
+        };
+        let (first, last) = (gpu(&before), gpu(&after));
+        let percent = |ns: u64| ns as f64 * 100.0 / (after.at_ns - before.at_ns) as f64;
+        Had {
+            kernels: percent(last.kernel_busy_ns - first.kernel_busy_ns),
+            copies: percent(last.copy_busy_ns - first.copy_busy_ns),
+            either: percent(last.busy_ns - first.busy_ns),
+        }
+    })
 }
 
 /// Returns a process's part of the time, and the part that its tenant is charged, percent.
-fn percent(host: &Host, name: &str, pid: u32) -> (Had<f64>, f64) {
-    let look = || (had(host, pid), host.ps().tenant(name).gpu_ns);
-    let ((began_ns, before), charged_before_ns) = look();
-    thread::sleep(MEASURED);
-    let ((ended_ns, after), charged_after_ns) = look();
-    let part = |before: u64, after: u64| (after - before) as f64 * 100.0 / (ended_ns - began_ns) as f64;
-    let had = Had {
-        kernels: part(before.kernels, after.kernels),
-        copies: part(before.copies, after.copies),
-        either: part(before.either, after.either),
-    };
-    let charged = part(charged_before_ns, charged_after_ns);
+fn percent(host: &Host, name: &str, pid: u32) -> (Had, f64) {
+    let before = host.ps();
+    let [had] = had(host, [pid]);
+    let after = host.ps();
+    let charged_ns = after.tenant(name).gpu_ns - before.tenant(name).gpu_ns;
+    let charged = charged_ns as f64 * 100.0 / (after.now_ns - before.now_ns) as f64;
     println!("{name}: {had:.2?} % of the time, charged {charged:.2} %");
     (had, charged)
 }
@@ -112,25 +118,15 @@ mod measured {
         let _other = start(&host, "other", &[], &["k1000x20", "sync"]);
         thread::sleep(SETTLED);
         let pids = ["copier", "other"].map(|name| pid_of(&host, name));
-        let (began_ns, before) = had(&host, pids[0]);
-        let other_before = had(&host, pids[1]).1;
-        thread::sleep(MEASURED);
-        let (ended_ns, after) = had(&host, pids[0]);
-        let other_after = had(&host, pids[1]).1;
-        let percent = |ns: u64| ns as f64 * 100.0 / (ended_ns - began_ns) as f64;
-        let copier = percent(after.either - before.either);
-        let kernels = percent(after.kernels - before.kernels);
-        let other = percent(other_after.kernels - other_before.kernels);
-        println!(
-            "the copier had {copier:.2} % with its copies, {kernels:.2} % without, the other {other:.2} %"
-        );
-        assert!((copier - other).abs() <= SHARE_POINTS, "{copier:.2} % and {other:.2} %");
-        assert!(copier > 30.0, "both have work all the time: {copier:.2} %");
+        let [copier, other] = had(&host, pids);
+        println!("the copier had {copier:.2?} % of the time, the other {other:.2?} %");
+        assert!((copier.either - other.kernels).abs() <= SHARE_POINTS, "{copier:.2?} % and {other:.2?} %");
+        assert!(copier.either > 30.0, "both have work all the time: {copier:.2?} %");
     }
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn an_administrator_says_whether_copies_are_charged_and_all_who_look_are_told() {
+    fn an_administrator_says_whether_copies_are_charged_and_every_view_tells_it() {
         let (host, _daemon) = host().config("[caps]\ncharge_copies = true\n").with_daemon();
         let shown = |arguments: &[&str]| host.shows(arguments);
         host.finish(host.run(&["--charge-copies=false"], "true", &[])).refused("copies");
@@ -162,15 +158,10 @@ mod measured {
             command.args([COPY_2_MS, "k1000x2"]).env("DEEPRES_SHARE", "30%").envs(variables.iter().copied());
             let client = host.start(command, "ready");
             thread::sleep(SETTLED);
-            let (began_ns, before) = had(&host, client.pid());
-            thread::sleep(MEASURED);
-            let (ended_ns, after) = had(&host, client.pid());
-            let percent = |ns: u64| ns as f64 * 100.0 / (ended_ns - began_ns) as f64;
-            let [kernels, either] =
-                [after.kernels - before.kernels, after.either - before.either].map(percent);
-            println!("{kernels:.2} % of the time in kernels, {either:.2} % with copies");
-            let counted = if is_charged { either } else { kernels };
-            assert!((counted - 30.0).abs() <= METER_POINTS, "{kernels:.2} %, {either:.2} % with copies");
+            let [had] = had(&host, [client.pid()]);
+            println!("{had:.2?} % of the time");
+            let counted = if is_charged { had.either } else { had.kernels };
+            assert!((counted - 30.0).abs() <= METER_POINTS, "{had:.2?} % of the time");
         }
     }
 }

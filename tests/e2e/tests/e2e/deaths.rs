@@ -128,7 +128,7 @@ fn a_tenant_started_after_the_daemons_death_runs() {
 }
 
 #[test]
-fn what_killed_processes_held_their_tenant_can_have_again() {
+fn a_tenant_can_have_the_memory_of_its_killed_processes_again() {
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
     let options = ["--name", "family", "--memory", "1GiB"];
     let start = |hold_mib: u64| {

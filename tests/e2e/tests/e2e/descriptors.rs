@@ -14,20 +14,28 @@ const KINDS: [&str; 3] = ["0", "1", "2"];
 /// without a pause takes the whole second.
 const IDLE_CPU_MS: u64 = 400;
 
-/// Asserts that the client closed a descriptor of deepres and stayed idle.
+/// Asserts that the client closed a descriptor of deepres, stayed idle, and kept its limit.
 fn assert_calm(said: &Value) {
+    assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
     assert!(said["closed"].as_u64() > Some(0), "there was something of ours: {said}");
     assert!(said["idle_cpu_ms"].as_u64() < Some(IDLE_CPU_MS), "{said}");
 }
 
+/// Ends the client, and asserts that the files at the numbers of descriptors of deepres are as the
+/// client made them.
+fn assert_untouched(mut client: Process) {
+    client.close_stdin();
+    let end = client.finish().success();
+    assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
+}
+
 #[test]
-fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_metering_goes_on() {
+fn files_at_the_numbers_of_closed_descriptors_of_deepres_are_let_alone_and_metering_goes_on() {
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
     for kind in KINDS {
         let options = ["--name", kind, "--memory", "4GiB"];
-        let (mut client, said) = host.told(host.run(&options, c_client("closes"), &[kind]));
+        let (client, said) = host.told(host.run(&options, c_client("closes"), &[kind]));
         assert_calm(&said);
-        assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
         host.await_ps_within(
             |ps| {
                 ps.find(kind).is_some_and(|tenant| {
@@ -38,14 +46,12 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_and_me
             },
             SETTLES_WITHIN,
         );
-        client.close_stdin();
-        let end = client.finish().success();
-        assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
+        assert_untouched(client);
     }
 }
 
 #[test]
-fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_without_a_daemon() {
+fn files_at_the_numbers_of_closed_descriptors_of_deepres_are_let_alone_without_a_daemon() {
     let host = Host::new();
     for kind in KINDS {
         let mut command = host.alone(c_client_by("closes", Way::Linked));
@@ -54,12 +60,9 @@ fn files_that_have_the_numbers_of_what_a_job_closed_of_ours_are_let_alone_withou
             .env("DEEPRES_TENANT", "alone")
             .env("DEEPRES_MEMORY", "4GiB")
             .env("DEEPRES_SHARE", "50%");
-        let (mut client, said) = host.told(command);
+        let (client, said) = host.told(command);
         assert_calm(&said);
-        assert_eq!(said["six_gib"], 2, "of 4 GiB: {said}");
-        client.close_stdin();
-        let end = client.finish().success();
-        assert!(end.stdout.ends_with("{\"touched\":0}\n"), "{}", end.stdout);
+        assert_untouched(client);
     }
 }
 
@@ -99,7 +102,7 @@ os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), told.encode())
 "#;
 
 #[test]
-fn nothing_of_ours_stands_where_a_job_without_standard_streams_writes() {
+fn no_descriptor_of_deepres_has_the_number_of_a_closed_standard_stream() {
     let host = Host::new();
     let told = |command: &mut Command, name: &str| {
         let file = host.path().join(name);

@@ -106,16 +106,14 @@ fn failures_of_ours(client: &Path, arguments: &[&str]) -> Vec<String> {
 #[test]
 fn captures_of_the_client_hold_whichever_call_of_ours_fails() {
     let (host, _daemon) = Host::new().with_daemon();
-    let client = c_client("captures");
-    for fault in failures_of_ours(&client, &[]) {
-        let mut command = host.run(&["--name", "t"], &client, &[]);
+    let client = c_client("replays");
+    let commands = ["both 50\nstop\n"];
+    for fault in failures_of_ours(&client, &commands) {
+        let mut command = host.run(&["--name", "t"], &client, &commands);
         command.env("SIMGPU_FAULTS", &fault);
-        let said = host.finish(command).success().stdout;
-        for line in said.lines() {
-            let mode: Value = serde_json::from_str(line).expect("JSON");
-            for count in ["failed", "wrong_nodes", "other_failures"] {
-                assert_eq!(mode[count], 0, "{fault}: {line}");
-            }
+        let said = host.finish(command).success().json();
+        for count in ["failed", "wrong_nodes", "other_failures"] {
+            assert_eq!(said[count], 0, "{fault}: {said}");
         }
     }
 }

@@ -1,42 +1,36 @@
-//! Client behaviour that breaks careless hooks: captures among launches, forks, storms of threads.
+//! Client behaviour that breaks careless hooks: forks, storms of threads, work behind waits.
 
 use std::process::Command;
 
+use deepres_e2e::calls::{Calls, FORKED, WORK};
 use deepres_e2e::prelude::*;
 
 #[test]
-fn captures_in_every_mode_hold_while_other_threads_launch() {
-    let (host, _daemon) = Host::new().with_daemon();
-    // A second tenant keeps the gates and the markers busy.
-    let _other =
-        host.start(host.run(&["--name", "other"], c_client("backlog"), &["--kernel", "busy_200us"]), "ready");
-    let command = host.run(&["--name", "capturer"], c_client_by("captures", Way::ProcAddress), &[]);
-    let said = host.spawn(command).finish_within(Duration::from_secs(60)).success();
-    let counted = host.ps().tenant("capturer").kernel_launches;
-    assert!(counted > 1000, "{counted} launches of the capturing process were metered");
-    let modes: Vec<Value> =
-        said.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert_eq!(modes.len(), 3, "{}", said.stdout);
-    for mode in modes {
-        assert_eq!(mode["captures"], 50, "{mode}");
-        assert_eq!(mode["failed"], 0, "a marker broke a capture: {mode}");
-        assert_eq!(mode["wrong_nodes"], 0, "something of ours is in the graph: {mode}");
-        assert_eq!(mode["other_failures"], 0, "{mode}");
-    }
-}
-
-#[test]
 fn a_forked_child_gets_the_drivers_answer_and_the_parent_goes_on() {
+    const LAUNCH_MANY: &str = "sum(launch(quick, None) for _ in range(100)), cuda.cuCtxSynchronize()";
+    // A forked worker of a DataLoader that calls the driver must get an error of the driver.
+    let asked = [
+        LAUNCH_MANY,
+        "forked(lambda: cuda.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t())))",
+        "forked(lambda: launch(quick, None))",
+        "forked(lambda: os.execlp('true', 'true'))",
+        LAUNCH_MANY,
+    ];
+    let functions = format!("must(start())\n{WORK}{FORKED}quick = kernel('quick')");
     let host = Host::new();
-    let bare = host.finish(host.command(c_client("forks"))).success().json();
+    let start = |command| {
+        let mut client = Calls::run(&host, command, &functions);
+        let answers = asked.map(|expression| client.asks(expression));
+        (client, answers)
+    };
+    let (_, bare) = start(host.command("python3"));
+    assert_eq!((&*bare[0], &*bare[3]), ("(0, 0)", "0"), "{bare:?}");
     let _daemon = host.daemon();
-    let (client, said) = host.told(host.run(&["--name", "parent"], c_client("forks"), &[]));
-    assert_eq!(said, bare, "as without deepres");
-    assert_eq!(said["child_status"], 0, "{said}");
-    assert_eq!(said["exec_status"], 0, "{said}");
-    let ps = host.await_launches("parent", said["kernel_launches"].as_u64());
+    let (client, ours) = start(host.run(&["--name", "parent"], "python3", &[]));
+    assert_eq!(ours, bare, "as without deepres");
+    let ps = host.await_launches("parent", Some(200));
     assert_eq!(ps.tenant("parent").sessions.len(), 1, "the children are no sessions: {ps:?}");
-    client.finish().success();
+    client.0.process.finish().success();
 }
 
 #[test]
@@ -49,7 +43,7 @@ fn a_storm_of_short_lived_threads_is_counted_in_full() {
 }
 
 #[test]
-fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
+fn work_behind_a_wait_that_the_program_ends_only_afterwards_is_held_back_by_nobody() {
     let host = Host::new();
     let client = c_client("behind");
     // The driver's queue takes 1,024 entries, including the events of deepres.
@@ -72,7 +66,7 @@ fn what_is_queued_behind_a_wait_that_the_program_ends_only_afterwards_is_held_ba
 }
 
 #[test]
-fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up_once() {
+fn a_host_function_that_waits_for_later_work_holds_its_program_up_once() {
     /// The hook stops waiting for a completion after a second.
     const HELD_UP_MS: f64 = 500.0;
     let (host, _daemon) = Host::new().with_daemon();
@@ -85,24 +79,66 @@ fn a_host_function_that_waits_for_what_is_launched_after_it_holds_its_program_up
     assert_eq!(held_up.count(), 0, "{said}");
 }
 
+/// Functions that make, use and end one object of a kind each.
+const OBJECTS: &str = r#"
+import threading
+here, quick = context(), kernel("quick")
+def one_context():
+    own, own_stream = new(cuda.cuCtxCreate_v2, 0, 0), new(cuda.cuStreamCreate, NON_BLOCKING)
+    own_kernel = kernel("quick")
+    must(linear("own", 1 << 20) or launch(own_kernel, None) or launch(own_kernel, own_stream))
+    must(cuda.cuCtxSynchronize() or cuda.cuCtxDestroy_v2(own))
+def one_stream():
+    own = new(cuda.cuStreamCreate, NON_BLOCKING)
+    must(launch(quick, own) or cuda.cuStreamSynchronize(own) or cuda.cuStreamDestroy_v2(own))
+def launch_here(): must(cuda.cuCtxSetCurrent(here) or launch(quick, stream) or cuda.cuStreamSynchronize(stream))
+def one_thread():
+    thread = threading.Thread(target=launch_here)
+    thread.start()
+    thread.join()
+def one_graph():
+    graph = c_void_p()
+    must(cuda.cuStreamBeginCapture_v2(stream, RELAXED) or launch(quick, stream))
+    must(cuda.cuStreamEndCapture(stream, byref(graph)))
+    own = executable(graph)
+    must(launch_graph(own) or cuda.cuGraphExecDestroy(own) or cuda.cuGraphDestroy(graph))
+def one_module():
+    own = module("quick")
+    must(launch(new(cuda.cuModuleGetFunction, own, b"quick"), stream))
+    must(cuda.cuStreamSynchronize(stream) or cuda.cuModuleUnload(own))
+def one_pool(): must(pool("own") or take("part", "own", 1 << 20) or give("part") or end_pool("own"))
+def one_allocation():
+    managed = new(cuda.cuMemAllocManaged, c_size_t(1 << 20), 1)
+    must(linear("own", 1 << 20) or cuda.cuMemFree_v2(kept["own"]) or cuda.cuMemFree_v2(managed))
+def resident_kib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+def left_kib(one, rounds):
+    before_kib = resident_kib()
+    for _ in range(rounds): one()
+    return resident_kib() - before_kib
+"#;
+
 #[test]
-fn what_is_made_and_ended_over_and_over_leaves_nothing_behind() {
+fn objects_made_and_ended_over_and_over_leave_nothing_behind() {
     const ROUNDS: u64 = 1_000;
+    /// Rounds after which no object that is created only once appears any more.
+    const WARM_UP: u64 = 300;
+    /// Runs of the rounds. The run that leaves the least memory counts, because some objects are
+    /// created once, whenever more work than before is in flight.
+    const RUNS: u64 = 4;
     /// Most memory that may be left, KiB. A lane alone takes about 13 KiB. The rest is memory that
     /// is allocated once and reused, and the simulated driver's records of destroyed objects.
     const LEFT_KIB: i64 = 4 * ROUNDS as i64;
     let (host, _daemon) = Host::new().with_daemon();
-    let client = c_client("cycles");
-    let said =
-        host.finish(host.run(&["--name", "cycles", "--memory", "4GiB"], client, &[&ROUNDS.to_string()]));
-    let left = said.success().json();
-    let left = left.as_object().expect("a figure for each kind");
-    assert_eq!(left.len(), 7, "{left:?}");
-    for (kind, kib) in left {
-        assert!(
-            kib.as_i64().is_some_and(|kib| kib < LEFT_KIB),
-            "{kind}: {kib} KiB after {ROUNDS} rounds: {left:?}"
-        );
+    let command = host.run(&["--name", "cycles", "--memory", "4GiB"], "python3", &[]);
+    let mut client = Calls::run(&host, command, &format!("must(start())\n{WORK}{OBJECTS}"));
+    for kind in ["context", "stream", "thread", "graph", "module", "pool", "allocation"] {
+        let mut left_kib = |rounds| -> i64 {
+            client.asks(&format!("left_kib(one_{kind}, {rounds})")).parse().expect("a number")
+        };
+        left_kib(WARM_UP);
+        let least_kib = (0..RUNS).map(|_| left_kib(ROUNDS)).min().expect("some runs");
+        assert!(least_kib < LEFT_KIB, "{kind}: {least_kib} KiB after {ROUNDS} rounds");
     }
 }
 

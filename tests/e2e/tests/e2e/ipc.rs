@@ -1,43 +1,44 @@
 //! Linear memory that one process allocates and another opens. The ledger counts the memory only
 //! for the process that allocated it.
 
+use deepres_e2e::calls::Calls;
 use deepres_e2e::prelude::*;
 
 const SHARED_BYTES: u64 = 32 * MIB;
 /// Time within which accounts, counters and NVML are up to date.
 const SETTLES_WITHIN: Duration = Duration::from_secs(10);
-const CUDA_SUCCESS: u64 = 0;
-const CUDA_ERROR_INVALID_VALUE: u64 = 1;
-const CUDA_ERROR_OUT_OF_MEMORY: u64 = 2;
-const CUDA_ERROR_INVALID_HANDLE: u64 = 400;
+const CUDA_ERROR_INVALID_VALUE: &str = "1";
+const CUDA_ERROR_OUT_OF_MEMORY: &str = "2";
+const CUDA_ERROR_INVALID_HANDLE: &str = "400";
 
-/// A client that executes orders, one line after another.
-struct Client(Orders);
+/// Functions that export memory to other processes and open it.
+const SHARING: &str = r#"
+LAZY_PEER_ACCESS = 1
+class Handle(ctypes.Structure): _fields_ = [("words", c_uint64 * 8)]
+def export(name):
+    handle = Handle()
+    must(cuda.cuIpcGetMemHandle(byref(handle), kept[name]))
+    return bytes(handle).hex()
+def open_memory(data):
+    kept["opened"] = c_uint64()
+    return cuda.cuIpcOpenMemHandle_v2(byref(kept["opened"]), Handle.from_buffer_copy(bytes.fromhex(data)), LAZY_PEER_ACCESS)
+def close_memory(): return cuda.cuIpcCloseMemHandle(kept["opened"])
+def free(name): return cuda.cuMemFree_v2(kept[name])
+"#;
 
-impl Client {
-    fn start(host: &Host, tenant: &str, limit_bytes: u64) -> Self {
-        let limit = format!("{}MiB", limit_bytes / MIB);
-        let options = ["--name", tenant, "--memory", &limit];
-        let process = host.spawn(host.run(&options, c_client_by("ipc", Way::ProcAddress), &[]));
-        Self(Orders::new(process, 1, |line| format!("{{\"line\":{line},")))
-    }
+fn start(host: &Host, tenant: &str, limit_bytes: u64) -> Calls {
+    let limit = limit_bytes.to_string();
+    let mut client = Calls::start(host, &[("DEEPRES_TENANT", tenant), ("DEEPRES_MEMORY", &limit)]);
+    client.define(SHARING);
+    client
+}
 
-    #[track_caller]
-    fn code(&mut self, line: &str) -> u64 {
-        self.0.ask_json(line)["code"].as_u64().expect("a code")
-    }
-
-    #[track_caller]
-    fn read(&mut self) -> String {
-        self.0.ask_json("read")["said"].as_str().expect("text").to_owned()
-    }
-
-    #[track_caller]
-    fn exported(&mut self, bytes: u64) -> String {
-        assert_eq!(self.code(&format!("allocate {bytes}")), CUDA_SUCCESS);
-        assert_eq!(self.code("write 77"), CUDA_SUCCESS);
-        self.0.ask_json("export")["said"].as_str().expect("a handle").to_owned()
-    }
+/// Allocates `memory` and writes 77 to it. Returns a handle for other processes.
+#[track_caller]
+fn exported(client: &mut Calls, bytes: u64) -> String {
+    client.does(&format!("linear('memory', {bytes})"));
+    client.does("write('memory', 77)");
+    client.asks("export('memory')")
 }
 
 fn held(host: &Host, tenant: &str) -> u64 {
@@ -81,23 +82,22 @@ fn await_no_drift(host: &Host, tenant: &str) {
 fn memory_that_processes_of_one_tenant_share_counts_once() {
     const LIMIT_BYTES: u64 = 2 * SHARED_BYTES;
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
-    let mut exporter = Client::start(&host, "family", LIMIT_BYTES);
-    let handle = exporter.exported(SHARED_BYTES);
-    let mut opener = Client::start(&host, "family", LIMIT_BYTES);
-    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
+    let mut exporter = start(&host, "family", LIMIT_BYTES);
+    let handle = exported(&mut exporter, SHARED_BYTES);
+    let open = format!("open_memory('{handle}')");
+    let mut opener = start(&host, "family", LIMIT_BYTES);
+    opener.does(&open);
     assert_eq!(held(&host, "family"), SHARED_BYTES);
-    assert_eq!(opener.read(), "77");
-    assert_eq!(opener.code("write 78"), CUDA_SUCCESS);
-    assert_eq!(exporter.read(), "78", "it is one memory");
+    assert_eq!(opener.asks("read('opened')"), "77");
+    opener.does("write('opened', 78)");
+    assert_eq!(exporter.asks("read('memory')"), "78", "it is one memory");
 
-    assert_eq!(
-        opener.code(&format!("allocate {SHARED_BYTES}")),
-        CUDA_SUCCESS,
-        "the rest of the limit is free"
-    );
-    assert_eq!(opener.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
-    assert_eq!(exporter.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
-    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "at the limit too: it takes nothing");
+    // The rest of the limit is free.
+    opener.does(&format!("linear('rest', {SHARED_BYTES})"));
+    assert_eq!(opener.asks("linear('more', 1024)"), CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(exporter.asks("linear('more', 1024)"), CUDA_ERROR_OUT_OF_MEMORY);
+    // At the limit too, opening takes nothing.
+    opener.does(&open);
     assert_eq!((held(&host, "family"), really_held(&host)), (LIMIT_BYTES, LIMIT_BYTES));
     await_openings(&host, "family", 2);
     let shown = host.shows(&["ps", "--coverage"]);
@@ -107,18 +107,19 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
     );
     await_no_drift(&host, "family");
 
-    assert_eq!(opener.code("free"), CUDA_ERROR_INVALID_VALUE, "as without deepres");
+    assert_eq!(opener.asks("free('opened')"), CUDA_ERROR_INVALID_VALUE, "as without deepres");
     for _ in 0..2 {
-        assert_eq!(opener.code("close"), CUDA_SUCCESS);
+        opener.does("close_memory()");
         assert_eq!(held(&host, "family"), LIMIT_BYTES, "closing gives nothing back");
     }
-    assert_eq!(opener.code("close"), CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
+    assert_eq!(opener.asks("close_memory()"), CUDA_ERROR_INVALID_VALUE);
+    exporter.does("free('memory')");
     assert_eq!((held(&host, "family"), really_held(&host)), (SHARED_BYTES, SHARED_BYTES));
-    assert_eq!(opener.code(&format!("open {handle}")), CUDA_ERROR_INVALID_HANDLE, "it is gone");
-    assert_eq!(exporter.code(&format!("allocate {SHARED_BYTES}")), CUDA_SUCCESS, "there is room again");
-    assert_eq!(exporter.code("give_back"), CUDA_SUCCESS);
-    assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
+    assert_eq!(opener.asks(&open), CUDA_ERROR_INVALID_HANDLE, "it is gone");
+    // There is room again.
+    exporter.does(&format!("linear('memory', {SHARED_BYTES})"));
+    exporter.does("free('memory')");
+    opener.does("free('rest')");
     assert_eq!((held(&host, "family"), really_held(&host)), (0, 0));
     await_no_drift(&host, "family");
     for client in [exporter, opener] {
@@ -130,15 +131,18 @@ fn memory_that_processes_of_one_tenant_share_counts_once() {
 fn memory_that_another_tenant_opens_counts_for_its_owner() {
     const OPENERS_LIMIT_BYTES: u64 = SHARED_BYTES / 2;
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
-    let mut owner = Client::start(&host, "owner", SHARED_BYTES);
-    let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
-    let handle = owner.exported(SHARED_BYTES);
-    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS, "more than its limit, but not its own");
-    assert_eq!(opener.read(), "77");
+    let mut owner = start(&host, "owner", SHARED_BYTES);
+    let mut opener = start(&host, "opener", OPENERS_LIMIT_BYTES);
+    let handle = exported(&mut owner, SHARED_BYTES);
+    let open = format!("open_memory('{handle}')");
+    let take_all = format!("linear('own', {OPENERS_LIMIT_BYTES})");
+    // The memory is more than the opener's limit, but not its own.
+    opener.does(&open);
+    assert_eq!(opener.asks("read('opened')"), "77");
     assert_eq!((held(&host, "owner"), held(&host, "opener")), (SHARED_BYTES, 0));
-    assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
-    assert_eq!(opener.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
-    assert_eq!(owner.code("allocate 1024"), CUDA_ERROR_OUT_OF_MEMORY);
+    opener.does(&take_all);
+    assert_eq!(opener.asks("linear('more', 1024)"), CUDA_ERROR_OUT_OF_MEMORY);
+    assert_eq!(owner.asks("linear('more', 1024)"), CUDA_ERROR_OUT_OF_MEMORY);
     await_openings(&host, "opener", 1);
     assert_eq!(openings(&host, "owner"), 0);
     await_no_drift(&host, "owner");
@@ -152,19 +156,19 @@ fn memory_that_another_tenant_opens_counts_for_its_owner() {
     };
     await_gone("opener");
     assert_eq!(held(&host, "owner"), SHARED_BYTES);
-    assert_eq!(owner.read(), "77");
+    assert_eq!(owner.asks("read('memory')"), "77");
 
     // When the owner is gone, memory that another process has open counts for no tenant.
-    let mut opener = Client::start(&host, "opener", OPENERS_LIMIT_BYTES);
-    assert_eq!(opener.code(&format!("open {handle}")), CUDA_SUCCESS);
-    assert_eq!(opener.code(&format!("allocate {OPENERS_LIMIT_BYTES}")), CUDA_SUCCESS);
+    let mut opener = start(&host, "opener", OPENERS_LIMIT_BYTES);
+    opener.does(&open);
+    opener.does(&take_all);
     owner.0.process.kill();
     await_gone("owner");
     assert_eq!((held(&host, "opener"), really_held(&host)), (OPENERS_LIMIT_BYTES, OPENERS_LIMIT_BYTES));
-    assert_eq!(opener.read(), "77", "it goes on");
-    assert_eq!(opener.code("close"), CUDA_SUCCESS);
+    assert_eq!(opener.asks("read('opened')"), "77", "it goes on");
+    opener.does("close_memory()");
     assert_eq!(held(&host, "opener"), OPENERS_LIMIT_BYTES);
-    assert_eq!(opener.code("give_back"), CUDA_SUCCESS);
+    opener.does("free('own')");
     assert_eq!(held(&host, "opener"), 0);
     await_no_drift(&host, "opener");
     opener.0.process.finish().success();

@@ -51,7 +51,7 @@ fn await_limit(view: &mut Process) {
 }
 
 #[test]
-fn a_job_that_starts_between_two_daemons_is_the_next_ones() {
+fn a_job_that_starts_between_two_daemons_belongs_to_the_next_one() {
     let host = Host::new().simgpu(GPUS);
     let held = HELD_BYTES.to_string();
     // The jobs use the second GPU, which is the process's first. The daemon numbers the GPUs

@@ -2,6 +2,7 @@
 //! work. Afterwards the tenant's account holds only memory that the GPU holds. The tenant's other
 //! processes can allocate the rest.
 
+use deepres_e2e::calls::Calls;
 use deepres_e2e::clients::conformance;
 use deepres_e2e::prelude::*;
 
@@ -36,21 +37,18 @@ const APIS: [&str; 14] = [
 fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
     // Contexts take no memory, so the GPU's record contains allocations alone.
     let (host, _daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
-    let in_tenant = |program| {
-        let mut command = host.preloaded(program);
-        command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
-        command
-    };
-    let mut command = in_tenant(c_client("allocators"));
-    command.arg("preallocate");
-    let (other, _) = host.told(command);
+    let limit = LIMIT_BYTES.to_string();
+    let variables = [("DEEPRES_TENANT", TENANT), ("DEEPRES_MEMORY", limit.as_str())];
+    let mut other = Calls::start(&host, &variables);
+    other.does(&format!("linear('held', {OTHER_BYTES})"));
 
     for api in APIS {
         for when in ["die", "die-after"] {
             for nth in [1, 3] {
                 let fault = format!("{when}:{api}:{nth}");
-                let mut victim = in_tenant(conformance());
-                victim.args(["--sequence", CALLS, "--seed", "7"]).env("SIMGPU_FAULTS", &fault);
+                let mut victim = host.preloaded(conformance());
+                victim.args(["--sequence", CALLS, "--seed", "7"]);
+                victim.envs(variables).env("SIMGPU_FAULTS", &fault);
                 let ended = host.finish(victim);
                 assert_eq!(ended.code, KILLED, "{fault}: {}", ended.stderr);
                 host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1);
@@ -59,9 +57,9 @@ fn a_process_killed_in_any_call_of_memory_leaves_nothing_behind() {
                 assert_eq!(host.ps().tenant(TENANT).memory_bytes, OTHER_BYTES, "{fault}");
             }
         }
-        let mut all = in_tenant(c_client("kept"));
-        all.args(["all", &(LIMIT_BYTES - OTHER_BYTES).to_string()]);
-        host.finish(all).success();
+        let mut all = Calls::start(&host, &variables);
+        all.does(&format!("linear('all', {})", LIMIT_BYTES - OTHER_BYTES));
+        all.0.process.finish().success();
     }
-    other.finish().success();
+    other.0.process.finish().success();
 }

@@ -115,7 +115,7 @@ fn other_peoples_preloaded_libraries_work_beside_us_in_either_order() {
 }
 
 #[test]
-fn a_tool_that_has_some_of_the_drivers_functions_for_itself_sees_what_it_sees_alone() {
+fn a_tool_that_brings_some_of_the_drivers_functions_sees_the_same_calls_as_alone() {
     let (host, _daemon) = Host::new().with_daemon();
     let (tool, client) = (c_library("counts"), c_client_by("launches", Way::Linked));
     let live = |mut command: Command, meanwhile: &dyn Fn(Option<u64>)| {

@@ -278,7 +278,7 @@ mod measured {
     }
 
     #[test]
-    fn what_is_queued_in_a_context_that_is_destroyed_is_charged_too() {
+    fn work_queued_in_a_context_that_is_destroyed_is_charged_too() {
         for kernel in ["k200", "k5000"] {
             let (host, _daemon) = Host::measuring().simgpu(SIMGPU_TOML).with_daemon();
             let client = c_client("drains");

@@ -135,7 +135,7 @@ os.wait()
 "#;
 
 #[test]
-fn a_forked_child_sees_its_tenants_processes_alone_and_who_has_none_is_told_that_nothing_was_found() {
+fn a_forked_child_sees_its_tenants_processes_alone_and_is_told_where_there_are_none() {
     let (host, _daemon) = Host::new().with_daemon();
     let _other = busy(&host, &["--name", "other"]);
     let python = &clients_python().python();
@@ -186,28 +186,73 @@ fn within_a_session_nvml_tells_at_once_what_the_driver_tells_with_a_daemon_and_w
     }
 }
 
+/// Queries the memory by NVML, closes NVML, opens it again, and queries again. The second time the
+/// program uses the same function and one that it has not used before. In between it occupies
+/// NVML's former addresses, if they are free. With `cuda` it initialises the driver first. Prints
+/// the total of each answer, MiB.
+const REOPENING: &str = r#"
+import ctypes, sys
+from ctypes import byref, c_long, c_size_t, c_uint64, c_void_p
+libc = ctypes.CDLL(None)
+for name in ["dlopen", "dlmopen", "dlsym", "mmap"]: getattr(libc, name).restype = c_void_p
+NAME, LAZY, NOLOAD, NEW_NAMESPACE = b"libnvidia-ml.so.1", 1, 4, c_void_p(-1)
+PRIVATE_ANONYMOUS_WITHOUT_REPLACING = 0x100022
+if sys.argv[2:]: assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+def open_library():
+    if sys.argv[1] == "namespace": return c_void_p(libc.dlmopen(NEW_NAMESPACE, NAME, LAZY))
+    return c_void_p(libc.dlopen(NAME, LAZY))
+def places():
+    library = open_library()
+    ranges = [line.split()[0].split("-") for line in open("/proc/self/maps") if "nvidia" in line]
+    libc.dlclose(library)
+    return int(ranges[0][0], 16), int(ranges[-1][1], 16)
+def occupy(start, end):
+    if not libc.dlopen(NAME, LAZY | NOLOAD):
+        flags = PRIVATE_ANONYMOUS_WITHOUT_REPLACING
+        libc.mmap(c_void_p(start), c_size_t(end - start), 0, flags, -1, c_long(0))
+def call(library, name, *arguments):
+    function = libc.dlsym(library, name)
+    assert function and ctypes.CFUNCTYPE(ctypes.c_int)(function)(*arguments) == 0, name
+def ask(is_again):
+    library, device = open_library(), c_void_p()
+    memory, memory_v2 = (c_uint64 * 3)(), (c_uint64 * 5)(40 | 2 << 24)
+    call(library, b"nvmlInit_v2")
+    call(library, b"nvmlDeviceGetHandleByIndex_v2", 0, byref(device))
+    call(library, b"nvmlDeviceGetMemoryInfo", device, memory)
+    print(memory[0] >> 20)
+    if is_again:
+        call(library, b"nvmlDeviceGetMemoryInfo_v2", device, memory_v2)
+        print(memory_v2[1] >> 20)
+    call(library, b"nvmlShutdown")
+    libc.dlclose(library)
+before = places()
+ask(False)
+occupy(*before)
+ask(True)
+"#;
+
 /// go-nvml and other libraries in the same process open the library, close it and open it again.
 #[test]
 fn a_library_that_is_closed_and_opened_again_shows_the_tenants_part_as_before() {
     let host = Host::new();
     let whole = Config::default().memory_bytes / MIB;
-    let reopens = c_program("reopens");
     let totals = |mut command: std::process::Command, arguments: &[&str]| {
-        command.env("DEEPRES_MEMORY", "4GiB").env("DEEPRES_TENANT", "t").args(arguments);
+        command.env("DEEPRES_MEMORY", "4GiB").env("DEEPRES_TENANT", "t");
+        command.args(["-c", REOPENING]).args(arguments);
         let said = host.finish(command).success().stdout;
         said.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{said}"))).collect::<Vec<u64>>()
     };
     let limit = 4 * GIB / MIB;
-    let alone = || host.alone(&reopens);
+    let alone = || host.alone("python3");
     for way in ["base", "namespace"] {
-        assert_eq!(totals(host.command(&reopens), &[way]), [whole; 3], "{way}: bare");
+        assert_eq!(totals(host.command("python3"), &[way]), [whole; 3], "{way}: bare");
         assert_eq!(totals(alone(), &[way]), [whole; 3], "{way}: without a session there is no limit to show");
     }
     assert_eq!(totals(alone(), &["base", "cuda"]), [limit; 3]);
     let _daemon = host.daemon();
-    assert_eq!(totals(host.preloaded(&reopens), &["base", "cuda"]), [limit; 3]);
+    assert_eq!(totals(host.preloaded("python3"), &["base", "cuda"]), [limit; 3]);
     // In a namespace of its own the library is another one each time.
-    assert_eq!(totals(host.preloaded(&reopens), &["namespace", "cuda"])[0], limit);
+    assert_eq!(totals(host.preloaded("python3"), &["namespace", "cuda"])[0], limit);
 }
 
 /// Asks for the memory three times, again after a while, and in a forked child.
@@ -280,7 +325,7 @@ print(json.dumps({name: [ask(nvml._nvmlGetFunctionPointer(name), room, fields) f
 "#;
 
 #[test]
-fn a_list_of_processes_is_as_long_as_the_tenants_own_for_whoever_has_little_room() {
+fn a_list_of_processes_is_as_long_as_the_tenants_own_for_a_caller_with_little_room() {
     const INSUFFICIENT_SIZE: u64 = 7;
     let (host, _daemon) = Host::new().with_daemon();
     let _processes = ["one", "two", "three"].map(|name| busy(&host, &["--name", name]));

@@ -8,7 +8,7 @@ const SIMGPU_TOML: &str = r#"kernel = [{ name = "persistent", ns = 1000000000000
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_kernel_that_stays_for_good_is_told_of() {
+fn a_kernel_that_never_ends_is_reported_as_overdue() {
     let (host, mut daemon) = Host::new().simgpu(SIMGPU_TOML).with_daemon();
     let arguments = ["--kernel", "persistent", "--sync-every", "1"];
     let _client = host.start(host.run(&["--name", "stays"], c_client("backlog"), &arguments), "ready");
@@ -47,7 +47,7 @@ mod measured {
     use super::*;
 
     #[test]
-    fn beside_a_kernel_that_spins_others_go_on_and_it_is_the_one_told_of_until_it_ends() {
+    fn others_go_on_beside_a_spinning_kernel_that_is_reported_as_overdue_until_it_ends() {
         let (host, mut daemon) = Host::measuring().simgpu(BESIDE_TOML).with_daemon();
         let start = |name: &str, arguments: &[&str]| {
             host.start(host.run(&["--name", name], c_client("backlog"), arguments), "ready")

@@ -1,14 +1,13 @@
-//! Memory that the driver takes by itself counts, by NVML's figures: contexts from their creation
-//! to their end, and code from its loading to its unloading. The account and the GPU's record agree
-//! after each call.
+//! Memory that the driver takes by itself counts, by NVML's figures. Contexts count from their
+//! creation to their end, and code counts from its loading to its unloading. The account and the
+//! GPU's record agree after each call.
 
-use std::process::Command;
-
+use deepres_e2e::calls::{Calls, OVERHEADS};
 use deepres_e2e::prelude::*;
 
 /// Size of a context on the simulated GPU.
 const CONTEXT_MIB: u64 = 500;
-const OUT_OF_MEMORY: u32 = 2;
+const OUT_OF_MEMORY: &str = "2";
 const TENANT: &str = "t";
 
 fn host_with(context_mib: u64) -> Host {
@@ -20,38 +19,24 @@ fn host() -> Host {
     host_with(CONTEXT_MIB)
 }
 
-/// A client that executes one order after another.
-struct Client(Orders);
+fn start(host: &Host, limit_mib: Option<u64>) -> Calls {
+    start_loading(host, limit_mib, None)
+}
 
-impl Client {
-    fn start(host: &Host, limit_mib: Option<u64>) -> Self {
-        Self::of(host, host.preloaded(c_client("overheads")), limit_mib)
-    }
+/// Starts a client with this value of `CUDA_MODULE_LOADING`.
+fn start_loading(host: &Host, limit_mib: Option<u64>, loading: Option<&str>) -> Calls {
+    let mut command = host.preloaded("python3");
+    command.env("DEEPRES_TENANT", TENANT);
+    command.envs(limit_mib.map(|mib| ("DEEPRES_MEMORY", format!("{mib}MiB"))));
+    command.envs(loading.map(|loading| ("CUDA_MODULE_LOADING", loading)));
+    Calls::run(host, command, OVERHEADS)
+}
 
-    fn of(host: &Host, mut command: Command, limit_mib: Option<u64>) -> Self {
-        command.env("DEEPRES_TENANT", TENANT);
-        if let Some(mib) = limit_mib {
-            command.env("DEEPRES_MEMORY", format!("{mib}MiB"));
-        }
-        Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")))
-    }
-
-    /// Makes the client do `what` with its object number `which`. Returns the driver's result code.
-    fn asks(&mut self, what: &str, which: u32, bytes: u64) -> u32 {
-        self.0.ask(&format!("{what} {which} {bytes}")).parse().expect("a code")
-    }
-
-    #[track_caller]
-    fn does(&mut self, what: &str, which: u32, bytes: u64) {
-        assert_eq!(self.asks(what, which, bytes), 0, "{what} {which}");
-    }
-
-    /// Gives an order like [`Self::does`], and then asserts the same as [`assert_held`].
-    #[track_caller]
-    fn comes_to_hold(&mut self, host: &Host, what: &str, which: u32, bytes: u64, kinds: &[(&str, u64)]) {
-        self.does(what, which, bytes);
-        assert_held(host, kinds);
-    }
+/// Gives an order like [`Calls::does`], and then asserts the same as [`assert_held`].
+#[track_caller]
+fn comes_to_hold(client: &mut Calls, host: &Host, order: &str, kinds: &[(&str, u64)]) {
+    client.does(order);
+    assert_held(host, kinds);
 }
 
 fn account(host: &Host) -> Value {
@@ -74,66 +59,66 @@ fn assert_held(host: &Host, kinds: &[(&str, u64)]) {
 #[test]
 fn a_context_counts_for_what_nvml_says_until_it_ends_however_it_ends() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, None);
-    client.comes_to_hold(&host, "create", 0, 0, &[("driver", CONTEXT_MIB)]);
-    client.does("allocate", 0, 64 * MIB);
-    client.comes_to_hold(&host, "create", 1, 0, &[("driver", 2 * CONTEXT_MIB), ("linear", 64)]);
-    client.does("retain", 0, 0);
-    client.comes_to_hold(&host, "retain", 0, 0, &[("driver", 3 * CONTEXT_MIB)]);
-    client.comes_to_hold(&host, "release", 0, 0, &[("driver", 3 * CONTEXT_MIB)]);
-    client.comes_to_hold(&host, "release", 0, 0, &[("driver", 2 * CONTEXT_MIB)]);
-    client.does("retain", 0, 0);
-    client.comes_to_hold(&host, "reset", 0, 0, &[("driver", 2 * CONTEXT_MIB)]);
-    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", CONTEXT_MIB), ("linear", 0)]);
-    client.comes_to_hold(&host, "destroy", 1, 0, &[("driver", 0)]);
+    let mut client = start(&host, None);
+    comes_to_hold(&mut client, &host, "create(0)", &[("driver", CONTEXT_MIB)]);
+    client.does("allocate(0, 64 << 20)");
+    comes_to_hold(&mut client, &host, "create(1)", &[("driver", 2 * CONTEXT_MIB), ("linear", 64)]);
+    client.does("retain()");
+    comes_to_hold(&mut client, &host, "retain()", &[("driver", 3 * CONTEXT_MIB)]);
+    comes_to_hold(&mut client, &host, "cuda.cuDevicePrimaryCtxRelease_v2(0)", &[("driver", 3 * CONTEXT_MIB)]);
+    comes_to_hold(&mut client, &host, "cuda.cuDevicePrimaryCtxRelease_v2(0)", &[("driver", 2 * CONTEXT_MIB)]);
+    client.does("retain()");
+    comes_to_hold(&mut client, &host, "reset()", &[("driver", 2 * CONTEXT_MIB)]);
+    comes_to_hold(&mut client, &host, "destroy(0)", &[("driver", CONTEXT_MIB), ("linear", 0)]);
+    comes_to_hold(&mut client, &host, "destroy(1)", &[("driver", 0)]);
 }
 
 #[test]
 fn a_context_that_the_limit_has_no_room_for_is_refused_as_by_a_full_gpu() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, Some(3 * CONTEXT_MIB / 2));
-    client.does("create", 0, 0);
-    assert_eq!(client.asks("create", 1, 0), OUT_OF_MEMORY);
-    assert_eq!(client.asks("retain", 0, 0), OUT_OF_MEMORY);
+    let mut client = start(&host, Some(3 * CONTEXT_MIB / 2));
+    client.does("create(0)");
+    assert_eq!(client.asks("create(1)"), OUT_OF_MEMORY);
+    assert_eq!(client.asks("retain()"), OUT_OF_MEMORY);
     assert_held(&host, &[("driver", CONTEXT_MIB)]);
     let peak = host.truth().gpus[0].memory_peak_bytes;
     assert!(peak <= 2 * CONTEXT_MIB * MIB, "each was measured, and ended again: {peak}");
     // The client can allocate the rest of the limit, and no more.
-    assert_eq!(client.asks("allocate", 0, 252 * MIB), OUT_OF_MEMORY);
-    client.does("allocate", 0, 250 * MIB);
+    assert_eq!(client.asks("allocate(0, 252 << 20)"), OUT_OF_MEMORY);
+    client.does("allocate(0, 250 << 20)");
     let account = account(&host);
     assert_eq!(account["refusals"], 3, "{account}");
     // Another process of the tenant gets no context either. Its first context shows its size only
     // after its creation, and is then destroyed again.
-    let mut other = Client::start(&host, None);
-    assert_eq!(other.asks("create", 0, 0), OUT_OF_MEMORY);
-    assert_eq!(other.asks("retain", 0, 0), OUT_OF_MEMORY);
+    let mut other = start(&host, None);
+    assert_eq!(other.asks("create(0)"), OUT_OF_MEMORY);
+    assert_eq!(other.asks("retain()"), OUT_OF_MEMORY);
     assert_held(&host, &[("driver", CONTEXT_MIB), ("linear", 250)]);
     client.0.process.kill();
-    other.does("retain", 0, 0);
+    other.does("retain()");
     assert_held(&host, &[("driver", CONTEXT_MIB), ("linear", 0)]);
 }
 
 #[test]
 fn a_context_of_a_process_that_another_daemon_takes_up_counts_there() {
     let (host, mut daemon) = host().with_daemon();
-    let mut client = Client::start(&host, None);
-    client.does("create", 0, 0);
+    let mut client = start(&host, None);
+    client.does("create(0)");
     daemon.kill();
     let _daemon = host.daemon();
     host.await_ps(|ps| ps.find(TENANT).is_some_and(|tenant| tenant.memory_bytes == CONTEXT_MIB * MIB));
     assert_held(&host, &[("driver", CONTEXT_MIB)]);
-    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", 0)]);
+    comes_to_hold(&mut client, &host, "destroy(0)", &[("driver", 0)]);
 }
 
 #[test]
 fn where_nvml_does_not_answer_contexts_are_made_and_count_for_nothing() {
     let host = host();
     let _daemon = host.daemon_with(&[("LD_PRELOAD", &deepres_e2e::clients::c_library("slow_nvml"))]);
-    let mut client = Client::start(&host, Some(CONTEXT_MIB / 2));
-    client.does("create", 0, 0);
-    client.does("create", 1, 0);
-    client.does("allocate", 0, 64 * MIB);
+    let mut client = start(&host, Some(CONTEXT_MIB / 2));
+    client.does("create(0)");
+    client.does("create(1)");
+    client.does("allocate(0, 64 << 20)");
     assert_eq!(account(&host)["memory_by_kind"]["driver"].as_u64(), None);
 }
 
@@ -141,39 +126,39 @@ fn where_nvml_does_not_answer_contexts_are_made_and_count_for_nothing() {
 fn modules_count_for_what_they_took_and_are_unloaded_if_that_is_too_much() {
     const GIB: u64 = 1 << 30;
     let (host, _daemon) = host_with(0).with_daemon();
-    let mut client = Client::start(&host, Some(4096));
-    client.does("create", 0, 0);
+    let mut client = start(&host, Some(4096));
+    client.does("create(0)");
     for which in 0..20 {
-        let code = client.asks("load", which, GIB);
-        assert_eq!(code, if which < 4 { 0 } else { OUT_OF_MEMORY }, "{which} GiB are loaded");
+        let code = client.asks(&format!("load({which}, 1 << 30)"));
+        assert_eq!(code, if which < 4 { "0" } else { OUT_OF_MEMORY }, "{which} GiB are loaded");
     }
     assert_held(&host, &[("driver", 4096)]);
     assert_eq!(host.truth().gpus[0].memory_peak_bytes, 5 * GIB, "one at a time was measured");
-    assert_eq!(client.asks("allocate", 0, 1), OUT_OF_MEMORY);
-    client.does("unload", 2, 0);
-    client.comes_to_hold(&host, "allocate", 0, GIB, &[("driver", 3072), ("linear", 1024)]);
-    client.does("free", 0, 0);
+    assert_eq!(client.asks("allocate(0, 1)"), OUT_OF_MEMORY);
+    client.does("unload(2)");
+    comes_to_hold(&mut client, &host, "allocate(0, 1 << 30)", &[("driver", 3072), ("linear", 1024)]);
+    client.does("free(0)");
     // The modules of a context end with the context.
-    client.comes_to_hold(&host, "destroy", 0, 0, &[("driver", 0)]);
-    client.does("create", 0, 0);
-    client.comes_to_hold(&host, "load", 0, GIB + 1, &[("driver", 1026)]);
-    let code = client.asks("load", 1, u64::MAX / 2);
+    comes_to_hold(&mut client, &host, "destroy(0)", &[("driver", 0)]);
+    client.does("create(0)");
+    comes_to_hold(&mut client, &host, "load(0, (1 << 30) + 1)", &[("driver", 1026)]);
+    let code = client.asks("load(1, (1 << 63) - 1)");
     assert_eq!(code, OUT_OF_MEMORY);
 }
 
 #[test]
 fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
-    const UNSUPPORTED_PTX_VERSION: u32 = 222;
+    const UNSUPPORTED_PTX_VERSION: &str = "222";
     let (host, _daemon) = host_with(0).with_daemon();
-    let mut command = host.preloaded(c_client("overheads"));
-    command.env("CUDA_MODULE_LOADING", "EAGER");
-    let mut client = Client::of(&host, command, Some(64));
-    client.does("create", 0, 0);
-    for (way, wrong) in [("load", "load-wrong"), ("open", "open-wrong")] {
-        for bytes in [MIB, 128 * MIB] {
-            assert_eq!(client.asks(wrong, 0, bytes), UNSUPPORTED_PTX_VERSION, "{wrong} {bytes}");
+    let mut client = start_loading(&host, Some(64), Some("EAGER"));
+    client.does("create(0)");
+    for way in ["load", "open_library"] {
+        for mib in [1, 128] {
+            // No driver knows this version of PTX.
+            let code = client.asks(&format!("{way}(0, {mib} << 20, '42.0')"));
+            assert_eq!(code, UNSUPPORTED_PTX_VERSION, "{way} {mib} MiB");
         }
-        assert_eq!(client.asks(way, 0, 128 * MIB), OUT_OF_MEMORY, "{way}");
+        assert_eq!(client.asks(&format!("{way}(0, 128 << 20)")), OUT_OF_MEMORY, "{way}");
     }
     assert_held(&host, &[("driver", 0)]);
 }
@@ -181,44 +166,40 @@ fn code_with_errors_gets_the_drivers_code_also_where_there_is_no_room_for_it() {
 #[test]
 fn a_library_counts_in_every_context_while_it_is_loaded_if_the_driver_loads_it_at_once() {
     let (host, _daemon) = host().with_daemon();
-    let mut command = host.preloaded(c_client("overheads"));
-    command.env("CUDA_MODULE_LOADING", "EAGER");
-    let mut client = Client::of(&host, command, Some(4 * CONTEXT_MIB));
+    let mut client = start_loading(&host, Some(4 * CONTEXT_MIB), Some("EAGER"));
     let holds = |contexts: u64, libraries: u64| {
         assert_held(&host, &[("driver", contexts * CONTEXT_MIB + libraries * 100)]);
     };
-    client.does("open", 0, 100 * MIB);
-    client.does("create", 0, 0);
+    client.does("open_library(0, 100 << 20)");
+    client.does("create(0)");
     holds(1, 1);
-    client.does("open", 1, 100 * MIB);
+    client.does("open_library(1, 100 << 20)");
     holds(1, 2);
-    client.does("create", 1, 0);
+    client.does("create(1)");
     holds(2, 4);
     // A third context would find 600 MiB: enough for itself and one library.
-    assert_eq!(client.asks("create", 2, 0), OUT_OF_MEMORY);
-    assert_eq!(client.asks("open", 2, 400 * MIB), OUT_OF_MEMORY);
+    assert_eq!(client.asks("create(2)"), OUT_OF_MEMORY);
+    assert_eq!(client.asks("open_library(2, 400 << 20)"), OUT_OF_MEMORY);
     holds(2, 4);
-    client.does("close", 0, 0);
+    client.does("close_library(0)");
     holds(2, 2);
-    client.does("create", 2, 0);
+    client.does("create(2)");
     holds(3, 3);
-    client.does("destroy", 0, 0);
-    client.does("destroy", 1, 0);
+    client.does("destroy(0)");
+    client.does("destroy(1)");
     holds(1, 1);
-    client.does("close", 1, 0);
+    client.does("close_library(1)");
     holds(1, 0);
 }
 
 #[test]
 fn a_library_that_the_driver_loads_later_counts_from_the_next_look_on() {
     let (host, _daemon) = host().with_daemon();
-    let mut command = host.preloaded(c_client("overheads"));
-    command.env("CUDA_MODULE_LOADING", "LAZY");
-    let mut client = Client::of(&host, command, None);
-    client.does("create", 0, 0);
-    client.does("open", 0, 100 * MIB);
+    let mut client = start_loading(&host, None, Some("LAZY"));
+    client.does("create(0)");
+    client.does("open_library(0, 100 << 20)");
     assert_held(&host, &[("driver", CONTEXT_MIB)]);
-    client.does("use", 0, 0);
-    client.does("create", 1, 0);
+    client.does("use_library(0)");
+    client.does("create(1)");
     assert_held(&host, &[("driver", 2 * CONTEXT_MIB + 100)]);
 }

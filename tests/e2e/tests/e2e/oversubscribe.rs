@@ -2,7 +2,9 @@
 //! memory is.
 
 use std::fs;
+use std::path::Path;
 
+use deepres_e2e::calls::{Calls, FORKED, WORK};
 use deepres_e2e::contention::Log;
 use deepres_e2e::prelude::*;
 
@@ -41,7 +43,7 @@ fn await_managed(host: &Host, is_so: impl Fn(&[u64]) -> bool) {
 }
 
 #[test]
-fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
+fn memory_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut client = holding(&host, "t", Some("256MiB"), 512 * MIB, "2000");
     // The tenant is alone, and all of its memory fits.
@@ -60,7 +62,7 @@ fn what_is_beyond_the_limit_is_given_shown_brought_to_the_gpu_and_freed() {
 }
 
 #[test]
-fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_follows_the_lease() {
+fn two_tenants_with_more_memory_than_the_gpu_both_run_and_their_memory_follows_the_lease() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     // The limits leave 384 MiB of the GPU. The memory of one tenant beyond its limit fits there,
     // and that of both tenants does not.
@@ -84,7 +86,7 @@ fn two_tenants_that_together_have_more_than_the_gpu_both_run_and_what_is_beyond_
 }
 
 #[test]
-fn without_a_limit_what_the_gpu_lacks_is_managed() {
+fn without_a_limit_memory_that_the_gpu_lacks_is_managed() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let mut first = swapper(&host, "first", None, 640 * MIB, "0");
     first.await_json();
@@ -128,69 +130,132 @@ fn a_tenant_that_is_killed_leaves_nothing_behind() {
     await_value_within(|| host.truth().gpus[0].managed_bytes, |bytes| *bytes == 0, MOVE_LIMIT);
 }
 
-#[test]
-fn what_is_beyond_the_limit_is_memory_like_any_other_but_for_what_is_documented() {
-    const LIMIT: u64 = 64 * MIB;
-    let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
-    for way in [Way::Linked, Way::Dlsym, Way::ProcAddress] {
-        let (client, said) = host.told(host.run(&options, c_client_by("beyond", way), &[&LIMIT.to_string()]));
-        assert_eq!(said["managed"], 0b111, "the limit's own is not, the rest is: {said}");
-        assert_eq!((&said["kept"], &said["pitch"]), (&1.into(), &1024.into()), "{said}");
-        for refused in ["pooled", "physical", "array"] {
-            assert_eq!(said[refused], 2, "{refused} memory stays within the limit: {said}");
-        }
-        assert_eq!(said["exported"], 0, "{said}");
-        assert_eq!((&said["free"], &said["total"]), (&0.into(), &LIMIT.into()), "{said}");
-        // These are CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _INVALIDATED, the same codes as for
-        // memory within the limit.
-        assert_eq!(said["captured"], json!([900, 900, 0]), "{said}");
-        assert_eq!(said["ended"], json!([901, 901, 0]), "{said}");
-        assert_eq!(
-            (&said["child"], &said["freed"], &said["twice"]),
-            (&0.into(), &0.into(), &1.into()),
-            "{said}"
-        );
-        // The meter thread reports the oversubscribed bytes, and the ledger shows the memory within
-        // the limit.
-        host.await_ps(|ps| {
-            let account = ps.tenant("t");
-            (account.memory_bytes, account.oversubscribed_bytes) == (LIMIT, 0)
-        });
-        client.finish().success();
+/// Functions that examine memory beyond the limit.
+const EXAMINE: &str = r#"
+quick = kernel("quick")
+def info():
+    free, total = c_size_t(), c_size_t()
+    must(cuda.cuMemGetInfo_v2(byref(free), byref(total)))
+    return free.value, total.value
+def pitched(name, width, rows):
+    kept[name], pitch = c_uint64(), c_size_t()
+    return cuda.cuMemAllocPitch_v2(byref(kept[name]), byref(pitch), c_size_t(width), c_size_t(rows), 4), pitch.value
+def managed(name, size):
+    kept[name] = c_uint64()
+    return cuda.cuMemAllocManaged(byref(kept[name]), c_size_t(size), 1)
+def is_managed(name):
+    answer = ctypes.c_ubyte()
+    must(cuda.cuPointerGetAttribute(byref(answer), 8, kept[name]))
+    return answer.value
+def keeps(name, size):
+    sent, found = bytes(range(64)), ctypes.create_string_buffer(64)
+    for offset in 0, size - 64:
+        at = c_uint64(kept[name].value + offset)
+        must(cuda.cuMemcpyHtoDAsync_v2(at, sent, c_size_t(64), stream) or cuda.cuStreamSynchronize(stream))
+        must(cuda.cuMemcpyDtoH_v2(found, at, c_size_t(64)))
+        if found.raw != sent: return False
+    return True
+def allocate_in_capture(mode):
+    graph = c_void_p()
+    must(cuda.cuStreamBeginCapture_v2(stream, mode) or launch(quick, stream))
+    code, ended = linear("captured", 4 << 20), cuda.cuStreamEndCapture(stream, byref(graph))
+    if code == 0: must(cuda.cuMemFree_v2(kept["captured"]))
+    return code, ended
+def retain(): return cuda.cuCtxSetCurrent(new(cuda.cuDevicePrimaryCtxRetain, 0))
+"#;
+
+/// Makes the client of [`caller`] fill its limit, and then ask for memory of each kind that can be
+/// beyond the limit. Returns the answers.
+fn ask_beyond(client: &mut Calls) -> [String; 3] {
+    client.define(&[WORK, FORKED, EXAMINE].concat());
+    client.does("linear('whole', 64 << 20)");
+    ["linear('beyond', 32 << 20)", "pitched('rows', 1000, 8192)", "managed('managed', 8 << 20)"]
+        .map(|call| client.asks(call))
+}
+
+const GIVEN: [&str; 3] = ["0", "(0, 1024)", "0"];
+/// The limit's own memory is not managed, and the rest is.
+const ARE_MANAGED: (&str, &str) =
+    ("[is_managed(name) for name in ('whole', 'beyond', 'rows', 'managed')]", "[0, 1, 1, 1]");
+const KEEP_BYTES: (&str, &str) = (
+    "keeps('beyond', 32 << 20), keeps('rows', 1024 * 8192), keeps('managed', 8 << 20)",
+    "(True, True, True)",
+);
+/// Memory of pools stays within the limit.
+const POOLED: (&str, &str) = ("cuda.cuMemAllocAsync(byref(c_uint64()), c_size_t(32 << 20), stream)", "2");
+
+#[track_caller]
+fn assert_answers(client: &mut Calls, calls: &[(&str, &str)]) {
+    for (call, answer) in calls {
+        assert_eq!(client.asks(call), *answer, "{call}");
     }
 }
 
 #[test]
-fn where_managed_memory_does_not_move_what_is_beyond_the_limit_is_refused_and_why_is_said() {
+fn memory_beyond_the_limit_is_like_any_other_but_for_what_is_documented() {
+    const ALL_SMALL: &str = "[0, 0, 0, 0, 0, 0, 0, 0, 0, 0]";
+    let (host, _daemon) = Host::of_one_gib().with_daemon();
+    let mut client = caller(&host, &[]);
+    assert_eq!(ask_beyond(&mut client), GIVEN);
+    let calls = [
+        ARE_MANAGED,
+        KEEP_BYTES,
+        ("[linear(i, 1000 * (i + 1)) for i in range(10)]", ALL_SMALL),
+        POOLED,
+        ("physical('physical', 2 << 20)", "2"),
+        ("cuda.cuArrayCreate_v2(byref(c_void_p()), struct.pack('QQII', 1024, 1024, FLOAT, 1))", "2"),
+        ("cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), kept['beyond']) == 0", "False"),
+        ("info()", "(0, 67108864)"),
+        // These are CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _INVALIDATED, the same codes as for
+        // memory within the limit.
+        ("[allocate_in_capture(mode) for mode in range(3)]", "[(900, 901), (900, 901), (0, 0)]"),
+        // A free in a forked child does not touch the parent's memory.
+        ("forked(lambda: cuda.cuMemFree_v2(kept['beyond']) == 0)", "0"),
+        ("cuda.cuMemFree_v2(kept['rows']), cuda.cuMemFreeAsync(kept['beyond'], stream)", "(0, 0)"),
+        ("cuda.cuMemFree_v2(kept['beyond'])", "1"),
+        ("[cuda.cuMemFree_v2(kept[i]) for i in range(0, 10, 2)]", "[0, 0, 0, 0, 0]"),
+        ("[cuda.cuMemFreeAsync_ptsz(kept[i], None) for i in range(1, 10, 2)]", "[0, 0, 0, 0, 0]"),
+        ("cuda.cuMemFree_v2(kept['managed'])", "0"),
+        // Memory beyond the limit ends with its context.
+        ("linear('beyond', 64 << 20), cuda.cuCtxDestroy_v2(context()), retain()", "(0, 0, 0)"),
+        ("linear('whole', 64 << 20), linear('beyond', 64 << 20)", "(0, 0)"),
+        ("cuda.cuDevicePrimaryCtxReset_v2(0), retain(), linear('whole', 64 << 20)", "(0, 0, 0)"),
+    ];
+    assert_answers(&mut client, &calls);
+    // The meter thread reports the oversubscribed bytes, and the ledger shows the memory within the
+    // limit.
+    host.await_ps(|ps| {
+        let account = ps.tenant("t");
+        (account.memory_bytes, account.oversubscribed_bytes) == (64 * MIB, 0)
+    });
+    client.0.process.finish().success();
+}
+
+#[test]
+fn memory_beyond_the_limit_is_refused_with_the_reason_where_managed_memory_does_not_move() {
     let (host, _daemon) =
         Host::new().simgpu("context_overhead_bytes = 0\nmanaged_memory_migrates = false\n").with_daemon();
-    let options = ["--name", "t", "--memory", "64MiB", "--oversubscribe", "managed"];
-    let bytes = (64 * MIB).to_string();
-    let mut client = host.spawn(host.run(&options, c_client("beyond"), &[&bytes]));
-    assert_eq!(client.await_json()["refused"], json!([2, 2, 2]));
-    let finished = client.finish().success();
+    let mut client = caller(&host, &[]);
+    assert_eq!(ask_beyond(&mut client), ["2", "(2, 0)", "2"]);
+    let finished = client.0.process.finish().success();
     assert_eq!(finished.stderr.matches("concurrentManagedAccess").count(), 1, "{}", finished.stderr);
 }
 
 #[test]
 fn without_a_daemon_it_is_the_same() {
     let host = Host::of_one_gib();
-    let alone = |client: &str, limit: &str, arguments: &[&str]| {
-        let mut command = host.alone(c_client(client));
-        command.args(arguments).env("DEEPRES_MEMORY", limit).env("DEEPRES_OVERSUBSCRIBE", "managed");
-        host.spawn(command)
+    let alone = |program: &Path, limit: &str| {
+        let mut command = host.alone(program);
+        command.env("DEEPRES_MEMORY", limit).env("DEEPRES_OVERSUBSCRIBE", "managed");
+        command
     };
-    let mut client = alone("beyond", "64MiB", &[&(64 * MIB).to_string()]);
-    let said = client.await_json();
-    assert_eq!(
-        (&said["managed"], &said["kept"], &said["pooled"]),
-        (&7.into(), &1.into(), &2.into()),
-        "{said}"
-    );
-    client.finish().success();
-    let mut client = alone("swap", "256MiB", &[&(512 * MIB).to_string(), "2000"]);
-    client.await_exactly("holding");
+    let mut client = Calls::run(&host, alone("python3".as_ref(), "64MiB"), "must(start())");
+    assert_eq!(ask_beyond(&mut client), GIVEN);
+    assert_answers(&mut client, &[ARE_MANAGED, KEEP_BYTES, POOLED]);
+    client.0.process.finish().success();
+    let mut command = alone(&c_client("swap"), "256MiB");
+    command.args([(512 * MIB).to_string(), "2000".to_owned()]);
+    let mut client = host.start(command, "holding");
     // The tenant is alone, and all of its memory fits.
     await_managed(&host, |managed| managed == [256 * MIB]);
     assert_eq!(client.await_json()["changed"].as_u64(), Some(0));
@@ -235,7 +300,7 @@ fn races_of_threads_and_processes_and_a_kill_leave_nothing_on_the_account_or_the
 }
 
 #[test]
-fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
+fn memory_beyond_the_limit_stays_where_it_is_beside_a_tenant_that_takes_no_room() {
     const LOOKS: u32 = 40;
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     let _first = holding(&host, "first", Some("320MiB"), 640 * MIB, "100000");
@@ -255,40 +320,26 @@ fn beside_one_that_takes_no_room_what_is_beyond_the_limit_stays_where_it_is() {
     }
 }
 
-/// A client that runs one line of Python after another (`pieces.py`), with a limit of 64 MiB and
-/// managed memory beyond it.
-struct Asked(Orders);
+/// Starts a client that makes calls on order, with a limit of 64 MiB and managed memory beyond it.
+fn caller(host: &Host, variables: &[(&str, &str)]) -> Calls {
+    let own = [("DEEPRES_TENANT", "t"), ("DEEPRES_OVERSUBSCRIBE", "managed"), ("DEEPRES_MEMORY", "64MiB")];
+    Calls::start(host, &[&own, variables].concat())
+}
 
-impl Asked {
-    fn start(host: &Host, variables: &[(&str, &str)]) -> Self {
-        let mut command = host.preloaded("python3");
-        command.arg(script("pieces")).env("DEEPRES_TENANT", "t");
-        command.env("DEEPRES_OVERSUBSCRIBE", "managed").env("DEEPRES_MEMORY", "64MiB");
-        command.envs(variables.iter().copied());
-        let mut asked = Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")));
-        assert_eq!(asked.says("start()"), "0");
-        asked
-    }
-
-    fn says(&mut self, line: &str) -> String {
-        self.0.ask(line)
-    }
-
-    fn await_answer(&mut self, what: &str, answer: &str, line: &str) {
-        eventually_within(what, MOVE_LIMIT, || self.says(line) == answer);
-    }
+fn await_answer(client: &mut Calls, what: &str, answer: &str, expression: &str) {
+    eventually_within(what, MOVE_LIMIT, || client.asks(expression) == answer);
 }
 
 #[test]
-fn what_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
+fn memory_that_the_driver_does_not_bring_to_the_gpu_belongs_there_no_longer() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
     // The meter thread brings the first part to the GPU, and advises the driver that all of the
     // memory belongs there. The prefetch of the next part fails.
-    let mut client = Asked::start(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
-    assert_eq!(client.says("linear('limit', 64 << 20)"), "0");
-    assert_eq!(client.says("linear('beyond', 64 << 20)"), "0");
-    client.await_answer("a part is brought", "0", "place('beyond', 32 << 20, PREFETCHED)");
-    client.await_answer("the advice is taken back", "-2", "place('beyond', 64 << 20, PREFERRED)");
+    let mut client = caller(&host, &[("SIMGPU_FAULTS", "cuMemPrefetchAsync_v2:2:1")]);
+    client.does("linear('limit', 64 << 20)");
+    client.does("linear('beyond', 64 << 20)");
+    await_answer(&mut client, "a part is brought", "0", "place('beyond', 32 << 20, PREFETCHED)");
+    await_answer(&mut client, "the advice is taken back", "-2", "place('beyond', 64 << 20, PREFERRED)");
 }
 
 #[test]
@@ -302,16 +353,16 @@ fn the_host_promises_memory_to_all_processes_of_a_tenant_together() {
     let libraries = [artefacts().library.clone(), c_library("fake_meminfo")];
     let preloaded = libraries.map(|library| library.display().to_string()).join(":");
     let variables = [("LD_PRELOAD", preloaded.as_str()), ("MEMINFO", meminfo.to_str().expect("plain text"))];
-    let (mut first, mut second) = (Asked::start(&host, &variables), Asked::start(&host, &variables));
-    assert_eq!(first.says("linear('limit', 64 << 20)"), "0");
-    assert_eq!(first.says("linear('beyond', 384 << 20)"), "0");
-    assert_eq!(second.says("linear('beyond', 384 << 20)"), "2");
-    assert_eq!(second.says("linear('beyond', 128 << 20)"), "0");
-    assert_eq!(second.says("linear('more', 2 << 20)"), "2");
-    assert_eq!(first.says("cuda.cuMemFree_v2(kept['beyond'])"), "0");
-    assert_eq!(second.says("linear('more', 384 << 20)"), "0");
-    assert_eq!(first.says("linear('beyond', 2 << 20)"), "2");
+    let (mut first, mut second) = (caller(&host, &variables), caller(&host, &variables));
+    first.does("linear('limit', 64 << 20)");
+    first.does("linear('beyond', 384 << 20)");
+    assert_eq!(second.asks("linear('beyond', 384 << 20)"), "2");
+    second.does("linear('beyond', 128 << 20)");
+    assert_eq!(second.asks("linear('more', 2 << 20)"), "2");
+    first.does("cuda.cuMemFree_v2(kept['beyond'])");
+    second.does("linear('more', 384 << 20)");
+    assert_eq!(first.asks("linear('beyond', 2 << 20)"), "2");
     // Other processes can have the memory that was promised to a dead process.
     second.0.process.kill();
-    first.await_answer("the dead one's is given back", "0", "linear('beyond', 512 << 20)");
+    await_answer(&mut first, "the dead one's is given back", "0", "linear('beyond', 512 << 20)");
 }

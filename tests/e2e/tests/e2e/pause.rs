@@ -25,7 +25,7 @@ fn assert_paused(host: &Host, name: &str, other: &str) {
 }
 
 #[test]
-fn a_tenant_that_is_not_there_is_said_so() {
+fn pausing_or_resuming_an_unknown_tenant_is_refused() {
     let (host, _daemon) = Host::new().with_daemon();
     for command in ["pause", "resume"] {
         let finished = host.call(&[command, "nobody"]);

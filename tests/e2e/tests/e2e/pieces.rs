@@ -1,43 +1,16 @@
 //! Unusual kinds of memory count by the rule in docs/memory.md. The kinds are pools of host and of
-//! managed memory, pools and external memory of another process, and arrays into which the job maps
-//! memory later. The account and the GPU's record agree after each step.
+//! managed memory, pools and external memory of another process, and arrays of mapped memory. The
+//! account and the GPU's record agree after each step.
 
-use std::process::Command;
-
+use deepres_e2e::calls::Calls;
 use deepres_e2e::prelude::*;
 
 const LIMIT_MIB: u64 = 256;
 const OUT_OF_MEMORY: &str = "2";
 
-struct Client(Orders);
-
-impl Client {
-    fn start(host: &Host, tenant: &str) -> Self {
-        let mut command = host.preloaded("python3");
-        command.env("DEEPRES_TENANT", tenant).env("DEEPRES_MEMORY", format!("{LIMIT_MIB}MiB"));
-        Self::start_by(host, command)
-    }
-
-    fn start_by(host: &Host, mut command: Command) -> Self {
-        command.arg(script("pieces"));
-        let mut client = Self(Orders::new(host.spawn(command), 0, |number| format!("{number} ")));
-        client.does("start()");
-        client
-    }
-
-    #[track_caller]
-    fn asks(&mut self, expression: &str) -> String {
-        self.0.ask(expression)
-    }
-
-    #[track_caller]
-    fn does(&mut self, expression: &str) {
-        assert_eq!(self.asks(expression), "0", "{expression}");
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.process.pid()
-    }
+fn start(host: &Host, tenant: &str) -> Calls {
+    let limit = format!("{LIMIT_MIB}MiB");
+    Calls::start(host, &[("DEEPRES_TENANT", tenant), ("DEEPRES_MEMORY", &limit)])
 }
 
 fn host() -> Host {
@@ -68,7 +41,7 @@ fn assert_taken(host: &Host, mib: u64) {
 #[test]
 fn a_pool_of_the_hosts_memory_counts_for_nothing_and_one_of_managed_memory_for_what_it_has() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, "t");
+    let mut client = start(&host, "t");
     for (name, location) in [("host", "HOST"), ("numa", "HOST_NUMA")] {
         client.does(&format!("pool('{name}', {location})"));
         client.does(&format!("take('{name} memory', '{name}', 1 << 30)"));
@@ -93,7 +66,7 @@ fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_t
     const PART: &str = "6, 0x100";
     let (host, _daemon) = host().with_daemon();
     for (tenant, asked) in [("first", "False"), ("present", "True")] {
-        let mut client = Client::start(&host, tenant);
+        let mut client = start(&host, tenant);
         client.does(&format!("driver_pool('anywhere', 0, 0, MANAGED, {asked})"));
         client.does(&format!("driver_pool('near', DEVICE, 0, MANAGED, {asked})"));
         client.does(&format!("driver_pool('part', {PART}, PINNED, {asked})"));
@@ -115,7 +88,7 @@ fn the_drivers_own_pools_of_managed_memory_and_of_a_part_of_a_devices_count_as_t
 #[test]
 fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
     let (host, _daemon) = host().with_daemon();
-    let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
+    let (mut owner, mut guest) = (start(&host, "owner"), start(&host, "guest"));
     owner.does("pool('shared', handles=FILE_DESCRIPTOR)");
     owner.does("take('memory', 'shared', 64 << 20)");
     owner.does("write('memory', 7)");
@@ -139,7 +112,7 @@ fn a_pool_that_another_tenant_imports_counts_for_its_owner_alone() {
 #[test]
 fn memory_of_a_pool_counts_beyond_the_end_of_its_context_and_of_the_pool() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, "t");
+    let mut client = start(&host, "t");
     client.does("pool('own')");
     client.does("in_a_context_that_ends(lambda: take('memory', 'own', 64 << 20))");
     assert_all_counts(&host, "t", "pool", 64);
@@ -158,7 +131,7 @@ fn memory_of_a_pool_counts_beyond_the_end_of_its_context_and_of_the_pool() {
 #[test]
 fn external_memory_counts_where_it_was_made() {
     let (host, _daemon) = host().with_daemon();
-    let (mut owner, mut guest) = (Client::start(&host, "owner"), Client::start(&host, "guest"));
+    let (mut owner, mut guest) = (start(&host, "owner"), start(&host, "guest"));
     owner.does("physical('memory', 200 << 20)");
     let descriptor = owner.asks("export_physical('memory')");
     let pid = owner.pid();
@@ -186,7 +159,7 @@ fn external_memory_counts_where_it_was_made() {
 #[test]
 fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_there() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, "t");
+    let mut client = start(&host, "t");
     client.does("array('deferred', DEFERRED)");
     client.does("array('sparse', SPARSE)");
     client.does("mipmapped('levels', SPARSE, 4)");
@@ -216,7 +189,7 @@ fn an_array_that_memory_is_mapped_into_later_counts_for_that_as_long_as_it_is_th
 #[test]
 fn memory_mapped_into_an_array_at_once_and_unmapped_by_parts_counts_until_the_array_ends() {
     let (host, _daemon) = host().with_daemon();
-    let mut client = Client::start(&host, "t");
+    let mut client = start(&host, "t");
     client.does("array('sparse', SPARSE)");
     client.does("physical('all', 8 << 20)");
     client.does("box(ARRAY, 'sparse', 0, 1024, 'all')");
@@ -250,8 +223,9 @@ const WRONG: [&str; 14] = [
 #[test]
 fn a_wrong_request_at_the_limit_fails_and_leaves_nothing_behind() {
     let (host, _daemon) = host().with_daemon();
-    let mut bare = Client::start_by(&host, host.command("python3"));
-    let mut full = Client::start(&host, "t");
+    let mut bare = Calls::run(&host, host.command("python3"), "");
+    bare.does("start()");
+    let mut full = start(&host, "t");
     full.does("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(256 << 20))");
     assert_eq!(full.asks("cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(1))"), OUT_OF_MEMORY);
     for wrong in WRONG {

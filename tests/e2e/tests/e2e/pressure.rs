@@ -26,7 +26,7 @@ fn a_tenant_whose_limit_is_lowered_below_what_it_holds_is_told() {
 }
 
 #[test]
-fn a_tenant_that_has_what_another_waits_for_is_told_and_nobody_need_be_taken_off() {
+fn a_tenant_that_has_memory_that_another_waits_for_is_told_and_nobody_need_be_taken_off() {
     let (host, _daemon) = host().with_daemon();
     let options = ["--name", "holder", "--oversubscribe", "suspend"];
     let mut holder = yielding(&host, &options, 608 * MIB);

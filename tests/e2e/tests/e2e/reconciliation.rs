@@ -18,7 +18,7 @@ fn await_account(host: &Host, wanted: impl Fn(&Value) -> bool) -> Value {
 }
 
 #[test]
-fn what_a_child_takes_past_deepres_is_shown_as_drift() {
+fn memory_that_a_child_takes_past_deepres_is_shown_as_drift() {
     let (host, _daemon) = host().with_daemon();
     let client = c_client("yields").display().to_string();
     let script = format!("env -u LD_PRELOAD {client} {PAST_BYTES} & exec {client} {HELD_BYTES}");
@@ -54,7 +54,7 @@ fn a_driver_that_hangs_in_nvml_leaves_its_figures_unknown_and_holds_up_neither_w
 }
 
 #[test]
-fn who_was_refused_memory_is_told_of_in_the_log_and_in_plain_ps() {
+fn a_refusal_of_memory_is_told_in_the_log_and_in_plain_ps() {
     let (host, mut daemon) = host().with_daemon();
     let arguments = [(2 * MIB).to_string(), "cuMemAlloc_v2".to_owned()];
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -97,7 +97,7 @@ fn the_log_names_the_limit_that_was_passed_though_it_was_raised_since() {
 }
 
 #[test]
-fn what_the_driver_refuses_on_a_full_gpu_is_told_too_and_leaves_no_peak_that_was_never_had() {
+fn a_refusal_by_the_driver_on_a_full_gpu_is_told_too_and_leaves_no_false_peak() {
     const GPU_BYTES: u64 = 2048 * MIB;
     const CHUNK_BYTES: u64 = 64 * MIB;
     for kind in [

@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use deepres_e2e::alive;
+use deepres_e2e::calls::{Calls, WORK};
 use deepres_e2e::host::mute_socket;
 use deepres_e2e::prelude::*;
 use deepres_e2e::random::Random;
@@ -269,19 +270,23 @@ fn open_sockets(pid: u32) -> usize {
     links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// Makes the client `offspring` fork, and returns the child's id.
-fn child_of(parent: &mut Process, but: Option<u32>) -> u32 {
-    parent.say("");
-    let is_new = |line: &str| line.parse().is_ok_and(|pid: u32| but != Some(pid));
-    parent.await_line(is_new).parse().expect("a number")
-}
+/// A function that returns the id of a forked child, which sleeps for a minute.
+const SLEEPER: &str = r#"
+import os, time
+def sleeper():
+    child = os.fork()
+    if child == 0: os._exit(time.sleep(60) or 0)
+    return child
+"#;
 
 #[test]
 fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_open() {
     let (host, mut daemon) = Host::new().with_daemon();
-    let mut command = host.preloaded(c_client("offspring"));
-    command.env("DEEPRES_TENANT", "parent");
-    let mut parent = host.start(command, "ready");
+    let mut parent = Calls::start(&host, &[("DEEPRES_TENANT", "parent")]);
+    parent.define(&[WORK, SLEEPER].concat());
+    parent.does("launch(kernel('quick'), None) or cuda.cuCtxSynchronize()");
+    let pid = parent.pid();
+    let mut fork = || parent.asks("sleeper()").parse::<u32>().expect("a number");
     daemon.kill();
     // A socket that never answers takes the daemon's place.
     fs::remove_file(host.tenant_socket()).expect("left by the dead");
@@ -289,8 +294,8 @@ fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_op
     await_input(&silent);
     let connection = accept(&silent).expect("it connects again");
     await_input(&connection);
-    assert!(open_sockets(parent.pid()) > 0, "its new connection, and that to the dead daemon");
-    let first = child_of(&mut parent, None);
+    assert!(open_sockets(pid) > 0, "its new connection, and that to the dead daemon");
+    let first = fork();
     eventually_within("the child has no connection", RETURN_LIMIT, || open_sockets(first) == 0);
     drop((connection, silent));
     fs::remove_file(host.tenant_socket()).expect("our own");
@@ -299,8 +304,8 @@ fn a_child_forked_while_its_parent_waits_for_a_new_daemon_keeps_no_connection_op
         |ps| ps.find("parent").is_some_and(|tenant| tenant.sessions.len() == 1),
         RETURN_LIMIT,
     );
-    let second = child_of(&mut parent, Some(first));
-    parent.kill();
+    let second = fork();
+    parent.0.process.kill();
     host.await_ps_within(
         |ps| ps.find("parent").is_none_or(|tenant| tenant.sessions.is_empty()),
         RETURN_LIMIT,
@@ -424,12 +429,6 @@ fn a_service_managers_socket_that_is_none_of_ours_is_refused() {
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
-
-    #[test]
-    #[ignore = "deep: takes long"]
-    fn a_daemon_killed_again_and_again_loses_no_launch_and_no_account() {
-        kill_often(10);
-    }
 
     #[test]
     #[ignore = "deep: takes four minutes"]

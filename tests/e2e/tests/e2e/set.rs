@@ -1,5 +1,6 @@
 //! `deepres set` takes effect for running processes within 10 ms.
 
+use deepres_e2e::calls::Calls;
 use deepres_e2e::prelude::*;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -54,28 +55,17 @@ fn settings_end_by_name_or_all_at_once_and_a_tenant_without_processes_is_said_to
     }
 }
 
-/// Allocates a number of bytes for each line of its input, and prints the driver's code.
-const ALLOCATING: &str = r#"
-import ctypes, sys
-cuda, here = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-for code in (cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(here), 0), cuda.cuCtxSetCurrent(here)): assert code == 0, code
-print("ready", flush=True)
-for number, line in enumerate(sys.stdin):
-    print(number, cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(int(line))), flush=True)
-"#;
-
 #[test]
 fn the_first_allocation_after_a_limit_was_raised_may_use_it() {
     let (host, _daemon) = Host::new().light_contexts().with_daemon();
-    let options = ["--name", "t", "--memory", "256MiB"];
-    let client = host.start(host.run(&options, "python3", &["-c", ALLOCATING]), "ready");
-    let mut client = Orders::new(client, 0, |number| format!("{number} "));
-    let mut code = |bytes: u64| client.ask(&bytes.to_string());
-    assert_eq!(code(300 << 20), "2");
+    let command = host.run(&["--name", "t", "--memory", "256MiB"], "python3", &[]);
+    let mut client = Calls::run(&host, command, "must(start())");
+    let mut allocate = || client.asks("linear('more', 300 << 20)");
+    assert_eq!(allocate(), "2");
     host.call(&["set", "t", "--memory", "1GiB"]).success();
-    assert_eq!(code(300 << 20), "0");
+    assert_eq!(allocate(), "0");
     host.call(&["set", "t", "--memory", "512MiB"]).success();
-    assert_eq!(code(300 << 20), "2", "lowered below what the two together are");
+    assert_eq!(allocate(), "2", "lowered below what the two together are");
 }
 
 /// Tests that measure. Each runs alone on the machine.

@@ -11,6 +11,7 @@ use std::process::Command;
 use deepres_abi::ledger::LedgerPage;
 use deepres_abi::standalone::StandalonePage;
 use deepres_e2e::artefacts::python;
+use deepres_e2e::calls::{Calls, FORKED, WORK};
 use deepres_e2e::clients::demo_simgpu;
 use deepres_e2e::prelude::*;
 use simgpu_engine::Config;
@@ -153,7 +154,7 @@ fn most_held(host: &Host, watched: Duration, overhead: u64) -> u64 {
 }
 
 #[test]
-fn what_a_killed_process_held_is_free_for_the_others() {
+fn memory_of_a_killed_process_is_free_for_the_others() {
     let host = Host::new();
     let variables = [("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "family")];
     let (stays, _) = host.told(alone(&host, c_client_by("view", Way::Linked), &[], &variables));
@@ -337,9 +338,13 @@ fn a_daemon_that_is_there_has_the_say_and_one_that_comes_later_has_not() {
 fn forked_children_have_no_part_in_the_parents_session() {
     let host = Host::new();
     let variables = [("DEEPRES_SHARE", "50%"), ("DEEPRES_MEMORY", "1GiB"), ("DEEPRES_TENANT", "parent")];
-    let (client, said) = host.told(alone(&host, c_client("forks"), &[], &variables));
-    assert_eq!((number(&said, "child_status"), number(&said, "exec_status")), (0, 0), "{said}");
-    client.finish().success();
+    let command = alone(&host, "python3".into(), &[], &variables);
+    let mut client = Calls::run(&host, command, &format!("must(start())\n{WORK}{FORKED}"));
+    let quick = client.asks("launch(kernel('quick'), None)");
+    let child = client.asks("forked(lambda: cuda.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t())))");
+    assert_eq!((&*quick, &*child), ("0", "3"), "the driver is not initialised in the child");
+    client.does("forked(lambda: os.execlp('true', 'true'))");
+    client.0.process.finish().success();
     assert!(!folder(&host).exists());
 }
 
@@ -370,7 +375,7 @@ fn a_limit_that_is_no_text_is_named_and_not_passed_over() {
 }
 
 #[test]
-fn who_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
+fn a_process_that_shares_its_time_with_nobody_may_queue_as_much_as_the_driver_takes() {
     let host = Host::new();
     for way in [Way::Linked, Way::Dlsym] {
         let mut command = host.alone(c_client_by("ahead", way));

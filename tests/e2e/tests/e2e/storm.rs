@@ -99,7 +99,7 @@ mod measured {
     }
 
     #[test]
-    fn strangers_at_the_socket_take_nothing_from_those_who_share() {
+    fn strangers_at_the_socket_take_nothing_from_the_tenants() {
         let (host, daemon) = Host::measuring().with_daemon();
         let start = |name: &str, share: &str| {
             let arguments = ["--kernel", "busy_1000us"];

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::process::{Command, Stdio};
 
+use deepres_e2e::calls::{Calls, WORK};
 use deepres_e2e::prelude::*;
 use rustix::process::{Pid, kill_process};
 
@@ -86,24 +87,39 @@ fn a_tenant_suspended_by_hand_leaves_the_gpu_and_goes_on_when_it_is_resumed() {
 #[test]
 fn a_suspended_tenant_is_seen_to_wait_in_every_call() {
     let (host, _daemon) = Host::of_one_gib().with_daemon();
-    let mut client = host.start(host.run(&["--name", "t"], c_client("heldup"), &[]), "ready");
+    let mut client = Calls::start(&host, &[("DEEPRES_TENANT", "t")]);
+    client.define(WORK);
+    client.define(
+        "fresh, busy, other = new(cuda.cuStreamCreate, NON_BLOCKING), kernel('busy_1000us'), c_uint64()",
+    );
+    client.does("linear('held', 2 << 20)");
+    client.does("launch(busy, stream) or cuda.cuStreamSynchronize(stream)");
     let await_waiters = |wanted| host.await_ps(|ps| ps.tenant("t").sessions[0].waiters == wanted);
-    let calls = "copy copy-async wait wait-for-all free-bytes allocate free allocate-async free-async load unload \
-         launch first-launch end-stream";
-    for call in calls.split(' ') {
+    for call in [
+        "cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(64), kept['held'], c_size_t(64))",
+        "cuda.cuMemcpyHtoDAsync_v2(kept['held'], bytes(64), c_size_t(64), stream)",
+        "cuda.cuStreamSynchronize(stream)",
+        "cuda.cuCtxSynchronize()",
+        "cuda.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t()))",
+        "linear('other', 2 << 20)",
+        "cuda.cuMemFree_v2(kept['other'])",
+        "cuda.cuMemAllocAsync(byref(other), c_size_t(2 << 20), stream)",
+        "cuda.cuMemFreeAsync(other, stream)",
+        "kept.update(code=module('quick')) or 0",
+        "cuda.cuModuleUnload(kept['code'])",
+        "launch(busy, stream)",
+        "launch(busy, fresh)",
+        "cuda.cuStreamDestroy_v2(fresh)",
+    ] {
         host.call(&["suspend", "t"]).success();
-        client.say(call);
+        client.0.say(call);
         await_waiters(1);
-        let done = format!("done {call}");
-        assert!(
-            !client.stdout().lines().any(|line| line == done),
-            "{call} returned while the memory was away"
-        );
+        assert!(!client.0.has_answered(), "{call} returned while the memory was away");
         host.call(&["resume", "t"]).success();
-        client.await_exactly(&done);
+        assert!(client.0.answer().ends_with(" 0"), "{call}");
         await_waiters(0);
     }
-    client.finish().success();
+    client.0.process.finish().success();
 }
 
 #[test]
@@ -181,10 +197,11 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     const LOOKED_FOR: Duration = Duration::from_secs(8);
     let (host, daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
     let idle = |name: &str| {
-        // The client has no kernels left. It keeps its memory and waits for the end of its input.
-        let options = ["--name", name, "--oversubscribe", "suspend"];
-        let bytes = (608 * MIB).to_string();
-        host.start(host.run(&options, c_client("holds"), &[&bytes]), "holding")
+        // The client launches nothing. It keeps its memory and waits for the end of its input.
+        let variables = [("DEEPRES_TENANT", name), ("DEEPRES_OVERSUBSCRIBE", "suspend")];
+        let mut client = Calls::start(&host, &variables);
+        client.does(&format!("linear('held', {})", 608 * MIB));
+        client
     };
     let clients = [idle("first"), idle("second")];
     thread::sleep(LOOKED_FOR);
@@ -192,7 +209,7 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
     // A move at each turn would give about twenty moves or more.
     assert!((1..=10).contains(&moved), "{moved}:\n{}", daemon.stderr());
     for client in clients {
-        client.finish().success();
+        client.0.process.finish().success();
     }
 }
 
@@ -200,11 +217,10 @@ fn two_tenants_that_have_nothing_to_do_are_not_moved_every_turn() {
 fn a_graph_that_allocates_waits_for_room_as_an_allocation_does() {
     let (host, _daemon) = Host::of_one_gib().config("suspend_turn_ms = 200\n").with_daemon();
     let holder = holding(&host, "holder", 896 * MIB, "3000", true);
-    let bytes = (512 * MIB).to_string();
-    let options = ["--name", "late", "--memory", "1GiB"];
-    let command = host.run(&options, c_client("kept"), &["late", &bytes]);
-    let finished = host.finish(command).success();
-    assert_eq!(finished.stdout.trim(), "launched", "{}", finished.stderr);
+    let mut late = Calls::start(&host, &[("DEEPRES_TENANT", "late"), ("DEEPRES_MEMORY", "1GiB")]);
+    late.define(WORK);
+    late.does("launch_graph(executable(captured(512 << 20)))");
+    drop(late);
     assert_unchanged_within(holder, Duration::from_secs(60));
 }
 
@@ -349,7 +365,7 @@ fn tenants_that_take_turns_go_on_doing_so_after_the_daemon_was_killed() {
 }
 
 #[test]
-fn a_mover_whose_daemon_has_ended_brings_back_what_it_had_just_taken_off() {
+fn a_mover_whose_daemon_has_ended_brings_back_the_process_that_it_had_just_taken_off() {
     let host = Host::of_one_gib();
     let mut client = host.spawn({
         let mut command = host.command(c_client("swap"));

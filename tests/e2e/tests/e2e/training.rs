@@ -2,7 +2,6 @@
 
 use deepres_e2e::clients::demo_simgpu;
 use deepres_e2e::prelude::*;
-use simgpu_engine::truth::Snapshot;
 
 /// Time limit for compiling. tinygrad compiles 65 kernels first, in two processes at once on two
 /// cores.
@@ -10,8 +9,6 @@ const COMPILED_WITHIN: Duration = Duration::from_secs(120);
 /// Time after which the first launches after the compilation are over.
 const SETTLED: Duration = Duration::from_secs(1);
 const MEASURED: Duration = Duration::from_secs(8);
-/// Time within which a remaining trainer has the whole GPU.
-const EVERYTHING_WITHIN: Duration = Duration::from_millis(100);
 
 fn start(host: &Host, name: &str, share: &str) -> Process {
     host.spawn(
@@ -19,16 +16,12 @@ fn start(host: &Host, name: &str, share: &str) -> Process {
     )
 }
 
-fn kernel_ns(snapshot: &Snapshot, pid: u32) -> u64 {
-    snapshot.processes.iter().filter(|p| p.pid == pid).map(|p| p.gpus[0].kernel_busy_ns).sum()
-}
-
 /// Tests that measure. Each runs alone on the machine.
 mod measured {
     use super::*;
 
     #[test]
-    fn two_tinygrad_trainers_share_seventy_to_thirty_and_the_last_has_everything() {
+    fn two_tinygrad_trainers_share_seventy_to_thirty() {
         let (host, _daemon) = Host::measuring().simgpu(&demo_simgpu()).with_daemon();
         let mut trainers = [start(&host, "major", "70%"), start(&host, "minor", "30%")];
         for trainer in &mut trainers {
@@ -46,27 +39,5 @@ mod measured {
                 "{tenant:?}"
             );
         }
-
-        let ps = host.ps();
-        let (major_pid, minor_pid) = (ps.tenant("major").sessions[0].pid, ps.tenant("minor").sessions[0].pid);
-        let [mut major, minor] = trainers;
-        major.signal(Signal::TERM);
-        // A trainer is gone when it has no work on the GPU any more.
-        let mut last = kernel_ns(&host.truth(), major_pid);
-        let mut left = Instant::now();
-        let deadline = left + Duration::from_secs(10);
-        while left.elapsed() < EVERYTHING_WITHIN {
-            thread::sleep(Duration::from_millis(2));
-            let now = kernel_ns(&host.truth(), major_pid);
-            if now != last {
-                (last, left) = (now, Instant::now());
-            }
-            assert!(Instant::now() < deadline, "the trainer does not end");
-        }
-        let busy = Tally::over(&host, Duration::from_millis(1000)).percent_of_time(&[minor_pid]);
-        println!("the trainer that is left has the GPU {busy:.1} % of the time");
-        assert!(busy >= 70.0, "the trainer that is left has the GPU {busy:.1} % of the time");
-        assert_eq!(major.await_end_within(Duration::from_secs(10)).code, 128 + 15);
-        drop(minor);
     }
 }

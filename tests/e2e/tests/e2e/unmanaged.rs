@@ -196,7 +196,7 @@ fn a_process_that_uses_the_gpu_on_its_own_is_listed_until_it_ends() {
 }
 
 #[test]
-fn what_a_tenants_processes_do_in_the_driver_is_added_up() {
+fn the_daemon_adds_up_the_driver_calls_of_a_tenants_processes() {
     const TENANT: &str = r#"
 file = os.open(sys.argv[1], os.O_RDWR)
 assert cu_init() == 0
@@ -580,7 +580,7 @@ mod measured {
     }
 
     #[test]
-    fn whoever_keeps_its_memory_map_to_itself_is_listed_and_keeps_nobody_waiting() {
+    fn a_process_that_hides_its_memory_map_is_listed_and_keeps_nobody_waiting() {
         let Some((host, mut daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let target = host.path().join("stuck").display().to_string();
@@ -597,7 +597,7 @@ mod measured {
     }
 
     #[test]
-    fn whoever_comes_back_is_found_within_a_second_each_time() {
+    fn a_process_that_comes_back_is_found_within_a_second_each_time() {
         let Some((host, _daemon)) = probes::measuring(CONFIG).map(Host::with_daemon) else { return };
         thread::sleep(QUIET);
         let mut user = obedient(&host);
@@ -612,7 +612,7 @@ mod measured {
     }
 
     #[test]
-    fn who_was_adopted_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
+    fn an_adopted_process_stays_so_when_it_opens_the_device_again_and_over_a_daemons_restart() {
         let Some((host, mut daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let mut user = obedient(&host);
         let pid = user.process.pid();
@@ -668,7 +668,7 @@ mod measured {
     }
 
     #[test]
-    fn whom_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
+    fn a_process_that_a_killed_daemon_held_is_held_by_the_next_and_goes_on_under_one_that_holds_nobody() {
         const WRITTEN: Duration = Duration::from_secs(4);
         let Some((host, daemon)) = probes::measuring(HOLDING).map(Host::with_daemon) else { return };
         let held = user(&host, &[]);
@@ -693,7 +693,7 @@ mod measured {
     }
 
     #[test]
-    fn a_trace_is_of_whom_it_was_asked_for() {
+    fn a_trace_has_the_events_of_the_tenant_that_it_was_asked_for() {
         let Some((host, _daemon)) = probes::measuring(CONTROL_CONFIG).map(Host::with_daemon) else { return };
         let tenant_of = |run: &[&str]| host.told(tenant(&host, run, ASKING, &["computes"])).0;
         let [_inside, _outside] =
@@ -867,7 +867,7 @@ sys.stdin.readline()
 
     #[test]
     #[ignore = "deep: takes long"]
-    fn what_a_tenant_asks_once_after_its_session_is_found_within_a_second() {
+    fn a_process_that_asks_once_after_its_session_is_found_within_a_second() {
         const TENANT: &str = r#"
 assert cu_init() == 0
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -941,7 +941,7 @@ os.execvp("sleep", ["sleep", "60"])
     }
 
     #[test]
-    fn who_asks_nvml_under_deepres_and_does_not_compute_is_never_listed() {
+    fn a_process_that_asks_nvml_under_deepres_and_does_not_compute_is_never_listed() {
         // nvidia-smi does this, and so does PyTorch before it computes.
         const VIEWER: &str = r#"
 nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -9,6 +9,7 @@
 
 use std::ptr::null_mut;
 
+use deepres_e2e::calls::Calls;
 use deepres_e2e::ledger::{Ledger, SLOT_BYTES};
 use deepres_e2e::prelude::*;
 
@@ -105,38 +106,33 @@ struct Tenant {
     host: Host,
     daemon: Process,
     /// Process that allocates all free memory and frees it again.
-    other: Orders,
+    other: Calls,
 }
 
 impl Tenant {
     fn start() -> Self {
         // Contexts take no memory, so the GPU's record contains allocations alone.
         let (host, daemon) = Host::new().simgpu("context_overhead_bytes = 0\n").with_daemon();
-        let other = Orders::new(host.spawn(in_tenant(&host, "overheads")), 0, |number| format!("{number} "));
-        let mut tenant = Self { host, daemon, other };
-        assert_eq!(tenant.ask("create 0 0"), "0");
-        assert_eq!(tenant.ask(&format!("allocate 0 {OTHER_BYTES}")), "0");
-        tenant
-    }
-
-    /// Gives an order to the other process. Returns the driver's result code.
-    fn ask(&mut self, what: &str) -> String {
-        self.other.ask(what)
+        let limit = LIMIT_BYTES.to_string();
+        let mut other = Calls::start(&host, &[("DEEPRES_TENANT", TENANT), ("DEEPRES_MEMORY", &limit)]);
+        other.does(&format!("linear('held', {OTHER_BYTES})"));
+        Self { host, daemon, other }
     }
 
     /// Walks a victim through its call up to `end` and kills it.
     fn kill_at(&mut self, ledger: &Ledger, how: &str, (api, bytes): (&str, u64), end: End) -> Walked {
-        let mut command = in_tenant(&self.host, "walked");
+        let mut command = self.host.preloaded(c_client("walked"));
         command.args([how, api, &bytes.to_string()]);
+        command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
         let mut victim = self.host.spawn(command);
         let walked = walk(&mut victim, ledger, end);
         victim.kill();
         let at = format!("{how} {api} of {bytes} bytes, {end:?}");
         // The other process can have the victim's held and reserved memory at once, and not one
         // byte more.
-        assert_eq!(self.ask(&format!("allocate 1 {LEFT_BYTES}")), "0", "{at}");
-        assert_eq!(self.ask("allocate 2 1"), OUT_OF_MEMORY, "{at}");
-        assert_eq!(self.ask("free 1 0"), "0", "{at}");
+        assert_eq!(self.other.asks(&format!("linear('left', {LEFT_BYTES})")), "0", "{at}");
+        assert_eq!(self.other.asks("linear('more', 1)"), OUT_OF_MEMORY, "{at}");
+        assert_eq!(self.other.asks("cuda.cuMemFree_v2(kept['left'])"), "0", "{at}");
         self.host.await_ps(|ps| ps.tenant(TENANT).sessions.len() == 1);
         let truth = self.host.truth().gpus[0];
         assert_eq!(truth.memory_used_bytes, OTHER_BYTES, "{at}");
@@ -144,12 +140,6 @@ impl Tenant {
         assert_eq!(self.host.ps().tenant(TENANT).memory_bytes, OTHER_BYTES, "{at}");
         walked
     }
-}
-
-fn in_tenant(host: &Host, client: &str) -> std::process::Command {
-    let mut command = host.preloaded(c_client(client));
-    command.env("DEEPRES_TENANT", TENANT).env("DEEPRES_MEMORY", LIMIT_BYTES.to_string());
-    command
 }
 
 /// Kills processes at all places of each call. Asserts that each call changes the account at least

@@ -70,7 +70,7 @@ fn a_client_is_counted_between_a_tool_that_wants_the_next_one_and_a_library_that
 }
 
 #[test]
-fn who_was_given_the_c_librarys_dlsym_behind_us_is_told_of() {
+fn a_library_that_got_the_c_librarys_dlsym_behind_us_is_reported() {
     let host = Host::new();
     let told = |beside: &Path| {
         let mut command = host.preloaded(c_client("past"));

@@ -41,8 +41,8 @@ struct Peer {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Whatever is sent, the daemon answers every process that says hello, and its accounts stay
-/// possible.
+/// The daemon answers every process that says hello, and its accounts stay possible, for any
+/// packets.
 pub fn run(data: &[u8]) {
     let daemon = DAEMON.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Unstructured::new(data);

@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-/// Whatever a page contains, reading it ends and gives numbers.
+/// A reader of a page with any content ends, and gets numbers.
 pub fn run(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     match choice % 4 {

@@ -4,7 +4,7 @@ use deepres_daemon::trace::decode::{decode, event_of};
 use deepres_daemon::trace::summary::Summary;
 use deepres_model::text::is_harmful;
 
-/// Whatever a record contains, it is displayed as text that is harmless to a terminal, and as JSON.
+/// Any record is displayed as text that is harmless to a terminal, and as JSON.
 pub fn run(data: &[u8]) {
     let Some(event) = event_of(data) else { return };
     let event = decode(&event);

@@ -51,8 +51,8 @@ static IMPOSTOR: LazyLock<Impostor> = LazyLock::new(|| {
     Impostor { listener, config, _scratch: scratch }
 });
 
-/// Whatever a daemon answers, the process goes on, without a session or with one whose numbers are
-/// possible.
+/// After any answer of a daemon, the process goes on, without a session or with one whose numbers
+/// are possible.
 pub fn run(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let gpus: [Uuid; GPUS] = std::array::from_fn(|number| [number as u8 + 1; size_of::<Uuid>()]);

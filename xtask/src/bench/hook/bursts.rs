@@ -1,5 +1,5 @@
-//! The cost of a launch for a program that launches every 5 µs and waits for the GPU now and then:
-//! under a lease beside another tenant, and with a share but without a daemon.
+//! The cost of a launch for a program that launches every 5 µs and waits for the GPU now and then.
+//! The program runs under a lease beside another tenant, and with a share but without a daemon.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -43,12 +43,6 @@ const KERNEL_LAUNCHES: u64 = 2 * 10_100_000;
 /// Options of `cargo xtask bench hook`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
-    /// Fail if a figure is past its bar
-    #[arg(long, conflicts_with = "instructions")]
-    check: bool,
     /// Number of runs of bare and of hooked, each with ten million calls of each function
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -61,7 +55,7 @@ pub struct Options {
 struct Report {
     /// Time that hooks add to a kernel launch while the gate is open, ns.
     added_ns: Option<f64>,
-    /// The same and more for launches under a lease.
+    /// Figures of launches under a lease.
     #[serde(flatten)]
     bursts: Option<Bursts>,
     apis: Vec<Api>,
@@ -131,8 +125,8 @@ pub fn allocation(rounds: u32) -> Result<(f64, f64)> {
     Ok((figures.bare, figures.hooked))
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures.
+pub fn run(options: &Options) -> Result<impl super::Report> {
     let bench = Bench::start()?;
     let times = if options.instructions { None } else { Some(bench.times(options.rounds)?) };
     let can_count = instructions::is_available();
@@ -156,58 +150,53 @@ pub fn run(options: &Options) -> Result<()> {
     let bursts = if options.instructions { None } else { Some(bench.bursts(options.rounds)?) };
     let instructions_by = if can_count { "callgrind" } else { "skipped: valgrind is not installed" };
     let scale = times.map(|(_, scale)| scale);
-    let report = Report { added_ns, bursts, apis, scale, instructions_by };
-    super::print(options.json, &report, || print(&report))?;
-    if options.check { report.check() } else { Ok(()) }
+    Ok(Report { added_ns, bursts, apis, scale, instructions_by })
 }
 
-impl Report {
-    fn check(&self) -> Result<()> {
+impl super::Report for Report {
+    fn bars(&self) -> Vec<(String, bool)> {
         let added = self.apis.iter().zip(APIS).map(|(api, (name, most_ns))| {
             let holds = api.added_ns.is_some_and(|added_ns| added_ns <= *most_ns);
             (format!("{name} takes at most {most_ns} ns more"), holds)
         });
         let scales = self.scale.as_ref().is_some_and(|scale| scale.ratio >= LEAST_SCALE_RATIO);
         let scales = (format!("two threads scale to {LEAST_SCALE_RATIO} of the bare driver"), scales);
-        let bursts = bursts::bars(self.bursts.as_ref());
-        let bars: Vec<(String, bool)> = added.chain([scales]).chain(bursts).collect();
-        let bars: Vec<(&str, bool)> = bars.iter().map(|(bar, holds)| (bar.as_str(), *holds)).collect();
-        super::check(&bars)
+        added.chain([scales]).chain(bursts::bars(self.bursts.as_ref())).collect()
     }
-}
 
-fn print(report: &Report) {
-    println!(
-        "{:<18} {:>9} {:>10} {:>9} {:>13} {:>7}",
-        "call", "bare ns", "hooked ns", "added ns", "instructions", "added"
-    );
-    for api in &report.apis {
-        let with = |figure: Option<f64>, digits: usize| {
-            figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
-        };
+    fn print(&self) {
         println!(
             "{:<18} {:>9} {:>10} {:>9} {:>13} {:>7}",
-            api.name,
-            with(api.bare_ns, 1),
-            with(api.hooked_ns, 1),
-            with(api.added_ns, 1),
-            with(api.hooked_instructions, 0),
-            with(api.added_instructions, 0)
+            "call", "bare ns", "hooked ns", "added ns", "instructions", "added"
         );
+        for api in &self.apis {
+            let with = |figure: Option<f64>, digits: usize| {
+                figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
+            };
+            println!(
+                "{:<18} {:>9} {:>10} {:>9} {:>13} {:>7}",
+                api.name,
+                with(api.bare_ns, 1),
+                with(api.hooked_ns, 1),
+                with(api.added_ns, 1),
+                with(api.hooked_instructions, 0),
+                with(api.added_instructions, 0)
+            );
+        }
+        if let Some(bursts) = &self.bursts {
+            println!(
+                "a launch of a burst: added {:.1} ns under a lease and {:.1} ns without a daemon; {:.3} event records under a lease",
+                bursts.added_contended_ns, bursts.added_standalone_ns, bursts.records_per_launch_contended
+            );
+        }
+        if let Some(scale) = &self.scale {
+            println!(
+                "two threads launch {:.2} times twice the launches of one thread; bare {:.2}; ratio {:.3}",
+                scale.hooked, scale.bare, scale.ratio
+            );
+        }
+        println!("instructions: {}", self.instructions_by);
     }
-    if let Some(bursts) = &report.bursts {
-        println!(
-            "a launch of a burst: added {:.1} ns under a lease and {:.1} ns without a daemon; {:.3} event records under a lease",
-            bursts.added_contended_ns, bursts.added_standalone_ns, bursts.records_per_launch_contended
-        );
-    }
-    if let Some(scale) = &report.scale {
-        println!(
-            "two threads launch {:.2} times twice the launches of one thread; bare {:.2}; ratio {:.3}",
-            scale.hooked, scale.bare, scale.ratio
-        );
-    }
-    println!("instructions: {}", report.instructions_by);
 }
 
 impl Bench {
@@ -342,10 +331,11 @@ fn collect(runs: &mut BTreeMap<String, Vec<f64>>, run: Run) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Report as _;
     use super::*;
 
     #[test]
-    fn a_call_that_hooks_make_too_slow_is_named_and_so_is_what_was_not_timed() {
+    fn a_call_that_hooks_make_too_slow_is_named_and_so_is_one_that_was_not_timed() {
         let bursts =
             Bursts { added_contended_ns: 40.0, added_standalone_ns: 40.0, records_per_launch_contended: 0.1 };
         let report = |added_ns: fn(f64) -> Option<f64>| Report {
@@ -365,18 +355,19 @@ mod tests {
             scale: Some(Scale { bare: 1.0, hooked: 1.0, ratio: 1.0 }),
             instructions_by: "",
         };
-        assert!(report(Some).check().is_ok());
+        let check = |report: Report| super::super::check(&report.bars());
+        assert!(check(report(Some)).is_ok());
         let slow = report(|most_ns| Some(if most_ns == 100.0 { 101.0 } else { most_ns }));
         assert_eq!(
-            slow.check().unwrap_err().to_string(),
+            check(slow).unwrap_err().to_string(),
             format!("past the bar: {ALLOCATION} takes at most 100 ns more")
         );
-        assert!(report(|_| None).check().is_err());
+        assert!(check(report(|_| None)).is_err());
         let unscaled = Report { scale: Some(Scale { bare: 1.0, hooked: 0.9, ratio: 0.9 }), ..report(Some) };
-        assert!(unscaled.check().unwrap_err().to_string().contains("two threads"));
+        assert!(check(unscaled).unwrap_err().to_string().contains("two threads"));
         let recorded = Bursts { records_per_launch_contended: 0.2, ..bursts };
         let many = Report { bursts: Some(recorded), ..report(Some) };
-        assert_eq!(many.check().unwrap_err().to_string(), "past the bar: 0.1 event records a launch at most");
-        assert!(Report { bursts: None, ..report(Some) }.check().is_err());
+        assert_eq!(check(many).unwrap_err().to_string(), "past the bar: 0.1 event records a launch at most");
+        assert!(check(Report { bursts: None, ..report(Some) }).is_err());
     }
 }

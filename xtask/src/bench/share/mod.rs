@@ -13,6 +13,7 @@ use serde::{Serialize, Serializer};
 
 use self::cell::{Cell, Measured, Tenant};
 use self::tenants::Bench;
+use super::bar;
 use crate::build;
 use crate::process::Interrupt;
 
@@ -78,12 +79,6 @@ impl Workload {
 /// Options of `cargo xtask bench share`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
-    /// Fail if a figure is past its bar
-    #[arg(long)]
-    check: bool,
     /// Time to measure each cell, in seconds
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     seconds: f64,
@@ -93,7 +88,7 @@ pub struct Options {
     /// Measure only these workloads
     #[arg(long, value_delimiter = ',')]
     workload: Vec<Workload>,
-    /// Use a GPU that is hard to meter: event records cost 2 µs, event times have steps of 0.5 µs,
+    /// Use a GPU that is hard to meter. Event records cost 2 µs, event times have steps of 0.5 µs,
     /// and the clock drifts by 50 ppm
     #[arg(long)]
     hard: bool,
@@ -133,8 +128,8 @@ struct CellReport {
     gpu_bound_fraction: f64,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<()> {
+/// Measures. Prints each figure once it is known: on standard error if standard output is for JSON.
+pub fn run(options: &Options, is_json: bool) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let client = build::c_client("pace")?;
     let interrupt = Interrupt::catch()?;
@@ -146,14 +141,12 @@ pub fn run(options: &Options) -> Result<()> {
         options.workload.clone()
     };
 
-    let say = |line: &str| if options.json { eprintln!("{line}") } else { println!("{line}") };
+    let say = |line: &str| if is_json { eprintln!("{line}") } else { println!("{line}") };
     let mut cells = Vec::new();
-    if !options.json {
-        println!(
-            "{:<10} {:<15} {:>8} {:>8} {:>11} {:>10} {:>6}",
-            "shares", "workload", "error", "meter", "throughput", "GPU-bound", "load"
-        );
-    }
+    say(&format!(
+        "{:<10} {:<15} {:>8} {:>8} {:>11} {:>10} {:>6}",
+        "shares", "workload", "error", "meter", "throughput", "GPU-bound", "load"
+    ));
     let mut alone = Vec::new();
     for workload in chosen_workloads {
         if Workload::PURE.contains(&workload) {
@@ -176,14 +169,7 @@ pub fn run(options: &Options) -> Result<()> {
             cells.push(report);
         }
     }
-    let report = Report::of(cells, alone);
-    super::print(options.json, &report, || {
-        println!(
-            "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one tenant alone",
-            report.mean_error_points, report.worst_error_points, report.worst_throughput_ratio
-        );
-    })?;
-    if options.check { report.check() } else { Ok(()) }
+    Ok(Report::of(cells, alone))
 }
 
 fn name(workload: Workload) -> String {
@@ -224,19 +210,28 @@ fn measure(bench: &Bench, shares: Shares, workload: Workload) -> Result<CellRepo
     })
 }
 
-impl Report {
-    fn check(&self) -> Result<()> {
-        let is_unhindered = self.alone.iter().all(|alone| alone.alone_ratio >= 0.995);
-        let is_metered = self.cells.iter().all(|cell| cell.meter_error_points <= 1.0);
-        super::check(&[
-            ("a mean error of at most 1 point", self.mean_error_points <= 1.0),
-            ("errors of at most 3 points", self.worst_error_points <= 3.0),
-            ("a meter within 1 point", is_metered),
-            ("at least 0.98 of the throughput of one tenant alone", self.worst_throughput_ratio >= 0.98),
-            ("alone, at least 0.995 of the bare driver", is_unhindered),
-        ])
+impl super::Report for Report {
+    fn print(&self) {
+        println!(
+            "\nerror {:.2} points in the mean, {:.2} at worst; throughput at worst {:.3} of one tenant alone",
+            self.mean_error_points, self.worst_error_points, self.worst_throughput_ratio
+        );
     }
 
+    fn bars(&self) -> Vec<(String, bool)> {
+        let is_unhindered = self.alone.iter().all(|alone| alone.alone_ratio >= 0.995);
+        let is_metered = self.cells.iter().all(|cell| cell.meter_error_points <= 1.0);
+        vec![
+            bar("a mean error of at most 1 point", self.mean_error_points <= 1.0),
+            bar("errors of at most 3 points", self.worst_error_points <= 3.0),
+            bar("a meter within 1 point", is_metered),
+            bar("at least 0.98 of the throughput of one tenant alone", self.worst_throughput_ratio >= 0.98),
+            bar("alone, at least 0.995 of the bare driver", is_unhindered),
+        ]
+    }
+}
+
+impl Report {
     fn of(cells: Vec<CellReport>, alone: Vec<AloneReport>) -> Self {
         let errors = || cells.iter().map(|cell| cell.error_points);
         Self {
