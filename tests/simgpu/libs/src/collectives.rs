@@ -74,6 +74,41 @@ fn kernel_of(ranks: i32, id: &UniqueId) -> Result<CUkernel> {
     kernels::load(&text(code), &text(name))
 }
 
+/// Makes the communicators of all ranks in one process.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitAll(
+    communicators: *mut *mut Communicator,
+    ranks: i32,
+    _devices: *const i32,
+) -> u32 {
+    let mut id = UniqueId { bytes: [0; 128] };
+    // SAFETY: the id is at room for it.
+    match unsafe { ncclGetUniqueId(&mut id) } {
+        // SAFETY: see above; there is room for a communicator of each rank.
+        SUCCESS => (0..ranks)
+            .map(|rank| unsafe { ncclCommInitRank(communicators.add(rank as usize), ranks, id, rank) })
+            .find(|code| *code != SUCCESS)
+            .unwrap_or(SUCCESS),
+        code => code,
+    }
+}
+
+/// Takes memory for faster collectives, which has no effect.
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommRegister(
+    _communicator: *const Communicator,
+    _memory: *mut c_void,
+    _bytes: usize,
+    _registration: *mut *mut c_void,
+) -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDeregister(_communicator: *const Communicator, _registration: *mut c_void) -> u32 {
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommInitRank(
     communicator: *mut *mut Communicator,
