@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use deepres_e2e::stand_ins;
 
 use crate::command;
 
@@ -72,6 +73,16 @@ pub fn artefacts() -> Result<Artefacts> {
     }
     command::run(&mut build)?;
     laid_out("release", "deepres")
+}
+
+/// Builds the stand-ins for NVIDIA's libraries for release. Returns cargo's folder with them. They are
+/// no artefacts: only tests and the demo use them.
+pub fn stand_ins() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--release"]);
+    build.args(stand_ins::PACKAGES.iter().flat_map(|package| ["--package", package]));
+    command::run(&mut build)?;
+    Ok(target().join("release"))
 }
 
 /// Lays out the same artefacts in `target/deepres-check`, from the debug build of the tests with

@@ -77,6 +77,14 @@ const ROWS: &[Row] = &[
         test: "training::",
     },
     Row {
+        client: "PyTorch, with [stand-ins](../tests/simgpu/runtime/README.md) for NVIDIA's libraries",
+        version: Version::Pinned { file: "requirements-torch-alone.txt", package: "torch" },
+        run: "a transformer trains (AdamW, mixed precision, DataLoader), runs out of memory and trains on",
+        result: "trains: shapes, allocator statistics and errors as without; each launch counted; the limit is its `OutOfMemoryError`",
+        reach: Reach::Whole,
+        test: "torch::pytorch_trains",
+    },
+    Row {
         client: "numba-cuda",
         version: Version::Pinned { file: CLIENTS, package: "numba-cuda" },
         run: "kernels in two streams, pinned memory, events, all the memory there is",
@@ -157,7 +165,7 @@ const ROWS: &[Row] = &[
         test: "clients::no_look_up_of_a_static_libcudart",
     },
     Row {
-        client: "PyTorch",
+        client: "PyTorch, with NVIDIA's libraries",
         version: Version::Pinned { file: "requirements-torch.txt", package: "torch" },
         run: "import, device query, init, a sum on the GPU and one without",
         result: "one device is seen, `cudaGetDeviceCount` fails (named symbol not found); the sum without a GPU is right",
@@ -196,8 +204,8 @@ const LOOK_UPS: &str = "
 ## As far as the simulated GPU goes
 
 NVIDIA's runtime library (libcudart) checks that the driver is NVIDIA's. The simulated driver fails
-this check, so programs on libcudart do no GPU work on the simulated GPU. libcudart looks up all
-driver functions before the check. The tests check that deepres answers each look-up of a hooked
+this check, so programs on NVIDIA's libcudart do no GPU work on the simulated GPU. libcudart looks up
+all driver functions before the check. The tests check that deepres answers each look-up of a hooked
 function with the hook, and that the program prints the same text with deepres as without.
 ";
 const WHOLE: &str = "\n## From beginning to end\n";

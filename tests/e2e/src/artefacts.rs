@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::venv::{self, Venv};
+use crate::{
+    stand_ins,
+    venv::{self, Venv},
+};
 
 /// Folder with `deepres`, `libdeepres.so` and `simgpu/`. `cargo xtask test` sets the variable,
 /// because it builds once for all test programs.
@@ -149,6 +152,45 @@ pub fn python() -> &'static Venv {
 pub fn clients_python() -> &'static Venv {
     static PYTHON: OnceLock<Venv> = OnceLock::new();
     PYTHON.get_or_init(|| prepared(venv::clients()))
+}
+
+/// PyTorch without NVIDIA's libraries, and the stand-ins for them.
+#[derive(Debug)]
+pub struct Torch {
+    venv: Venv,
+    stand_ins: PathBuf,
+}
+
+impl Torch {
+    /// Returns the path of the interpreter.
+    pub fn python(&self) -> PathBuf {
+        self.venv.python()
+    }
+
+    /// Returns the path of the runtime library.
+    pub fn runtime(&self) -> PathBuf {
+        self.stand_ins.join(stand_ins::RUNTIME)
+    }
+
+    /// Returns a command that runs this Python, so that PyTorch finds the simulated driver and the
+    /// stand-ins.
+    pub fn prepared(&self, mut command: Command) -> Command {
+        let folders = [&artefacts().simgpu, &self.stand_ins];
+        command.env("LD_LIBRARY_PATH", env::join_paths(folders).expect("no colon in a build folder"));
+        command
+    }
+}
+
+/// Returns PyTorch with the stand-ins for NVIDIA's libraries. Builds the stand-ins if nobody did.
+pub fn torch() -> &'static Torch {
+    static TORCH: OnceLock<Torch> = OnceLock::new();
+    TORCH.get_or_init(|| {
+        let venv = prepared(venv::torch_alone());
+        let stand_ins = target().join("e2e-clients/stand-ins");
+        stand_ins::lay_out(venv.folder(), &built(&stand_ins::PACKAGES), &stand_ins)
+            .unwrap_or_else(|error| panic!("the stand-ins for NVIDIA's libraries: {error:#}"));
+        Torch { venv, stand_ins }
+    })
 }
 
 /// Returns the Python environment with PyCUDA.

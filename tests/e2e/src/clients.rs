@@ -2,7 +2,9 @@
 //! builds the programs on first use.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
@@ -162,20 +164,39 @@ fn built_by_cargo(package: &str, binary: &str) -> PathBuf {
 /// Returns the path of `tests/workloads/cuda/NAME.cu`, compiled by PyPI's nvcc. nvcc links
 /// libcudart statically.
 pub fn cuda_program(name: &str) -> PathBuf {
+    cuda_program_with(name, &[])
+}
+
+/// Does the same as [`cuda_program`], but links the runtime library at `runtime`.
+pub fn cuda_program_on(name: &str, runtime: &Path) -> PathBuf {
+    let linker = ["-cudart", "none", "-Xlinker"].map(OsStr::new);
+    cuda_program_with(name, &[&linker[..], &[runtime.as_os_str()]].concat())
+}
+
+fn cuda_program_with(name: &str, arguments: &[&OsStr]) -> PathBuf {
     let toolkit = nvrtc(clients_python());
     let toolkit = toolkit.parent().expect("the folder of libraries lies in the toolkit's");
     let source = repository().join("tests/workloads/cuda").join(name).with_extension("cu");
     build(&source, name, |product| {
         let mut nvcc = Command::new(toolkit.join("bin/nvcc"));
         // The wheels have the folder `lib`, and nvcc's own profile names `lib64`.
-        nvcc.arg("-L").arg(toolkit.join("lib")).arg(&source).arg("-o").arg(product);
+        nvcc.arg("-L").arg(toolkit.join("lib")).arg(&source).args(arguments).arg("-o").arg(product);
         nvcc
     })
 }
 
 /// Returns the simulated GPU's configuration for the training script.
 pub fn demo_simgpu() -> String {
-    let path = repository().join("tests/workloads/simgpu-demo.toml");
+    simgpu_of("simgpu-demo.toml")
+}
+
+/// Returns the simulated GPU's configuration for PyTorch's training script.
+pub fn torch_simgpu() -> String {
+    simgpu_of("simgpu-torch.toml")
+}
+
+fn simgpu_of(name: &str) -> String {
+    let path = repository().join("tests/workloads").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     artefacts::{repository, run},
-    cache,
+    cache, stand_ins,
 };
 
 /// Frameworks from PyPI. Each has an environment of its own, of some GB.
@@ -71,13 +71,13 @@ fn children(folder: &Path) -> Vec<PathBuf> {
 /// Returns the environment of the training script: tinygrad and NVRTC. Makes the environment first
 /// if the cache lacks it.
 pub fn training() -> Result<Venv> {
-    with_requirements("venv", "requirements.txt", "", &[])
+    with_requirements("venv", "requirements.txt", &Recipe::default())
 }
 
 /// Returns the environment of the tests' other clients, with nvcc. Makes the environment first if
 /// the cache lacks it.
 pub fn clients() -> Result<Venv> {
-    with_requirements("venv-clients", "requirements-clients.txt", "", &[])
+    with_requirements("venv-clients", "requirements-clients.txt", &Recipe::default())
 }
 
 /// Returns the environment with PyCUDA. If the cache lacks it, pip compiles PyCUDA with the headers
@@ -95,13 +95,23 @@ pub fn pycuda(clients: &Venv, driver: &Path) -> Result<Venv> {
     fs::write(home.join(".aksetup-defaults.py"), settings).context("cannot write PyCUDA's settings")?;
     // No test measures PyCUDA's own speed.
     let variables = [("HOME", home.as_os_str()), ("CFLAGS", OsStr::new("-O0"))];
-    with_requirements("venv-pycuda", "requirements-pycuda.txt", &headers.display().to_string(), &variables)
+    let recipe =
+        Recipe { further: headers.display().to_string(), variables: &variables, ..Recipe::default() };
+    with_requirements("venv-pycuda", "requirements-pycuda.txt", &recipe)
+}
+
+/// Returns the environment with PyTorch and without NVIDIA's libraries, for the stand-ins. Makes the
+/// environment first if the cache lacks it.
+pub fn torch_alone() -> Result<Venv> {
+    let note = |venv: &Venv| stand_ins::note_imports(venv.folder());
+    let recipe = Recipe { options: &["--no-deps"], then: Some(note), ..Recipe::default() };
+    with_requirements("venv-torch-alone", "requirements-torch-alone.txt", &recipe)
 }
 
 /// Returns the environment of one of the [`FRAMEWORKS`]. Makes the environment first if the cache
 /// lacks it.
 pub fn framework(name: &str) -> Result<Venv> {
-    with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), "", &[])
+    with_requirements(&format!("venv-{name}"), &format!("requirements-{name}.txt"), &Recipe::default())
 }
 
 /// Returns an environment with one package, for a build tool from PyPI. Makes the environment first
@@ -110,22 +120,30 @@ pub fn with_package(name: &str, package: &str) -> Result<Venv> {
     make(name, package, |venv| run(venv.pip().args(["install", "--no-cache-dir", package])))
 }
 
+/// How to make an environment, beside its requirements.
+#[derive(Default)]
+struct Recipe<'a> {
+    /// Further text that belongs to the recipe.
+    further: String,
+    /// Options of pip.
+    options: &'a [&'a str],
+    /// The variables of packages that pip builds.
+    variables: &'a [(&'a str, &'a OsStr)],
+    /// Work after the installation.
+    then: Option<fn(&Venv) -> Result<()>>,
+}
+
 /// Returns an environment with pinned requirements, and makes it first if the cache lacks it.
-/// `further` is part of the recipe. `variables` are the environment of packages that pip builds.
-fn with_requirements(
-    name: &str,
-    requirements: &str,
-    further: &str,
-    variables: &[(&str, &OsStr)],
-) -> Result<Venv> {
+fn with_requirements(name: &str, requirements: &str, recipe: &Recipe<'_>) -> Result<Venv> {
     let requirements = repository().join("tests/workloads/python").join(requirements);
     let wanted = fs::read_to_string(&requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
-    make(name, &format!("{wanted}{further}"), |venv| {
+    make(name, &format!("{wanted}{}", recipe.further), |venv| {
         // The cache keeps the environment itself. A second copy in pip's cache would be as large.
         let mut install = venv.pip();
-        install.args(["install", "--no-cache-dir", "-r"]).arg(&requirements).envs(variables.iter().copied());
-        run(&mut install)
+        install.args(["install", "--no-cache-dir"]).args(recipe.options).arg("-r").arg(&requirements);
+        run(install.envs(recipe.variables.iter().copied()))?;
+        recipe.then.map_or(Ok(()), |then| then(venv))
     })
 }
 

@@ -1,7 +1,8 @@
-//! A small reader of preprocessed C, for the declarations in `cuda.h` and its companions.
+//! A small reader of preprocessed C, for the declarations in NVIDIA's headers.
 //!
-//! The reader understands enumerations, type definitions and functions that return `CUresult`. It
-//! skips all other statements (system headers, structures, inline functions) as a whole.
+//! The reader understands enumerations, type definitions and functions that return the result type
+//! of an API. It skips all other statements (system headers, structures, inline functions) as a
+//! whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 /// The declarations in the headers.
 #[derive(Default, Debug)]
 pub struct Header {
-    /// Functions that return `CUresult`, by exported name.
+    /// Functions that return the API's result type, by exported name.
     pub functions: BTreeMap<String, Vec<Argument>>,
     /// `PFN_<family>_v<since>[_ptds|_ptsz]`: the types of the functions that `cuGetProcAddress`
     /// returns.
@@ -19,6 +20,8 @@ pub struct Header {
     pub enums: Vec<Enum>,
     /// Every other type name and its meaning.
     pub types: BTreeMap<String, Named>,
+    /// Structures that C names with the word `struct`.
+    pub tags: BTreeSet<String>,
 }
 
 /// One argument of a function.
@@ -67,13 +70,13 @@ pub enum Named {
     Alias(Type),
 }
 
-/// Returns the declarations in preprocessed C.
-pub fn parse(source: &str) -> Result<Header> {
+/// Returns the declarations in preprocessed C. `result` is the result type of the API's functions.
+pub fn parse(source: &str, result: &str) -> Result<Header> {
     let tokens = tokens(source)?;
     let mut header = Header::default();
     let mut known = BTreeMap::new();
     for statement in statements(&tokens) {
-        read(statement, &mut header, &mut known)
+        read(statement, result, &mut header, &mut known)
             .with_context(|| format!("in the declaration `{}`", statement.join(" ")))?;
     }
     Ok(header)
@@ -191,9 +194,14 @@ fn statements<'t, 's>(tokens: &'t [&'s str]) -> Vec<&'t [&'s str]> {
     found
 }
 
-fn read(statement: &[&str], header: &mut Header, known: &mut BTreeMap<String, u32>) -> Result<()> {
-    match statement {
-        ["CUresult", name, "(", arguments @ .., ")", ";"] if name.starts_with("cu") => {
+fn read(
+    statement: &[&str],
+    result: &str,
+    header: &mut Header,
+    known: &mut BTreeMap<String, u32>,
+) -> Result<()> {
+    match statement.strip_prefix(&["extern"]).unwrap_or(statement) {
+        [returned, name, "(", arguments @ .., ")", ";"] if *returned == result && name.starts_with("cu") => {
             let arguments = read_arguments(arguments)?;
             if let Some(earlier) = header.functions.insert((*name).to_owned(), arguments.clone())
                 && !same_types(&earlier, &arguments)
@@ -212,6 +220,15 @@ fn read(statement: &[&str], header: &mut Header, known: &mut BTreeMap<String, u3
             let values = read_values(&rest[open + 1..close], known)?;
             header.enums.push(Enum { name: (*name).to_owned(), values });
             header.types.insert((*name).to_owned(), Named::Enum);
+        }
+        ["enum", name, "{", values @ .., "}", ";"] => {
+            let values = read_values(values, known)?;
+            header.enums.push(Enum { name: (*name).to_owned(), values });
+            header.types.insert((*name).to_owned(), Named::Enum);
+        }
+        ["struct", name, "{", .., "}", ";"] => {
+            header.types.insert((*name).to_owned(), Named::Structure);
+            header.tags.insert((*name).to_owned());
         }
         ["typedef", "enum", _, name, ";"] => {
             header.types.insert((*name).to_owned(), Named::Enum);
@@ -360,13 +377,17 @@ fn evaluate(tokens: &[&str], known: &BTreeMap<String, u32>) -> Result<u32> {
 mod tests {
     use super::*;
 
+    fn read_driver(source: &str) -> Result<Header> {
+        parse(source, "CUresult")
+    }
+
     fn ty(base: &str, pointers: &[bool]) -> Type {
         Type { base: base.to_owned(), pointers: pointers.to_vec() }
     }
 
     #[test]
     fn reads_functions_with_pointers_and_const() {
-        let header = parse(
+        let header = read_driver(
             "__attribute__((deprecated)) CUresult cuOne(const void *src, void **out, unsigned int n);
              CUresult cuNone(void);",
         )
@@ -380,7 +401,7 @@ mod tests {
     #[test]
     fn reads_arguments_without_a_name() {
         let header =
-            parse("CUresult cuOne(unsigned long long, CUdevice, const char *, unsigned n);").unwrap();
+            read_driver("CUresult cuOne(unsigned long long, CUdevice, const char *, unsigned n);").unwrap();
         let arguments = &header.functions["cuOne"];
         let names: Vec<&str> = arguments.iter().map(|argument| argument.name.as_str()).collect();
         assert_eq!(names, ["", "", "", "n"]);
@@ -410,7 +431,7 @@ mod tests {
 
     #[test]
     fn skips_inline_functions_and_keeps_the_declarations_after_them() {
-        let header = parse(
+        let header = read_driver(
             "static inline int twice(int x) { if (x) { return 2 * x; } return 0; }
              struct plain { int a; };
              CUresult cuAfter(struct plain *p);",
@@ -421,7 +442,7 @@ mod tests {
 
     #[test]
     fn reads_family_version_and_stream_of_a_pointer_type() {
-        let header = parse(
+        let header = read_driver(
             "typedef CUresult ( *PFN_cuMemAlloc_v3020)(CUdeviceptr *dptr, size_t bytesize);
              typedef CUresult ( *PFN_cuMemcpy_v7000_ptds)(CUdeviceptr dst);",
         )
@@ -433,9 +454,10 @@ mod tests {
 
     #[test]
     fn counts_enumerations_from_the_last_given_value() {
-        let header =
-            parse("typedef enum E_enum { A = 3, B, C = 1 << 4, D = (A | C), G = 0x10000 + B, F = -1, } E;")
-                .unwrap();
+        let header = read_driver(
+            "typedef enum E_enum { A = 3, B, C = 1 << 4, D = (A | C), G = 0x10000 + B, F = -1, } E;",
+        )
+        .unwrap();
         let values: Vec<u32> = header.enums[0].values.iter().map(|(_, value)| *value).collect();
         assert_eq!(values, [3, 4, 16, 19, 0x1_0004, u32::MAX]);
         assert_eq!(header.enums[0].name, "E");
@@ -443,7 +465,7 @@ mod tests {
 
     #[test]
     fn tells_handles_structures_and_aliases_apart() {
-        let header = parse(
+        let header = read_driver(
             "typedef struct CUctx_st *CUcontext; typedef struct S_st { int a; } S_v1; typedef S_v1 S;
              typedef void ( *CUhostFn)(void *userData); typedef unsigned long long CUdeviceptr;",
         )
@@ -456,9 +478,30 @@ mod tests {
     }
 
     #[test]
+    fn reads_what_the_runtime_declares_without_typedef() {
+        let header = parse(
+            "enum cudaLimit { cudaLimitStack = 0, cudaLimitHeap = 2 };
+             struct cudaExtent { size_t width; };
+             typedef enum cudaError cudaError_t;
+             extern cudaError_t cudaOne(enum cudaLimit limit, struct cudaExtent extent);
+             extern const char *cudaTwo(cudaError_t error);
+             CUresult cuThree(void);",
+            "cudaError_t",
+        )
+        .unwrap();
+        assert_eq!(header.enums[0].values[1], ("cudaLimitHeap".to_owned(), 2));
+        assert_eq!(header.types["cudaError_t"], Named::Enum);
+        assert_eq!(header.types["cudaExtent"], Named::Structure);
+        assert!(header.tags.contains("cudaExtent"));
+        let types: Vec<_> = header.functions["cudaOne"].iter().map(|one| one.ty.base.as_str()).collect();
+        assert_eq!(types, ["cudaLimit", "cudaExtent"]);
+        assert_eq!(header.functions.len(), 1);
+    }
+
+    #[test]
     fn a_function_declared_twice_must_agree() {
-        assert!(parse("CUresult cuOne(int a); CUresult cuOne(int b);").is_ok());
-        assert!(parse("CUresult cuOne(int a); CUresult cuOne(float a);").is_err());
+        assert!(read_driver("CUresult cuOne(int a); CUresult cuOne(int b);").is_ok());
+        assert!(read_driver("CUresult cuOne(int a); CUresult cuOne(float a);").is_err());
     }
 
     #[test]

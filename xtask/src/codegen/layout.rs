@@ -31,14 +31,15 @@ pub fn assertions(types: &str, headers: &[&str], header: &Header) -> Result<Stri
         if !header.types.contains_key(name) {
             continue;
         }
-        let _ = writeln!(text, "_Static_assert(sizeof({name}) == {size}, \"size of {name}\");");
-        let _ = writeln!(text, "_Static_assert(_Alignof({name}) == {alignment}, \"alignment of {name}\");");
+        let of = if header.tags.contains(name) { format!("struct {name}") } else { name.to_owned() };
+        let _ = writeln!(text, "_Static_assert(sizeof({of}) == {size}, \"size of {name}\");");
+        let _ = writeln!(text, "_Static_assert(_Alignof({of}) == {alignment}, \"alignment of {name}\");");
         for (field, offset) in fields {
             if !UNNAMED_FIELDS.contains(&(name, field)) {
                 let field = field.trim_start_matches("r#");
                 let _ = writeln!(
                     text,
-                    "_Static_assert(offsetof({name}, {field}) == {offset}, \"{name}.{field}\");"
+                    "_Static_assert(offsetof({of}, {field}) == {offset}, \"{name}.{field}\");"
                 );
             }
         }
@@ -74,15 +75,18 @@ mod tests {
     use super::super::header;
     use super::*;
 
-    const TYPES: &str = "macro\n\nlayouts! {\n    S: 8, 4 { r#type: 0, b: 4 }\n    U: 64, 8 {}\n}\n";
+    const TYPES: &str =
+        "macro\n\nlayouts! {\n    S: 8, 4 { r#type: 0, b: 4 }\n    T: 4, 4 { a: 0 }\n    U: 64, 8 {}\n}\n";
 
     #[test]
     fn every_number_of_the_table_becomes_an_assertion() {
-        let header = header::parse("typedef struct S_st { int type; int b; } S;").unwrap();
+        let source = "typedef struct S_st { int type; int b; } S; struct T { int a; };";
+        let header = header::parse(source, "CUresult").unwrap();
         let text = assertions(TYPES, &["cuda.h"], &header).unwrap();
         assert!(text.contains("#include <cuda.h>\n"));
         assert!(text.contains("sizeof(S) == 8") && text.contains("_Alignof(S) == 4"));
         assert!(text.contains("offsetof(S, type) == 0") && text.contains("offsetof(S, b) == 4"));
+        assert!(text.contains("sizeof(struct T) == 4"));
         assert!(!text.contains("sizeof(U)"), "the header does not know it");
     }
 

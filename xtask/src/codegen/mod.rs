@@ -1,5 +1,5 @@
-//! `cargo xtask codegen`: generates the driver API table of `deepres-abi` from NVIDIA's published
-//! headers.
+//! `cargo xtask codegen`: generates the tables of the driver API (`deepres-abi`) and of the runtime's
+//! API (`tests/simgpu/runtime`) from NVIDIA's published headers.
 //!
 //! The headers come from a pinned wheel. The C preprocessor reads them with the switch that
 //! declares every variant of every function. The table contains only facts: names, types, versions,
@@ -19,6 +19,7 @@ use anyhow::{Context as _, Result, bail};
 
 use deepres_e2e::venv;
 
+use self::header::Header;
 use crate::{build, command};
 
 /// Wheel with `cuda.h` and the `*Typedefs.h` headers.
@@ -39,16 +40,24 @@ const HEADERS: &[&str] = &[
     "cudaVDPAU.h",
     "cudaVDPAUTypedefs.h",
 ];
-/// Headers that `HEADERS` include and that a build machine may lack. The text contains only the
-/// types that structures need.
+/// The headers that declare the runtime's functions and structures.
+const RUNTIME_HEADERS: &[&str] = &["cuda_runtime_api.h"];
+/// Headers that `HEADERS` and `RUNTIME_HEADERS` include and that a build machine may lack. The text
+/// contains only the types and macros that declarations need.
 const STAND_IN_HEADERS: &[(&str, &str)] = &[
+    ("crt/host_defines.h", HOST_DEFINES),
     ("cudaProfiler.h", ""),
     ("GL/gl.h", ""),
     ("EGL/egl.h", ""),
     ("EGL/eglext.h", "typedef int EGLint; typedef void *EGLImageKHR, *EGLStreamKHR, *EGLSyncKHR;\n"),
     ("vdpau/vdpau.h", ""),
 ];
-/// The headers that declare structures.
+/// The macros of `crt/host_defines.h` by which the runtime's headers mark declarations. Only nvcc
+/// gives the marks a meaning.
+const HOST_DEFINES: &str = "#define __host__\n#define __device__\n#define __cudart_builtin__\n\
+    #define __device_builtin__\n#define __align__(n) __attribute__((aligned(n)))\n\
+    #define __builtin_align__(n) __align__(n)\n#define CUDARTAPI\n#define CUDART_CB\n";
+/// The headers that declare structures of the driver API.
 const STRUCTURE_HEADERS: &[&str] = &["cuda.h", "cudaEGL.h"];
 
 /// The generated file that has only those names of the headers that other files name.
@@ -62,19 +71,62 @@ pub struct Options {
     pub check: bool,
 }
 
+/// The generated files of one API.
+struct Generated {
+    /// Folder of the files, from the top folder of the repository.
+    folder: &'static str,
+    files: BTreeMap<&'static str, String>,
+    functions: usize,
+}
+
 /// Writes the generated files, or compares them with `--check`.
 pub fn run(options: &Options) -> Result<()> {
     let root = crate::workspace();
-    let folder = root.join("abi/src/driver");
     let include = headers(&build::target().join("codegen"))?;
-    let declared = header::parse(&preprocess(&include, &[])?)?;
-    let macros = header::parse_macros(&preprocess(&include, &["-dM"])?);
-    let types_path = folder.join("types.rs");
-    let types =
-        fs::read_to_string(&types_path).with_context(|| format!("cannot read {}", types_path.display()))?;
-    compile(&include, &layout::assertions(&types, STRUCTURE_HEADERS, &declared)?)?;
-    let table = table::build(&declared, &table::handwritten_names(&types))?;
+    let mut named = BTreeSet::new();
+    add_names(&root, &mut named)?;
+    let mut stale = Vec::new();
+    for Generated { folder, files, functions } in
+        [driver(&root, &include, &named)?, runtime(&root, &include, &named)?]
+    {
+        for (name, content) in files {
+            let path = root.join(folder).join(name);
+            let content = rustfmt(&root, &content)?;
+            if fs::read_to_string(&path).is_ok_and(|old| old == content) {
+                continue;
+            }
+            stale.push(format!("{folder}/{name}"));
+            if !options.check {
+                fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+        println!("{folder}: {functions} functions from {WHEEL}");
+    }
+    match (options.check, stale.is_empty()) {
+        (_, true) => println!("the generated files are up to date"),
+        (false, false) => println!("wrote {}", stale.join(", ")),
+        (true, false) => bail!(
+            "{} differ from the files of {WHEEL}; run `cargo xtask codegen` and commit the result",
+            stale.join(", ")
+        ),
+    }
+    Ok(())
+}
 
+/// Reads the handwritten types of an API, and checks their layouts against the headers.
+fn handwritten(path: &Path, include: &Path, headers: &[&str], declared: &Header) -> Result<BTreeSet<String>> {
+    let types = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    compile(include, &layout::assertions(&types, headers, declared)?)?;
+    Ok(table::handwritten_names(&types))
+}
+
+/// Generates the table of the driver API. `named` has the words of the sources of deepres.
+fn driver(root: &Path, include: &Path, named: &BTreeSet<String>) -> Result<Generated> {
+    let folder = "abi/src/driver";
+    let declared = header::parse(&preprocess(include, HEADERS, &[])?, render::DRIVER_RESULT)?;
+    let macros = header::parse_macros(&preprocess(include, HEADERS, &["-dM"])?);
+    let types = root.join(folder).join("types.rs");
+    let table = table::build(&declared, &handwritten(&types, include, STRUCTURE_HEADERS, &declared)?)?;
     let mut documented = BTreeMap::new();
     for name in HEADERS {
         let path = include.join(name);
@@ -83,41 +135,36 @@ pub fn run(options: &Options) -> Result<()> {
             documented.entry(family).or_insert_with(BTreeSet::new).extend(codes);
         }
     }
-
     let mut files = BTreeMap::from([
         ("functions.rs", render::functions(&declared, &documented, &table)?),
         ("result.rs", render::results(&declared)?),
     ]);
-    // A new function may have types that no file names yet.
-    let mut named: BTreeSet<String> = files.values().flat_map(|text| words(text)).collect();
-    add_names(&root, &mut named)?;
-    let constants = render::constants(&declared, &macros, &table, |name| named.contains(name));
-    files.insert(CONSTANTS, constants);
-    let mut stale = Vec::new();
-    for (name, content) in files {
-        let path = folder.join(name);
-        let content = rustfmt(&root, &content)?;
-        if fs::read_to_string(&path).is_ok_and(|old| old == content) {
-            continue;
-        }
-        stale.push(name);
-        if !options.check {
-            fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-    }
-    match (options.check, stale.is_empty()) {
-        (_, true) => println!("abi/src/driver is up to date: {} functions from {WHEEL}", table.rows.len()),
-        (false, false) => println!(
-            "wrote {} in abi/src/driver: {} functions from {WHEEL}",
-            stale.join(", "),
-            table.rows.len()
-        ),
-        (true, false) => bail!(
-            "{} in abi/src/driver differ from the files of {WHEEL}; run `cargo xtask codegen` and commit the result",
-            stale.join(", ")
-        ),
-    }
-    Ok(())
+    let is_named = with_new_names(named, &files);
+    files.insert(CONSTANTS, render::constants("driver API", &declared, &macros, &table.aliases, is_named));
+    Ok(Generated { folder, files, functions: table.rows.len() })
+}
+
+/// Generates the table of the runtime's API.
+fn runtime(root: &Path, include: &Path, named: &BTreeSet<String>) -> Result<Generated> {
+    let folder = "tests/simgpu/runtime/src/table";
+    let declared = header::parse(&preprocess(include, RUNTIME_HEADERS, &[])?, "cudaError_t")?;
+    let types = root.join(folder).join("types.rs");
+    let plain = table::plain(&declared, &handwritten(&types, include, RUNTIME_HEADERS, &declared)?)?;
+    let mut files = BTreeMap::from([
+        ("functions.rs", render::plain_functions(&plain)),
+        ("errors.rs", render::runtime_errors(&declared)?),
+    ]);
+    let is_named = with_new_names(named, &files);
+    let none = BTreeMap::new();
+    files.insert(CONSTANTS, render::constants("runtime's API", &declared, &none, &plain.aliases, is_named));
+    Ok(Generated { folder, files, functions: plain.functions.len() })
+}
+
+/// Returns whether the sources or the new files name a type or constant. A new function may have
+/// types that no source names yet.
+fn with_new_names(named: &BTreeSet<String>, files: &BTreeMap<&str, String>) -> impl Fn(&str) -> bool {
+    let new: BTreeSet<String> = files.values().flat_map(|text| words(text)).collect();
+    move |name| named.contains(name) || new.contains(name)
 }
 
 /// Adds the words of all Rust files below a folder. Leaves out build folders and `constants.rs`.
@@ -170,11 +217,11 @@ fn stand_ins(include: &Path) -> PathBuf {
     include.ancestors().nth(3).expect("INCLUDE has three parts").join("stand-ins")
 }
 
-/// Returns the headers' text after the C preprocessor. The text declares every variant of every
+/// Returns the text of headers after the C preprocessor. The text declares every variant of every
 /// function.
-fn preprocess(include: &Path, more: &[&str]) -> Result<String> {
+fn preprocess(include: &Path, headers: &[&str], more: &[&str]) -> Result<String> {
     let all = include.join("deepres_all.h");
-    fs::write(&all, HEADERS.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;
+    fs::write(&all, headers.iter().map(|name| format!("#include <{name}>\n")).collect::<String>())?;
     let mut cc = Command::new("cc");
     cc.args(["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I"])
         .arg(include)

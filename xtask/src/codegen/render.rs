@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 
 use super::WHEEL;
 use super::header::Header;
-use super::table::{Stream, Table};
+use super::table::{Plain, Stream, Table};
 
 fn opening(job: &str) -> String {
     format!(
@@ -22,7 +22,7 @@ pub fn functions(
     documented: &BTreeMap<String, BTreeSet<String>>,
     table: &Table,
 ) -> Result<String> {
-    let values = result_codes(header)?;
+    let values = result_codes(header, DRIVER_RESULT)?;
     let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
     let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
     text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
@@ -65,23 +65,43 @@ pub fn functions(
     Ok(text)
 }
 
+/// Returns `functions.rs` of an API without variants: its functions, as a macro that passes them to
+/// another macro.
+pub fn plain_functions(plain: &Plain) -> String {
+    let mut text = opening("Every function of the runtime's API.");
+    text += "/// Calls the macro named by the argument once, with every function, sorted by name:\n\
+        /// `{ symbol: …, args: (name: type, …) }`.\n\
+        ///\n\
+        /// The types are those of `types`, which the caller has to have in scope.\n\
+        macro_rules! for_each_function {\n    ($($callback:tt)+) => {\n        $($callback)+! {\n";
+    for (symbol, arguments) in &plain.functions {
+        let arguments: Vec<String> = arguments.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        let _ = writeln!(text, "            {{ symbol: {symbol}, args: ({}) }}", arguments.join(", "));
+    }
+    text += "        }\n    };\n}\n";
+    text
+}
+
 /// Returns `constants.rs`: the type names that need no definition by hand, and the enumerators and
-/// flags. The file has only names that `is_named` accepts.
+/// flags. The file has only names that `is_named` accepts. It leaves out the result codes.
 pub fn constants(
+    api: &str,
     header: &Header,
     macros: &BTreeMap<String, u32>,
-    table: &Table,
+    aliases: &BTreeMap<String, String>,
     is_named: impl Fn(&str) -> bool,
 ) -> String {
-    let mut text = opening("The handles, enumerations and flags of the driver API that deepres names.");
+    let mut text = opening(&format!("The handles, enumerations and flags of the {api} that deepres names."));
     text += "use core::ffi::c_void;\n\n";
     let enums: BTreeSet<&str> = header.enums.iter().map(|declared| declared.name.as_str()).collect();
-    for (name, rust) in &table.aliases {
+    for (name, rust) in aliases {
         if !enums.contains(name.as_str()) && is_named(name) {
             let _ = writeln!(text, "pub type {name} = {rust};");
         }
     }
-    for declared in header.enums.iter().filter(|declared| declared.name != RESULT) {
+    for declared in
+        header.enums.iter().filter(|one| ![DRIVER_RESULT, RUNTIME_RESULT].contains(&one.name.as_str()))
+    {
         let values: Vec<_> = declared.values.iter().filter(|(name, _)| is_named(name)).collect();
         if !values.is_empty() || is_named(&declared.name) {
             let _ = writeln!(text, "\npub type {} = u32;", declared.name);
@@ -97,27 +117,40 @@ pub fn constants(
     text
 }
 
-/// The enumeration that has a file of its own.
-const RESULT: &str = "CUresult";
+/// The enumeration of the driver's result codes, which has a file of its own.
+pub const DRIVER_RESULT: &str = "CUresult";
+/// The same for the runtime.
+pub const RUNTIME_RESULT: &str = "cudaError";
 
-fn result_codes(header: &Header) -> Result<&[(String, u32)]> {
-    let declared = header.enums.iter().find(|declared| declared.name == RESULT);
-    Ok(&declared.context("the headers declare no CUresult")?.values)
+fn result_codes<'h>(header: &'h Header, enumeration: &str) -> Result<&'h [(String, u32)]> {
+    let declared = header.enums.iter().find(|declared| declared.name == enumeration);
+    Ok(&declared.with_context(|| format!("the headers declare no {enumeration}"))?.values)
 }
 
-/// Returns `result.rs`: result codes and their names.
+/// Returns `result.rs`: the driver's result codes and their names.
 pub fn results(header: &Header) -> Result<String> {
-    let values = result_codes(header)?;
     let mut text = opening("Result codes of the driver API.");
     text += "use core::ffi::CStr;\n\n";
     text += "/// The result of a driver function: a code of this module, or a code of a newer driver.\n\
         pub type CUresult = u32;\n\n";
-    text += "codes! {\n";
+    text += &codes(result_codes(header, DRIVER_RESULT)?);
+    Ok(text)
+}
+
+/// Returns `errors.rs`: the runtime's result codes and their names.
+pub fn runtime_errors(header: &Header) -> Result<String> {
+    let mut text = opening("Result codes of the runtime's API.");
+    text += &codes(result_codes(header, RUNTIME_RESULT)?);
+    Ok(text)
+}
+
+fn codes(values: &[(String, u32)]) -> String {
+    let mut text = "codes! {\n".to_owned();
     for (name, value) in values {
         let _ = writeln!(text, "    {name} = {value}, c\"{name}\";");
     }
     text += "}\n";
-    Ok(text)
+    text
 }
 
 /// Returns the number as text. A large number is hexadecimal, because large flags are easier to

@@ -44,12 +44,28 @@ pub fn handwritten_names(types: &str) -> BTreeSet<String> {
     types.lines().filter_map(name).collect()
 }
 
+/// The functions of an API without variants, and the types of the header that they use.
+pub struct Plain {
+    /// Name and Rust type of each argument, by function.
+    pub functions: BTreeMap<String, Vec<(String, String)>>,
+    /// The same as [`Table::aliases`].
+    pub aliases: BTreeMap<String, String>,
+}
+
+/// Returns the functions of a header, of which each has one variant.
+pub fn plain(header: &Header, handwritten: &BTreeSet<String>) -> Result<Plain> {
+    let mut types = Types::of(header, handwritten);
+    let arguments = |(name, arguments): (&String, &Vec<Argument>)| {
+        Ok((name.clone(), types.arguments(arguments).with_context(|| format!("in {name}"))?))
+    };
+    let functions = header.functions.iter().map(arguments).collect::<Result<_>>()?;
+    types.add_remaining()?;
+    Ok(Plain { functions, aliases: types.aliases })
+}
+
 /// Joins functions and pointer types into rows.
 pub fn build(header: &Header, handwritten: &BTreeSet<String>) -> Result<Table> {
-    let mut types = Types { header, handwritten, aliases: BTreeMap::new(), canonical: BTreeMap::new() };
-    for name in handwritten {
-        types.canonical.entry(types.last_alias(name)).or_insert_with(|| name.clone());
-    }
+    let mut types = Types::of(header, handwritten);
 
     // The suffixes of a family's symbols, in order, correspond to its versions, in order.
     let mut symbols: BTreeMap<(String, bool), Vec<(u32, &str)>> = BTreeMap::new();
@@ -129,7 +145,15 @@ struct Types<'h> {
     aliases: BTreeMap<String, String>,
 }
 
-impl Types<'_> {
+impl<'h> Types<'h> {
+    fn of(header: &'h Header, handwritten: &'h BTreeSet<String>) -> Self {
+        let mut types = Self { header, handwritten, aliases: BTreeMap::new(), canonical: BTreeMap::new() };
+        for name in handwritten {
+            types.canonical.entry(types.last_alias(name)).or_insert_with(|| name.clone());
+        }
+        types
+    }
+
     fn arguments(&mut self, arguments: &[Argument]) -> Result<Vec<(String, String)>> {
         let numbered = arguments.iter().enumerate();
         numbered.map(|(at, argument)| Ok((rust_name(&argument.name, at), self.rust(&argument.ty)?))).collect()
@@ -227,7 +251,7 @@ mod tests {
     use super::*;
 
     fn table(source: &str, types: &str) -> Result<Table> {
-        build(&header::parse(source).unwrap(), &handwritten_names(types))
+        build(&header::parse(source, "CUresult").unwrap(), &handwritten_names(types))
     }
 
     const COPY: &str = "
@@ -282,6 +306,19 @@ mod tests {
         let value = format!("{declare} CUresult cuX(S s); typedef CUresult (*PFN_cuX_v1)(S s);");
         assert!(table(&value, "").is_err());
         assert_eq!(table(&value, "pub struct S {").unwrap().rows[0].arguments[0].1, "S");
+    }
+
+    #[test]
+    fn functions_without_variants_need_no_pointer_types() {
+        let header = header::parse(
+            "typedef struct S_st *cudaStream_t; enum cudaKind { cudaA };
+             cudaError_t cudaOne(cudaStream_t s, enum cudaKind k);",
+            "cudaError_t",
+        );
+        let found = plain(&header.unwrap(), &BTreeSet::new()).unwrap();
+        let expected = [("s".to_owned(), "cudaStream_t".to_owned()), ("k".to_owned(), "cudaKind".to_owned())];
+        assert_eq!(found.functions["cudaOne"], expected);
+        assert_eq!(found.aliases["cudaStream_t"], "*mut c_void");
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::process::{Running, ended};
 /// Run time of the script, s. It is longer than any demo, because the demo itself ends the
 /// programs.
 pub const ENDLESS_SECONDS: u32 = 1_000_000;
-/// Line that the script prints when its kernels are compiled and its steady state begins.
-const TRAINS: &str = "compiled; training";
+/// Part of the line that a script prints when its kernels are compiled and its steady state begins.
+const TRAINS: &str = "; training with batches of";
 /// Number of output lines that the demo keeps, to explain an early end.
 const KEPT_LINES: usize = 30;
 
@@ -69,7 +69,7 @@ fn listen(stream: impl Read + Send + 'static, heard: Arc<Mutex<Heard>>) -> Resul
     let listen = move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             let Ok(mut heard) = heard.lock() else { return };
-            heard.trains |= line.starts_with(TRAINS);
+            heard.trains |= line.contains(TRAINS);
             if heard.last.len() == KEPT_LINES {
                 heard.last.pop_front();
             }

@@ -12,10 +12,10 @@ use simgpu_engine::truth;
 
 use self::client::Client;
 use self::report::Report;
-use crate::build;
+use crate::build::{self, Artefacts};
 use crate::host::{Device, Host, Ps};
 use crate::process::Interrupt;
-use crate::training::{self, SCRIPT};
+use crate::training::{self, Trainer};
 
 /// Names and shares of the tenants.
 const TENANTS: [(&str, &str); 2] = [("train-70", "70%"), ("train-30", "30%")];
@@ -37,19 +37,29 @@ pub struct Options {
     /// Print one JSON object instead of a table, with the live lines on standard error
     #[arg(long)]
     json: bool,
+    /// Train with tinygrad, which takes 0.2 GB, in the place of PyTorch, which takes 1.5 GB
+    #[arg(long)]
+    small: bool,
 }
 
 /// Runs the demo and prints its result.
 pub fn run(options: &Options) -> Result<()> {
     let artefacts = build::artefacts()?;
-    let venv = deepres_e2e::venv::training()?;
     let interrupt = Interrupt::catch()?;
-
-    let host = Host::start(&artefacts, Device::of_this_machine(training::simgpu_config()), &interrupt)?;
+    let trainer = trainer(&artefacts, options.small)?;
+    let device = Device::of_this_machine(trainer.simgpu_config());
+    let host = Host::start(&artefacts, device, &interrupt)?;
     eprintln!(
-        "daemon started; {} GPU; two tenants run {SCRIPT}, first compiling its kernels",
-        host.device().name()
+        "daemon started; {} GPU; two tenants run {}, first compiling its kernels",
+        host.device().name(),
+        trainer.script()
     );
+    if let Trainer::Torch { stand_ins: Some(_), .. } = trainer {
+        eprintln!(
+            "PyTorch is the unmodified package from PyPI; on the simulated GPU, stand-ins of deepres take the place \
+             of NVIDIA's libraries (tests/simgpu/runtime)"
+        );
+    }
     let mut clients = Vec::new();
     for (name, share) in TENANTS {
         let options = ["--name", name, "--share", share, "--memory", MEMORY];
@@ -57,11 +67,11 @@ pub fn run(options: &Options) -> Result<()> {
         // Each program has a cache of its own, so that no program finds the other's compiled
         // kernels.
         let cache = artefacts.folder().join(format!("{name}.cache"));
-        let mut command = training::run(&host, &venv, &options, &arguments, &cache)?;
+        let mut command = trainer.run(&host, &options, &arguments, &cache)?;
         clients.push(Client::start(name, &mut command)?);
     }
 
-    let report = observe(&host, &mut clients, options, &interrupt)?;
+    let report = observe(&host, trainer.script(), &mut clients, options, &interrupt)?;
     // The demo ends everything before it shows the result. So the result is the last text on the
     // screen.
     drop(clients);
@@ -72,6 +82,18 @@ pub fn run(options: &Options) -> Result<()> {
         println!("{report}");
     }
     Ok(())
+}
+
+/// Returns PyTorch's script, or tinygrad's if the user wants it or PyTorch cannot be had.
+fn trainer(artefacts: &Artefacts, is_small: bool) -> Result<Trainer> {
+    if !is_small {
+        let is_real = matches!(Device::of_this_machine(training::simgpu_config()), Device::Real);
+        match Trainer::torch(artefacts, is_real) {
+            Ok(trainer) => return Ok(trainer),
+            Err(error) => eprintln!("PyTorch cannot be installed, so tinygrad trains: {error:#}"),
+        }
+    }
+    Trainer::tinygrad()
 }
 
 /// All figures of one moment.
@@ -96,7 +118,13 @@ impl Moment {
 }
 
 /// Waits until both programs train, and then measures for the given time. Returns the report.
-fn observe(host: &Host, clients: &mut [Client], options: &Options, interrupt: &Interrupt) -> Result<Report> {
+fn observe(
+    host: &Host,
+    script: &'static str,
+    clients: &mut [Client],
+    options: &Options,
+    interrupt: &Interrupt,
+) -> Result<Report> {
     let deadline = Instant::now() + READY_LIMIT;
     while !clients.iter().all(Client::trains) {
         watch(clients, interrupt)?;
@@ -113,16 +141,16 @@ fn observe(host: &Host, clients: &mut [Client], options: &Options, interrupt: &I
         watch(clients, interrupt)?;
         if Instant::now() >= next_line {
             next_line += LIVE_INTERVAL;
-            live.show(&report(host, &first, &Moment::now(host)?)?)?;
+            live.show(&report(host, script, &first, &Moment::now(host)?)?)?;
         }
         thread::sleep(POLL);
     }
-    report(host, &first, &Moment::now(host)?)
+    report(host, script, &first, &Moment::now(host)?)
 }
 
-fn report(host: &Host, first: &Moment, last: &Moment) -> Result<Report> {
+fn report(host: &Host, script: &'static str, first: &Moment, last: &Moment) -> Result<Report> {
     let names = TENANTS.map(|(name, _)| name);
-    Report::between(host.device().name(), SCRIPT, &names, first, last)
+    Report::between(host.device().name(), script, &names, first, last)
 }
 
 /// Fails if a signal asks the task to stop, or if a program has ended.

@@ -140,6 +140,7 @@ fn prepare(is_portable: bool) -> Result<()> {
     heading("Python environments, zig, a root file system for containers");
     venv::training()?;
     venv::clients()?;
+    venv::torch_alone()?;
     artefacts::zig()?;
     if rustix::process::geteuid().is_root() {
         containers::prepare(is_portable)?;

@@ -15,6 +15,7 @@ checks! { "modules":
     Guess images_that_are_none;
     Guess a_kernel_of_an_unloaded_module;
     Documented a_librarys_kernel_runs_in_any_context;
+    Documented an_attribute_that_a_kernel_got_before_its_first_use_holds;
     Documented parameters_are_described;
 }
 
@@ -60,10 +61,9 @@ fn a_kernel_of_an_unloaded_module(facts: &mut Facts) -> Result<(), Stop> {
     Ok(())
 }
 
-fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> {
-    let gpu = Gpu::new()?;
-    let (mut library, mut kernel, mut function, mut other) = (null_mut(), null_mut(), null_mut(), null_mut());
-    let none = null_mut();
+/// Returns a library and its kernel that does nothing.
+fn library_with_kernel() -> Result<(CUlibrary, CUkernel), Stop> {
+    let (mut library, mut kernel, none) = (null_mut(), null_mut(), null_mut());
     must!(cuLibraryLoadData(
         &mut library,
         PTX.as_ptr().cast(),
@@ -75,6 +75,13 @@ fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> 
         0
     ));
     must!(cuLibraryGetKernel(&mut kernel, library, c"nothing".as_ptr()));
+    Ok((library, kernel))
+}
+
+fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> {
+    let gpu = Gpu::new()?;
+    let (mut function, mut other) = (null_mut(), null_mut());
+    let (library, kernel) = library_with_kernel()?;
     must!(cuKernelGetFunction(&mut function, kernel));
     facts.code("the kernel", launch(kernel as CUfunction, null_mut())?, CUDA_SUCCESS);
     facts.code("its function", launch(function, null_mut())?, CUDA_SUCCESS);
@@ -82,6 +89,35 @@ fn a_librarys_kernel_runs_in_any_context(facts: &mut Facts) -> Result<(), Stop> 
     facts.code("the kernel in another context", launch(kernel as CUfunction, null_mut())?, CUDA_SUCCESS);
     facts.code("its function there", launch(function, null_mut())?, CUDA_ERROR_INVALID_HANDLE);
     must!(cuCtxSetCurrent(gpu.context));
+    facts.code("unloading", cu!(cuLibraryUnload(library)), CUDA_SUCCESS);
+    Ok(())
+}
+
+fn an_attribute_that_a_kernel_got_before_its_first_use_holds(facts: &mut Facts) -> Result<(), Stop> {
+    /// More than a block gets by default.
+    const SHARED_BYTES: i32 = 60_000;
+    let _gpu = Gpu::new()?;
+    let (library, kernel) = library_with_kernel()?;
+    let most = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    facts.code("setting it", cu!(cuKernelSetAttribute(most, SHARED_BYTES, kernel, 0)), CUDA_SUCCESS);
+    let function = made!(cuKernelGetFunction(kernel));
+    let value = made!(cuFuncGetAttribute(most, function));
+    facts.is("the function's attribute", value, SHARED_BYTES);
+    let shared_bytes = SHARED_BYTES as u32;
+    let launched = cu!(cuLaunchKernel(
+        kernel as CUfunction,
+        1,
+        1,
+        1,
+        32,
+        1,
+        1,
+        shared_bytes,
+        null_mut(),
+        null_mut(),
+        null_mut()
+    ));
+    facts.code("a launch with as much", launched, CUDA_SUCCESS);
     facts.code("unloading", cu!(cuLibraryUnload(library)), CUDA_SUCCESS);
     Ok(())
 }

@@ -67,6 +67,7 @@ mod stuck_log;
 mod suspend;
 mod suspend_training;
 mod together;
+mod torch;
 mod training;
 mod transparency;
 mod unmanaged;

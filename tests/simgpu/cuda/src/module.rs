@@ -1,6 +1,6 @@
 //! Loaded code: modules in a context, libraries without a context, and their kernels and variables.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use deepres_abi::driver::types as cu;
@@ -56,6 +56,13 @@ impl Attributes {
         let carveout = &attributes.0[cu::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as usize];
         carveout.store(-1, Ordering::Relaxed);
         attributes
+    }
+
+    /// Takes over all values.
+    fn take_over(&self, from: &Self) {
+        for (to, from) in self.0.iter().zip(&from.0) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     fn get(&self, attribute: u32) -> Result<i32> {
@@ -253,7 +260,9 @@ impl Module {
 
     /// Returns the function of a name.
     pub fn function(&self, name: &str) -> Result<Arc<Function>> {
-        self.functions.iter().find(|one| one.name() == name).cloned().ok_or(status::NOT_FOUND)
+        // The names of templates are long, and each launch of a kernel looks for one.
+        let found = self.functions.iter().find(|one| one.name.as_bytes() == name.as_bytes());
+        found.cloned().ok_or(status::NOT_FOUND)
     }
 
     /// Returns address and length of the variable of a name.
@@ -284,6 +293,8 @@ pub struct Kernel {
     pub parameters: Vec<Parameter>,
     /// Attributes for all devices. Functions that are made later take them over.
     attributes: Attributes,
+    /// Whether a client changed an attribute.
+    is_changed: AtomicBool,
 }
 
 impl Library {
@@ -294,6 +305,9 @@ impl Library {
             return Ok(Arc::clone(module));
         }
         let module = Module::load(context, &self.image)?;
+        for kernel in self.kernels.iter().filter(|kernel| kernel.is_changed.load(Ordering::Relaxed)) {
+            module.function(kernel.name())?.attributes.take_over(&kernel.attributes);
+        }
         modules.insert(context.id, Arc::clone(&module));
         Ok(module)
     }
@@ -308,7 +322,12 @@ impl Kernel {
     /// Returns the kernel's function in a context.
     pub fn function(&self, context: &Arc<Context>) -> Result<Arc<Function>> {
         let library = LIBRARIES.get(self.library).ok_or(status::INVALID_HANDLE)?;
-        library.module(context)?.function(self.name.to_str().unwrap_or_default())
+        library.module(context)?.function(self.name())
+    }
+
+    /// Returns the name as text.
+    fn name(&self) -> &str {
+        self.name.to_str().unwrap_or_default()
     }
 
     /// Returns an attribute.
@@ -318,10 +337,12 @@ impl Kernel {
 
     /// Changes an attribute, also in the contexts that have the kernel loaded.
     pub fn set_attribute(&self, attribute: u32, value: i32) -> Result<()> {
-        self.attributes.set(attribute, value)?;
         let library = LIBRARIES.get(self.library).ok_or(status::INVALID_HANDLE)?;
-        for module in lock(&library.modules).values() {
-            module.function(self.name.to_str().unwrap_or_default())?.set_attribute(attribute, value)?;
+        let modules = lock(&library.modules);
+        self.attributes.set(attribute, value)?;
+        self.is_changed.store(true, Ordering::Relaxed);
+        for module in modules.values() {
+            module.function(self.name())?.set_attribute(attribute, value)?;
         }
         Ok(())
     }
@@ -351,6 +372,7 @@ pub fn load_library(image: Image) -> Result<usize> {
                     library,
                     parameters: kernel.parameters.clone(),
                     attributes: Attributes::new(&image, kernel),
+                    is_changed: AtomicBool::new(false),
                 })
             })
         });

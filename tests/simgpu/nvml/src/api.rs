@@ -208,6 +208,18 @@ const PROCESS_MODE_COMPUTE: c_uint = 0;
 const PROCESS_MODE_GRAPHICS: c_uint = 1;
 const PROCESS_MODE_MPS: c_uint = 2;
 
+/// The version of `nvmlGpuFabricInfoV_t` in the highest byte of its version word.
+const VERSION_SHIFT: u32 = 24;
+/// The versions of `nvmlGpuFabricInfoV_t`. Each adds fields at the end of the one before.
+const FABRIC_VERSIONS: std::ops::RangeInclusive<c_uint> = 2..=3;
+
+/// Returns the error of a question about an NVLink: the GPUs have no NVLinks. The simulation models
+/// only the bandwidth of peer copies.
+fn no_link(library: &crate::library::Library, device: nvmlDevice_t) -> Result<(), nvmlReturn_t> {
+    library.index(device)?;
+    not_supported()
+}
+
 /// Returns the processes with contexts or memory on a GPU, and the memory of each.
 fn running(
     library: &crate::library::Library,
@@ -465,6 +477,32 @@ export! {
         }
         // SAFETY: see above.
         unsafe { write(temperature, TEMPERATURE_C) }
+    }
+
+    nvmlDeviceGetNvLinkRemoteDeviceType(
+        device: nvmlDevice_t, _link: c_uint, _kind: *mut sys::nvmlIntNvLinkDeviceType_t
+    ) |library| {
+        no_link(library, device)
+    }
+
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(
+        device: nvmlDevice_t, _link: c_uint, _pci: *mut sys::nvmlPciInfo_t
+    ) |library| {
+        no_link(library, device)
+    }
+
+    nvmlDeviceGetGpuFabricInfoV(device: nvmlDevice_t, info: *mut sys::nvmlGpuFabricInfoV_t) |library| {
+        library.index(device)?;
+        // SAFETY: see above. Each version of the struct begins with these fields.
+        let Some(info) = (unsafe { info.as_mut() }) else {
+            return Err(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT);
+        };
+        if !FABRIC_VERSIONS.contains(&(info.version >> VERSION_SHIFT)) {
+            return version_mismatch();
+        }
+        // No GPU is in a fabric.
+        info.state = sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as sys::nvmlGpuFabricState_t;
+        Ok(())
     }
 
     nvmlDeviceGetMigMode(device: nvmlDevice_t, _current: *mut c_uint, _pending: *mut c_uint) |library| {

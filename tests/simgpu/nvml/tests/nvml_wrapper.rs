@@ -3,11 +3,12 @@
 //! There is only one test, because the process's environment names the state directory.
 
 use nvml_wrapper::{
-    Nvml,
+    Device, Nvml,
     enum_wrappers::device::{Clock, ComputeMode, TemperatureSensor, TopologyLevel},
     enums::device::UsedGpuMemory,
     error::NvmlError,
 };
+use nvml_wrapper_sys::bindings as sys;
 use simgpu_engine::{Host, Options, WaitPolicy, Work};
 use std::{env, path::PathBuf};
 
@@ -15,6 +16,26 @@ use std::{env, path::PathBuf};
 fn library() -> PathBuf {
     let test = env::current_exe().expect("the test's own path");
     test.with_file_name("libnvidia_ml.so")
+}
+
+/// Calls two functions that the crate nvml-wrapper lacks. Returns the code of the question about a
+/// link, the code of the question about the fabric, and the fabric's state.
+fn link_and_fabric(device: &Device<'_>) -> (u32, u32, u32) {
+    // SAFETY: the library is loaded already.
+    let raw = unsafe { sys::NvmlLib::new(library()) }.expect("the library");
+    let mut kind = 0;
+    // SAFETY: the structure is plain, so all zeroes is a valid value.
+    let mut info: sys::nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+    info.version = size_of::<sys::nvmlGpuFabricInfoV_t>() as u32 | 2 << 24;
+    // SAFETY: the handle is of the library, and the results have the types of the reference.
+    let (link, fabric) = unsafe {
+        let handle = device.handle();
+        (
+            raw.nvmlDeviceGetNvLinkRemoteDeviceType(handle, 0, &mut kind),
+            raw.nvmlDeviceGetGpuFabricInfoV(handle, &mut info),
+        )
+    };
+    (link, fabric, info.state.into())
 }
 
 #[test]
@@ -74,6 +95,13 @@ fn nvml_wrapper_sees_the_simulated_gpus() {
     assert_eq!(device.clock_info(Clock::SM).expect("clock"), 1980);
     assert!(matches!(device.clock_info(Clock::Video), Err(NvmlError::NotSupported)));
     assert!(matches!(device.mig_mode(), Err(NvmlError::NotSupported)));
+    assert!(matches!(device.link_wrapper_for(0).remote_pci_info(), Err(NvmlError::NotSupported)));
+    let (link, fabric, state) = link_and_fabric(&device);
+    assert_eq!(link, sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
+    assert_eq!(
+        (fabric, state),
+        (sys::nvmlReturn_enum_NVML_SUCCESS, sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+    );
     let ancestor =
         |index| device.topology_common_ancestor(nvml.device_by_index(index).expect("device")).expect("level");
     assert_eq!(

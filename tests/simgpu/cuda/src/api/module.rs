@@ -121,7 +121,7 @@ calls! {
     cuLibraryGetKernel(pKernel, library, name) {
         let library = library_of(library)?;
         let name = text!(name);
-        let kernel = library.kernels.iter().find(|one| one.name.to_str() == Ok(name));
+        let kernel = library.kernels.iter().find(|one| one.name.as_bytes() == name.as_bytes());
         give!(pKernel, kernel.ok_or(status::NOT_FOUND)?.handle as CUkernel);
     }
     cuLibraryGetKernelCount(count, lib) { give!(count, library_of(lib)?.kernels.len() as u32) }

@@ -1,0 +1,191 @@
+//! An unmodified PyTorch from PyPI trains on the simulated GPU, by the stand-ins for NVIDIA's
+//! libraries.
+
+use std::process::Command;
+
+use deepres_e2e::artefacts::torch;
+use deepres_e2e::clients::{cuda_program_on, torch_simgpu};
+use deepres_e2e::prelude::*;
+use rustix::process::{Pid, kill_process};
+
+/// Time limit of a client. PyTorch's import takes seconds, on a machine with other work.
+const CLIENT_LIMIT: Duration = Duration::from_secs(120);
+/// Time within which the session's meter thread brings the meter page up to date.
+const METER_SETTLES_WITHIN: Duration = Duration::from_secs(10);
+const LIMIT_BYTES: u64 = 4 * GIB;
+const STEPS: &str = "5";
+
+fn client(command: Command) -> Command {
+    let mut command = torch().prepared(command);
+    command.arg(script("torch_client")).arg(STEPS);
+    command
+}
+
+#[test]
+fn pytorch_trains_as_without_deepres_and_survives_its_own_out_of_memory() {
+    // The device of the client without deepres has as much memory as the limit.
+    let bare = Host::new().simgpu(&format!("memory_bytes = {LIMIT_BYTES}\n"));
+    let mut bare_client = bare.spawn(client(bare.command(torch().python())));
+    let without = bare_client.await_json_within(CLIENT_LIMIT);
+    bare_client.finish().success();
+    drop(bare);
+
+    let (host, _daemon) = Host::new().with_daemon();
+    let options = ["--name", "torch", "--memory", &LIMIT_BYTES.to_string()];
+    let mut process = host.spawn(client(host.run(&options, torch().python(), &[])));
+    let said = process.await_json_within(CLIENT_LIMIT);
+    assert_eq!(said, without, "it sees what it sees without deepres");
+    assert_eq!(said["error"], "OutOfMemoryError");
+    assert!(said["pieces"].as_u64() >= Some(LIMIT_BYTES / 2 / (64 * MIB)), "the limit refused: {said}");
+
+    // The client has synchronised, so the record is complete.
+    let truth = host.truth();
+    let kernels: u64 = truth.processes.iter().map(|process| process.gpus[0].kernels).sum();
+    assert!(kernels > 1000, "{kernels} kernels");
+    let counts = |ps: &Ps| ps.find("torch").is_some_and(|tenant| tenant.kernel_launches == kernels);
+    let ps = host.await_ps_within(counts, METER_SETTLES_WITHIN);
+    assert!(ps.tenant("torch").refusals > 0);
+    let processes = host.json(&["ps", "--coverage", "--json"]);
+    let own: Vec<&Value> =
+        processes.as_array().into_iter().flatten().filter(|one| one["tenant"] == "torch").collect();
+    assert!(!own.is_empty());
+    for one in own {
+        let past = one["unaccounted"].as_array().expect("a list");
+        assert!(
+            past.iter().all(|call| call["class"] == "host"),
+            "only host memory is not accounted: {past:?}"
+        );
+    }
+    process.finish().success();
+}
+
+#[test]
+fn each_allocator_of_pytorch_meets_the_limit_and_goes_on() {
+    let (host, _daemon) = Host::new().with_daemon();
+    let limit = LIMIT_BYTES.to_string();
+    let allocators = [("segments", "expandable_segments:True"), ("pools", "backend:cudaMallocAsync")];
+    let clients = allocators.map(|(allocator, configuration)| {
+        let options = ["--name", allocator, "--memory", &limit];
+        let mut command = client(host.run(&options, torch().python(), &[]));
+        command.env("PYTORCH_ALLOC_CONF", configuration);
+        (allocator, host.spawn(command))
+    });
+    for (allocator, mut process) in clients {
+        let said = process.await_json_within(CLIENT_LIMIT);
+        assert_eq!(said["error"], "OutOfMemoryError", "{allocator}");
+        let (before, after) = (number(&said["before"], "steps"), number(&said["after"], "steps"));
+        assert_eq!(after, 2 * before, "{allocator} trains on");
+        let tenant = host.ps().tenant(allocator).clone();
+        assert!(tenant.refusals > 0 && tenant.memory_bytes <= LIMIT_BYTES, "{tenant:?}");
+        process.finish().success();
+    }
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn the_parts_of_pytorch_work_as_without_deepres() {
+    let (host, _daemon) = Host::new().simgpu("gpus = 2\n").with_daemon();
+    let script = script("torch_pieces");
+    let run = |command: Command| {
+        let mut command = torch().prepared(command);
+        command.arg(&script);
+        host.spawn(command).finish_within(CLIENT_LIMIT).success().json()
+    };
+    let bare = run(host.command(torch().python()));
+    println!("{bare:#}");
+    let refused = |said: &&Value| said.as_str().is_some_and(|said| said.contains("Error: "));
+    assert_eq!(bare.as_object().into_iter().flatten().map(|(_, said)| said).find(refused), None);
+    assert_eq!(run(host.run(&["--name", "parts"], torch().python(), &[])), bare);
+}
+
+#[test]
+#[ignore = "deep: takes long"]
+fn two_ranks_train_together_on_two_gpus_and_on_one() {
+    // The collectives of two ranks wait for each other.
+    const SIMGPU: &str = "gpus = 2\nkernel = [{ name = 'standin_nccl_2_*', ns = 50000, meets = 2 }]\n";
+    let (host, _daemon) = Host::new().simgpu(SIMGPU).with_daemon();
+    for gpus in ["2", "1"] {
+        let mut command = torch().prepared(host.run(&["--name", "ranks"], torch().python(), &[]));
+        command.arg(script("torch_ranks")).arg(gpus);
+        let said = host.spawn(command).finish_within(CLIENT_LIMIT).success();
+        assert_eq!(said.json(), json!({"ranks": [0, 1], "steps": [20, 20]}), "{gpus} GPUs");
+    }
+}
+
+/// The answers of `shared_runtime.cu`: codes of the runtime, and values.
+const ANSWERS: &str = r#"{
+    "count": 0, "devices": 1, "set": 0, "get": 0, "current": 0, "properties": 0, "warp": 32,
+    "no_device": 101, "last": 101, "last_again": 0,
+    "malloc": 0, "to": 0, "from": 0, "same": 1,
+    "device_pointer": 0, "device_type": 2, "host_pointer": 0, "host_type": 0,
+    "read_symbol": 0, "symbol": 7, "write_symbol": 0, "read_symbol_again": 0, "symbol_again": 9,
+    "symbol_size": 0, "symbol_bytes": 16,
+    "attribute": 0, "attributes": 0, "shared": 60000, "occupancy": 0, "some_blocks": 1,
+    "stream": 0, "event": 0, "record": 0, "launch": 0, "too_many_threads": 9,
+    "record_end": 0, "wait": 0, "elapsed": 0, "positive": 1,
+    "capture": 0, "captured": 0, "nodes": 0, "node_count": 1, "instantiate": 0, "graph_launch": 0,
+    "synchronize": 0, "free": 0, "free_again": 1, "error_name": 99
+}"#;
+
+#[test]
+fn a_program_of_the_shared_runtime_library_gets_what_the_reference_promises() {
+    let program = cuda_program_on("shared_runtime", &torch().runtime());
+    let (host, _daemon) = Host::new().with_daemon();
+    let bare = host.finish(torch().prepared(host.command(&program))).success().json();
+    let expected: Value = serde_json::from_str(ANSWERS).expect("a JSON object");
+    assert_eq!(bare, expected);
+    let run = host.run(&["--name", "shared"], &program, &[]);
+    let managed = host.finish(torch().prepared(run)).success().json();
+    assert_eq!(managed, expected, "it gets the same with deepres");
+}
+
+/// Tests that measure. Each runs alone on the machine.
+mod measured {
+    use super::*;
+
+    const MEASURED: Duration = Duration::from_secs(8);
+    /// Time within which the memory of a killed trainer is free.
+    const FREED_WITHIN: Duration = Duration::from_millis(100);
+    /// Time after which the first steps after the warm-up are over.
+    const SETTLED: Duration = Duration::from_secs(1);
+
+    fn start(host: &Host, name: &str, share: &str, sync_every: &str) -> Process {
+        let run = host.run(&["--name", name, "--share", share], torch().python(), &[]);
+        let mut command = torch().prepared(run);
+        command.arg(script("torch_train")).args(["--seconds", "600", "--sync-every", sync_every]);
+        host.spawn(command)
+    }
+
+    fn two_trainers_share_seventy_to_thirty(sync_every: &str) {
+        let (host, _daemon) = Host::measuring().simgpu(&torch_simgpu()).with_daemon();
+        let mut trainers =
+            [start(&host, "major", "70%", sync_every), start(&host, "minor", "30%", sync_every)];
+        for trainer in &mut trainers {
+            trainer.await_line_within(|line| line.contains("; training"), CLIENT_LIMIT);
+        }
+        thread::sleep(SETTLED);
+        let window = Window::measure(&host, MEASURED);
+        window.assert_shares(&[("major", 70.0), ("minor", 30.0)]);
+        let busy = window.busy_percent();
+        assert!(busy >= 70.0, "the trainers kept the GPU busy only {busy:.1} % of the time");
+
+        let pid = host.ps().tenant("minor").sessions[0].pid;
+        let held = || -> u64 {
+            let processes = host.truth().processes;
+            processes.iter().filter(|process| process.pid == pid).map(|one| one.gpus[0].memory_bytes).sum()
+        };
+        assert!(held() > 0);
+        kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it runs");
+        await_value_within(held, |bytes| *bytes == 0, FREED_WITHIN);
+    }
+
+    #[test]
+    fn two_pytorch_trainers_that_read_each_loss_share_seventy_to_thirty() {
+        two_trainers_share_seventy_to_thirty("1");
+    }
+
+    #[test]
+    fn two_pytorch_trainers_that_read_each_tenth_loss_share_seventy_to_thirty() {
+        two_trainers_share_seventy_to_thirty("10");
+    }
+}

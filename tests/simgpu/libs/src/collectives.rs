@@ -1,0 +1,235 @@
+//! NCCL: communicators and collectives.
+//!
+//! A collective is one launch of a kernel whose name has the number of ranks and the id of the
+//! communicator: `standin_nccl_RANKS_ID`. With a rule `meets` for `standin_nccl_RANKS_*`, the kernels
+//! of all ranks wait for each other on the simulated GPU. No data moves between ranks.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::Read as _;
+
+use deepres_abi::driver::types::{CUkernel, CUstream};
+use simgpu_driver::Result;
+
+use crate::kernels;
+
+/// `ncclSuccess`
+const SUCCESS: u32 = 0;
+/// `ncclUnhandledCudaError`
+const CUDA_ERROR: u32 = 1;
+/// `ncclSystemError`
+const SYSTEM_ERROR: u32 = 2;
+/// The version of NCCL with which PyTorch is built: 10000 × major + 100 × minor + patch.
+const VERSION: i32 = 23_007;
+/// Bytes that one block moves. NVIDIA's kernels have a block for each of some channels.
+const BLOCK_BYTES: u64 = 1 << 20;
+/// The most blocks.
+const CHANNELS: u64 = 24;
+/// Bytes of an element, by `ncclDataType_t`.
+const ELEMENT_BYTES: [u64; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
+
+/// A `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId {
+    bytes: [u8; 128],
+}
+
+/// The state behind a `ncclComm_t`.
+pub struct Communicator {
+    kernel: CUkernel,
+    ranks: i32,
+    rank: i32,
+}
+
+// SAFETY (of every block below): by NCCL's contract, a pointer for a result is at room for the
+// result, and a communicator comes from a function that makes it and is not used after its end.
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> u32 {
+    // SAFETY: see above.
+    unsafe { version.write(VERSION) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> u32 {
+    let mut bytes = [0; 128];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    if read.is_err() {
+        return SYSTEM_ERROR;
+    }
+    // SAFETY: see above.
+    unsafe { id.write(UniqueId { bytes }) };
+    SUCCESS
+}
+
+fn kernel_of(ranks: i32, id: &UniqueId) -> Result<CUkernel> {
+    let mut hasher = DefaultHasher::new();
+    id.bytes.hash(&mut hasher);
+    let name = format!("standin_nccl_{ranks}_{:016x}", hasher.finish());
+    let code =
+        format!(".version 8.0\n.target sm_52\n.address_size 64\n.visible .entry {name}() {{ ret; }}\n");
+    let text = |text| CString::new(text).expect("a text without NUL");
+    kernels::load(&text(code), &text(name))
+}
+
+/// Makes the communicators of all ranks in one process.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitAll(
+    communicators: *mut *mut Communicator,
+    ranks: i32,
+    _devices: *const i32,
+) -> u32 {
+    let mut id = UniqueId { bytes: [0; 128] };
+    // SAFETY: the id is at room for it.
+    match unsafe { ncclGetUniqueId(&mut id) } {
+        // SAFETY: see above; there is room for a communicator of each rank.
+        SUCCESS => (0..ranks)
+            .map(|rank| unsafe { ncclCommInitRank(communicators.add(rank as usize), ranks, id, rank) })
+            .find(|code| *code != SUCCESS)
+            .unwrap_or(SUCCESS),
+        code => code,
+    }
+}
+
+/// Takes memory for faster collectives, which has no effect.
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommRegister(
+    _communicator: *const Communicator,
+    _memory: *mut c_void,
+    _bytes: usize,
+    _registration: *mut *mut c_void,
+) -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDeregister(_communicator: *const Communicator, _registration: *mut c_void) -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitRank(
+    communicator: *mut *mut Communicator,
+    ranks: i32,
+    id: UniqueId,
+    rank: i32,
+) -> u32 {
+    let Ok(kernel) = kernel_of(ranks, &id) else { return CUDA_ERROR };
+    // SAFETY: see above.
+    unsafe { communicator.write(Box::into_raw(Box::new(Communicator { kernel, ranks, rank }))) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommInitRankConfig(
+    communicator: *mut *mut Communicator,
+    ranks: i32,
+    id: UniqueId,
+    rank: i32,
+    _configuration: *mut c_void,
+) -> u32 {
+    // SAFETY: see above.
+    unsafe { ncclCommInitRank(communicator, ranks, id, rank) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommGetAsyncError(_communicator: *mut Communicator, error: *mut u32) -> u32 {
+    // SAFETY: see above.
+    unsafe { error.write(SUCCESS) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommCount(communicator: *const Communicator, count: *mut i32) -> u32 {
+    // SAFETY: see above.
+    unsafe { count.write((*communicator).ranks) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommUserRank(communicator: *const Communicator, rank: *mut i32) -> u32 {
+    // SAFETY: see above.
+    unsafe { rank.write((*communicator).rank) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommFinalize(_communicator: *mut Communicator) -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> u32 {
+    // SAFETY: see above.
+    drop(unsafe { Box::from_raw(communicator) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> u32 {
+    // SAFETY: see above.
+    unsafe { ncclCommDestroy(communicator) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupStart() -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupEnd() -> u32 {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetErrorString(_error: u32) -> *const c_char {
+    const TEXT: &CStr = c"an error of the stand-in for NCCL";
+    TEXT.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetLastError(_communicator: *const Communicator) -> *const c_char {
+    c"".as_ptr()
+}
+
+/// Launches the kernel of a collective over this many elements.
+///
+/// # Safety
+/// The communicator is alive.
+unsafe fn collective(communicator: *const Communicator, elements: usize, kind: u32, stream: CUstream) -> u32 {
+    // SAFETY: the caller promises it.
+    let kernel = unsafe { (*communicator).kernel };
+    let bytes = elements as u64 * ELEMENT_BYTES.get(kind as usize).copied().unwrap_or(1);
+    let blocks = bytes.div_ceil(BLOCK_BYTES).clamp(1, CHANNELS);
+    if kernels::launch(kernel, stream, [blocks, 1, 1]).is_ok() { SUCCESS } else { CUDA_ERROR }
+}
+
+/// Defines collectives: the arguments before the number of elements, those after the type, and all
+/// end with communicator and stream.
+macro_rules! collectives {
+    ($($name:ident($($before:ident: $before_type:ty),*; $($after:ident: $after_type:ty),*);)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($before: $before_type,)*
+            count: usize,
+            kind: u32,
+            $($after: $after_type,)*
+            communicator: *mut Communicator,
+            stream: CUstream,
+        ) -> u32 {
+            // SAFETY: see above.
+            unsafe { collective(communicator, count, kind, stream) }
+        }
+    )* };
+}
+
+collectives! {
+    ncclAllReduce(_from: *const c_void, _to: *mut c_void; _operation: u32);
+    ncclReduce(_from: *const c_void, _to: *mut c_void; _operation: u32, _root: i32);
+    ncclReduceScatter(_from: *const c_void, _to: *mut c_void; _operation: u32);
+    ncclBroadcast(_from: *const c_void, _to: *mut c_void; _root: i32);
+    ncclBcast(_data: *mut c_void; _root: i32);
+    ncclAllGather(_from: *const c_void, _to: *mut c_void;);
+}

@@ -1,0 +1,104 @@
+//! The kernels that stand for the work of the libraries.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use deepres_abi::driver::types::{CUkernel, CUstream};
+use simgpu_driver::{Result, driver};
+
+/// Threads of a block, as in NVIDIA's products of matrices.
+const BLOCK_THREADS: u32 = 256;
+/// Rows and columns of a result that one block makes.
+const TILE: u64 = 128;
+/// Terms of each sum that one block adds. NVIDIA's kernels add all terms in one block. The simulated
+/// GPU times a kernel by its blocks, so a longer sum must have more of them.
+const TERMS: u64 = 64;
+/// Elements of a vector for one block.
+const ELEMENTS: u64 = 1024;
+/// The most blocks in each direction of a grid.
+const MOST: [u64; 3] = [i32::MAX as u64, u16::MAX as u64, u16::MAX as u64];
+
+/// A kernel that stands for a kind of work.
+#[derive(Clone, Copy)]
+pub enum Kernel {
+    /// A product of matrices by cuBLAS.
+    Product,
+    /// Work of cuBLAS on vectors.
+    Vector,
+    /// A product of matrices by cuBLASLt.
+    LtProduct,
+}
+
+/// The names of the kernels, in the order of [`Kernel`].
+const NAMES: [&CStr; 3] = [c"standin_cublas_gemm", c"standin_cublas_vector", c"standin_cublaslt_matmul"];
+/// The code of the kernels.
+const PTX: &CStr = c"
+.version 8.0
+.target sm_52
+.address_size 64
+.visible .entry standin_cublas_gemm() { ret; }
+.visible .entry standin_cublas_vector() { ret; }
+.visible .entry standin_cublaslt_matmul() { ret; }
+";
+
+/// Loads code for the simulated GPU. Returns its kernel of this name.
+pub fn load(code: &CStr, name: &CStr) -> Result<CUkernel> {
+    let (mut library, mut kernel, none) = (null_mut(), null_mut(), null_mut());
+    let code = code.as_ptr().cast();
+    driver!(cuLibraryLoadData(&mut library, code, none, null_mut(), 0, null_mut(), null_mut(), 0));
+    driver!(cuLibraryGetKernel(&mut kernel, library, name.as_ptr()));
+    Ok(kernel)
+}
+
+/// Returns the driver's kernel. Loads it at the first call.
+fn found(kernel: Kernel) -> Result<CUkernel> {
+    static KERNELS: [OnceLock<Result<AtomicPtr<c_void>>>; NAMES.len()] =
+        [const { OnceLock::new() }; NAMES.len()];
+    let known = &KERNELS[kernel as usize];
+    match known.get_or_init(|| load(PTX, NAMES[kernel as usize]).map(AtomicPtr::new)) {
+        Ok(kernel) => Ok(kernel.load(Ordering::Relaxed)),
+        Err(error) => Err(*error),
+    }
+}
+
+/// Makes sure that the driver works.
+pub fn prepare() -> Result<()> {
+    found(Kernel::Product).map(drop)
+}
+
+/// Launches a kernel with these blocks. No blocks are no work.
+pub fn launch(kernel: CUkernel, stream: CUstream, grid: [u64; 3]) -> Result<()> {
+    if grid.contains(&0) {
+        return Ok(());
+    }
+    let [x, y, z] = [0, 1, 2].map(|at| grid[at].min(MOST[at]) as u32);
+    driver!(cuLaunchKernel(kernel, x, y, z, BLOCK_THREADS, 1, 1, 0, stream, null_mut(), null_mut()));
+    Ok(())
+}
+
+/// The extents of products: `batch` results of `m` rows and `n` columns, each element a sum of `k`
+/// terms.
+#[derive(Clone, Copy)]
+pub struct Extents {
+    /// Rows of the result.
+    pub m: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// Terms of a sum.
+    pub k: u64,
+    /// Results.
+    pub batch: u64,
+}
+
+/// Launches the kernel of products.
+pub fn multiply(kernel: Kernel, stream: CUstream, extents: Extents) -> Result<()> {
+    let Extents { m, n, k, batch } = extents;
+    launch(found(kernel)?, stream, [m.div_ceil(TILE), n.div_ceil(TILE), batch * k.div_ceil(TERMS)])
+}
+
+/// Launches the kernel of work on this many elements.
+pub fn pass_over(stream: CUstream, elements: u64) -> Result<()> {
+    launch(found(Kernel::Vector)?, stream, [elements.div_ceil(ELEMENTS), 1, 1])
+}

@@ -1,0 +1,116 @@
+//! Functions that have the arguments and the meaning of a function of the driver.
+
+use crate::table::types::*;
+
+forwards! {
+    cudaDeviceGetAttribute => cuDeviceGetAttribute;
+    cudaDeviceGetPCIBusId => cuDeviceGetPCIBusId;
+    cudaDeviceGetByPCIBusId => cuDeviceGetByPCIBusId;
+    cudaDeviceCanAccessPeer => cuDeviceCanAccessPeer;
+    cudaDeviceGetP2PAttribute => cuDeviceGetP2PAttribute;
+    cudaDeviceGetDefaultMemPool => cuDeviceGetDefaultMemPool;
+    cudaDeviceGetMemPool => cuDeviceGetMemPool;
+    cudaDeviceSetMemPool => cuDeviceSetMemPool;
+    cudaDeviceGetGraphMemAttribute => cuDeviceGetGraphMemAttribute;
+    cudaDeviceSetGraphMemAttribute => cuDeviceSetGraphMemAttribute;
+    cudaDeviceGraphMemTrim => cuDeviceGraphMemTrim;
+    cudaDeviceSynchronize => cuCtxSynchronize;
+    cudaDeviceGetStreamPriorityRange => cuCtxGetStreamPriorityRange;
+    cudaDeviceGetLimit => cuCtxGetLimit;
+    cudaDeviceSetLimit => cuCtxSetLimit;
+    cudaGetDeviceFlags => cuCtxGetFlags;
+    cudaCtxResetPersistingL2Cache => cuCtxResetPersistingL2Cache;
+
+    cudaMemGetInfo => cuMemGetInfo_v2;
+    cudaMallocManaged => cuMemAllocManaged;
+    cudaMallocFromPoolAsync => cuMemAllocFromPoolAsync;
+    cudaHostRegister => cuMemHostRegister_v2;
+    cudaHostUnregister => cuMemHostUnregister;
+    cudaHostGetDevicePointer => cuMemHostGetDevicePointer_v2;
+    cudaHostGetFlags => cuMemHostGetFlags;
+    cudaMemPoolCreate => cuMemPoolCreate;
+    cudaMemPoolDestroy => cuMemPoolDestroy;
+    cudaMemPoolGetAttribute => cuMemPoolGetAttribute;
+    cudaMemPoolSetAttribute => cuMemPoolSetAttribute;
+    cudaMemPoolSetAccess => cuMemPoolSetAccess;
+    cudaMemPoolGetAccess => cuMemPoolGetAccess;
+    cudaMemPoolTrimTo => cuMemPoolTrimTo;
+    cudaMemPoolExportToShareableHandle => cuMemPoolExportToShareableHandle;
+    cudaMemPoolImportFromShareableHandle => cuMemPoolImportFromShareableHandle;
+    cudaMemPoolExportPointer => cuMemPoolExportPointer;
+    cudaMemPoolImportPointer => cuMemPoolImportPointer;
+    cudaIpcGetMemHandle => cuIpcGetMemHandle;
+    cudaIpcCloseMemHandle => cuIpcCloseMemHandle;
+    cudaIpcGetEventHandle => cuIpcGetEventHandle;
+
+    cudaStreamCreateWithFlags => cuStreamCreate;
+    cudaStreamCreateWithPriority => cuStreamCreateWithPriority;
+    cudaStreamDestroy => cuStreamDestroy_v2;
+    cudaStreamQuery => cuStreamQuery;
+    cudaStreamSynchronize => cuStreamSynchronize;
+    cudaStreamWaitEvent => cuStreamWaitEvent;
+    cudaStreamGetPriority => cuStreamGetPriority;
+    cudaStreamGetFlags => cuStreamGetFlags;
+    cudaStreamGetId => cuStreamGetId;
+    cudaStreamGetDevice => cuStreamGetDevice;
+    cudaStreamAddCallback => cuStreamAddCallback;
+    cudaLaunchHostFunc => cuLaunchHostFunc;
+    cudaStreamAttachMemAsync => cuStreamAttachMemAsync;
+    cudaStreamCopyAttributes => cuStreamCopyAttributes;
+    cudaStreamGetAttribute => cuStreamGetAttribute;
+    cudaStreamSetAttribute => cuStreamSetAttribute;
+    cudaStreamBeginCapture => cuStreamBeginCapture_v2;
+    cudaStreamBeginCaptureToGraph => cuStreamBeginCaptureToGraph;
+    cudaStreamEndCapture => cuStreamEndCapture;
+    cudaStreamIsCapturing => cuStreamIsCapturing;
+    cudaStreamGetCaptureInfo => cuStreamGetCaptureInfo_v3;
+    cudaStreamUpdateCaptureDependencies => cuStreamUpdateCaptureDependencies_v2;
+    cudaThreadExchangeStreamCaptureMode => cuThreadExchangeStreamCaptureMode;
+
+    cudaEventCreateWithFlags => cuEventCreate;
+    cudaEventDestroy => cuEventDestroy_v2;
+    cudaEventElapsedTime => cuEventElapsedTime;
+    cudaEventQuery => cuEventQuery;
+    cudaEventRecord => cuEventRecord;
+    cudaEventRecordWithFlags => cuEventRecordWithFlags;
+    cudaEventSynchronize => cuEventSynchronize;
+
+    cudaGraphCreate => cuGraphCreate;
+    cudaGraphDestroy => cuGraphDestroy;
+    cudaGraphClone => cuGraphClone;
+    cudaGraphGetNodes => cuGraphGetNodes;
+    cudaGraphGetRootNodes => cuGraphGetRootNodes;
+    cudaGraphGetEdges => cuGraphGetEdges_v2;
+    cudaGraphAddDependencies => cuGraphAddDependencies_v2;
+    cudaGraphNodeGetDependencies => cuGraphNodeGetDependencies_v2;
+    cudaGraphNodeGetDependentNodes => cuGraphNodeGetDependentNodes_v2;
+    cudaGraphNodeGetType => cuGraphNodeGetType;
+    cudaGraphDestroyNode => cuGraphDestroyNode;
+    cudaGraphAddEmptyNode => cuGraphAddEmptyNode;
+    cudaGraphAddChildGraphNode => cuGraphAddChildGraphNode;
+    cudaGraphAddEventRecordNode => cuGraphAddEventRecordNode;
+    cudaGraphAddEventWaitNode => cuGraphAddEventWaitNode;
+    cudaGraphInstantiate => cuGraphInstantiateWithFlags;
+    cudaGraphInstantiateWithFlags => cuGraphInstantiateWithFlags;
+    cudaGraphInstantiateWithParams => cuGraphInstantiateWithParams;
+    cudaGraphExecUpdate => cuGraphExecUpdate_v2;
+    cudaGraphExecDestroy => cuGraphExecDestroy;
+    cudaGraphLaunch => cuGraphLaunch;
+    cudaGraphUpload => cuGraphUpload;
+    cudaGraphDebugDotPrint => cuGraphDebugDotPrint;
+    cudaUserObjectCreate => cuUserObjectCreate;
+    cudaUserObjectRetain => cuUserObjectRetain;
+    cudaUserObjectRelease => cuUserObjectRelease;
+    cudaGraphRetainUserObject => cuGraphRetainUserObject;
+    cudaGraphReleaseUserObject => cuGraphReleaseUserObject;
+
+    cudaLibraryLoadData => cuLibraryLoadData;
+    cudaLibraryLoadFromFile => cuLibraryLoadFromFile;
+    cudaLibraryUnload => cuLibraryUnload;
+    cudaLibraryGetKernel => cuLibraryGetKernel;
+    cudaLibraryGetKernelCount => cuLibraryGetKernelCount;
+    cudaLibraryEnumerateKernels => cuLibraryEnumerateKernels;
+    cudaLibraryGetGlobal => cuLibraryGetGlobal;
+    cudaLibraryGetManaged => cuLibraryGetManaged;
+    cudaLibraryGetUnifiedFunction => cuLibraryGetUnifiedFunction;
+}

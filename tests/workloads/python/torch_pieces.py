@@ -1,0 +1,197 @@
+"""Uses many parts of PyTorch: graphs, streams, kinds of layers, several processes, two GPUs.
+
+Prints one JSON object: for each part its result, or the error's class. Kernels of the simulated GPU
+compute nothing. So a result is a shape, a number of steps, or a value that only moved.
+"""
+
+import json
+import os
+import signal
+import tempfile
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+STEPS = 3
+# cuDNN has no stand-in.
+torch.backends.cudnn.enabled = False
+
+
+def trained(net, *inputs):
+    """Trains for some steps. Returns the shape of the result."""
+    net = net.cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        result = net(*inputs)
+        result = result[0] if isinstance(result, tuple) else result
+        result.float().square().mean().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return list(result.shape)
+
+
+def convolution():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)
+    )
+    return trained(net, torch.randn(2, 3, 16, 16, device="cuda"))
+
+
+def recurrence():
+    return trained(nn.LSTM(8, 8, batch_first=True), torch.randn(2, 4, 8, device="cuda"))
+
+
+def attention():
+    shapes = []
+    for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
+        q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
+            result = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+            result.sum().backward()
+        shapes.append(list(q.grad.shape))
+    torch.cuda.synchronize()
+    return shapes
+
+
+def graph():
+    net = nn.Linear(16, 16).cuda()
+    optimizer = torch.optim.Adam(net.parameters(), capturable=True)
+    x = torch.randn(4, 16, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(STEPS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(captured):
+        step()
+    for _ in range(STEPS):
+        captured.replay()
+    torch.cuda.synchronize()
+    return list(net.weight.grad.shape)
+
+
+def streams():
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    x = torch.ones(1 << 16, device="cuda")
+    lanes = [torch.cuda.Stream() for _ in range(4)]
+    begun.record()
+    for lane in lanes:
+        lane.wait_event(begun)
+        with torch.cuda.stream(lane):
+            for _ in range(STEPS):
+                x.add_(1)
+    for lane in lanes:
+        torch.cuda.current_stream().wait_stream(lane)
+    ended.record()
+    ended.synchronize()
+    return begun.elapsed_time(ended) > 0
+
+
+def copies():
+    there = torch.arange(1000.0).pin_memory().cuda(non_blocking=True)
+    return torch.equal(there.cpu(), torch.arange(1000.0))
+
+
+def shared_with_child(queue, answers):
+    values = queue.get()
+    answers.put((list(values.cpu().tolist()), values.is_cuda))
+    del values
+
+
+def spawned_process():
+    context = torch.multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    child = context.Process(target=shared_with_child, args=(queue, answers))
+    child.start()
+    values = torch.arange(4.0).cuda()
+    queue.put(values)
+    answer = answers.get(timeout=100)
+    child.join()
+    return answer
+
+
+def forked_process():
+    """Returns the class of the error with which PyTorch refuses the GPU in a forked child."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            torch.ones(1, device="cuda")
+            said = "no error"
+        except RuntimeError as error:
+            said = type(error).__name__
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reading, 100).decode()
+
+
+def ended_process(end):
+    """Returns the exit status of a forked child that never used the GPU and ends so."""
+    child = os.fork()
+    if child == 0:
+        end()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def two_gpus():
+    values = torch.arange(8.0).to("cuda:0").to("cuda:1").cpu()
+    net = nn.DataParallel(nn.Linear(8, 8).cuda())
+    net(torch.randn(4, 8, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+    return torch.cuda.device_count(), torch.cuda.can_device_access_peer(0, 1), values.tolist()
+
+
+def distributed():
+    import torch.distributed as dist
+
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        values = torch.tensor([1.0, 2.0]).cuda()
+        dist.all_reduce(values)
+        net = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda(0), device_ids=[0])
+        net(torch.randn(4, 8, device="cuda:0")).sum().backward()
+        torch.cuda.synchronize()
+        dist.destroy_process_group()
+    return values.cpu().tolist()
+
+
+def outcome(part):
+    try:
+        return part()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def main():
+    parts = {
+        "convolution": convolution,
+        "recurrence": recurrence,
+        "attention": attention,
+        "graph": graph,
+        "streams": streams,
+        "copies": copies,
+        "spawned process": spawned_process,
+        "forked process": forked_process,
+        "ended by SIGTERM": lambda: ended_process(lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        "two GPUs": two_gpus,
+        "distributed": distributed,
+    }
+    print(json.dumps({name: outcome(part) for name, part in parts.items()}), flush=True)
+    # Without it PyTorch aborts now and then, in Python's finalisation after backward().
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
