@@ -51,7 +51,7 @@ impl Clock {
 
     /// Returns the mean virtual time of the competing tenants if one of them is charged this much
     /// more GPU time, ns. Without competing tenants, returns the time that the clock shows.
-    pub fn mean_after(&self, gpu_ns: u64) -> VirtualTime {
+    fn mean_after(&self, gpu_ns: u64) -> VirtualTime {
         if self.weight == 0 {
             return self.now;
         }
