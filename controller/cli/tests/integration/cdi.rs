@@ -116,7 +116,10 @@ fn devices_are_added_changed_listed_and_removed_one_by_one() {
     ] {
         assert!(place.generate(arguments).status.success());
     }
-    assert_eq!(list(), "deepres.dev/share=a  DEEPRES_MEMORY=1048576\ndeepres.dev/share=b  DEEPRES_CLASS=fair");
+    assert_eq!(
+        list(),
+        "deepres.dev/share=a  DEEPRES_MEMORY=1048576\ndeepres.dev/share=b  DEEPRES_CLASS=fair"
+    );
     let said = complaint(&place.cdi(&["remove", "c", "--file", &file]), 1);
     assert!(said.contains("no device deepres.dev/share=c"), "{said}");
     for name in ["a", "b"] {
