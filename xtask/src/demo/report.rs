@@ -29,9 +29,9 @@ pub struct Report {
     /// metered and its true share, or between its true share and its entitlement. Without a record
     /// of the GPU: the distance between the metered share and the entitlement.
     max_share_error_points: f64,
-    /// The largest error, as above, with the due share in the place of the entitlement. If a tenant
-    /// has no work for a moment, the GPU goes to the other tenant. The other tenant then has nothing
-    /// to make up for.
+    /// The largest error with the due share in place of the entitlement. If a tenant has no work
+    /// for a moment, the GPU goes to the other tenant. The other tenant then has nothing to make up
+    /// for.
     max_due_error_points: f64,
 }
 

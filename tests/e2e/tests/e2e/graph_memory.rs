@@ -120,8 +120,8 @@ fn allocations_that_follow_each_other_are_had_one_after_the_other() {
     }
 }
 
-/// Launches a graph three times that leaves 300 MiB allocated, with these answers. The memory counts
-/// while it is allocated, and no longer once it has been freed and reused. A launch can then
+/// Three times launches a graph that leaves 300 MiB allocated, with these answers. The memory
+/// counts while it is allocated, and no longer once it has been freed and reused. A launch can then
 /// allocate memory again that another allocation has freed.
 fn assert_leaves(flags: &str, launches: [&str; 3]) {
     let launch = "launch_graph(kept['graph'][0])";
