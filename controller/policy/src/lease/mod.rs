@@ -711,14 +711,18 @@ impl Scheduler {
     }
 
     /// Returns the same for this mean virtual time of the competing tenants. While the first in the
-    /// order has no room beside the previous holder's work, others that have room go before it.
+    /// order has no room beside the previous holder's work, others that have room and are owed GPU time
+    /// go before it.
     fn next_apart_at(&self, rank: Rank, mean: VirtualTime, but: Option<TenantId>) -> Option<TenantId> {
         let is_asked = |id| Some(id) != but && !self.is_gang(id);
         let first = self.next_of(rank, mean, is_asked)?;
         if self.has_room(first) {
             return Some(first);
         }
-        self.next_of(rank, mean, |id| is_asked(id) && Some(id) != self.beside() && self.has_room(id))
+        let is_owed = |id| self.tenants.get(id).is_some_and(|tenant| !tenant.order(mean).0);
+        self.next_of(rank, mean, |id| {
+            is_asked(id) && Some(id) != self.beside() && is_owed(id) && self.has_room(id)
+        })
     }
 
     /// Returns whether a tenant may have the GPU now, beside the rest of the previous holder's work.

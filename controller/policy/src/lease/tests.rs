@@ -1211,6 +1211,21 @@ fn work_that_waits_on_the_device_is_charged_for_its_own_length_at_most() {
 }
 
 #[test]
+fn a_tenant_that_is_owed_nothing_does_not_go_beside_other_work_while_those_that_are_owed_wait() {
+    let long = Seen { pending_ns: 900 * MS, longest_ns: 900 * MS, ..RUNNING };
+    let mut bench = beside_long_work(long, 40 * MS);
+    bench.scheduler.set_standing(B, Class::Fair, PPM / 100);
+    let mut goes_on = true;
+    for _ in 0..20 {
+        bench.step(MS, long, if goes_on { RUNNING } else { WAITING });
+        bench.step(MS, long, Seen { used_ns: if goes_on { MS / 2 } else { 0 }, ..IDLE });
+        bench.step(MS, long, WAITING);
+        goes_on = bench.is_leased(B);
+    }
+    assert!(!goes_on && bench.scheduler.lag_ns(B) < 0);
+}
+
+#[test]
 fn work_in_flight_for_whose_end_others_wait_is_given_up_like_a_drain() {
     let endless = Seen { pending_ns: 900 * MS, longest_ns: 28 * MS, ..RUNNING };
     let mut bench = beside_long_work(endless, 2_000 * MS);
