@@ -69,7 +69,7 @@ impl Scheduler {
     /// Returns whether a tenant goes before those without a time objective: it has one, and is owed
     /// GPU time. A tenant that does not have the GPU may take it only now and then.
     fn presses(&self, tenant: &Tenant, holds: bool, now_ns: u64, tuning: &Tuning) -> bool {
-        let is_owed = tenant.vtime <= self.clocks[tenant.rank as usize].eligible_after(0);
+        let is_owed = tenant.is_owed(self.clocks[tenant.rank as usize].eligible_after(0));
         tenant.has_objective() && tenant.wanted && is_owed && (holds || now_ns >= self.preempts_ns(tuning))
     }
 

@@ -719,7 +719,7 @@ impl Scheduler {
         if self.has_room(first) {
             return Some(first);
         }
-        let is_owed = |id| self.tenants.get(id).is_some_and(|tenant| !tenant.order(mean).0);
+        let is_owed = |id| self.tenants.get(id).is_some_and(|tenant| tenant.is_owed(mean));
         self.next_of(rank, mean, |id| {
             is_asked(id) && Some(id) != self.beside() && is_owed(id) && self.has_room(id)
         })

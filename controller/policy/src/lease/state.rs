@@ -353,6 +353,11 @@ impl Tenant {
         slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
     }
 
+    /// Returns whether a competing tenant is owed GPU time, up to this virtual time.
+    pub fn is_owed(&self, mean: VirtualTime) -> bool {
+        self.vtime <= mean
+    }
+
     /// Returns the place of a competing tenant in the order. Tenants beyond the mean of all competing
     /// tenants had more than they are owed, and come last. Of the others, the first is the tenant
     /// whose request is due first.
