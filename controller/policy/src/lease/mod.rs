@@ -646,14 +646,15 @@ impl Scheduler {
         clocks.iter_mut().zip(charged).for_each(|(clock, charged)| clock.run(charged));
     }
 
-    /// Counts the time since the last decision in which the holder shared the GPU with the rest of
-    /// the previous holder's work.
+    /// Counts the part of the time since the last decision that the rest of the previous holder's work
+    /// had beside the holder.
     fn note_shared(&mut self, elapsed_ns: u64, now_ns: u64) {
         let Some(beside) = self.beside else { return };
         if let Some(hold) = self.hold.as_mut().filter(|_| now_ns < beside.until_ns) {
             let had_ns = now_ns.saturating_sub(hold.since_ns);
             // The hardware gives each of both half of the time.
-            hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns / 2).min(had_ns);
+            let own_ns = self.tenants.get(hold.tenant).map_or(0, |holder| holder.beside_ns(elapsed_ns / 2));
+            hold.shared_ns = hold.shared_ns.saturating_add(elapsed_ns - own_ns).min(had_ns);
         }
         match self.tenants.get_quietly(beside.tenant).filter(|tenant| tenant.seen.in_flight) {
             Some(tenant) if now_ns >= beside.until_ns => _ = tenant.stuck.get_or_insert(beside.progress),

@@ -285,15 +285,12 @@ impl Tenant {
     }
 
     /// Charges the work in flight for `passed_ns` of the GPU's time since the last decision. The
-    /// charge stands until the meter shows the work, or until the work is no longer in flight. Beside
-    /// other tenants' work, the charge is the length of the tenant's work at most, if that is known,
-    /// since the work may wait on the device.
+    /// charge stands until the meter shows the work, or until the work is no longer in flight.
     pub fn accrue(&mut self, passed_ns: u64, is_beside: bool) {
         let shown_ns = mem::take(&mut self.shown_ns);
         let flew = mem::replace(&mut self.flew, self.seen.in_flight);
-        let is_known = is_beside && self.seen.pending_ns > 0;
-        let most_ns = if is_known { self.remaining_ns() } else { u64::MAX };
-        let passed_ns = if flew { passed_ns.min(most_ns) } else { 0 };
+        let passed_ns = if is_beside { self.beside_ns(passed_ns) } else { passed_ns };
+        let passed_ns = if flew { passed_ns } else { 0 };
         let accrued_ns = match self.seen.in_flight && self.wanted {
             true => self.accrued_ns.saturating_add(passed_ns).saturating_sub(shown_ns).min(MAX_DEBT_NS),
             false => 0,
@@ -302,6 +299,12 @@ impl Tenant {
         if self.wanted {
             self.vtime += weighted(more_ns, self.weight_ppm);
         }
+    }
+
+    /// Returns how much of `part_ns` of the GPU's time the tenant had if other tenants had work in
+    /// flight, ns: at most the rest of its work, if that is known, since the work may wait on the device.
+    pub fn beside_ns(&self, part_ns: u64) -> u64 {
+        if self.seen.pending_ns > 0 { part_ns.min(self.remaining_ns()) } else { part_ns }
     }
 
     /// Makes the charge for work in flight final. Later metered time is set off against it.

@@ -260,6 +260,22 @@ proptest! {
 }
 
 #[test]
+fn a_tenant_whose_short_kernels_wait_on_the_device_behind_long_ones_has_what_it_is_owed() {
+    // The model's device runs one kernel after the other. The third tenant's kernels wait there for
+    // tens of milliseconds and use nothing meanwhile.
+    let programs = [
+        Program { depth: 8, ..Program::backlogged(132_763, &[67 * MS, 52 * MS]) },
+        Program { depth: 8, ..Program::backlogged(406_012, &[68 * MS, 2 * MS, 3 * MS]) },
+        Program { depth: 8, ..Program::backlogged(91_214, &[792_000, 350_000]) },
+    ];
+    let mut model = Model::new(&programs);
+    model.run_until(4 * SECOND);
+    let used_ns = model.used_ns();
+    let share = used_ns[2] as f64 / used_ns.iter().sum::<u64>() as f64;
+    assert!((0.12..0.16).contains(&share), "{share}");
+}
+
+#[test]
 fn all_bear_the_short_pauses_of_a_holder_if_these_are_few_and_the_holder_bears_the_others() {
     // The second program pauses after so many kernels. In its turns it leaves 4 % or a third of the time.
     for (kernels, least, most) in [(20, 0.9, 1.1), (1, 1.65, 2.0)] {
