@@ -46,15 +46,15 @@ pub struct TimeSlice {
     backlogged: usize,
     slice_left_ns: u64,
     switch_left_ns: u64,
-    /// Whether the switch to a context costs nothing if no other context had work.
-    is_free_from_idle: bool,
+    /// The cost of a switch to a context if no other context has work.
+    idle_switch_ns: u64,
 }
 
 impl TimeSlice {
-    /// Returns the GPU, with switches that cost nothing if no other context has work. A policy whose
-    /// hand-off contains the switch uses this GPU.
-    pub fn with_free_switches_from_idle(self) -> Self {
-        Self { is_free_from_idle: true, ..self }
+    /// Returns the GPU, with switches that cost at most this much if no other context has work, ns. A
+    /// policy whose hand-off contains the switch uses this GPU.
+    pub fn with_idle_switch(self, idle_switch_ns: u64) -> Self {
+        Self { idle_switch_ns, ..self }
     }
 
     /// Returns a GPU for this many tenants.
@@ -70,7 +70,7 @@ impl TimeSlice {
             backlogged: 0,
             slice_left_ns: 0,
             switch_left_ns: 0,
-            is_free_from_idle: false,
+            idle_switch_ns: switch_ns,
         }
     }
 
@@ -102,9 +102,7 @@ impl Device for TimeSlice {
         self.queues[tenant].push_back((kernel, kernel.length_ns));
         if self.runs().is_none() {
             self.pick();
-            if self.is_free_from_idle {
-                self.switch_left_ns = 0;
-            }
+            self.switch_left_ns = self.switch_left_ns.min(self.idle_switch_ns);
         }
     }
 

@@ -1,7 +1,7 @@
 //! A session's pages: reading its meter and setting its gate.
 
 use super::SessionSeat;
-use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
+use deepres_abi::grant::GrantSlot;
 use deepres_abi::ledger::{self, LedgerGpu};
 use deepres_abi::meter::{MemoryKind, MeterSlot};
 use deepres_policy::TenantId;
@@ -72,16 +72,11 @@ impl Session {
     /// Sets the session's gate.
     pub fn set_gate(&self, gpu: usize, gate: &Gate) {
         let Some(slot) = self.seat.grant.page().slot(gpu) else { return };
-        match gate.grant {
-            // A session with an open gate reads the new terms by itself.
-            Grant::Open if gate.renews => return slot.renew(gate.terms),
-            _ if gate.renews => slot.renew(gate.terms),
-            Grant::Leased { .. } | Grant::Once => drop(slot.set_gate(GateState::Leased, gate.terms)),
-            Grant::Open => drop(slot.set_gate(GateState::Open, gate.terms)),
-            Grant::Closed => drop(slot.set_gate(GateState::Closed, LeaseTerms::default())),
-            Grant::Paused => drop(slot.set_gate(GateState::Paused, LeaseTerms::default())),
+        gate.show(slot);
+        // A session with an open gate reads the new terms by itself.
+        if !gate.renews || gate.grant != Grant::Open {
+            wake(slot);
         }
-        wake(slot);
     }
 
     /// Returns the memory that the session holds, bytes by kind. The meter page has the counted

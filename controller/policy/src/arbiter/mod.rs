@@ -47,7 +47,7 @@ use alloc::vec::Vec;
 use arrears::Arrears;
 use core::ops::Range;
 use core::time::Duration;
-use deepres_abi::grant::LeaseTerms;
+use deepres_abi::grant::{GateState, GrantSlot, LeaseTerms};
 use deepres_abi::meter::Reading;
 
 /// Number of heartbeats within the heartbeat limit. With several, tenants do not take the daemon
@@ -243,6 +243,21 @@ pub struct Gate {
     pub terms: LeaseTerms,
     /// Whether the gate already shows a grant of the same kind, and only the terms are new.
     pub renews: bool,
+}
+
+impl Gate {
+    /// Shows the gate on the session's grant page. The caller then wakes the threads that wait at
+    /// the gate.
+    pub fn show(&self, slot: &GrantSlot) {
+        let state = match self.grant {
+            _ if self.renews => return slot.renew(self.terms),
+            Grant::Leased { .. } | Grant::Once => GateState::Leased,
+            Grant::Open => GateState::Open,
+            Grant::Closed => GateState::Closed,
+            Grant::Paused => GateState::Paused,
+        };
+        slot.set_gate(state, self.terms);
+    }
 }
 
 /// An event that the caller reports to the operator.

@@ -1,251 +1,299 @@
-//! The daemon's policy, with the gate as the interposer implements it.
+//! The daemon's arbiter, with the gates and the meters as the interposer implements them.
+//!
+//! The core of the arbiter ([`deepres_policy::arbiter`]) gets the readings of the meters, and its
+//! actions set the gates, as in the daemon. Each tenant has one process with one stream. A hand-off
+//! consists of a wake-up from a bell to the arbiter, a wake-up from a gate to a thread, and the
+//! hardware's switch.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
+use std::mem;
 
-use deepres_policy::TenantId;
-use deepres_policy::demand::Demand;
-use deepres_policy::entitlement::{BACK_NS, Entitlement, Request, entitlements};
-use deepres_policy::lease::{Grant, Scheduler, Seen};
-use deepres_policy::priority::{Terms, Usage, Weights};
-use deepres_policy::tuning::{QuantumBounds, Tuning};
+use deepres_abi::gate::{Reason, Verdict, judge};
+use deepres_abi::grant::{GateState, GrantSlot};
+use deepres_abi::meter::Reading;
+use deepres_policy::arbiter::{
+    Actions, Core, Order, Readings, SessionReading, SessionSeat, Setup, TenantReading, TenantSeat,
+};
+use deepres_policy::entitlement::Entitlement;
+use deepres_policy::tuning::{QuantumBounds, Tuning, UNSEEN_NS};
 
 use crate::device::Tenant;
 use crate::gate::{Gate, Launch};
-use crate::scenario::{self, Scenario};
+use crate::scenario::{Gpu, Scenario};
 use crate::standings::MOST_WATCHED;
 
 /// Number of the host's CPUs. It decides whether waiters spin.
 const PROCESSORS: usize = 8;
-/// Time between two reviews of priorities, as in the daemon.
-const REVIEW_NS: u64 = 100_000_000;
+/// How old the daemon's heartbeat may be, as in the default configuration.
+const HEARTBEAT_LIMIT_NS: u64 = 250_000_000;
+/// If work begins behind an open gate after a pause of this length, the meter rings the bell, as in
+/// the interposer.
+const RESTED_NS: u64 = 100_000_000;
 
+/// The only process of a tenant.
 #[derive(Debug, Default)]
-struct Seat {
-    waiting: bool,
+struct Process {
+    gate: GrantSlot,
+    /// The meter. Both sides of the meter page see a change at once.
+    meter: Reading,
+    /// Number of kernels in flight.
     in_flight: u64,
-    in_flight_ns: u64,
-    unreported_ns: u64,
-    longest_ns: u64,
-    used_ns: u64,
-    demand: Demand,
-    demand_used_ns: u64,
-    idle_since_ns: Option<u64>,
-    /// Whether the tenant was idle at the last review.
-    is_lent: bool,
-    is_news: bool,
+    /// When the present kernel came to the front of the stream, and when the last work ended.
+    front_ns: u64,
+    ended_ns: Option<u64>,
+    /// The epoch of the gate and the reason for which the waiting thread has rung the bell.
+    rung_for: Option<(u32, Reason)>,
+    /// The epoch under which a launch last passed. If its thread had waited: when it passed, until
+    /// that launch has run.
+    entered: u32,
+    entered_ns: Option<u64>,
+    /// When the first work began that had waited for its lease.
+    began_ns: Option<u64>,
+    /// GPU time that the arbiter has charged to the tenant's job, ns.
+    job_used_ns: u64,
 }
 
-impl Seat {
-    fn wants(&self) -> bool {
-        self.waiting || self.in_flight > 0
+impl Process {
+    fn is_open(&self) -> bool {
+        self.gate.gate().state == GateState::Open
+    }
+
+    /// Returns whether the work in flight is as far ahead of the GPU as an open gate allows. A
+    /// thread that has waited at the gate does not wait for this too.
+    fn is_far_ahead(&self) -> bool {
+        let is_above = |ahead_ns| self.meter.in_flight_ns > ahead_ns;
+        self.meter.waiters == 0 && self.in_flight > 0 && self.gate.run_ahead_ns().is_some_and(is_above)
+    }
+
+    /// Counts a launch that passes the gate. Returns whether the meter rings the bell.
+    fn pass(&mut self, now_ns: u64, length_ns: u64) -> bool {
+        let has_waited = mem::take(&mut self.meter.waiters) > 0;
+        self.rung_for = None;
+        let epoch = self.gate.gate().epoch;
+        if mem::replace(&mut self.entered, epoch) != epoch {
+            self.entered_ns = has_waited.then_some(now_ns);
+        }
+        let was_idle = self.in_flight == 0;
+        if was_idle {
+            self.front_ns = now_ns;
+        }
+        self.in_flight += 1;
+        self.meter.in_flight = true;
+        self.meter.in_flight_ns += length_ns;
+        self.meter.kernel_launches += 1;
+        let has_rested = self.ended_ns.is_none_or(|ended_ns| now_ns - ended_ns > RESTED_NS);
+        was_idle && has_rested && self.is_open()
+    }
+
+    /// Counts the end of a kernel. The meter shows the time in which the kernel was at the front of
+    /// the stream: if the hardware took turns with other tenants, their turns too.
+    fn finish(&mut self, now_ns: u64, length_ns: u64, is_idle: bool) {
+        let front_ns = mem::replace(&mut self.front_ns, now_ns);
+        self.in_flight -= 1;
+        self.meter.in_flight = !is_idle;
+        self.meter.in_flight_ns -= length_ns;
+        self.meter.compute_ns += now_ns - front_ns;
+        self.meter.longest_ns = self.meter.longest_ns.max(length_ns);
+        self.meter.updated_ns = now_ns;
+        if self.entered_ns.is_some_and(|entered_ns| front_ns >= entered_ns) {
+            (self.began_ns, self.entered_ns) = (Some(front_ns), None);
+        }
+        if is_idle {
+            self.ended_ns = Some(now_ns);
+        }
     }
 }
 
-/// The daemon's policy, with the interposer's gate for each tenant of a scenario.
+/// The daemon's arbiter, with a process for each tenant of a scenario.
 #[derive(Debug)]
 pub struct Deepres {
-    scheduler: Scheduler,
-    tuning: Tuning,
-    weights: Weights,
+    core: Core,
+    readings: Readings,
+    actions: Actions,
+    /// The orders by which the tenants enter, until the first turn.
+    orders: Vec<Order>,
+    processes: Vec<Process>,
     /// Time of a wake-up: from a bell to the arbiter, or from a gate to a thread.
     wake_ns: u64,
-    tenants: Vec<scenario::Tenant>,
-    seats: Vec<Seat>,
-    news: Vec<Tenant>,
-    decide_ns: Option<u64>,
-    reviewed_ns: Option<u64>,
-    /// Whether a tenant that was idle at the last review wants the GPU again.
-    is_back: bool,
-    /// The entitlements, until the engine has taken them.
+    /// When the arbiter hears the next bell, or takes another turn at once.
+    called_ns: Option<u64>,
+    turned_ns: u64,
+    /// When the core last computed the entitlements, and these, until the engine has taken them.
+    entitled_ns: Option<u64>,
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }
 
-fn id(tenant: Tenant) -> TenantId {
-    tenant as TenantId
-}
-
-/// Returns the policy's time constants for a scenario.
+/// Returns the time constants of an arbiter that has measured the scenario's hand-offs.
 pub fn tuning(scenario: &Scenario) -> Tuning {
     Tuning::derive(scenario.gpu.handoff_ns, QuantumBounds::default(), PROCESSORS)
+}
+
+/// Returns the part of a hand-off that no meter shows: the hardware's switch from an idle context.
+pub fn switch_ns(gpu: &Gpu) -> u64 {
+    UNSEEN_NS.min(gpu.handoff_ns)
 }
 
 impl Deepres {
     /// Returns the policy for a scenario's tenants.
     pub fn new(scenario: &Scenario) -> Self {
-        let handoff_ns = scenario.gpu.handoff_ns;
-        let mut deepres = Self {
-            scheduler: Scheduler::default(),
-            tuning: tuning(scenario),
+        let setup = Setup {
+            heartbeat_limit_ns: HEARTBEAT_LIMIT_NS,
+            quantum: QuantumBounds::default(),
             weights: scenario.policy.weights(),
-            wake_ns: handoff_ns / 2,
-            tenants: scenario.tenants.clone(),
-            seats: scenario
-                .tenants
-                .iter()
-                .map(|_| Seat { idle_since_ns: Some(0), ..Seat::default() })
-                .collect(),
-            news: Vec::new(),
-            decide_ns: Some(0),
-            reviewed_ns: None,
-            is_back: false,
+            max_harm_ppm: scenario.policy.max_harm_ppm,
+            processors: PROCESSORS,
+            has_peers: false,
+        };
+        let enters = (0..).zip(&scenario.tenants).map(|(id, tenant)| Order::Enter {
+            tenant: TenantSeat {
+                id,
+                // The core computes the priority value.
+                request: tenant.request(0),
+                priority: tenant.priority(),
+                slo_ns: tenant.slo_ns(),
+                is_paused: false,
+                is_suspended: false,
+            },
+            session: SessionSeat { id, process: None, user: Some(id), continues: false },
+        });
+        Self {
+            core: Core::new(setup, 0),
+            readings: Readings::default(),
+            actions: Actions::default(),
+            orders: enters.collect(),
+            processes: scenario.tenants.iter().map(|_| Process::default()).collect(),
+            wake_ns: (scenario.gpu.handoff_ns - switch_ns(&scenario.gpu)) / 2,
+            called_ns: Some(0),
+            turned_ns: 0,
+            entitled_ns: None,
             owed: None,
             retries: BinaryHeap::new(),
-        };
-        deepres.scheduler.set_max_harm(scenario.policy.max_harm_ppm);
-        for tenant in 0..scenario.tenants.len() {
-            deepres.scheduler.enter(id(tenant), scenario.tenants[tenant].class, 0);
-            deepres.scheduler.set_slo(id(tenant), scenario.tenants[tenant].slo_ns());
         }
-        deepres
     }
 
-    fn tell(&mut self, tenant: Tenant) {
-        if !std::mem::replace(&mut self.seats[tenant].is_news, true) {
-            self.news.push(tenant);
-        }
+    fn call(&mut self, at_ns: u64) {
+        self.called_ns = Some(self.called_ns.map_or(at_ns, |called_ns| called_ns.min(at_ns)));
     }
 
     fn ring(&mut self, now_ns: u64) {
-        let heard_ns = now_ns + self.wake_ns;
-        self.decide_ns = Some(self.decide_ns.map_or(heard_ns, |decide_ns| decide_ns.min(heard_ns)));
+        self.call(now_ns + self.wake_ns);
     }
 
-    /// Computes every tenant's entitlement again.
-    fn review(&mut self, now_ns: u64) {
-        let request = |(id, (tenant, seat)): (TenantId, (&scenario::Tenant, &mut Seat))| {
-            let idle_ns = seat.idle_since_ns.map_or(0, |since_ns| now_ns - since_ns);
-            seat.demand.observe(seat.used_ns - seat.demand_used_ns, idle_ns);
-            seat.demand_used_ns = seat.used_ns;
-            seat.idle_since_ns = seat.idle_since_ns.map(|_| now_ns);
-            let usage = Usage { used_ns: seat.used_ns, demand_ppm: seat.demand.ppm(), memory_ppm: 0 };
-            seat.is_lent = self.scheduler.is_idle(id, now_ns);
-            let terms = Terms::at(now_ns, &tenant.priority(), &usage);
-            (id, Request { is_idle: seat.is_lent, ..tenant.request(terms.value_ppm(&self.weights)) })
-        };
-        let requests: BTreeMap<TenantId, _> =
-            (0..).zip(self.tenants.iter().zip(&mut self.seats)).map(request).collect();
-        let owed = entitlements(&requests);
-        // Both maps are ordered by tenant.
-        for ((tenant, owed), request) in owed.iter().zip(requests.values()) {
-            self.scheduler.set_standing(*tenant, request.class, owed.weight_ppm);
+    /// Reads the meters.
+    fn read(&mut self, now_ns: u64) {
+        let Self { core, readings, processes, .. } = self;
+        readings.clear();
+        for watched in core.sessions() {
+            let Process { meter, began_ns, ended_ns, .. } = &mut processes[watched.session as Tenant];
+            if watched.at_rest == Some(meter) {
+                continue;
+            }
+            if meter.in_flight {
+                // The meter thread looks all the time.
+                meter.updated_ns = now_ns;
+            }
+            readings.sessions.push(SessionReading {
+                session: watched.session,
+                is_carried: true,
+                meter: *meter,
+                began_ns: *began_ns,
+                ended_ns: *ended_ns,
+                intervals: 0..0,
+                is_stopped: Some(false),
+            });
         }
-        self.owed = (owed.len() <= MOST_WATCHED).then(|| owed.into_values().collect());
-        (self.reviewed_ns, self.is_back) = (Some(now_ns), false);
+        if core.reviews(now_ns) {
+            let tenants = (0..).zip(processes.iter());
+            readings.tenants.extend(tenants.map(|(tenant, process)| TenantReading {
+                tenant,
+                job_used_ns: process.job_used_ns,
+                memory_ppm: 0,
+            }));
+        }
     }
 
-    /// Returns the time of the next review.
-    fn review_ns(&self) -> u64 {
-        let every_ns = if self.is_back { BACK_NS } else { REVIEW_NS };
-        self.reviewed_ns.map_or(0, |reviewed_ns| reviewed_ns + every_ns)
-    }
-
-    fn decide(&mut self, now_ns: u64) {
-        for tenant in self.news.drain(..) {
-            let seat = &mut self.seats[tenant];
-            seat.is_news = false;
-            self.is_back |= seat.is_lent && seat.wants();
-            let seen = Seen {
-                waiting: seat.waiting,
-                in_flight: seat.in_flight > 0,
-                used_ns: std::mem::take(&mut seat.unreported_ns),
-                pending_ns: seat.in_flight_ns,
-                longest_ns: seat.longest_ns,
-            };
-            self.scheduler.observe(id(tenant), now_ns, seen);
-        }
-        if now_ns >= self.review_ns() {
-            self.review(now_ns);
-        }
-        let again_ns = self.scheduler.decide(now_ns, &self.tuning);
-        for change in self.scheduler.take_changes() {
-            let tenant = change.tenant as Tenant;
-            if self.seats[tenant].waiting {
+    /// Takes a turn.
+    fn turn(&mut self, now_ns: u64) {
+        (self.turned_ns, self.called_ns) = (now_ns, self.called_ns.filter(|called_ns| *called_ns > now_ns));
+        self.read(now_ns);
+        self.core.turn(now_ns, &self.readings, self.orders.drain(..), None, &mut self.actions);
+        for gate in &self.actions.gates {
+            let tenant = gate.session as Tenant;
+            let process = &self.processes[tenant];
+            gate.show(&process.gate);
+            if process.meter.waiters > 0 {
                 self.retries.push(Reverse((now_ns + self.wake_ns, tenant)));
             }
         }
-        self.scheduler.take_handoffs();
-        let review_ns = self.review_ns();
-        let again_ns = again_ns.map_or(review_ns, |again_ns| again_ns.min(review_ns));
-        self.decide_ns = Some(again_ns.max(now_ns + 1));
+        for (tenant, used_ns) in &self.actions.used {
+            self.processes[*tenant as Tenant].job_used_ns += used_ns;
+        }
+        if self.actions.again {
+            self.call(now_ns + 1);
+        }
+        let entitled_ns = Some(self.core.entitled_ns());
+        if mem::replace(&mut self.entitled_ns, entitled_ns) != entitled_ns
+            && self.processes.len() <= MOST_WATCHED
+        {
+            self.owed = Some(self.core.tenants().filter_map(|(_, tenant)| tenant.owed()).collect());
+        }
     }
 }
 
 impl Gate for Deepres {
     fn admit(&mut self, now_ns: u64, launch: &Launch) -> bool {
-        let tenant = launch.tenant;
-        let grant = self.scheduler.grant(id(tenant));
-        let seat = &self.seats[tenant];
-        let (may_go, rings) = match grant {
-            Grant::Open => {
-                let ahead_ns =
-                    self.scheduler.run_ahead_ns(id(tenant), 1, seat.longest_ns, now_ns, &self.tuning);
-                if seat.in_flight > 0 && seat.in_flight_ns + launch.length_ns > ahead_ns {
-                    // The tenant waits for its work in flight, and not at the gate.
-                    return false;
-                }
-                (true, false)
-            }
+        let process = &mut self.processes[launch.tenant];
+        if process.is_far_ahead() {
+            // The tenant waits for its work in flight, and not at the gate.
+            return false;
+        }
+        let (gate, queued_ns) = (process.gate.gate(), process.meter.in_flight_ns);
+        let verdict = judge(gate, process.gate.terms(), now_ns, queued_ns, launch.length_ns);
+        let (passes, rings) = match verdict {
             // One launch at a time is for gangs, and there are none here.
-            Grant::Closed | Grant::Once => (false, true),
-            Grant::Paused => (false, false),
-            Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),
-            Grant::Leased { .. } => {
-                let window_ns = self.scheduler.window_ns(id(tenant), 1, seat.longest_ns, &self.tuning);
-                let fits = seat.in_flight == 0 || seat.in_flight_ns + launch.length_ns <= window_ns;
-                (fits, false)
+            Verdict::Open | Verdict::Leased | Verdict::Once(_) => {
+                (true, process.pass(now_ns, launch.length_ns))
+            }
+            Verdict::Wait(reason) => {
+                process.meter.waiters = 1;
+                let awaits = Some((gate.epoch, reason));
+                let is_new = mem::replace(&mut process.rung_for, awaits) != awaits;
+                (false, is_new && matches!(reason, Reason::Closed | Reason::Expired))
             }
         };
-        let seat = &mut self.seats[tenant];
-        seat.idle_since_ns = match seat.idle_since_ns.take() {
-            Some(since_ns) => {
-                seat.demand.observe(0, now_ns - since_ns);
-                None
-            }
-            None => None,
-        };
-        let was_waiting = std::mem::replace(&mut seat.waiting, !may_go);
-        let was_idle = !was_waiting && seat.in_flight == 0;
-        if may_go {
-            seat.in_flight += 1;
-            seat.in_flight_ns += launch.length_ns;
-        } else if rings && !was_waiting {
+        if rings {
             self.ring(now_ns);
         }
-        if was_idle || was_waiting == may_go {
-            self.tell(tenant);
-        }
-        may_go
+        passes
     }
 
     fn done(&mut self, now_ns: u64, tenant: Tenant, length_ns: u64, is_idle: bool) {
-        let seat = &mut self.seats[tenant];
-        seat.in_flight -= 1;
-        seat.in_flight_ns -= length_ns;
-        seat.used_ns += length_ns;
-        seat.unreported_ns += length_ns;
-        seat.longest_ns = seat.longest_ns.max(length_ns);
-        self.tell(tenant);
-        if is_idle && self.scheduler.grant(id(tenant)) != Grant::Open {
+        let process = &mut self.processes[tenant];
+        process.finish(now_ns, length_ns, is_idle);
+        if is_idle && !process.is_open() {
             self.ring(now_ns);
         }
     }
 
-    fn rests(&mut self, now_ns: u64, tenant: Tenant) {
-        let seat = &mut self.seats[tenant];
-        debug_assert!(!seat.wants());
-        seat.idle_since_ns = Some(now_ns);
+    fn rests(&mut self, _: u64, tenant: Tenant) {
+        debug_assert!(!self.processes[tenant].meter.wants());
     }
 
     fn wake_ns(&self) -> Option<u64> {
         let retry_ns = self.retries.peek().map(|Reverse((at_ns, _))| *at_ns);
-        [self.decide_ns, retry_ns].into_iter().flatten().min()
+        // A turn that is overdue is due at once, and time passes meanwhile.
+        let due_ns = self.core.wake_ns().map(|at_ns| at_ns.max(self.turned_ns + 1));
+        [self.called_ns, due_ns, retry_ns].into_iter().flatten().min()
     }
 
     fn wake(&mut self, now_ns: u64, retry: &mut Vec<Tenant>) {
-        if self.decide_ns.is_some_and(|decide_ns| decide_ns <= now_ns) {
-            self.decide(now_ns);
+        let is_past = |at_ns: u64| at_ns <= now_ns;
+        if self.called_ns.is_some_and(is_past) || self.core.is_due(now_ns) {
+            self.turn(now_ns);
+        } else if self.core.wake_ns().is_some_and(is_past) {
+            self.core.rest(now_ns);
         }
         while let Some(Reverse((at_ns, tenant))) = self.retries.peek().copied()
             && at_ns <= now_ns
@@ -257,5 +305,50 @@ impl Gate for Deepres {
 
     fn take_owed(&mut self) -> Option<Vec<Entitlement>> {
         self.owed.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::TimeSlice;
+    use crate::engine;
+    use deepres_abi::grant::LeaseTerms;
+
+    #[test]
+    fn the_arbiter_measures_what_a_hand_off_of_the_scenario_costs() {
+        let text = r#"
+            name = "two"
+            shows = "hand-offs"
+            duration_s = 20
+            [[tenant]]
+            name = "short"
+            steps = { kernels = 100, kernel_us = 200 }
+            [[tenant]]
+            name = "longer"
+            steps = { kernels = 10, kernel_us = 500 }
+        "#;
+        let scenario = Scenario::parse(text).unwrap();
+        let gpu = &scenario.gpu;
+        let mut device = TimeSlice::new(2, gpu.slice_ns, gpu.switch_ns).with_idle_switch(switch_ns(gpu));
+        let mut deepres = Deepres::new(&scenario);
+        engine::run(&scenario, &mut device, &mut deepres, None);
+        let handoff_ns = deepres.core.tuning().handoff_ns;
+        assert!(handoff_ns.abs_diff(100_000) <= 5_000, "{handoff_ns}");
+    }
+
+    #[test]
+    fn a_meter_counts_the_turns_of_others_between_the_beginning_and_the_end_of_a_kernel() {
+        let mut process = Process::default();
+        process.gate.set_gate(GateState::Open, LeaseTerms { window_ns: 100, ..LeaseTerms::default() });
+        assert!(process.pass(10, 5), "the bell says that a rest is over");
+        assert!(!process.pass(12, 5));
+        process.finish(40, 5, false);
+        assert_eq!((process.meter.compute_ns, process.meter.in_flight_ns), (30, 5));
+        process.finish(45, 5, true);
+        assert_eq!(
+            (process.meter.compute_ns, process.meter.in_flight, process.ended_ns),
+            (35, false, Some(45))
+        );
     }
 }

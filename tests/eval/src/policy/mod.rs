@@ -88,7 +88,8 @@ impl Policy {
         };
         let (mut device, mut gate): (Box<dyn Device>, Box<dyn crate::gate::Gate>) = match self {
             Self::Deepres => {
-                (Box::new(turns().with_free_switches_from_idle()), Box::new(deepres::Deepres::new(scenario)))
+                let device = turns().with_idle_switch(deepres::switch_ns(gpu));
+                (Box::new(device), Box::new(deepres::Deepres::new(scenario)))
             }
             Self::TimeSlice => (Box::new(turns()), Box::new(Absent)),
             Self::TgsLike => (hardware(), Box::new(tgs::TgsLike::new(scenario))),

@@ -71,7 +71,7 @@ pub struct Gpu {
     #[serde(rename = "switch_us", deserialize_with = "units::micros_or_none")]
     pub switch_ns: u64,
     /// Time from the last kernel of one tenant to the first kernel of the next under deepres. In
-    /// this time, the bell rings, the arbiter decides, and the gate opens.
+    /// this time, the bell rings, the arbiter decides, the gate opens, and the hardware switches.
     #[serde(rename = "handoff_us", deserialize_with = "units::micros")]
     pub handoff_ns: u64,
 }
