@@ -304,6 +304,7 @@ pub struct MeterPage {
     edges: [EdgeSlot; MAX_GPUS],
     intervals: [Intervals; MAX_GPUS],
     bypasses: Bypasses,
+    stretched_ns: [AtomicU64; MAX_GPUS],
 }
 
 // SAFETY: the type is repr(C), begins with the head, contains only atomics, and has its own kind.
@@ -351,6 +352,14 @@ impl MeterPage {
     /// Returns the times at which the session was on a GPU, or `None` if `gpu` is no GPU index.
     pub fn intervals(&self, gpu: usize) -> Option<&Intervals> {
         self.intervals.get(gpu)
+    }
+
+    /// Returns the part of [`MeterSlot::compute_ns`] by which launches on a GPU took longer than the
+    /// session knows them to take, ns; or `None` if `gpu` is no GPU index. If tenants share the GPU,
+    /// this part is the turns of the others. The session writes this word before it adds the time
+    /// there. An older library leaves the word 0.
+    pub fn stretched_ns(&self, gpu: usize) -> Option<&AtomicU64> {
+        self.stretched_ns.get(gpu)
     }
 
     /// Returns the slot of a GPU, or `None` if `gpu` is no GPU index.
@@ -631,6 +640,7 @@ const _: () = {
     assert!(core::mem::offset_of!(MeterPage, intervals) == 12224);
     assert!(size_of::<Intervals>() == 64 + 16 * INTERVALS);
     assert!(core::mem::offset_of!(MeterPage, bypasses) == 78784);
+    assert!(core::mem::offset_of!(MeterPage, stretched_ns) == 78912);
     assert!(size_of::<MeterPage>() == 81920);
 };
 

@@ -183,7 +183,7 @@ impl Account {
 
     /// Returns whether several streams run. Recent measurements count too, because at most looks a
     /// stream with gaps is idle.
-    fn has_several(&self, now_ns: u64) -> bool {
+    pub fn has_several(&self, now_ns: u64) -> bool {
         self.computing_lanes > 1
             || self.other_stream_ns.is_some_and(|seen_ns| now_ns.saturating_sub(seen_ns) < BESIDE_NS)
     }

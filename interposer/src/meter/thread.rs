@@ -3,7 +3,7 @@
 //! connection to the daemon.
 
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, mem, ptr, thread};
 
 use deepres_abi::meter::EdgeSlot;
@@ -100,6 +100,11 @@ pub fn start(process: &'static Process) -> io::Result<()> {
 /// and ended. Returns `None` if the process has no session or the daemon does not manage the GPU.
 fn edges(process: &Process, gpu: &Gpu) -> Option<&'static EdgeSlot> {
     process.session()?.meter().edges(gpu.index()?)
+}
+
+/// Returns the word in the meter page for the time by which launches took longer than known.
+fn stretched(process: &Process, gpu: &Gpu) -> Option<&'static AtomicU64> {
+    process.session()?.meter().stretched_ns(gpu.index()?)
 }
 
 struct Meter {
@@ -445,6 +450,10 @@ impl Meter {
             return;
         }
         lane.learn(self.here, took_ns / launches, is_sparse);
+        let expected_ns = told.expected_ns.unsigned_abs();
+        if expected_ns > 0 {
+            self.note_stretched(context, took_ns.saturating_sub(expected_ns));
+        }
         self.charge_kernels(context, lane, single, (measured.start_ns, times.1), took_ns);
         meter.longest_ns.fetch_max(known_ns.min(took_ns), Ordering::Relaxed);
     }
@@ -475,6 +484,18 @@ impl Meter {
             && let Some(edges) = edges(self.process, context.gpu)
         {
             edges.began.set(began_ns);
+        }
+    }
+
+    /// Records that launches took this much longer than the table of estimates knows them to take. If
+    /// several streams of the process run, their launches may be the reason, so nothing is recorded.
+    fn note_stretched(&self, context: &ContextState, stretched_ns: u64) {
+        let Some(account) = self.accounts.get(context.ordinal) else { return };
+        if stretched_ns > 0
+            && !account.has_several(self.ticked_ns)
+            && let Some(word) = stretched(self.process, context.gpu)
+        {
+            word.fetch_add(stretched_ns, Ordering::Relaxed);
         }
     }
 

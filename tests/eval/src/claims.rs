@@ -162,7 +162,7 @@ fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
         steps = { kernels = 100, kernel_us = 30000 }
     "#;
     let row = &metrics::evaluate(&Scenario::parse(text).unwrap(), &[Policy::Deepres])[0].row;
-    assert!(row.production_speed.unwrap() >= 0.989, "{:?}", row.production_speed);
+    assert!(row.production_speed.unwrap() >= 0.99, "{:?}", row.production_speed);
     assert!(row.harvested_fraction.unwrap() >= 0.8, "{:?}", row.harvested_fraction);
     assert!(row.tenants[2].received > 0.0, "nor does it starve");
 }
@@ -171,7 +171,7 @@ fn a_guest_whose_kernels_are_too_long_for_the_pauses_keeps_none_from_another() {
 fn of_pauses_of_a_few_hand_offs_a_guest_has_some() {
     for seed in 0..3 {
         let row = &metrics::evaluate(&seeded("short-gaps.toml", seed), &[Policy::Deepres])[0].row;
-        assert!(row.production_speed.unwrap() >= 0.989, "{seed}: {:?}", row.production_speed);
+        assert!(row.production_speed.unwrap() >= 0.99, "{seed}: {:?}", row.production_speed);
         assert!(row.harvested_fraction.unwrap() >= 0.44, "{seed}: {:?}", row.harvested_fraction);
     }
 }
@@ -310,9 +310,8 @@ fn short_pauses_beside_long_kernels_cost_a_tenant_no_more_than_it_idles() {
     let row = &rows("short-pauses.toml", &[Policy::Deepres])[0];
     let received: Vec<_> = row.tenants.iter().map(|tenant| tenant.received).collect();
     // In the fluid limit the tenant gets two fifths. Without a wait for it, the tenant would get a
-    // tenth. The arbiter charges too little for its bursts, which take turns with long kernels, so
-    // it gets more, as real processes do.
-    assert!(received[0] >= 0.25 && received[1] >= 0.48, "{received:?}");
+    // tenth.
+    assert!(received[0] >= 0.25 && received[1] >= 0.5, "{received:?}");
     assert!(row.jain >= 0.96, "{}", row.jain);
     assert!(row.throughput >= 0.85, "what it does not lose it is not waited for: {}", row.throughput);
 }

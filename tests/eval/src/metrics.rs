@@ -188,7 +188,7 @@ pub fn worst(scenario: &Scenario, progress: &[f64], reference: &[f64]) -> Option
     owners.map(|((_, progress), reference)| progress / reference).min_by(f64::total_cmp)
 }
 
-/// Runs both functions in parallel, and returns both results. An hour of a thousand tenants takes a
+/// Runs both functions in parallel, and returns both results. A run of a thousand tenants takes a
 /// while, and neither function depends on the other.
 fn both<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
     thread::scope(|scope| {

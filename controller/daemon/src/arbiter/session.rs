@@ -43,12 +43,13 @@ impl Session {
         // flag is set.
         let is_carried = page.is_carried();
         let meter = slot.read();
-        // These lines read the edges after the meter. So if the meter shows that work has ended,
-        // the edges cover its end.
+        // These lines read the edges and the stretch after the meter. So if the meter shows that work
+        // has ended, both cover that work.
         let [began_ns, ended_ns] = match page.edges(gpu) {
             Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
             None => [None; 2],
         };
+        let stretched_ns = page.stretched_ns(gpu).map_or(0, |word| word.load(Ordering::Relaxed));
         let first = readings.intervals.len();
         if let Some(intervals) = page.intervals(gpu) {
             self.intervals = if watched.tells_intervals {
@@ -62,6 +63,7 @@ impl Session {
             session: self.seat.id,
             is_carried,
             meter,
+            stretched_ns,
             began_ns,
             ended_ns,
             intervals: first..readings.intervals.len(),

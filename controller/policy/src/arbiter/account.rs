@@ -261,6 +261,14 @@ impl Account {
         seen
     }
 
+    /// Takes in that no session wanted or used anything until `now_ns`. Returns the time since the last
+    /// look, ns.
+    pub fn rest(&mut self, now_ns: u64) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.looked_ns);
+        self.look(now_ns, false, core::iter::empty());
+        passed_ns
+    }
+
     /// Accounts `elapsed_ns`, in which the tenant's state was as at the last reading. `rivals_ppm`
     /// is the sum of the entitlements of all tenants that wanted the GPU, this tenant included.
     /// `None`: no other tenant wanted the GPU.

@@ -86,6 +86,7 @@ impl Core {
         self.entitled_ns = now_ns;
         self.owes_anew = false;
         for (id, tenant) in &mut self.tenants {
+            tenant.rest_until(now_ns);
             let charged_ns = tenant.account.totals.gpu_ns;
             let used_ns = charged_ns.saturating_sub(tenant.counted_ns);
             tenant.counted_ns = charged_ns;

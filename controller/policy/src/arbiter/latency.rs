@@ -46,15 +46,17 @@ impl Latency {
         sorted.get(rank).copied().unwrap_or(0)
     }
 
-    /// Returns the mean cost of a hand-off, ns; `None` with too few samples. Each sample counts as
-    /// at most `MEDIANS_COUNTED` medians. The delay of a busy machine is part of the cost. The
-    /// time in which a process was stopped is not.
+    /// Returns the mean cost of a hand-off, ns, or the median if that is greater; `None` with too few
+    /// samples. Each sample counts as at most `MEDIANS_COUNTED` medians. The delay of a busy machine
+    /// is part of the cost. The time in which a process was stopped is not. Some hand-offs cost less
+    /// than most, because the next tenant's work arrives during the drain.
     pub fn usual_ns(&self) -> Option<u64> {
         let samples = self.samples_ns().len();
         (samples >= BELIEVED_FROM).then(|| {
-            let most_ns = self.quantile_ns(50).saturating_mul(MEDIANS_COUNTED);
+            let median_ns = self.quantile_ns(50);
+            let most_ns = median_ns.saturating_mul(MEDIANS_COUNTED);
             let sum_ns: u64 = self.samples_ns().iter().map(|sample_ns| (*sample_ns).min(most_ns)).sum();
-            sum_ns / samples as u64
+            (sum_ns / samples as u64).max(median_ns)
         })
     }
 }

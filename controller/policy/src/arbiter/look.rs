@@ -1,7 +1,7 @@
 //! Takes in the readings of the meters: charges the tenants, and tells the scheduler.
 
 use super::overdue::Overdue;
-use super::tenant::{Brought, Tenant};
+use super::tenant::{Brought, Session, Tenant};
 use super::{Actions, Core, Event, Readings, SessionId, SessionReading};
 use crate::lease::{Grant, Phase, Seen};
 use crate::turns;
@@ -22,13 +22,18 @@ impl<'a> Told<'a> {
     fn of(&mut self, session: SessionId) -> Option<&'a SessionReading> {
         self.0.next_if(|reading| reading.session == session)
     }
+
+    /// Returns whether the next reading is of a session of this tenant.
+    fn is_of(&mut self, tenant: &Tenant) -> bool {
+        self.0.peek().is_some_and(|reading| tenant.sessions.contains_key(&reading.session))
+    }
 }
 
 impl Core {
     /// Takes in the readings of a turn.
     pub(super) fn look(&mut self, now_ns: u64, readings: &Readings, actions: &mut Actions) {
-        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
-        self.looked_ns = now_ns;
+        let looked_ns = core::mem::replace(&mut self.looked_ns, now_ns);
+        let elapsed_ns = now_ns.saturating_sub(looked_ns);
         let wanting = self.tenants.values().filter(|tenant| tenant.account.wants).count();
         let entitled = self.tenants.values().filter(|tenant| tenant.account.wants);
         let entitled_ppm = entitled.map(|tenant| u64::from(tenant.entitled_ppm)).sum::<u64>();
@@ -41,6 +46,10 @@ impl Core {
         let (mut is_wanted, mut is_unsettled, mut is_awaited) = (false, false, false);
         let mut told = Told::new(readings);
         for (id, tenant) in &mut self.tenants {
+            if tenant.rests && !tenant.may_launch() && !told.is_of(tenant) {
+                continue;
+            }
+            tenant.rest_until(looked_ns);
             let grant = self.scheduler.grant(*id);
             let may_launch = !matches!(grant, Grant::Closed | Grant::Paused);
             // The gate is closed, and the drain has ended or the arbiter gave it up. So the
@@ -48,8 +57,9 @@ impl Core {
             let is_given_up = !may_launch
                 && self.scheduler.phase() != Phase::Draining(*id)
                 && self.scheduler.beside() != Some(*id);
-            if let Some((hold_ns, is_newcomer)) = self.scheduler.shares(*id) {
-                tenant.shared.pass(elapsed_ns, hold_ns, is_newcomer);
+            let is_shared = self.scheduler.shares(*id);
+            if is_shared {
+                tenant.shared.pass(elapsed_ns);
             }
             let has_several = tenant.launching() > 1;
             if !has_several {
@@ -113,7 +123,10 @@ impl Core {
                     session.overlap.forget();
                     0
                 };
-                let others_ns = others_ns + tenant.shared.take(counted_ns.saturating_sub(others_ns));
+                let stretched_before_ns = core::mem::replace(&mut session.stretched_ns, told.stretched_ns);
+                let stretched_ns = told.stretched_ns.saturating_sub(stretched_before_ns);
+                let others_ns =
+                    others_ns + tenant.shared.take(counted_ns.saturating_sub(others_ns), stretched_ns);
                 let charged = Reading { compute_ns: before.compute_ns.saturating_add(others_ns), ..before };
                 self.pairs.push((charged, reading));
                 // The turns are judged by the time that includes double counting, because double
@@ -152,6 +165,8 @@ impl Core {
             tenant.demand.observe(seen.used_ns, if was_idle { paused_ns } else { 0 });
             all_used_ns = all_used_ns.saturating_add(seen.used_ns);
             self.scheduler.observe(*id, now_ns, seen);
+            let is_quiet = seen == Seen { longest_ns: seen.longest_ns, ..Seen::default() };
+            tenant.rests = is_quiet && !is_shared && tenant.sessions.values().all(Session::is_at_rest);
         }
         debug_assert!(told.0.next().is_none(), "readings are in the order of the sessions");
         actions.is_stirred |= is_wanted || all_used_ns > 0;

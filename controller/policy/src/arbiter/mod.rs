@@ -187,6 +187,9 @@ pub struct SessionReading {
     pub is_carried: bool,
     /// The counters.
     pub meter: Reading,
+    /// The part of the meter's GPU time by which launches took longer than the session knows them to
+    /// take, ns. The caller reads it after the counters.
+    pub stretched_ns: u64,
     /// When the first work began that had waited for the present lease, ns. The caller reads
     /// `began_ns` and `ended_ns` after the counters. So if a counter shows that work has ended,
     /// `ended_ns` covers that work.

@@ -5,16 +5,12 @@
 //! Each process writes into its meter page when it was on the GPU. If another process reported a
 //! moment earlier, the core takes that moment off the time that the later process counts.
 
-use crate::tuning::HARDWARE_SLICE_NS;
 use alloc::boxed::Box;
 use deepres_abi::allowance::Allowance;
 
 /// The longest time on the GPU that the core takes in from one process at a time, ns. A longer time
 /// is false, or the arbiter did not read for long.
 const LOOKED_AT_NS: u64 = core::time::Duration::from_secs(1).as_nanos() as u64;
-
-/// The time that a newcomer waits for its first turn: half a slice in the mean, ns.
-const FIRST_WAIT_NS: i64 = (HARDWARE_SLICE_NS / 2) as i64;
 
 /// The moments that one or several processes reported.
 type Moments = Box<Allowance>;
@@ -35,48 +31,29 @@ impl Said {
     }
 }
 
-/// Time in which a tenant shared the GPU with another tenant: the *newcomer* got the GPU while work
-/// of the other was still in flight. The hardware takes turns in equal slices, so each of both had
-/// half of the time. In the mean the newcomer waits half a slice for its first turn. The kernels of
-/// each take as long as both together, so a tenant's meter may show more than the tenant had.
+/// Time in which a tenant shared the GPU with another tenant, ns. The hardware takes turns between
+/// both, so a tenant's launches may take longer than they do alone. What exceeds their known time, the
+/// other tenant had.
 #[derive(Debug, Default)]
-pub struct Shared {
-    /// Shared time that no charge stands for yet, ns.
-    left_ns: u64,
-    /// The part of `left_ns` that the other tenant had for itself, ns; negative for a part that this
-    /// tenant had for itself.
-    others_ns: i64,
-    /// The beginning of the latest hold with shared time, ns.
-    hold_ns: u64,
-}
+pub struct Shared(u64);
 
 impl Shared {
-    /// Adds shared time that passed in the hold that began at `hold_ns`.
-    pub fn pass(&mut self, elapsed_ns: u64, hold_ns: u64, is_newcomer: bool) {
-        if core::mem::replace(&mut self.hold_ns, hold_ns) != hold_ns {
-            let first_ns = if is_newcomer { FIRST_WAIT_NS } else { -FIRST_WAIT_NS };
-            self.others_ns = self.others_ns.saturating_add(first_ns);
-        }
-        self.left_ns = self.left_ns.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
+    /// Adds shared time.
+    pub fn pass(&mut self, elapsed_ns: u64) {
+        self.0 = self.0.saturating_add(elapsed_ns).min(LOOKED_AT_NS);
     }
 
     /// Forgets the shared time.
     pub fn forget(&mut self) {
-        (self.left_ns, self.others_ns) = (0, 0);
+        self.0 = 0;
     }
 
-    /// Returns the part of `counted_ns` of GPU time that the other tenant had, ns.
-    pub fn take(&mut self, counted_ns: u64) -> u64 {
-        let left_ns = i64::try_from(self.left_ns).unwrap_or(i64::MAX);
-        let shared_ns = counted_ns.min(self.left_ns);
-        let most_ns = (left_ns.saturating_sub(self.others_ns) / 2).max(0).unsigned_abs();
-        let own_ns = shared_ns.min(most_ns);
-        if shared_ns > 0 {
-            // Each charge stands for as much time of the other.
-            let stands_for_ns = own_ns.saturating_mul(2).saturating_add_signed(self.others_ns);
-            (self.left_ns, self.others_ns) = (self.left_ns.saturating_sub(stands_for_ns), 0);
-        }
-        shared_ns - own_ns
+    /// Returns the part of `counted_ns` of GPU time that the other tenant had, ns. By `stretched_ns` of
+    /// that time, launches took longer than they are known to take.
+    pub fn take(&mut self, counted_ns: u64, stretched_ns: u64) -> u64 {
+        let others_ns = stretched_ns.min(counted_ns).min(self.0);
+        self.0 = self.0.saturating_sub(counted_ns);
+        others_ns
     }
 }
 
@@ -138,40 +115,14 @@ mod tests {
 
     use deepres_abi::allowance::TICK_NS;
 
-    const SLICE: u64 = HARDWARE_SLICE_NS;
-
     #[test]
-    fn of_shared_time_each_tenant_is_charged_for_its_slices() {
-        let [mut newcomer, mut other] = [Shared::default(), Shared::default()];
-        assert_eq!(newcomer.take(SLICE), 0, "the tenant was alone");
-        // The newcomer waits half a slice. Of the other three slices each tenant has half.
-        newcomer.pass(7 * SLICE / 2, 1, true);
-        other.pass(7 * SLICE / 2, 1, false);
-        assert_eq!(newcomer.take(7 * SLICE / 2), 2 * SLICE);
-        assert_eq!(newcomer.take(SLICE), 0, "once");
-        // The kernel of the other began before and ends after.
-        assert_eq!(other.take(20 * SLICE), 3 * SLICE / 2);
-    }
-
-    #[test]
-    fn a_meter_that_counts_a_tenants_own_slices_alone_is_believed() {
-        let mut newcomer = Shared::default();
-        newcomer.pass(5 * SLICE / 2, 1, true);
-        assert_eq!([SLICE / 2, SLICE / 4].map(|ns| newcomer.take(ns)), [0, 0]);
-        newcomer.forget();
-        assert_eq!(newcomer.take(SLICE), 0);
-    }
-
-    #[test]
-    fn a_long_kernel_is_charged_for_what_each_of_many_bursts_left_it() {
-        let (mut other, mut bursts_ns) = (Shared::default(), 0);
-        for hold_ns in 1..=10 {
-            let mut newcomer = Shared::default();
-            newcomer.pass(SLICE, hold_ns, true);
-            other.pass(SLICE, hold_ns, false);
-            bursts_ns += SLICE - newcomer.take(SLICE);
-        }
-        assert_eq!(other.take(100 * SLICE), bursts_ns);
+    fn of_shared_time_a_tenant_is_not_charged_for_what_its_launches_took_longer() {
+        let mut shared = Shared::default();
+        assert_eq!(shared.take(100, 50), 0, "the tenant was alone");
+        shared.pass(100);
+        assert_eq!(shared.take(60, 20), 20);
+        assert_eq!(shared.take(60, 50), 40, "in 40 of the 60 it was not alone");
+        assert_eq!(shared.take(60, 50), 0);
     }
 
     const fn at(ticks: u64) -> u64 {

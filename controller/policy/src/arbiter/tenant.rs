@@ -38,6 +38,8 @@ pub struct Session {
     pub(super) brought: Brought,
     pub(super) stopped: Stopped,
     pub(super) overdue: Overdue,
+    /// The last reading of the time by which launches took longer than known, ns.
+    pub(super) stretched_ns: u64,
     /// The GPU time that other sessions of the tenant count too.
     pub(super) overlap: Overlap,
     /// The grant that the session's gate shows.
@@ -53,6 +55,7 @@ impl Session {
             brought: Brought::Nothing,
             stopped: Stopped::default(),
             overdue: Overdue::default(),
+            stretched_ns: 0,
             overlap: Overlap::default(),
             // A new grant page shows a closed gate.
             gate: Grant::Closed,
@@ -123,6 +126,9 @@ pub struct Tenant {
     pub(super) said: Said,
     /// The time in which the tenant shared the GPU with another tenant.
     pub(super) shared: Shared,
+    /// Whether the tenant wanted nothing and had used nothing at its last look. While its gates are
+    /// closed, nothing but its idle time changes until a meter changes.
+    pub(super) rests: bool,
 }
 
 impl Tenant {
@@ -144,6 +150,21 @@ impl Tenant {
             seen: Vec::new(),
             said: Said::default(),
             shared: Shared::default(),
+            rests: false,
+        }
+    }
+
+    /// Returns whether a gate of a session is not closed.
+    pub(super) fn may_launch(&self) -> bool {
+        self.sessions.values().any(|session| !matches!(session.gate, Grant::Closed | Grant::Paused))
+    }
+
+    /// Takes in the idle time of a tenant that has rested until `now_ns`.
+    pub(super) fn rest_until(&mut self, now_ns: u64) {
+        if self.rests {
+            let idle_ns = self.account.rest(now_ns);
+            self.demand.observe(0, if self.is_present() { idle_ns } else { 0 });
+            self.sessions.values_mut().for_each(|session| session.stopped.rest(now_ns));
         }
     }
 

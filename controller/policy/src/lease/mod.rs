@@ -47,7 +47,7 @@ use clock::{Clock, VirtualTime, gpu_ns, signed};
 use core::mem;
 use core::time::Duration;
 use guard::{Guard, Owners};
-use state::{Hold, MAX_CREDIT_NS, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns, order};
+use state::{Hold, MAX_CREDIT_NS, Noted, Rank, SHORT_IDLE_NS, Stuck, Tenant, begun_ns};
 use tenants::Tenants;
 use trust::{Trust, UserId};
 
@@ -427,12 +427,11 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns when the present hold began if a tenant shares the GPU in it, ns, and whether the tenant
-    /// is the newcomer: it got the GPU beside the rest of the previous holder's work.
-    pub fn shares(&self, tenant: TenantId) -> Option<(u64, bool)> {
-        let (beside, hold) = self.beside.zip(self.hold)?;
-        let is_newcomer = hold.tenant == tenant;
-        (is_newcomer || beside.tenant == tenant).then_some((hold.since_ns, is_newcomer))
+    /// Returns whether a tenant shares the GPU: the holder and the previous holder do while work of the
+    /// latter is in flight.
+    pub fn shares(&self, tenant: TenantId) -> bool {
+        let pair = self.beside.zip(self.hold);
+        pair.is_some_and(|(beside, hold)| [beside.tenant, hold.tenant].contains(&tenant))
     }
 
     /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
@@ -590,9 +589,7 @@ impl Scheduler {
             if !tenant.wanted {
                 let pause_ns = now_ns.saturating_sub(tenant.stopped_wanting_ns);
                 tenant.paused(pause_ns, STAY_LEASED_NS, short_pause_ns(tuning));
-                let before_ns = tenant.lag_ns;
-                tenant.forget(pause_ns, clock.now());
-                clock.give(before_ns - tenant.lag_ns);
+                tenant.rested(pause_ns, clock);
                 if mem::take(&mut tenant.takes_over)
                     && let Some(trust) = tenant.user.and_then(|user| trusts.get_mut(&user))
                 {
@@ -969,13 +966,14 @@ impl Scheduler {
         }
         let mut wake_ns = u64::MAX;
         // Within its request the holder counts as owed GPU time.
-        let is_first = |mean| next.order(mean) < order(mean, holder.due, mean, holder.weight_ppm);
+        let is_first = |mean| next.order(mean) < holder.order_at(mean, holder.due, mean);
         if has_room && is_first(mean) {
             // The request of `next` is due before that of the holder. It must be owed GPU time when it
             // gets the GPU: after the drain, or after half a slice in the mean.
             let clock = &self.clocks[rank as usize];
             let goes_beside = self.goes_beside(self.drain_ns(hold.tenant), next);
-            let owed_ns = if goes_beside { clock.until_ns(next.vtime, HARDWARE_SLICE_NS / 2) } else { 0 };
+            let owed_ns =
+                if goes_beside { clock.until_ns(next.vtime - next.ahead, HARDWARE_SLICE_NS / 2) } else { 0 };
             // A hand-off is not exact to a moment, so the scheduler does not look more often.
             let owed_ns = if owed_ns > 0 { owed_ns.max(tuning.handoff_ns / LOOKS_PER_HANDOFF) } else { 0 };
             let preempts_ns = self.preempts_ns(tuning).max(now_ns.saturating_add(owed_ns));
@@ -1019,7 +1017,7 @@ impl Scheduler {
         } else {
             vtime + holder.weighted(holder.due_ns(holder.request_ns(tuning)))
         };
-        order(vtime, due, mean, holder.weight_ppm) <= next.order(mean)
+        holder.order_at(vtime, due, mean) <= next.order(mean)
     }
 
     /// Decides while an owner has the GPU and only guests want it. The owner keeps a lease, so that

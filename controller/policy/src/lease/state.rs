@@ -77,6 +77,9 @@ pub struct Tenant {
     /// tenant has had it.
     pub due: VirtualTime,
     pub ends: VirtualTime,
+    /// How far beyond the mean the tenant still counts as owed GPU time: one request of a tenant with a
+    /// time objective.
+    pub ahead: VirtualTime,
     /// The tenant's user; `None` if the user is unknown.
     pub user: Option<UserId>,
     /// Whether the tenant is new. Once it wants the GPU, it takes over the debts of its user's
@@ -137,6 +140,7 @@ impl Tenant {
             uncounted_ns: 0,
             due: 0,
             ends: 0,
+            ahead: 0,
             user: None,
             takes_over: false,
             left_owing_ns: 0,
@@ -243,6 +247,19 @@ impl Tenant {
         self.set_lag(lag_ns - forgotten_ns * lag_ns.signum(), clock);
     }
 
+    /// Takes in that the tenant did not compete for `pause_ns`. It forgets a part of what it owes and is
+    /// owed. A tenant with a time objective is owed its part of this time too, until it owes nothing.
+    /// Else its next request would wait for what its last one owes.
+    pub fn rested(&mut self, pause_ns: u64, clock: &mut Clock) {
+        let before_ns = self.lag_ns;
+        self.forget(pause_ns, clock.now());
+        if self.has_objective() && self.lag_ns < 0 {
+            let part_ns = clock.part_ns(pause_ns, self.weight_ppm);
+            self.set_lag(self.lag_ns.saturating_add(part_ns).min(0), clock.now());
+        }
+        clock.give(before_ns - self.lag_ns);
+    }
+
     /// Sets the weight. The tenant owes and is owed as much GPU time as before.
     pub fn set_weight(&mut self, weight_ppm: u32, clock: VirtualTime) {
         let lag_ns = self.lag_ns(clock);
@@ -347,6 +364,7 @@ impl Tenant {
     pub fn ask(&mut self, vtime: VirtualTime, tuning: &Tuning) {
         let request_ns = self.request_ns(tuning);
         self.ends = vtime + self.weighted(request_ns);
+        self.ahead = if self.has_objective() { self.ends - vtime } else { 0 };
         self.due = vtime + self.weighted(self.due_ns(request_ns));
     }
 
@@ -356,16 +374,24 @@ impl Tenant {
         slo_ns.map_or(request_ns, |slo_ns| request_ns.min(slo_ns / HASTE_PER_SLO))
     }
 
-    /// Returns whether a competing tenant is owed GPU time, up to this virtual time.
+    /// Returns whether a competing tenant is owed GPU time, up to this virtual time. A request of a
+    /// tenant with a time objective is owed one request early. The tenant pays for it with later ones.
     pub fn is_owed(&self, mean: VirtualTime) -> bool {
-        self.vtime <= mean
+        self.vtime - self.ahead <= mean
     }
 
     /// Returns the place of a competing tenant in the order. Tenants beyond the mean of all competing
     /// tenants had more than they are owed, and come last. Of the others, the first is the tenant
     /// whose request is due first.
     pub fn order(&self, mean: VirtualTime) -> Order {
-        order(self.vtime, self.due, mean, self.weight_ppm)
+        self.order_at(self.vtime, self.due, mean)
+    }
+
+    /// Returns the place that the tenant would have at this virtual time, with a request that is due
+    /// then.
+    pub fn order_at(&self, vtime: VirtualTime, due: VirtualTime, mean: VirtualTime) -> Order {
+        let had_more = vtime - self.ahead > mean;
+        (had_more, if had_more { vtime } else { due }, Reverse(self.weight_ppm))
     }
 
     /// Takes in the end of a pause. Pauses up to `short_ns` are part of a burst.
@@ -385,12 +411,6 @@ impl Tenant {
     pub fn pauses_shortly(&self) -> bool {
         self.short_pauses_ppm >= PPM / 2
     }
-}
-
-/// Returns the place of a tenant at this virtual time with a request that is due then.
-pub fn order(vtime: VirtualTime, due: VirtualTime, mean: VirtualTime, weight_ppm: u32) -> Order {
-    let had_more = vtime > mean;
-    (had_more, if had_more { vtime } else { due }, Reverse(weight_ppm))
 }
 
 /// A tenant's progress since the beginning of a hold whose drain did not end in time.

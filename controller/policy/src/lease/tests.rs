@@ -350,6 +350,30 @@ fn who_has_a_time_objective_has_no_more_of_the_gpu_for_it() {
 }
 
 #[test]
+fn requests_with_a_time_objective_that_use_less_than_their_part_do_not_wait_for_each_other() {
+    for has_objective in [true, false] {
+        let mut bench = Bench::new();
+        bench.scheduler.set_slo(B, has_objective.then_some(20 * MS));
+        let mut waited_ms = 0;
+        for _ in 0..20 {
+            // B uses 2 ms in 10 ms. It owes A half of the 2 ms, and is owed half of the pause.
+            bench.step(0, RUNNING, WAITING);
+            while bench.is_closed(B) {
+                waited_ms += 1;
+                bench.step(MS, if bench.is_closed(A) { IDLE } else { RUNNING }, WAITING);
+            }
+            bench.step(MS, WAITING, Seen { used_ns: MS, ..RUNNING });
+            bench.step(MS, WAITING, Seen { used_ns: MS, ..IDLE });
+            for _ in 0..8 {
+                bench.step(MS, Seen { used_ns: MS, ..RUNNING }, IDLE);
+            }
+        }
+        // Each of the 20 requests waits for A's work in flight, which takes a millisecond.
+        assert_eq!(waited_ms == 20, has_objective, "{waited_ms} ms, {has_objective}");
+    }
+}
+
+#[test]
 fn haste_costs_a_bounded_number_of_hand_offs() {
     let mut bench = Bench::latency();
     bench.scheduler.enter(C, Class::Fair, bench.now_ns);

@@ -160,6 +160,7 @@ impl Gpu {
                 session: watched.session,
                 is_carried: true,
                 meter: process.meter,
+                stretched_ns: 0,
                 began_ns: None,
                 ended_ns: None,
                 intervals: first..self.readings.intervals.len(),

@@ -37,6 +37,8 @@ struct Process {
     gate: GrantSlot,
     /// The meter. Both sides of the meter page see a change at once.
     meter: Reading,
+    /// The time by which kernels took longer than their known length, ns.
+    stretched_ns: u64,
     /// Number of kernels in flight.
     in_flight: u64,
     /// When the present kernel came to the front of the stream, and when the last work ended.
@@ -94,6 +96,7 @@ impl Process {
         self.meter.in_flight = !is_idle;
         self.meter.in_flight_ns -= length_ns;
         self.meter.compute_ns += now_ns - front_ns;
+        self.stretched_ns += (now_ns - front_ns).saturating_sub(length_ns);
         self.meter.longest_ns = self.meter.longest_ns.max(length_ns);
         self.meter.updated_ns = now_ns;
         if self.entered_ns.is_some_and(|entered_ns| front_ns >= entered_ns) {
@@ -186,7 +189,8 @@ impl Deepres {
         let Self { core, readings, processes, .. } = self;
         readings.clear();
         for watched in core.sessions() {
-            let Process { meter, began_ns, ended_ns, .. } = &mut processes[watched.session as Tenant];
+            let Process { meter, stretched_ns, began_ns, ended_ns, .. } =
+                &mut processes[watched.session as Tenant];
             if watched.at_rest == Some(meter) {
                 continue;
             }
@@ -198,6 +202,7 @@ impl Deepres {
                 session: watched.session,
                 is_carried: true,
                 meter: *meter,
+                stretched_ns: *stretched_ns,
                 began_ns: *began_ns,
                 ended_ns: *ended_ns,
                 intervals: 0..0,
