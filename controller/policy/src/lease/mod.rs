@@ -201,6 +201,8 @@ pub struct Scheduler {
     /// When a tenant with brief bursts last wanted the GPU, ns.
     brief_ns: Option<u64>,
     decided_ns: u64,
+    /// Number of tenants with work in flight at the last decision.
+    flying: usize,
     /// The rest of the time since the last decision that could not be divided, ns.
     unaccrued_ns: u64,
     /// No lease lasts longer than until then, ns.
@@ -427,11 +429,10 @@ impl Scheduler {
         self.beside.map(|beside| beside.tenant)
     }
 
-    /// Returns whether a tenant shares the GPU: the holder and the previous holder do while work of the
-    /// latter is in flight.
+    /// Returns whether a tenant has shared the GPU since the last decision: it and another tenant had
+    /// work in flight.
     pub fn shares(&self, tenant: TenantId) -> bool {
-        let pair = self.beside.zip(self.hold);
-        pair.is_some_and(|(beside, hold)| [beside.tenant, hold.tenant].contains(&tenant))
+        self.flying > 1 && self.tenants.get(tenant).is_some_and(|tenant| tenant.flew)
     }
 
     /// Returns the GPU time that a tenant is owed, ns; negative if it had more than that.
@@ -502,6 +503,7 @@ impl Scheduler {
         self.account(now_ns, tuning);
         let wake_ns = self.decide_steps(now_ns, tuning);
         self.note_kept(now_ns);
+        self.flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count();
         wake_ns
     }
 
@@ -623,7 +625,7 @@ impl Scheduler {
     /// Charges all work in flight for the time since the last decision. The hardware takes turns
     /// between tenants with work in flight, so each of them had an equal part of the time.
     fn accrue(&mut self, elapsed_ns: u64) {
-        let flying = self.tenants.astir().filter(|(_, tenant)| tenant.flew).count().max(1) as u64;
+        let flying = self.flying.max(1) as u64;
         let elapsed_ns = elapsed_ns.saturating_add(mem::take(&mut self.unaccrued_ns));
         self.unaccrued_ns = elapsed_ns % flying;
         self.tenants.astir_with(|_, tenant| tenant.accrue(elapsed_ns / flying, flying > 1));
