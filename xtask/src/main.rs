@@ -44,7 +44,8 @@ enum Task {
     ///
     /// The last line of the output is `N passed, N failed`.
     Test(test::Options),
-    /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges reached
+    /// Feed hostile inputs to the code at trust boundaries (libFuzzer), and report the edges
+    /// reached
     ///
     /// The corpus is kept in target/fuzz/corpus for the next run. An input that breaks something is
     /// put into target/fuzz/findings. It belongs into tests/fuzz/seeds once the bug is fixed.

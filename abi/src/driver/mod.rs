@@ -77,8 +77,8 @@ macro_rules! expand {
             $(Row { symbol: stringify!($symbol), family: $family, since: $since, stream: StreamKind::$stream },)*
         ];
 
-        /// The errors that the reference of each function names. They are apart from the rows, so that
-        /// the interposer does not have them.
+        /// The errors that the reference of each function names. They are apart from the rows, so
+        /// that the interposer does not have them.
         static ERRORS: [&[CUresult]; ApiId::COUNT] = [$(&$errors),*];
     };
 }

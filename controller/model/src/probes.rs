@@ -24,13 +24,14 @@ status! {
         pub untimed: u64,
         /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
         pub missed: u64,
-        /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes other
-        /// processes and other devices, so at most this many ioctls are uncounted.
+        /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes
+        /// other processes and other devices, so at most this many ioctls are uncounted.
         pub skipped: u64,
         /// Rows of counters that left the kernel, because others needed the room. The sums keep the
         /// counts of these rows.
         pub evicted: u64,
-        /// First ioctls of processes that the probes did not report at once, because there was no room.
+        /// First ioctls of processes that the probes did not report at once, because there was no
+        /// room.
         pub news_lost: u64,
     }
 
@@ -111,8 +112,8 @@ status! {
         pub longest_ns: u64 => "LONGEST",
         /// Memory that calls asked for, mapped or moved, bytes.
         pub bytes: u64,
-        /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with each
-        /// bucket, and the last bucket has none.
+        /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with
+        /// each bucket, and the last bucket has none.
         pub buckets: Vec<u64>,
     }
 }

@@ -179,7 +179,8 @@ impl Estimates {
             more.store(next_more, Ordering::Relaxed);
             let is_second = measured.load(Ordering::Relaxed) == 1;
             let counted_ns = took_ns.min(most_ns);
-            // A second measurement that is shorter shows that the first one included something else.
+            // A second measurement that is shorter shows that the first one included something
+            // else.
             let replaces = is_measured && is_second && took_ns < mean_ns;
             let weight = if replaces { 1 } else { WEIGHT };
             place.set(mean_ns - mean_ns / weight + counted_ns / weight, history.count());

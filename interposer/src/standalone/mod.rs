@@ -7,8 +7,8 @@
 //! used time, so the share is exact in the long run.
 //!
 //! The processes of a tenant take turns ([`turns`]). If ranks on several GPUs depend on each other,
-//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at the
-//! gate only while the heartbeat is fresh.
+//! they pause together ([`rank`]). The meter thread also writes the heartbeat. A launch waits at
+//! the gate only while the heartbeat is fresh.
 //!
 //! [`Allowance`]: deepres_abi::allowance::Allowance
 

@@ -1,10 +1,10 @@
-//! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can go
-//! on.
+//! This process's rank on one GPU: whether it spins for a rank on another GPU, and whether it can
+//! go on.
 //!
-//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank is
-//! closed, the spin would last as long as the tenant's pause, and be charged as used time. So the
-//! other rank gets a lease of one launch at a time, until no rank spins. Ranks that were seen to
-//! depend on each other then pause together ([`StandalonePage::due_ns`]).
+//! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank
+//! is closed, the spin would last as long as the tenant's pause, and be charged as used time. So
+//! the other rank gets a lease of one launch at a time, until no rank spins. Ranks that were seen
+//! to depend on each other then pause together ([`StandalonePage::due_ns`]).
 //!
 //! [`StandalonePage::due_ns`]: deepres_abi::standalone::StandalonePage::due_ns
 

@@ -399,7 +399,8 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100 us.
+    /// Returns a scenario of one GPU with slices of 2 ms, switches of 50 us and hand-offs of 100
+    /// us.
     fn scenario(tenants: &str) -> Scenario {
         let text = format!("name = \"bound\"\nshows = \"bounds\"\nduration_s = 20\nwarmup_s = 2\n{tenants}");
         Scenario::parse(&text).unwrap()

@@ -31,8 +31,8 @@ fn three_applications_get_more_than_a_third_above_a_static_split_and_nearly_the_
         assert!(row.progress_vs_static >= 1.35, "{seed}: {}", row.progress_vs_static);
         assert!(row.progress_vs_gps >= 0.97, "{seed}: {}", row.progress_vs_gps);
         assert!(row.jain >= 0.99, "{seed}: {}", row.jain);
-        // Over a pause a tenant keeps a quantum of what it is owed. The fluid limit, which gets the work
-        // when it becomes available here, does not.
+        // Over a pause a tenant keeps a quantum of what it is owed. The fluid limit, which gets the
+        // work when it becomes available here, does not.
         let bound_ms = row.lag_bound_ms + deepres::tuning(&scenario).quantum_ns as f64 / 1e6;
         assert!(row.max_lag_ms <= bound_ms, "{seed}: {} of {bound_ms} ms", row.max_lag_ms);
     }

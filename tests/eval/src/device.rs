@@ -51,8 +51,8 @@ pub struct TimeSlice {
 }
 
 impl TimeSlice {
-    /// Returns the GPU, with switches that cost nothing if no other context has work. A policy whose
-    /// hand-off contains the switch uses this GPU.
+    /// Returns the GPU, with switches that cost nothing if no other context has work. A policy
+    /// whose hand-off contains the switch uses this GPU.
     pub fn with_free_switches_from_idle(self) -> Self {
         Self { is_free_from_idle: true, ..self }
     }

@@ -59,8 +59,8 @@ pub struct Run {
 }
 
 /// An observer of a run, which learns when work becomes available and when it is done. Some figures
-/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler. An
-/// observer without an ideal scheduler keeps the empty answers.
+/// compare a run with an ideal scheduler that gets the same work; the observer is this scheduler.
+/// An observer without an ideal scheduler keeps the empty answers.
 pub trait Witness {
     /// Tells the observer that work of this length becomes available.
     fn available(&mut self, _now_ns: u64, _tenant: Tenant, _work_ns: u64) {}

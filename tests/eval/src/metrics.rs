@@ -429,8 +429,8 @@ mod tests {
         );
         let figures: Vec<_> =
             rows.iter().map(|row| row.worst_progress_vs_gps.zip(row.worst_vs_nothing).unwrap()).collect();
-        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9. The
-        // fluid limit gives the second tenant 0.1, which is the lesser for it.
+        // Equal turns of 2 ms with switches of 50 us give the first tenant 0.488 instead of 0.9.
+        // The fluid limit gives the second tenant 0.1, which is the lesser for it.
         let is_near = |place: usize, vs_gps: f64, vs_nothing: f64| {
             (figures[place].0 - vs_gps).abs() < 0.02 && (figures[place].1 - vs_nothing).abs() < 0.02
         };

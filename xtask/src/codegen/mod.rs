@@ -1,5 +1,5 @@
-//! `cargo xtask codegen`: generates the tables of the driver API (`deepres-abi`) and of the runtime's
-//! API (`tests/simgpu/runtime`) from NVIDIA's published headers.
+//! `cargo xtask codegen`: generates the tables of the driver API (`deepres-abi`) and of the
+//! runtime's API (`tests/simgpu/runtime`) from NVIDIA's published headers.
 //!
 //! The headers come from a pinned wheel. The C preprocessor reads them with the switch that
 //! declares every variant of every function. The table contains only facts: names, types, versions,

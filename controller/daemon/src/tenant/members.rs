@@ -91,8 +91,8 @@ impl Members {
         !self.is_present() && !self.is_awaited
     }
 
-    /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A new
-    /// job may then have the tenant's name, with other wishes.
+    /// Returns whether the tenant is deserted, or all members that the daemon awaits are dead. A
+    /// new job may then have the tenant's name, with other wishes.
     pub fn are_gone(&self) -> bool {
         let are_dead = |awaited: &Vec<ProcessKey>| !awaited.iter().any(|process| process.is_alive());
         self.is_deserted() || !self.is_present() && self.awaited.as_ref().is_some_and(are_dead)

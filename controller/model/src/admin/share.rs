@@ -33,7 +33,8 @@ status! {
         pub declared_size_ns: Option<u64>,
         /// GPU time that the job has used so far on all GPUs, ns.
         pub used_ns: u64,
-        /// The part of the time in which the tenant is not idle by its own choice, parts per million.
+        /// The part of the time in which the tenant is not idle by its own choice, parts per
+        /// million.
         pub demand_ppm: u32,
         /// The part of the GPU's memory that the tenant holds, parts per million.
         pub memory_ppm: u32,
@@ -51,10 +52,11 @@ status! {
         /// Time that must be earned back before guests may cost anything, ns.
         #[serde(default)]
         pub debt_ns: u64,
-        /// The least time that a pause of the owners is expected to last, ns. `None` if it is not known
-        /// yet.
+        /// The least time that a pause of the owners is expected to last, ns. `None` if it is not
+        /// known yet.
         pub foreseen_pause_ns: Option<u64>,
-        /// Longest time for which guests may keep an owner waiting at once, by the owners' SLOs, ns.
+        /// Longest time for which guests may keep an owner waiting at once, by the owners' SLOs,
+        /// ns.
         pub tolerated_ns: u64,
     }
 

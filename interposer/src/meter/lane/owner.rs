@@ -214,8 +214,8 @@ impl LaneOwner {
     }
 
     /// Called before a launch: opens a segment if none is open, or counts the launch in the open
-    /// segment. After a success, the caller must call [`Self::launched`]. `leave` says which launches
-    /// may follow this launch.
+    /// segment. After a success, the caller must call [`Self::launched`]. `leave` says which
+    /// launches may follow this launch.
     ///
     /// While the GPU is contended, `contended` is the launch's estimate, which the GPU's estimated
     /// time in flight already includes.

@@ -1,8 +1,8 @@
 //! NCCL: communicators and collectives.
 //!
 //! A collective is one launch of a kernel whose name has the number of ranks and the id of the
-//! communicator: `standin_nccl_RANKS_ID`. With a rule `meets` for `standin_nccl_RANKS_*`, the kernels
-//! of all ranks wait for each other on the simulated GPU. No data moves between ranks.
+//! communicator: `standin_nccl_RANKS_ID`. With a rule `meets` for `standin_nccl_RANKS_*`, the
+//! kernels of all ranks wait for each other on the simulated GPU. No data moves between ranks.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

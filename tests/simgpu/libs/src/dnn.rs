@@ -1,5 +1,5 @@
-//! cuDNN: its version alone. PyTorch asks for the version and compares it with the version with which
-//! PyTorch was built. Programs that convolve must switch cuDNN off.
+//! cuDNN: its version alone. PyTorch asks for the version and compares it with the version with
+//! which PyTorch was built. Programs that convolve must switch cuDNN off.
 
 /// The version of cuDNN with which PyTorch is built: 10000 × major + 100 × minor + patch.
 const VERSION: usize = 92_600;

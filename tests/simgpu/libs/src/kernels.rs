@@ -12,8 +12,8 @@ use simgpu_driver::{Result, driver};
 const BLOCK_THREADS: u32 = 256;
 /// Rows and columns of a result that one block makes.
 const TILE: u64 = 128;
-/// Terms of each sum that one block adds. NVIDIA's kernels add all terms in one block. The simulated
-/// GPU times a kernel by its blocks, so a longer sum must have more of them.
+/// Terms of each sum that one block adds. NVIDIA's kernels add all terms in one block. The
+/// simulated GPU times a kernel by its blocks, so a longer sum must have more of them.
 const TERMS: u64 = 64;
 /// Elements of a vector for one block.
 const ELEMENTS: u64 = 1024;

@@ -172,8 +172,8 @@ export_versions! {
         unsafe { write_list(count, infos, list.collect()) }
     }
 
-    // No process draws graphics, and no process runs under MPS. The lists have no items, so the type
-    // of an item has no effect.
+    // No process draws graphics, and no process runs under MPS. The lists have no items, so the
+    // type of an item has no effect.
     nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
     nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses,
     nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlDeviceGetMPSComputeRunningProcesses_v3(

@@ -1,4 +1,5 @@
-//! The code of the program: the fat binaries, kernels and variables that it registers when it starts.
+//! The code of the program: the fat binaries, kernels and variables that it registers when it
+//! starts.
 //!
 //! A program names a kernel by the address of a function on the host, and a variable by the address
 //! of its shadow on the host. The driver loads a fat binary at the first use of its kernels or

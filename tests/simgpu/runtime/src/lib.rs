@@ -1,5 +1,5 @@
-//! `libcudart.so.13` for unmodified frameworks on the simulated GPU: the runtime's public API on the
-//! public API of the driver.
+//! `libcudart.so.13` for unmodified frameworks on the simulated GPU: the runtime's public API on
+//! the public API of the driver.
 //!
 //! [`exports`] holds every function of the runtime's header under its exported name. `api`
 //! translates arguments and results. [`code`] holds the code that a program registers, and `device`

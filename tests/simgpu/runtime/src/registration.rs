@@ -1,5 +1,5 @@
-//! Functions that the compiler's code calls, and functions that return no error code. The header does
-//! not declare them all.
+//! Functions that the compiler's code calls, and functions that return no error code. The header
+//! does not declare them all.
 #![expect(
     clippy::missing_safety_doc,
     reason = "the contracts are those of nvcc's code and of NVIDIA's reference"

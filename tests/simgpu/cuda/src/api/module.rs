@@ -275,8 +275,8 @@ calls! {
         let mut threads = most;
         while threads != 0 {
             let bytes = match blockSizeToDynamicSMemSize {
-                // SAFETY: the caller passed this function as the one to ask for the shared memory of
-                // such a block.
+                // SAFETY: the caller passed this function as the one to ask for the shared memory
+                // of such a block.
                 Some(bytes_of) => unsafe { bytes_of(threads as i32) },
                 None => dynamicSMemSize,
             };

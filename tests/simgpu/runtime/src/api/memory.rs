@@ -12,8 +12,8 @@ use crate::table::types::*;
 /// The element size that the runtime gives for the rows of a pitched allocation, bytes.
 const PITCH_ELEMENT_BYTES: u32 = 4;
 
-/// Writes a NULL address for an allocation of 0 bytes, which the driver would refuse. Returns whether
-/// it did.
+/// Writes a NULL address for an allocation of 0 bytes, which the driver would refuse. Returns
+/// whether it did.
 fn is_empty(address: *mut *mut c_void, bytes: usize) -> Result<bool> {
     edge::refuse(address.is_null())?;
     if bytes == 0 {
