@@ -219,8 +219,8 @@ impl Bypasses {
 pub struct Coverage {
     /// [`crate::driver::TABLE_HASH`] of the session, or 0 until the session has written the block.
     pub table: AtomicU64,
-    /// Look-ups of hooked functions that got the driver's own function, because it belongs to a
-    /// second copy of the driver.
+    /// Look-ups of hooked functions that got the driver's own function, because the function
+    /// belongs to a second copy of the driver.
     pub other_instance: AtomicU64,
     /// Look-ups of hooked functions that got the driver's own function, because no export of the
     /// driver has its address.

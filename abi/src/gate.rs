@@ -56,8 +56,8 @@ pub enum Verdict {
 }
 
 /// Returns the decision about a launch that will take `estimate_ns` of GPU time. `queued_ns` is the
-/// GPU time in flight. `terms` are the terms that the caller read; `None` if it could not read them
-/// whole.
+/// GPU time in flight. `terms` are the terms of the lease that the caller read; `None` if the
+/// caller could not read all the terms.
 pub fn judge(
     gate: Gate,
     terms: Option<LeaseTerms>,
@@ -87,8 +87,8 @@ pub fn judge(
 #[derive(Debug)]
 pub struct OnlyLaunch(AtomicU32);
 
-/// Stands for "the process used no such lease". No lease has this epoch, because epochs have only
-/// 30 bits.
+/// The value that stands for no used lease. No lease has this epoch, because epochs have only 30
+/// bits.
 const NO_EPOCH: u32 = u32::MAX;
 
 impl Default for OnlyLaunch {
@@ -125,7 +125,7 @@ impl OnlyLaunch {
     }
 
     /// Forgets a lease that a thread used under the former grant after [`Self::forget`]. If a
-    /// thread used the lease that `slot` has now, keeps the record.
+    /// thread used the lease that `slot` has now, the method keeps the record.
     pub fn reset(&self, slot: &GrantSlot) {
         let used = self.0.load(Ordering::Relaxed);
         if used != slot.gate().epoch {
@@ -154,9 +154,9 @@ pub trait Process {
     fn is_called_away(&self, _now_ns: u64) -> bool {
         false
     }
-    /// Sleeps until some work completes, but only for a short time. The caller calls this while the
-    /// window is full; `is_full` returns whether the window is still full. Returns true if nothing
-    /// completed for so long that the launch may go as debt.
+    /// Sleeps until some work completes, but only for a short time. The caller calls this method
+    /// while the window is full; `is_full` returns whether the window is still full. Returns true
+    /// if nothing completed for so long that the launch may go as debt.
     fn is_stuck(&mut self, now_ns: u64, is_full: impl Fn(&Self) -> bool) -> bool;
 }
 
@@ -194,8 +194,8 @@ pub fn pass<'m>(
     pass_beside(slot, meter, process, estimate_ns, false)
 }
 
-/// Does the same as [`pass`], without the first look. With `as_debt`, the launch may go although
-/// the window is full. Every other reason to wait still holds.
+/// Does the same as [`pass`], without the first look at the gate. With `as_debt`, the launch may go
+/// although the window is full, but every other reason to wait still holds.
 fn pass_beside<'m>(
     slot: &GrantSlot,
     meter: &'m MeterSlot,

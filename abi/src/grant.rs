@@ -67,8 +67,8 @@ impl Gate {
         word & STATE_MASK == GateState::Open as u32
     }
 
-    /// Returns whether `epoch` comes after `than`. The two must be less than half of all epochs
-    /// apart.
+    /// Returns whether `epoch` comes after `than`. The two epochs must be less than half of all
+    /// epochs apart.
     pub const fn is_later(epoch: u32, than: u32) -> bool {
         let ahead = epoch.wrapping_sub(than) & (u32::MAX >> STATE_BITS);
         ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
@@ -80,8 +80,8 @@ impl Gate {
     }
 }
 
-/// The terms of a lease. They bind while the gate of the same epoch is [`GateState::Leased`]. While
-/// the gate is open, only the window binds ([`GrantSlot::run_ahead_ns`]).
+/// The terms of a lease. The terms bind while the gate of the same epoch is [`GateState::Leased`].
+/// While the gate is open, only the window binds ([`GrantSlot::run_ahead_ns`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeaseTerms {
     /// The epoch of the gate to which these terms belong.
@@ -164,9 +164,9 @@ impl GrantSlot {
         self.terms.write([u64::from(terms.epoch), terms.expires_ns, terms.window_ns, terms.spin_ns]);
     }
 
-    /// Returns the terms. Returns `None` if the caller cannot read them whole, because the daemon
-    /// died while it wrote them. If their epoch is not the epoch of the gate, the terms belong to
-    /// another lease. The caller must then read the gate again.
+    /// Returns the terms of the lease. Returns `None` if the daemon died while it wrote the terms,
+    /// so that a reader cannot trust them. If the terms and the gate have different epochs, the
+    /// terms belong to another lease. The caller must then read the gate again.
     pub fn terms(&self) -> Option<LeaseTerms> {
         let [epoch, expires_ns, window_ns, spin_ns] = self.terms.read()?;
         Some(LeaseTerms { epoch: epoch as u32, expires_ns, window_ns, spin_ns })
@@ -188,9 +188,8 @@ impl GrantSlot {
     }
 
     /// Returns whether the memory limit is still `bytes`. A thread calls this after it has made a
-    /// reservation under that limit. Either the thread sees that the daemon lowered the limit, or
-    /// the daemon sees the reservation. For this, the daemon reads the ledger after it lowers the
-    /// limit.
+    /// reservation under that limit. The daemon reads the ledger after it lowers the limit. So
+    /// either the thread sees the lower limit, or the daemon sees the reservation.
     #[inline(always)]
     pub fn memory_limit_is(&self, bytes: u64) -> bool {
         self.memory_limit_bytes.load(Ordering::SeqCst) == bytes
@@ -231,10 +230,10 @@ impl GrantSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum FailMode {
-    /// Launches without leases until a daemon is back.
+    /// The thread launches without leases until a daemon is back.
     #[default]
     Open = 0,
-    /// Returns an error from the launch.
+    /// The launch of the thread returns an error.
     Closed = 1,
 }
 
@@ -274,9 +273,9 @@ impl GrantPage {
         self.fail_mode.store(fail_mode as u32, Ordering::Relaxed);
     }
 
-    /// Begins the epochs of all gates at a number that follows from `seed`. The caller does this
+    /// Begins the epochs of all gates at a number that follows from `seed`. The caller calls this
     /// before any thread reads the page. If a page replaces the page of an earlier session, no
-    /// launch then takes a gate word of the earlier session for a word of this one.
+    /// launch then takes a gate word of the earlier session for a word of this session.
     pub fn begin_epochs(&self, seed: u64) {
         /// A multiplier that mixes the bits of the seed.
         const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
