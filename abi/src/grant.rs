@@ -274,8 +274,8 @@ impl GrantPage {
     }
 
     /// Begins the epochs of all gates at a number that follows from `seed`. The caller calls this
-    /// before any thread reads the page. If a page replaces the page of an earlier session, no
-    /// launch then takes a gate word of the earlier session for a word of this session.
+    /// before any thread reads the page. If a page replaces an earlier session's page, no launch
+    /// then takes a gate word of the earlier session for a word of this session.
     pub fn begin_epochs(&self, seed: u64) {
         /// A multiplier that mixes the bits of the seed.
         const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -31,8 +31,8 @@ pub struct StandaloneGpu {
     share_ppm: AtomicU32,
     /// The turn of the process that has the GPU.
     pub turn: Turn,
-    /// When a process last saw a rank on this GPU spin for a rank on another GPU, ns of
-    /// `CLOCK_MONOTONIC`; 0 if no rank spins now.
+    /// When a rank on this GPU was last seen to spin for a rank on another GPU, ns of
+    /// `CLOCK_MONOTONIC`; 0 if no rank spins.
     spins_ns: AtomicU64,
     /// When a process last saw that the ranks on this GPU and on another GPU depend on each other,
     /// ns of `CLOCK_MONOTONIC`; 0 for never.

@@ -1,6 +1,6 @@
-//! Counts calls that pass no gate and wait in the driver, while the tenant is suspended. Meanwhile,
-//! each such call counts as a thread that waits at the gate. Without this count, the tenant would
-//! look idle, and the daemon brings idle tenants back last.
+//! Counts calls that pass no gate and wait in the driver, while the tenant is suspended. During the
+//! wait, each such call counts as a thread that waits at the gate. Without this count, the tenant
+//! would look idle, and the daemon brings idle tenants back last.
 
 use crate::meter::gpu::Gpu;
 use crate::os::{self, Uncancelled};

@@ -41,7 +41,8 @@ pub struct Session {
     grant: &'static GrantPage,
     meter: &'static MeterPage,
     beat: &'static BeatPage,
-    /// The ledger, only to read. The process changes its held memory through `ledgers`.
+    /// The ledger, from which the process only reads. The process changes its held memory through
+    /// `ledgers`.
     ledger: &'static LedgerPage,
     /// The ledgers to which the process charges its memory. If a daemon takes over a process that
     /// began without a daemon, the process keeps this value.
@@ -227,7 +228,7 @@ impl Session {
 
     /// Hands the process over from this session, which has no daemon, to `next`. `index` has the
     /// GPUs' new numbers. The caller calls [`Accounts::move_to`] afterwards. The old pages stay
-    /// mapped. So a thread that still uses them changes nothing of the new session.
+    /// mapped. So a thread that still uses the old pages changes nothing of the new session.
     ///
     /// [`Accounts::move_to`]: crate::memory::Accounts::move_to
     pub fn hand_over(&self, next: &'static Self, place: &Shared<Self>, gpus: &[Gpu], index: &[u8; MAX_GPUS]) {
@@ -371,7 +372,8 @@ impl Session {
             let next_ns = if is_gone {
                 GUARD_NAP_NS
             } else {
-                // An earlier check could not find the arbiter gone.
+                // Until that time, the arbiter counts as alive, so an earlier check would find
+                // nothing.
                 self.believed_until_ns(index).saturating_sub(now_ns).saturating_add(1)
             };
             again_ns = again_ns.min(next_ns);
@@ -433,7 +435,8 @@ impl Session {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Returns whether the process looks for a daemon: the connection has ended, or there was none.
+    /// Returns whether the process looks for a daemon, because the connection has ended or never
+    /// existed.
     pub fn seeks_daemon(&self) -> bool {
         self.is_waiting || self.is_gone()
     }
@@ -503,7 +506,7 @@ fn map<P: Page>(memory: &OwnedFd, protection: Protection) -> Result<Mapped<P>, C
 }
 
 /// # Safety
-/// As [`replace`].
+/// The same requirements as for [`replace`].
 unsafe fn put<P: Page>(
     place: &'static P,
     memory: &OwnedFd,

@@ -19,8 +19,8 @@ const PLACES: usize = 64;
 /// similar, but moves the entries.
 const PROBES: usize = 4;
 
-/// Changes when a stream or context ends, because a remembered lane may then serve another stream.
-/// While the number stays, the thread owns each lane that it remembers.
+/// A number that changes when a stream or context ends, because a remembered lane may then serve
+/// another stream. While the number stays, a thread owns each lane that it remembers.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Makes every thread look its lanes up again.

@@ -53,7 +53,7 @@ fn make_context(
 /// Returns `result`, and the context that the call made.
 ///
 /// # Safety
-/// `context` is null, or the driver wrote there if `result` is a success.
+/// `context` is null, or the driver wrote to `context` if `result` is a success.
 unsafe fn made(result: CUresult, context: *mut CUcontext) -> (CUresult, Option<Context>) {
     // SAFETY: the caller guarantees that `context` is null, or that the driver wrote there.
     let handle = if result == CUDA_SUCCESS { unsafe { context.as_ref() } } else { None };

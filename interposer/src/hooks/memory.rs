@@ -1,4 +1,4 @@
-//! Hooks of the calls that allocate and free device memory, and of the calls that report it.
+//! Hooks of the calls that allocate, free or report device memory.
 
 use deepres_abi::coverage::Bypass;
 use deepres_abi::driver::ApiId;
@@ -100,8 +100,8 @@ fn on_current_gpu<T: Copy>(
 }
 
 /// Returns `result`, the final result of a request. `was_given`: the driver gave an object in
-/// between. If deepres freed that object for lack of room, clears `place`, so that no dead address
-/// stays there.
+/// between. If deepres freed that object for lack of room, clears `place`, so that the job gets no
+/// dead address.
 ///
 /// # Safety
 /// If `was_given`, the driver wrote to `place`, and all zeroes is a value of `T`.
@@ -124,9 +124,9 @@ unsafe fn answer<T: Copy>(result: CUresult, place: *const T, named: impl FnOnce(
     (result, given.map(named))
 }
 
-/// Makes an allocation from `pool` by `call`, and charges it. Without `pool`, the allocation is
-/// from the pool of the stream's device. A captured allocation takes no memory, because the graph
-/// takes the memory at its launch. Returns the final result.
+/// Makes an allocation from `pool` by `call`, and charges the allocation. Without `pool`, the
+/// allocation is from the pool of the stream's device. A captured allocation takes no memory,
+/// because the graph takes the memory at its launch. Returns the final result.
 fn from_pool(
     api: ApiId,
     pool: Option<CUmemoryPool>,
@@ -168,7 +168,7 @@ fn from_pool(
 /// Returns the value that the driver wrote through `pointer`, after a success.
 ///
 /// # Safety
-/// The driver wrote there, or `pointer` is null.
+/// The driver wrote to `pointer`, or `pointer` is null.
 unsafe fn written<T: Copy>(pointer: *const T) -> Option<T> {
     // SAFETY: the caller guarantees that `pointer` is null, or that the driver wrote there.
     unsafe { pointer.as_ref() }.copied()

@@ -14,9 +14,8 @@
 //! result is the sum of the launches' estimates, limited by the bounds. Without estimates, the
 //! result is the upper bound.
 
-/// If a segment begins more than this after the end of the stream's previous segment, the stream
-/// was idle in between. The value is above the rounding of the real driver's events (half a
-/// microsecond).
+/// The longest time between two segments of a stream, ns, in which the stream was not idle. The
+/// value is above the rounding of the real driver's events (half a microsecond).
 const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
 /// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
@@ -24,17 +23,17 @@ const EDGE_NS: i64 = 2_000;
 /// clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
-/// On an idle stream, a segment begins some time after its submission. If a segment begins this
-/// much later still, the segment has waited behind other work. The value is above any interruption
-/// that the module does not notice.
+/// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
+/// which on the segment counts as having waited behind other work. The value is above any
+/// interruption that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
 /// offset. The meter thread's looks place events on the host's clock ([`super::clock`]). A look
-/// seldom comes later than this after an event.
+/// seldom comes later than this limit after an event.
 const ALIGNED_NS: i64 = 2_000_000;
 /// The rounding of the driver's event times, with a margin.
 const ROUNDING_NS: i64 = 1_000;
-/// Bounds that differ by at most one part in this many count as equal.
+/// The part, one in this many, by which two equal bounds may differ.
 const EXACT_PART: i64 = 50;
 
 /// The observations of a completed segment. The times of events lie on the process's time line, and
@@ -83,9 +82,9 @@ pub struct Measured {
     pub start_ns: i64,
     /// The time that the launches took, ns.
     pub took_ns: i64,
-    /// The lower bound of that time, ns.
+    /// The lower bound of the time that the launches took, ns.
     pub least_ns: i64,
-    /// The upper bound of that time, ns.
+    /// The upper bound of the time that the launches took, ns.
     pub most_ns: i64,
     /// Whether the bounds meet, so that the time is measured and not estimated.
     pub is_exact: bool,

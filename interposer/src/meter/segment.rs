@@ -59,9 +59,9 @@ impl Launches {
 /// A launch, with the properties that the meter distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
-    /// Identifies launches that take the same time. The key of a kernel is a hash of function and
-    /// geometry. The key of a copy is a hash of its size. The key of a graph is a hash of its
-    /// handle and its count of changes.
+    /// The key, which launches have in common that take the same time. The key of a kernel is a
+    /// hash of function and geometry. The key of a copy is a hash of its size. The key of a graph
+    /// is a hash of its handle and its count of changes.
     pub key: u64,
     /// The kind of work.
     pub kind: Kind,

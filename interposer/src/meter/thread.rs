@@ -33,9 +33,9 @@ const TICK_CONTENDED_NS: u64 = 50_000;
 /// Pause between two looks once the gate has closed and little work is left in flight. Between the
 /// end of the work and the next look, the GPU idles.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// If the estimate of the work in flight, or the rest of the estimate, is at most this time, the
-/// work counts as little. If longer work is overdue by more than this time, the work does not count
-/// as little, because the work may never end.
+/// The most GPU time in flight that counts as little, ns, by the estimate or the rest of the
+/// estimate. If longer work is overdue by more than this time, the work does not count as little,
+/// because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
 /// Pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
@@ -44,7 +44,7 @@ const TICK_ALONE_NS: u64 = 400_000;
 /// [`TICK_CONTENDED_NS`] instead. The next launch then mostly comes at once, and the next tenant
 /// waits for its end.
 const TICK_LINGER_NS: u64 = 2_000_000;
-/// After this many looks without work in flight, the thread sleeps for up to [`SLEEP_NS`].
+/// The number of looks without work in flight after which the thread sleeps for up to [`SLEEP_NS`].
 const LINGER_TICKS: u32 = 10;
 /// Longest sleep while nothing is in flight. A launch, or the end of the connection, ends the sleep
 /// early.
@@ -52,9 +52,9 @@ const SLEEP_NS: u64 = 1_000_000_000;
 /// Time between two checks whether any of the job's own threads is left. A check costs one system
 /// call.
 const COMPANY_NS: u64 = 1_000_000_000;
-/// If a process launches after a pause of this length, the meter thread rings the bell. The arbiter
-/// looks at resting tenants seldom, and while the gate is open, nothing else tells the arbiter of
-/// the launch.
+/// The shortest pause of the process after which the meter thread rings the bell at the next
+/// launch, ns. The arbiter seldom looks at resting tenants, and only the bell tells the arbiter of
+/// a launch through an open gate.
 const RESTED_NS: u64 = 100_000_000;
 /// Size of the meter thread's stack. The stack also holds the thread-local data of every library.
 /// Pages that the thread does not touch cost nothing.
@@ -161,7 +161,7 @@ impl Meter {
     }
 
     /// Once every [`COMPANY_NS`], checks whether the job's own threads have all ended. Returns true
-    /// if the check shows that they have.
+    /// if the check shows that all have ended.
     fn is_left(&mut self) -> bool {
         if self.ticked_ns.saturating_sub(self.company_ns) < COMPANY_NS {
             return false;

@@ -3,8 +3,8 @@
 //!
 //! A kernel may spin until a rank on another GPU launches its part. If the gate of the other rank
 //! is closed, the spin would last as long as the tenant's pause, and be charged as used time. So
-//! the other rank gets a lease of one launch at a time, until no rank spins. Ranks that were seen
-//! to depend on each other then pause together ([`StandalonePage::due_ns`]).
+//! the other rank gets a lease of one launch at a time, until no rank spins. Ranks that depend on
+//! each other then pause together ([`StandalonePage::due_ns`]).
 //!
 //! [`StandalonePage::due_ns`]: deepres_abi::standalone::StandalonePage::due_ns
 
@@ -13,13 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
 
-/// A rank spins for another if its work lasts longer than usual by this part (one in this many)
-/// and by the delay of a look. Lengths of a kernel vary less.
+/// The part, one in this many, by which a spin makes the work of a rank longer than usual, besides
+/// the delay of a look. Lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
-/// A rank spins for another for less than this time, ns, because the other rank may launch
-/// meanwhile.
+/// The longest spin of a rank for another rank, ns. Within this time, the other rank can launch.
 const ENDLESS_NS: u64 = 1_000_000_000;
-/// Kernels that end together are seen to end within this time, ns.
+/// The longest time between the looks that see the ends of two kernels that end together, ns.
 const SKEW_NS: u64 = 500_000;
 
 /// The last known state of the rank. Only the meter thread uses this state.
@@ -55,7 +54,8 @@ impl Rank {
         gpu.set_spins(spins, now_ns);
     }
 
-    /// Returns whether the rank has had nothing in flight for so long that its peers have seen it.
+    /// Returns whether the rank has had nothing in flight for so long that its peers have seen its
+    /// end.
     pub fn is_settled(&self, runs: bool, now_ns: u64) -> bool {
         !runs && now_ns >= self.progressed_ns.load(Ordering::Relaxed).saturating_add(SKEW_NS)
     }

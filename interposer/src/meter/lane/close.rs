@@ -12,7 +12,7 @@ use crate::driver::calls::{Calls, Event, Stream};
 use crate::meter::segment::{Contents, Launches};
 use crate::{capture, os};
 
-/// How the meter thread learns that a segment is complete.
+/// The way in which the meter thread learns that a segment is complete.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// By an event that a thread records at the end.

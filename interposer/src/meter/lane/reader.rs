@@ -15,21 +15,22 @@ use crate::meter::segment::Segment;
 use crate::meter::thread::MeterThread;
 use crate::os;
 
-/// If the open segment had no launch for this long, the meter thread closes the segment. While the
-/// GPU is contended, the meter thread closes a segment that had no launch since its last look.
+/// The time without a launch after which the meter thread closes an open segment. While the GPU is
+/// contended, the meter thread closes a segment that had no launch since the last look.
 const STALE_NS: u64 = 200_000;
-/// While the GPU is contended, the meter thread ends a segment after this time. A long kernel among
-/// short kernels is then not hidden in a segment that outlasts it.
+/// The time after which the meter thread ends a segment while the GPU is contended. A long kernel
+/// among short kernels is then not hidden in a segment that outlasts it.
 const LONGEST_NS: u64 = 2 * SEGMENT_NS;
-/// While the GPU is contended, the lane takes a sample in one segment in this many, as long as the
-/// samples contradict the estimates. A program that waits for the GPU after every 25 launches then
-/// records 0.1 events for a launch.
+/// The number of segments of which one has a sample, while the GPU is contended and the samples
+/// contradict the estimates. A program that waits for the GPU after every 25 launches then records
+/// 0.1 events for a launch.
 const SAMPLE_EVERY_LEAST: u32 = 8;
-/// Each sample that confirms its estimate doubles that number, up to this. If kernels take longer
+/// The most segments of which one has a sample while the GPU is contended. Each sample that
+/// confirms its estimate doubles the number of segments, up to this value. If kernels take longer
 /// from now on, the meter notices after 16 ms at most.
 const SAMPLE_EVERY_MOST: u32 = 32;
-/// A sample confirms its estimate if the two differ by at most one part in this many, or by at most
-/// [`CONFIRMS_NS`], the error of a time between two events.
+/// A sample confirms its estimate if sample and estimate differ by at most one part in this many. A
+/// difference of [`CONFIRMS_NS`], the error of a time between two events, also confirms.
 const CONFIRMS_PART: u64 = 8;
 const CONFIRMS_NS: u64 = 1_000;
 /// Time between two checks whether the owner thread ended inside the driver.
@@ -44,13 +45,13 @@ pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
     is_sparse: AtomicBool,
     /// GPU time, ns, by which earlier segments were charged less than expected, because of their
-    /// bounds. The meter thread adds this time to later charges. Without the correction, kernels
-    /// whose times scatter around the mean would be charged too little, because the bounds only
-    /// ever cut off the long side.
+    /// bounds. The meter thread adds this time to later charges. Without the correction, the meter
+    /// thread would charge kernels with scattered times too little, because the bounds cut off only
+    /// long times.
     carried_ns: AtomicI64,
     /// The mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
-    /// While the GPU is contended, the lane takes a sample in one segment in this many.
+    /// The number of segments of which one has a sample while the GPU is contended.
     sample_every: AtomicU32,
     /// The end of the last processed segment, or [`NO_END`].
     previous_end_ns: AtomicI64,

@@ -15,7 +15,7 @@ use crate::meter::segment::{Kind, Launch, Segment};
 const WAITING_OF_ALL: u32 = 4096;
 /// The number of waiting segments that each lane may have in any case.
 const WAITING_OF_EACH: u32 = 4;
-/// If the stream may wait for the host, its segments end only after at least this many launches.
+/// The fewest launches of a segment on a stream that may wait for the host.
 pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
 /// nodes. The first launch may be by far the shortest.
@@ -26,7 +26,7 @@ const GETS_ON: u64 = u64::MAX;
 /// The known waits of a lane's stream.
 #[derive(Debug)]
 pub(super) struct Waits {
-    /// Whether the stream was made to wait for something else since the last segment was opened.
+    /// Whether the job made the stream wait for something else since the last segment began.
     has_to_wait: AtomicBool,
     /// The number of the segment that must complete before the stream counts as running again.
     /// [`GETS_ON`] if the stream counts as running.
@@ -46,7 +46,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Returns whether the stream was made to wait for something else since the last call.
+    /// Returns whether the job made the stream wait for something else since the last call.
     pub(super) fn take_has_to_wait(&self) -> bool {
         self.has_to_wait.swap(false, Ordering::Relaxed)
     }
@@ -126,7 +126,8 @@ impl Lane {
             && self.ring.next().is_some_and(|segment| !has_begun(segment))
     }
 
-    /// Returns whether segments may end where an end is useful. Otherwise segments grow.
+    /// Returns whether the ring and the driver have room for the end of a segment. Without room,
+    /// the open segment grows.
     pub(super) fn has_room(&self, calls: &Calls) -> bool {
         let lanes = self.context.lanes().max(1);
         self.ring.waiting() < (WAITING_OF_ALL / lanes).clamp(WAITING_OF_EACH, super::ring::RING_BUSY)
