@@ -72,8 +72,8 @@ impl Running {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    /// Whether the process has ended. The zombie stays, so that the kernel does not reuse the
-    /// group's number.
+    /// Returns whether the process has ended. The zombie stays, so that the kernel does not reuse
+    /// the group's number.
     fn is_over(&self, pid: Pid) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))

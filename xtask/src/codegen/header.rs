@@ -312,7 +312,7 @@ fn read_type(tokens: &[&str]) -> Result<Type> {
     Ok(Type { base: base.join(" "), pointers })
 }
 
-/// Whether two argument lists differ in names at most.
+/// Returns whether two argument lists differ in names at most.
 pub fn same_types(one: &[Argument], other: &[Argument]) -> bool {
     one.iter().map(|argument| &argument.ty).eq(other.iter().map(|argument| &argument.ty))
 }

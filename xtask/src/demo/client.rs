@@ -44,7 +44,7 @@ impl Client {
         Ok(Self { name, running, heard })
     }
 
-    /// Whether the program has begun its steady state.
+    /// Returns whether the program has begun its steady state.
     pub fn trains(&self) -> bool {
         self.heard.lock().is_ok_and(|heard| heard.trains)
     }

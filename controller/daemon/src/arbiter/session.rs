@@ -44,7 +44,7 @@ impl Session {
         let is_carried = page.is_carried();
         let meter = slot.read();
         // These lines read the edges after the meter. So if the meter shows that work has ended,
-        // the edges cover its end.
+        // the edges include the end of this work.
         let [began_ns, ended_ns] = match page.edges(gpu) {
             Some(edges) => [&edges.began, &edges.ended].map(|edge| edge.get(now_ns)),
             None => [None; 2],

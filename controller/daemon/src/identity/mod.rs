@@ -9,8 +9,8 @@
 //! 5. the process tree of the process ([`tree`]).
 //!
 //! All rules but the first use facts of the kernel ([`read`]). A name is a wish, and holds among
-//! the processes of one user. A name from a container or pod holds inside it alone ([`Names`]). The
-//! reason is that all of root's containers have the same user, and do not trust each other.
+//! the processes of one user. A name from a container or pod holds inside this container or pod
+//! alone ([`Names`]). All of root's containers have the same user, but do not trust each other.
 //!
 //! A process of root may start a process of another user, for example by `setpriv` or `gosu`. Such
 //! a process is a descendant of root's tenant, and keeps the tenant's name.
@@ -138,7 +138,7 @@ pub trait Known {
     }
 
     /// Returns the key and the name of the only tenant whose name holds in the place at this path.
-    /// Returns `None` if several names hold there, or none.
+    /// Returns `None` if no name or several names hold in the place.
     fn named_within(&self, _path: &str) -> Option<(Key, String)> {
         None
     }
@@ -154,8 +154,8 @@ impl<F: Fn(&Process) -> Option<(Key, String)>> Known for F {
 pub const ROOT: u32 = 0;
 
 /// Returns the identity of a process that gives the name `claim` (empty: none). `ancestors` are the
-/// ancestors of the process, its parent first. The function reads the ancestors only if they
-/// matter.
+/// ancestors of the process, its parent first. The function reads the ancestors only if a rule
+/// needs them.
 pub fn identify(
     claim: &str,
     facts: &Facts,
@@ -188,8 +188,8 @@ pub fn identify(
     of_place(facts, &known).unwrap_or_else(|| of_tree(&root))
 }
 
-/// Returns whether a process may have started this descendant as a part of its own job: both have
-/// one user, or the descendant dropped root's rights.
+/// Returns whether a process may have started this descendant as a part of its own job. Either both
+/// have one user, or the descendant dropped root's rights.
 fn may_start(ancestor: &Process, descendant: &Process) -> bool {
     ancestor.user == descendant.user || ancestor.user == ROOT
 }

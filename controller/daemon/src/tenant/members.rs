@@ -20,7 +20,7 @@ pub type KeeperId = u64;
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Marks the process as a process with a session, while this value exists.
+    /// The mark of a process with a session. The process has the mark while this value exists.
     pub _presence: Presence,
     /// The process's id.
     pub pid: u32,
@@ -45,7 +45,7 @@ pub struct Session {
 pub struct Ended {
     /// The session.
     pub session: Session,
-    /// Whether its process may come back.
+    /// Whether the session's process may come back.
     pub may_return: bool,
 }
 
@@ -86,7 +86,8 @@ impl Members {
         !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
-    /// Returns whether the tenant has no session and no keeper, and the daemon awaits none.
+    /// Returns whether the tenant has no session and no keeper, and the daemon awaits no member of
+    /// the previous daemon.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
     }
@@ -98,8 +99,8 @@ impl Members {
         self.is_deserted() || !self.is_present() && self.awaited.as_ref().is_some_and(are_dead)
     }
 
-    /// Returns since when the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the tenant
-    /// never had a member. Returns `None` if the tenant is not deserted.
+    /// Returns the time since which the tenant has been deserted, ns of `CLOCK_MONOTONIC`; 0 if the
+    /// tenant never had a member. Returns `None` if the tenant is not deserted.
     pub fn deserted_ns(&self) -> Option<u64> {
         self.is_deserted().then_some(self.left_ns)
     }
@@ -126,8 +127,8 @@ impl Members {
     }
 
     /// Returns the processes of the sessions and keepers, and the processes that may come back.
-    /// Returns `None` if the daemon could not look at one of them, or still awaits members of the
-    /// previous daemon.
+    /// Returns `None` if the daemon could not look at one of these processes, or still awaits
+    /// members of the previous daemon.
     pub fn processes(&self) -> Option<Vec<ProcessKey>> {
         let present = self.sessions.values().map(|session| session.process);
         let all =

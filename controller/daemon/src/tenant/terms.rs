@@ -135,7 +135,7 @@ impl Terms {
     }
 
     /// Returns the reason for which a job that has not started cannot have these terms; `None` if
-    /// it can.
+    /// the job can have them.
     pub fn refusal(&self) -> Option<String> {
         refuse(&self.asked, self.caps, &self.part, self.has_room)
     }
@@ -148,8 +148,8 @@ impl Terms {
         wish.or(left)
     }
 
-    /// Changes the administrator's settings. With `has_deadline`, the deadline among them counts
-    /// from now.
+    /// Changes the administrator's settings. With `has_deadline`, the deadline of the settings
+    /// counts from now.
     pub fn set(&mut self, settings: Wish, has_deadline: bool) {
         self.set = settings;
         if has_deadline {

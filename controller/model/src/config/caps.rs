@@ -52,7 +52,7 @@ impl Caps {
         charge_copies: false,
     };
 
-    /// Whether the caps bound the share or the memory.
+    /// Returns whether the caps bound the share or the memory.
     pub fn is_any(&self) -> bool {
         self.share_ppm < PPM || self.memory_bytes != NO_LIMIT
     }

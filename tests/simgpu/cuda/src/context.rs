@@ -150,7 +150,7 @@ impl Context {
         CONTEXTS.remove(self.handle);
     }
 
-    /// Whether the context has not been destroyed.
+    /// Returns whether the context has not been destroyed.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }

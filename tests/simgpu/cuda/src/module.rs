@@ -174,8 +174,8 @@ pub struct Module {
     memory: Option<(u64, u64)>,
 }
 
-/// Whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`) and not at their first
-/// use.
+/// Returns whether code and libraries are loaded at once (`CUDA_MODULE_LOADING`) and not at their
+/// first use.
 pub fn is_eager() -> bool {
     static IS_EAGER: OnceLock<bool> = OnceLock::new();
     *IS_EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
@@ -312,7 +312,7 @@ impl Library {
         Ok(module)
     }
 
-    /// Whether the variable of a name is managed; `None` if there is no such variable.
+    /// Returns whether the variable of a name is managed; `None` if there is no such variable.
     pub fn is_managed(&self, name: &str) -> Option<bool> {
         self.image.globals.iter().find(|global| global.name == name).map(|global| global.managed)
     }

@@ -14,7 +14,7 @@ use crate::command;
 const FEW: u32 = 20_000;
 const MANY: u32 = 60_000;
 
-/// Whether this machine has callgrind.
+/// Returns whether this machine has callgrind.
 pub fn is_available() -> bool {
     Command::new("valgrind")
         .arg("--version")

@@ -71,7 +71,7 @@ pub unsafe fn whole<'a>(data: *const u8) -> Result<&'a [u8]> {
 /// Prefix of the sections that hold kernels' instructions.
 const TEXT: &str = ".text.";
 
-/// Whether a section holds global or constant variables.
+/// Returns whether a section holds global or constant variables.
 fn holds_variables(section: &str) -> bool {
     section.starts_with(".nv.global") || section.starts_with(".nv.constant3")
 }
