@@ -14,15 +14,17 @@ status! {
     pub struct ProbesStatus {
         /// `starting`, `attached`, `waiting` for a device to appear, `unavailable` or `off`.
         pub state: String,
-        /// The way in which the probes are attached, or the reason why they are not.
+        /// The way in which the daemon attached the probes, or the reason why it did not.
         pub detail: String,
         /// Ioctls on the GPU's devices since the probes were attached.
         pub calls: u64,
-        /// Ioctls in `calls` that are in no process's counters, because there was no room.
+        /// Ioctls in `calls` that are in no process's counters, for lack of room.
         pub unattributed: u64,
-        /// Ioctls that were not counted at all, because too many threads were in an ioctl at once.
+        /// Ioctls that the probes did not count at all, because too many threads were in an ioctl
+        /// at once.
         pub untimed: u64,
-        /// Ioctls whose return the kernel did not report. These are in no counter, or in `untimed`.
+        /// Ioctls whose return the kernel did not report. Such ioctls are in no counter, or in
+        /// `untimed`.
         pub missed: u64,
         /// Number of ioctls at whose beginning the kernel skipped the probe. The number includes
         /// other processes and other devices, so at most this many ioctls are uncounted.
@@ -30,8 +32,7 @@ status! {
         /// Rows of counters that left the kernel, because others needed the room. The sums keep the
         /// counts of these rows.
         pub evicted: u64,
-        /// First ioctls of processes that the probes did not report at once, because there was no
-        /// room.
+        /// First ioctls of processes that the probes did not report at once, for lack of room.
         pub news_lost: u64,
     }
 
@@ -50,11 +51,12 @@ status! {
         pub command: String => "COMMAND",
         /// `compute`, or `control` for a process that only talks to the driver, as monitors do.
         pub kind: String => "KIND",
-        /// The ways by which the process was found: `ioctl`, `nvml`, `descriptor`, `mapping`.
+        /// The ways in which the daemon found the process: `ioctl`, `nvml`, `descriptor`,
+        /// `mapping`.
         pub seen_by: Vec<String> => "SEEN BY",
-        /// The time at which the process was found, ns of `CLOCK_MONOTONIC`.
+        /// The time at which the daemon found the process, ns of `CLOCK_MONOTONIC`.
         pub since_ns: u64,
-        /// The time since which the process is reported, ns of `CLOCK_MONOTONIC`.
+        /// The time since which the daemon reports the process, ns of `CLOCK_MONOTONIC`.
         pub reported_ns: u64,
         /// `reported`, `held` or `adopted`.
         pub state: String => "UNMANAGED",
@@ -113,7 +115,7 @@ status! {
         /// Memory that calls asked for, mapped or moved, bytes.
         pub bytes: u64,
         /// Calls by latency. The first bucket has calls of up to 256 ns. The bound doubles with
-        /// each bucket, and the last bucket has none.
+        /// each bucket, and the last bucket has no bound.
         pub buckets: Vec<u64>,
     }
 }
@@ -207,9 +209,9 @@ status! {
     pub struct MeteringStatus {
         /// The processes that are metered, or were until a moment ago.
         pub processes: Vec<MeteredStatus>,
-        /// Calls that were not counted, because there was no room.
+        /// Calls that the probes did not count, for lack of room.
         pub uncounted_calls: u64,
-        /// Child processes that were not followed, because there was no room.
+        /// Child processes that the probes did not follow, for lack of room.
         pub uncounted_processes: u64,
     }
 }
