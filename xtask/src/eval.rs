@@ -17,7 +17,7 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
-/// Fails if a figure of deepres is below its bar in any scenario.
+/// Checks that no figure of deepres is below its bar in any scenario.
 pub fn check_bars() -> Result<()> {
     run(&Options { arguments: vec!["--bars".into()] })
 }

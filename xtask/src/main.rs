@@ -94,7 +94,7 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the root of the workspace, whatever the current directory is.
+/// Returns the root of the workspace, in any current directory.
 fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().expect("xtask is a folder of the workspace").to_owned()

@@ -20,7 +20,7 @@ pub fn simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-demo.toml")
 }
 
-/// Does the same for the PyTorch script.
+/// Returns the configuration of the simulated GPU, with the times of the PyTorch script's kernels.
 fn torch_simgpu_config() -> PathBuf {
     crate::workspace().join("tests/workloads/simgpu-torch.toml")
 }

@@ -1,6 +1,6 @@
-//! Compares best effort beside production under deepres with the same under other controllers.
-//! deepres must not be worse on any of three figures. This file names the exceptions, and
-//! docs/evaluation.md shows them. If an exception is no longer needed, a test fails.
+//! Compares guests beside production under deepres with guests beside production under other
+//! controllers. On three figures, deepres must not be worse. This file names the exceptions, and
+//! docs/evaluation.md shows the exceptions. If an exception is no longer needed, a test fails.
 
 use std::fmt::Write as _;
 
@@ -25,10 +25,10 @@ pub const SCENARIOS: &[&str] = &[
 /// The policy of deepres, and the policies with which the page compares it.
 pub const POLICIES: [Policy; 3] = [Policy::Deepres, Policy::TgsLike, Policy::HamiLike];
 
-/// The part of the gaps that guests should get.
+/// The part of production's pauses that guests should get.
 const WISHED_HARVEST: f64 = 0.8;
 
-/// Greatest difference that counts as none, as a part of the whole or in ms.
+/// The greatest difference that does not count, as a part of the whole or in ms.
 const NO_DIFFERENCE: f64 = 0.001;
 
 /// One of the three figures.
@@ -36,7 +36,7 @@ const NO_DIFFERENCE: f64 = 0.001;
 pub enum Figure {
     /// Speed of production.
     Speed,
-    /// The part of the gaps that guests harvested.
+    /// The part of production's pauses that guests harvested.
     Harvest,
     /// Time added to the 99th percentile of answer times.
     Added,
@@ -72,7 +72,7 @@ impl Figure {
     }
 }
 
-/// A figure that is worse under deepres, and the reason why that is no fault.
+/// A figure that is worse under deepres, and the reason for which this is no fault.
 pub struct Exception {
     /// File of the scenario.
     pub scenario: &'static str,
@@ -121,7 +121,7 @@ pub const EXCEPTIONS: &[Exception] = &[
     },
 ];
 
-/// Returns the exception for this case, if there is one.
+/// Returns the exception for this scenario, policy and figure; `None` without an exception.
 pub fn exception(scenario: &str, baseline: Policy, figure: Figure) -> Option<&'static Exception> {
     EXCEPTIONS
         .iter()
@@ -150,7 +150,7 @@ pub fn operating_points() -> Result<(Vec<(u32, Row)>, Row)> {
     Ok((ours.collect(), row(&scenario, Policy::TgsLike)))
 }
 
-/// Returns the part of the page about best effort.
+/// Returns the part of the page about scenarios with guests.
 ///
 /// # Errors
 /// A scenario cannot be read.

@@ -173,7 +173,7 @@ const COMPARISONS: &[Comparison] = &[
     },
 ];
 
-/// Systems that use a part of the design that deepres has not built yet.
+/// Systems for whose comparison deepres lacks a part that it has not built yet.
 const ABSENT: &str = "\
 | D-STACK | packs models by their deadlines and by the SMs that they can use: more than 90 % of an ideal scheduler | not built yet |
 | GACER | chooses how finely models are cut: 1.37 to 1.66 times as fast as one model after another | not built yet |

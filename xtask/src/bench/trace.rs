@@ -35,7 +35,7 @@ struct Report {
     ways: Vec<Value>,
 }
 
-/// Measures.
+/// Runs the example in all ways of attachment, and returns the figures.
 pub fn run() -> Result<impl super::Report> {
     ebpf::build()?;
     for part in [["--bin", "deepres"], ["--example", EXAMPLE]] {

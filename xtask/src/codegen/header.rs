@@ -1,8 +1,8 @@
 //! A small reader of preprocessed C, for the declarations in NVIDIA's headers.
 //!
 //! The reader understands enumerations, type definitions and functions that return the result type
-//! of an API. It skips all other statements (system headers, structures, inline functions) as a
-//! whole.
+//! of an API. The reader skips all other statements (system headers, structures, inline functions)
+//! as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -191,7 +191,8 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned)
 }
 
-/// Returns the folder of the headers. If no earlier run did, downloads and unpacks the wheel first.
+/// Returns the folder of the headers. If no earlier run has downloaded the wheel, first downloads
+/// and unpacks it.
 fn headers(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join(WHEEL);
     let include = unpacked.join(INCLUDE);

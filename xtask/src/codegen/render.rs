@@ -15,8 +15,8 @@ fn opening(job: &str) -> String {
     )
 }
 
-/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro.
-/// `documented` has the names of the errors that the reference of each family names.
+/// Returns `functions.rs`: the table, as a macro that passes its rows to another macro. `documented`
+/// has the names of the errors that the reference of each family names.
 pub fn functions(
     header: &Header,
     documented: &BTreeMap<String, BTreeSet<String>>,
@@ -26,9 +26,9 @@ pub fn functions(
     let value = |code: &String| values.iter().find(|(name, _)| name == code).map(|(_, value)| *value);
     let mut text = opening("Every function that NVIDIA's driver library exports, in every variant.");
     text += "/// Calls the macro named by the argument once, with every row of the table, sorted by symbol:\n\
-        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, errors: […],
-        /// args: (name: type, …) }`.\n\ \n\ The types are those of `driver::types`, which the
-        /// caller has to have in scope.\n\
+        /// `{ id: …, symbol: …, family: \"…\", since: …, stream: Any|Legacy|PerThread, errors: […], args: (name: type, …) }`.\n\
+        ///\n\
+        /// The types are those of `driver::types`, which the caller has to have in scope.\n\
         #[macro_export]\nmacro_rules! for_each_driver_function {\n    ($($callback:tt)+) => {\n        $($callback)+! {\n";
     for (id, row) in table.rows.iter().enumerate() {
         let mut errors: Vec<u32> =

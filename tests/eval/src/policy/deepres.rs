@@ -15,7 +15,7 @@ use crate::gate::{Gate, Launch};
 use crate::scenario::{self, Scenario};
 use crate::standings::MOST_WATCHED;
 
-/// Number of the host's CPUs. It decides whether waiters spin.
+/// Number of the host's CPUs, which decides whether waiters spin.
 const PROCESSORS: usize = 8;
 /// Time between two reviews of priorities, as in the daemon.
 const REVIEW_NS: u64 = 100_000_000;
@@ -57,7 +57,7 @@ pub struct Deepres {
     reviewed_ns: Option<u64>,
     /// Whether a tenant that was idle at the last review wants the GPU again.
     is_back: bool,
-    /// The entitlements, until the engine has taken them.
+    /// The entitlements that the engine has not taken yet.
     owed: Option<Vec<Entitlement>>,
     retries: BinaryHeap<Reverse<(u64, Tenant)>>,
 }
@@ -187,7 +187,7 @@ impl Gate for Deepres {
                 }
                 (true, false)
             }
-            // One launch at a time is for gangs, and there are none here.
+            // A lease of one launch is for gangs, and the evaluation has no gangs.
             Grant::Closed | Grant::Once => (false, true),
             Grant::Paused => (false, false),
             Grant::Leased { expires_ns } if now_ns >= expires_ns => (false, true),

@@ -18,7 +18,8 @@ const LIMIT_RECORDS: f64 = 0.1;
 const BURSTS: &str = "2000";
 /// The tenant that also wants the GPU all the time.
 const OTHER: &str = "other";
-/// The share without a daemon. The stub's kernels take no time, so the tenant never uses it up.
+/// The share without a daemon. The stub's kernels take no time, so the tenant never uses its share
+/// up.
 const SHARE: &str = "50%";
 
 /// The costs of a launch, medians of the runs.

@@ -128,7 +128,8 @@ struct CellReport {
     gpu_bound_fraction: f64,
 }
 
-/// Measures. Prints each figure once it is known: on standard error if standard output is for JSON.
+/// Measures all cells, and returns the figures. Prints each figure at once: on standard error if
+/// standard output is for JSON.
 pub fn run(options: &Options, is_json: bool) -> Result<impl super::Report> {
     let artefacts = build::artefacts()?;
     let client = build::c_client("pace")?;
