@@ -177,7 +177,7 @@ pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32> {
     if start.captured().is_some() || end.captured().is_some() {
         return Err(status::CAPTURED_EVENT);
     }
-    // If an event cannot have a time, the call fails even if the other event is pending.
+    // If one event cannot have a time, the call fails, even if the second event is still pending.
     let (start, end) = match (start.time_ns(), end.time_ns()) {
         (Err(status::INVALID_HANDLE), _) | (_, Err(status::INVALID_HANDLE)) => {
             return Err(status::INVALID_HANDLE);

@@ -206,8 +206,8 @@ unsafe fn collective(communicator: *const Communicator, elements: usize, kind: u
     if kernels::launch(kernel, stream, [blocks, 1, 1]).is_ok() { SUCCESS } else { CUDA_ERROR }
 }
 
-/// Defines collectives: the arguments before the number of elements, those after the type, and all
-/// end with communicator and stream.
+/// Defines collectives. A row gives the arguments before the number of elements, and the arguments
+/// between the type and the communicator. The stream comes last.
 macro_rules! collectives {
     ($($name:ident($($before:ident: $before_type:ty),*; $($after:ident: $after_type:ty),*);)*) => { $(
         #[unsafe(no_mangle)]

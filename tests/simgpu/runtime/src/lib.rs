@@ -3,7 +3,7 @@
 //!
 //! [`exports`] holds every function of the runtime's header under its exported name. `api`
 //! translates arguments and results. [`code`] holds the code that a program registers, and `device`
-//! the contexts. This crate's README says what the library is not.
+//! the contexts. This crate's README lists the limits of the library.
 
 #[macro_use]
 pub mod table;

@@ -74,8 +74,8 @@ calls! {
         match found.kind {
             Kind::Pooled(pool) => pool.free_async(&stream, dptr)?,
             Kind::Graph => graph_memory::free_now(dptr)?,
-            // Memory from cuMemAlloc may be freed in stream order too. A wait for the stream before
-            // the free has the same effect.
+            // Memory from cuMemAlloc may be freed in stream order too. The driver waits for the
+            // stream and then frees the memory, which has the same effect.
             Kind::Device | Kind::External { .. } | Kind::Opened { is_pooled: true, .. } => {
                 stream.synchronize()?;
                 memory::free(dptr)?;

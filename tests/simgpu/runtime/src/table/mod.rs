@@ -1,5 +1,5 @@
-//! The runtime's API: its functions, types and error codes. All but `types` is generated from
-//! NVIDIA's header.
+//! The runtime's API: its functions, types and error codes. `xtask` generates all modules except
+//! `types` from NVIDIA's header.
 
 use core::ffi::CStr;
 
