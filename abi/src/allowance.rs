@@ -64,7 +64,7 @@ impl Allowance {
     /// Returns the part of this time that no process had reported, in whole ticks, ns.
     pub fn cover(&self, start_ns: u64, end_ns: u64) -> u64 {
         let (mut tick, end) = (start_ns.div_ceil(TICK_NS), end_ns.div_ceil(TICK_NS));
-        // The ring no longer knows older time, so older time counts as unreported.
+        // The ring no longer knows older time, so the method takes older time as unreported.
         let remembered = end.saturating_sub(TICKS_REMEMBERED);
         let mut fresh = remembered.saturating_sub(tick);
         tick = tick.max(remembered);

@@ -165,7 +165,7 @@ pub trait Process {
 pub struct ControllerGone;
 
 /// Reads the gate once, and returns the decision about a launch. A thread that acts on the decision
-/// must count as launching before this call.
+/// must call [`MeterSlot::start_launching`] before this function.
 fn look(slot: &GrantSlot, process: &impl Process, estimate_ns: u64) -> Verdict {
     let gate = slot.gate();
     match gate.state {
@@ -186,8 +186,8 @@ pub fn pass<'m>(
     process: &impl Process,
     estimate_ns: u64,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // A thread that must wait must not count as launching. Otherwise the thread would delay the
-    // hand-off for which it waits.
+    // If the thread must wait, the function returns before the meter shows a launch. Otherwise the
+    // launch in the meter would delay the hand-off for which the thread waits.
     if let wait @ Verdict::Wait(Reason::Closed | Reason::Paused) = judge(slot.gate(), None, 0, 0, 0) {
         return Err(wait);
     }
@@ -203,7 +203,7 @@ fn pass_beside<'m>(
     estimate_ns: u64,
     as_debt: bool,
 ) -> Result<(Verdict, Launching<'m>), Verdict> {
-    // The thread counts as launching before it reads the gate. So a daemon that closes the gate
+    // The meter shows the launch before the thread reads the gate. So a daemon that closes the gate
     // after this read sees the launch.
     let launching = meter.start_launching();
     match look(slot, process, estimate_ns) {
@@ -230,8 +230,8 @@ pub fn wait<'m>(
         return Err(ControllerGone);
     }
     meter.enter_wait();
-    // The thread begins to count as launching before it stops counting as waiting. So the session
-    // always shows that it wants the GPU.
+    // The meter shows the launch before it stops showing the wait. So the session always shows that
+    // it wants the GPU.
     let passed = wait_counted(slot, meter, process, estimate_ns, began_ns);
     meter.leave_wait();
     passed

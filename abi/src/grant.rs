@@ -23,7 +23,8 @@ const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GateState {
-    /// Another tenant has the GPU. The thread counts as waiting, rings the bell, and waits.
+    /// Another tenant has the GPU. The thread shows in the meter page that it waits, rings the
+    /// bell, and waits.
     Closed = 0,
     /// The launch may go, as long as the terms of the lease hold.
     Leased = 1,
@@ -74,7 +75,7 @@ impl Gate {
         ahead != 0 && ahead <= (u32::MAX >> STATE_BITS) / 2
     }
 
-    /// Returns the gate that follows this one, in `state`.
+    /// Returns the gate that follows this gate, in `state`.
     pub const fn next(self, state: GateState) -> Self {
         Self { epoch: self.epoch.wrapping_add(1) & (u32::MAX >> STATE_BITS), state }
     }
@@ -213,20 +214,20 @@ impl GrantSlot {
         self.entitled_ppm.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the time of copies counts as GPU time
+    /// Sets whether the session adds the time of copies to the GPU time
     /// ([`crate::meter::MeterSlot::compute_ns`]). An older library does not read this field. Under
-    /// an older daemon, the field is 0, and copies do not count.
+    /// an older daemon, the field is 0, and the session does not add copies.
     pub fn set_charge_copies(&self, charge_copies: bool) {
         self.charge_copies.store(charge_copies.into(), Ordering::Relaxed);
     }
 
-    /// Returns whether the time of copies counts as GPU time.
+    /// Returns whether the session adds the time of copies to the GPU time.
     pub fn charge_copies(&self) -> bool {
         self.charge_copies.load(Ordering::Relaxed) != 0
     }
 }
 
-/// The behaviour of a waiting thread once the daemon counts as gone.
+/// The behaviour of a waiting thread once the session takes the daemon for gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u32)]
 pub enum FailMode {
@@ -266,7 +267,8 @@ unsafe impl Page for GrantPage {
 
 impl GrantPage {
     /// Sets the values of the whole session: its number, the heartbeat limit (ns) and the fail
-    /// mode. If the heartbeat is older than the heartbeat limit, the daemon counts as gone.
+    /// mode. If the heartbeat is older than the heartbeat limit, the session takes the daemon for
+    /// gone.
     pub fn set_session(&self, session_id: u64, heartbeat_limit_ns: u64, fail_mode: FailMode) {
         self.session_id.store(session_id, Ordering::Relaxed);
         self.heartbeat_limit_ns.store(heartbeat_limit_ns, Ordering::Relaxed);
@@ -289,13 +291,13 @@ impl GrantPage {
         self.session_id.load(Ordering::Relaxed)
     }
 
-    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
-    /// ns.
+    /// Returns the heartbeat limit: the age of the heartbeat from which the session takes the
+    /// daemon for gone, ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         self.heartbeat_limit_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns the behaviour of a waiting thread once the daemon counts as gone.
+    /// Returns the behaviour of a waiting thread once the session takes the daemon for gone.
     pub fn fail_mode(&self) -> FailMode {
         FailMode::from_number(self.fail_mode.load(Ordering::Relaxed))
     }

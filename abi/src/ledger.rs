@@ -125,8 +125,8 @@ impl Slot {
         ahead(self.promised_bytes.load(Ordering::SeqCst), released)
     }
 
-    /// Returns the pending bytes. Reads `taken` first. So a reservation that its session commits
-    /// during the call still counts as pending. In the opposite order, the result could leave out
+    /// Returns the pending bytes. Reads `taken` first. So the result still includes a reservation
+    /// that its session commits during the call. In the opposite order, the result could leave out
     /// pending bytes.
     fn pending_bytes(&self) -> u64 {
         let taken = self.taken_bytes.load(Ordering::SeqCst);
@@ -595,7 +595,7 @@ impl<'a> Reservation<'a> {
     }
 
     /// Commits `bytes` of the reservation, which the driver allocated, and withdraws the rest. The
-    /// method withdraws the rest first, so that the rest never counts as staying.
+    /// method withdraws the rest first, so that no reader takes the rest for memory that stays.
     pub fn commit_part(mut self, bytes: u64) {
         if bytes < self.bytes {
             let less = self.bytes - bytes;

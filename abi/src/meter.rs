@@ -455,7 +455,7 @@ impl MeterSlot {
     }
 
     /// Counts a thread that is about to read the gate, and to launch if the gate permits. Returns a
-    /// value; until its drop, the thread counts as work in flight.
+    /// value. Until the drop of this value, the meter shows the thread as work in flight.
     pub fn start_launching(&self) -> Launching<'_> {
         self.launching.fetch_add(1, Ordering::SeqCst);
         fence_after_exchange();
@@ -531,7 +531,7 @@ impl MeterSlot {
     /// than [`Self::read`].
     pub fn rests_since(&self, earlier: &Reading) -> bool {
         let same = |counter: &AtomicU64, earlier: u64| counter.load(Ordering::Relaxed) == earlier;
-        // The order of these reads is that of `read`.
+        // These reads have the same order as the reads of `read`.
         self.waiters.load(Ordering::SeqCst) == 0
             && self.launching.load(Ordering::SeqCst) == 0
             && self.in_flight().is_none()

@@ -63,8 +63,8 @@ impl OwnDescriptor {
     pub fn number(self) -> Option<RawFd> {
         let is_ours = match identity(self.number) {
             Ok(identity) => identity == self.identity || self.identity == UNKNOWN,
-            // A system call filter of the job may refuse each check. In this case, the number
-            // counts as unchanged.
+            // A system call filter of the job may refuse each check. In this case, the method takes
+            // the number as unchanged.
             Err(error) => error.raw_os_error() != Some(libc::EBADF),
         };
         is_ours.then_some(self.number)
@@ -103,8 +103,8 @@ impl OwnDescriptor {
         }
     }
 
-    /// Adds one to the eventfd. If the eventfd is full, it counts as rung already. Returns false if
-    /// the descriptor no longer belongs to the interposer.
+    /// Adds one to the eventfd. If the eventfd is full, another thread has rung it already. Returns
+    /// false if the descriptor no longer belongs to the interposer.
     pub fn ring(self) -> bool {
         self.number().map(|number| os::write(number, &1_u64.to_ne_bytes())).is_some()
     }

@@ -125,8 +125,8 @@ pub fn pass_open(gpu: &Gpu) -> Option<Passed> {
     if !gpu.is_open() {
         return None;
     }
-    // The thread counts as launching before the second look. So an arbiter that closes the gate
-    // after this look sees that a launch comes.
+    // The meter shows the launch before the second look. So an arbiter that closes the gate after
+    // this look sees that a launch comes.
     let launching = gpu.start_launching();
     let word = gpu.gate_word();
     word.is_none_or(Gate::is_open).then(|| Passed {

@@ -44,7 +44,7 @@ pub fn take_back(stream: Stream, kind: Kind) {
     }
 }
 
-/// The longest sleep between two checks of a launch that is held back, ns.
+/// The longest sleep between two checks of a launch that waits in [`hold_back`], ns.
 const NAP_NS: u64 = 5_000_000;
 
 /// The most segments that may be queued on a stream without any measurement, while the gate is
@@ -53,9 +53,9 @@ const NAP_NS: u64 = 5_000_000;
 const UNMEASURED_AHEAD: u32 = 8;
 
 /// Waits until the work in flight before this launch is below a bound. While the gate is open, the
-/// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if no
-/// launch of the lane was measured. The launch may have no estimate. The wait does not count as a
-/// wait at the gate.
+/// bound is the run-ahead of the GPU. While the gate is not open, the function waits only if the
+/// meter has measured no launch of the lane. The launch may have no estimate. The meter does not
+/// show this wait as a wait at the gate.
 fn hold_back(calls: &Calls, lane: &Lane, launch: Option<Launch>) {
     let gpu = lane.gpu;
     let is_far_ahead = || {
@@ -111,7 +111,8 @@ pub fn await_turn(stream: Stream) {
 
 /// The next step for a launch that does not go at once.
 pub enum Entry {
-    /// The launch goes without another step. It is counted already, or is a bypass.
+    /// The launch goes without another step. The meter has counted the launch already, or the
+    /// launch is a bypass.
     Pass,
     /// The meter measures the launch. The caller must call [`leave`] after the launch.
     Metered(Metered),

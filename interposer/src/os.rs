@@ -224,7 +224,7 @@ pub fn thread_id() -> u32 {
 pub fn is_thread_alive(thread_id: u32) -> bool {
     // SAFETY: signal 0 only checks the thread.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id as i32, 0) };
-    // A system call filter of the job may refuse the call. In this case, the thread counts as
-    // alive.
+    // A system call filter of the job may refuse the call. In this case, the function takes the
+    // thread as alive.
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

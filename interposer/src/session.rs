@@ -372,8 +372,8 @@ impl Session {
             let next_ns = if is_gone {
                 GUARD_NAP_NS
             } else {
-                // Until that time, the arbiter counts as alive, so an earlier check would find
-                // nothing.
+                // Until that time, the session takes the arbiter as alive, so an earlier check
+                // would find nothing.
                 self.believed_until_ns(index).saturating_sub(now_ns).saturating_add(1)
             };
             again_ns = again_ns.min(next_ns);
@@ -441,8 +441,8 @@ impl Session {
         self.is_waiting || self.is_gone()
     }
 
-    /// Returns the heartbeat limit: the age of the heartbeat from which the daemon counts as gone,
-    /// ns.
+    /// Returns the heartbeat limit: the age of the heartbeat from which the session takes the
+    /// daemon for gone, ns.
     pub fn heartbeat_limit_ns(&self) -> u64 {
         match self.grant.heartbeat_limit_ns() {
             0 => HEARTBEAT_LIMIT_NS,
@@ -458,8 +458,8 @@ impl Session {
             || gpu.index().is_none_or(|index| now_ns > self.believed_until_ns(index))
     }
 
-    /// Returns until when the arbiter counts as alive without another heartbeat, ns of
-    /// `CLOCK_MONOTONIC`.
+    /// Returns the time until which the session takes the arbiter as alive without another
+    /// heartbeat, ns of `CLOCK_MONOTONIC`.
     fn believed_until_ns(&self, index: usize) -> u64 {
         let last_ns = self.beat.last_ns(index).max(self.connected_ns.load(Ordering::Relaxed));
         last_ns.saturating_add(self.heartbeat_limit_ns())

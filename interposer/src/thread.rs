@@ -12,7 +12,7 @@ use crate::meter::context::ContextState;
 use crate::meter::lane::LaneOwner;
 use crate::os;
 
-/// The number of streams of which a thread can remember the lane.
+/// The most streams whose lanes a thread can remember.
 const PLACES: usize = 64;
 /// The number of places that a stream may have. The places of two streams are nearly independent.
 /// So a stream that loses its place finds another place at its next launch. Cuckoo hashing is

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::{build, command};
 
-/// Options of `cargo xtask eval`, which are those of the program it runs.
+/// Options of `cargo xtask eval`, which passes them to the evaluation program.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Options {

@@ -125,7 +125,7 @@ pub const TABLE_HASH: u64 = {
 };
 
 impl ApiId {
-    /// The number of functions. Each id is smaller.
+    /// The number of functions. Every id is below this number.
     pub const COUNT: usize = Self::ALL.len();
 
     /// Returns the function with this id, or `None` if no function has the id.

@@ -41,7 +41,7 @@ status! {
     pub struct UnmanagedStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another namespace.
+        /// The process's id in its own pid namespace, if the daemon is in another namespace.
         pub container_pid: Option<u32>,
         /// The process's user.
         pub uid: u32 => "UID",
@@ -73,7 +73,7 @@ status! {
     pub struct ActivityStatus {
         /// The process's id.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another id.
+        /// The process's id in its own pid namespace, if this id differs from `pid`.
         pub container_pid: Option<u32>,
         /// The process's ioctls on the GPU's devices.
         pub calls: u64 => "CALLS",
@@ -170,7 +170,7 @@ status! {
     pub struct MeteredStatus {
         /// The process's id on the host.
         pub pid: u32 => "PID",
-        /// The process's id in its own namespace, if that is another namespace.
+        /// The process's id in its own pid namespace, if the daemon is in another namespace.
         pub container_pid: Option<u32>,
         /// The process's user.
         pub uid: u32,

@@ -114,7 +114,8 @@ impl PoolHandle {
                     let kind = self.attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
                     kind == Some(u64::from(CU_MEM_ALLOCATION_TYPE_MANAGED))
                 };
-                // Managed memory may lie anywhere, so it is charged to the likely device.
+                // Managed memory may lie anywhere, so the interposer charges it to the likely
+                // device.
                 ordinal_at(location).or_else(|| is_managed().then_some(likely))
             }
             None => {

@@ -20,8 +20,8 @@ pub fn blocks(bytes: u64) -> u64 {
     round_up(bytes, BLOCK_BYTES)
 }
 
-/// Returns the part of a limit that is left, in whole blocks, bytes. A job can allocate this amount
-/// at once.
+/// Returns the unused part of a limit, in whole blocks, bytes. A job can allocate this amount at
+/// once.
 pub fn left(limit_bytes: u64, held_bytes: u64) -> u64 {
     let left_bytes = limit_bytes.saturating_sub(held_bytes);
     left_bytes - left_bytes % BLOCK_BYTES

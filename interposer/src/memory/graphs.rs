@@ -8,7 +8,8 @@
 //! allocated. Afterwards the driver reports the actual amount.
 //!
 //! A launch that relies on spare memory holds a [`Claim`] during the call, so no other launch
-//! relies on the same memory. Until the claim ends, freed or trimmed memory counts as held.
+//! relies on the same memory. Until the claim ends, the account still includes freed or trimmed
+//! memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -262,7 +263,7 @@ impl Graphs {
 
     /// Returns an estimate of the memory of a device's graphs, for a driver that does not report
     /// this memory. The estimate is the charge. While any memory of a launch is still allocated,
-    /// all of the charge counts as used.
+    /// the estimate takes all of the charge as used.
     fn likely_stock(&self, held: &Held) -> Stock {
         let is_any_live = lock(&self.live).values().any(|is_there| *is_there);
         Stock { reserved_bytes: held.bytes, used_bytes: if is_any_live { held.bytes } else { 0 } }

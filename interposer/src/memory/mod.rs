@@ -118,7 +118,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-/// The reason why an allocation was refused.
+/// The reason of a refused allocation.
 #[derive(Debug, Clone, Copy)]
 enum Why {
     /// The limit leaves no room for the request.

@@ -117,8 +117,8 @@ impl Pool {
     /// Trims the pool by `call`, and returns the answer of `call`. From this answer, `gave_all`
     /// computes whether only used memory is left.
     ///
-    /// The interposer does not know beforehand how much memory the driver will take back. So all of
-    /// the charge counts as leaving during the call. During the call, requests that lack this room
+    /// The interposer does not know beforehand how much memory the driver will take back. So during
+    /// the call, the ledger shows all of the charge as leaving, and requests that lack this room
     /// wait.
     fn trim_by<T>(
         &self,
@@ -230,8 +230,8 @@ struct Within<'r, 'p> {
     bytes: u64,
 }
 
-/// Returns the living pool with this handle. If several pools have the handle, returns the last.
-/// The driver has destroyed the others, and the interposer has not marked them yet.
+/// Returns the living pool with this handle. If several pools have the handle, returns the last
+/// pool. The driver has destroyed the earlier pools, and the interposer has not marked them yet.
 fn find(pools: &[Arc<Pool>], handle: PoolHandle) -> Option<Arc<Pool>> {
     pools.iter().rfind(|pool| pool.handle == handle && !pool.is_destroyed()).cloned()
 }
@@ -259,8 +259,8 @@ impl Pools {
     /// Forgets a pool that was unknown before a failed allocation. The handle of such a pool may be
     /// invalid.
     fn forget_unused(&self, pool: &Arc<Pool>) {
-        /// The list and the caller have a reference each. If there are no others, no other thread
-        /// is about to use the pool.
+        /// Number of references to a pool that no other thread is about to use: the reference of
+        /// the list, and the reference of the caller.
         const HOLDERS: usize = 2;
         let mut pools = lock(&self.pools);
         let has_nothing =

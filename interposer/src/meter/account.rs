@@ -1,5 +1,5 @@
-//! The GPU time that this process is charged on one GPU. The account adds up the times of all
-//! streams, and counts overlapping times once.
+//! The account of this process's GPU time on one GPU. The account adds up the times of all streams,
+//! and counts overlapping times once.
 //!
 //! Measured times have a place on the time line, and the account computes their exact union.
 //! Estimated times have no place. In a *spell*, a short time that comes every few milliseconds, the
@@ -17,8 +17,8 @@ const fn ns(duration: Duration) -> u64 {
 
 /// GPU time over which the account averages the overlap of streams.
 const OVERLAP_OVER_NS: u64 = ns(Duration::from_millis(20));
-/// The least part of their time, percent, that launches must fill to get a place on the time line.
-/// Their time lasts from their beginning to their end.
+/// The least part of a segment, from its beginning to its end, that the segment's launches must
+/// fill, percent. If the launches fill less, the account gives them no place on the time line.
 const DENSE_PERCENT: u64 = 90;
 /// The least length with which a single launch gets a place on the time line outside spells too. A
 /// spell would hardly see the whole launch. If other launches wait for the launch's SMs, their

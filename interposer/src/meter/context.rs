@@ -179,9 +179,9 @@ impl ContextState {
     }
 
     /// Records that the driver does not make the context current for the meter thread at `now_ns`.
-    /// The work of the context then counts as in flight for one second, because the refusal may be
-    /// temporary. After that, the method charges the work by its estimates and returns true. Within
-    /// the second, the method returns false.
+    /// The refusal may be temporary. So for one second, the context's work stays in flight, and the
+    /// method returns false. After that second, the method charges the work by its estimates and
+    /// returns true.
     pub fn is_given_up(&self, _meter: MeterThread, inner: &mut Inner, now_ns: u64) -> bool {
         let since_ns = *inner.unreachable_since_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since_ns) < UNREACHABLE_NS {

@@ -26,7 +26,7 @@ const WEIGHT: u64 = 4;
 const MOST_TIMES_KNOWN: u64 = 3;
 /// The steps by which each long measurement raises the limit [`MOST_TIMES_KNOWN`], to four times
 /// its value. If a kernel takes long again and again, the machine is not the cause. If the table
-/// cut these long times off, no tenant would be charged for them.
+/// cut these long times off, no tenant would pay for them.
 const MORE_PER_LONG: u8 = 64;
 /// The number of steps that double the limit [`MOST_TIMES_KNOWN`]. Each measurement within the
 /// limit takes one step back.
@@ -210,8 +210,8 @@ const MULTIPLIERS: [u64; 5] = [
     0x082e_fa98_ec4e_6c89,
 ];
 
-/// Mixes words into a key that is never 0. The products do not depend on each other, because the
-/// function runs on the launch path.
+/// Mixes words into a key that is never 0. The function runs on the launch path, so for speed its
+/// products do not depend on each other.
 #[inline(always)]
 pub fn key(words: [u64; 5]) -> u64 {
     const FOLD: u32 = 32;

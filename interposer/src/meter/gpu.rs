@@ -158,7 +158,7 @@ impl Gpu {
         self.meter.get()
     }
 
-    /// Returns whether the tenant is charged for the time of its copies.
+    /// Returns whether the arbiter charges the tenant for the time of its copies.
     pub fn charges_copies(&self) -> bool {
         self.grant().is_some_and(GrantSlot::charge_copies)
     }

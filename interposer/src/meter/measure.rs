@@ -19,12 +19,12 @@
 const EDGE_NS: i64 = 2_000;
 /// The longest time that one record of an event and one launch take together on the host, on every
 /// driver. If the two calls took longer, or longer than [`TIMES_USUAL`] times their usual time, the
-/// thread counts as interrupted. The interruption may lie between a call and the reading of the
-/// clock.
+/// meter takes the thread as interrupted. The interruption may lie between a call and the reading
+/// of the clock.
 const UNINTERRUPTED_NS: i64 = 20_000;
 const TIMES_USUAL: i64 = 2;
 /// On an idle stream, a segment begins some time after its submission. The further delay, ns, from
-/// which on the segment counts as having waited behind other work. The value is above any
+/// which on the meter assumes that the segment waited behind other work. The value is above any
 /// interruption that the module does not notice.
 const WAITED_NS: i64 = 100_000;
 /// Assumed upper limit of the events' time less the host's time, until the meter has measured an
@@ -46,15 +46,15 @@ pub struct Observed {
     pub end_ns: i64,
     /// End of the stream's previous segment, if known.
     pub previous_end_ns: Option<i64>,
-    /// Host time before the first event was recorded.
+    /// Host time just before the thread recorded the first event.
     pub asked_ns: i64,
-    /// Host time after the first event was recorded.
+    /// Host time just after the thread recorded the first event.
     pub began_ns: i64,
     /// Host time after the first launch.
     pub first_ns: i64,
-    /// Host time after the last launch, before the last event was recorded.
+    /// Host time after the last launch, before the thread recorded the last event.
     pub closed_ns: i64,
-    /// Host time after the last event was recorded.
+    /// Host time just after the thread recorded the last event.
     pub ended_ns: i64,
     /// Events' time less the host's time, for a segment that finds its stream idle, if known.
     pub offset_ns: Option<i64>,
@@ -86,7 +86,7 @@ pub struct Measured {
     pub least_ns: i64,
     /// The upper bound of the time that the launches took, ns.
     pub most_ns: i64,
-    /// Whether the bounds meet, so that the time is measured and not estimated.
+    /// Whether the bounds meet, so that the time is a measurement and no estimate.
     pub is_exact: bool,
     /// Whether the stream was idle before the segment.
     pub was_idle: bool,

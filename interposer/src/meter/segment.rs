@@ -80,15 +80,15 @@ pub struct Contents {
     pub expected_ns: u64,
     /// Estimated time of the copies that a segment of kernels took in, ns.
     pub copied_ns: u64,
-    /// Host time before the first event was recorded, ns.
+    /// Host time just before the thread recorded the first event, ns.
     pub asked_ns: u64,
-    /// Host time after the first event was recorded, ns.
+    /// Host time just after the thread recorded the first event, ns.
     pub began_ns: u64,
     /// Host time after the first launch, ns.
     pub first_ns: u64,
-    /// Host time after the last launch, before the last event was recorded, ns.
+    /// Host time after the last launch, before the thread recorded the last event, ns.
     pub closed_ns: u64,
-    /// Host time after the last event was recorded, ns.
+    /// Host time just after the thread recorded the last event, ns.
     pub ended_ns: u64,
     /// Whether the stream may have waited for something else between the launches.
     pub may_wait: bool,

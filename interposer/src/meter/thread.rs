@@ -30,12 +30,12 @@ use crate::session::Session;
 /// Pause between two looks of the meter thread while the gate of any GPU is leased or closed. A
 /// hand-off may take up to twice this time longer.
 const TICK_CONTENDED_NS: u64 = 50_000;
-/// Pause between two looks once the gate has closed and little work is left in flight. Between the
-/// end of the work and the next look, the GPU idles.
+/// Pause between two looks once the gate has closed and the work in flight is about to end. Between
+/// the end of the work and the next look, the GPU idles.
 const TICK_DRAINING_NS: u64 = 20_000;
-/// The most GPU time in flight that counts as little, ns, by the estimate or the rest of the
-/// estimate. If longer work is overdue by more than this time, the work does not count as little,
-/// because the work may never end.
+/// The most GPU time in flight, ns, by the estimate or the rest of the estimate, with which the
+/// meter thread looks every [`TICK_DRAINING_NS`]. If work is overdue by more than this time, the
+/// meter thread looks less often, because the work may never end.
 const DRAINED_SOON_NS: u64 = 1_000_000;
 /// Pause between two looks while work is in flight and all gates are open.
 const TICK_ALONE_NS: u64 = 400_000;
@@ -341,9 +341,9 @@ impl Meter {
         }
     }
 
-    /// Handles a context that the driver does not make current. For a while, the work of the
-    /// context counts as in flight. After that, the meter thread no longer waits for the work, and
-    /// charges it.
+    /// Handles a context that the driver does not make current. For a while, the meter shows the
+    /// work of the context as in flight. After that, the meter thread no longer waits for the work,
+    /// and charges it.
     fn lose(&mut self, context: &ContextState, inner: &mut Inner, now_ns: u64) {
         if context.is_given_up(self.here, inner, now_ns) {
             return;
@@ -494,7 +494,7 @@ impl Meter {
     }
 
     /// Charges `took_ns` of a stream's time between `start_ns` and `end_ns`. The stream ran
-    /// kernels, or copies for which the tenant is charged. `single`: there is one launch, on a
+    /// kernels, or copies that the tenant has to pay for. `single`: there is one launch, on a
     /// stream that has gaps.
     fn charge_time(
         &mut self,
@@ -551,8 +551,8 @@ impl Meter {
         })
     }
 
-    /// Counts copies whose time is known, but not their place on the time line. If the tenant is
-    /// charged for copies, charges the time.
+    /// Counts copies whose time is known, but not their place on the time line. If the grant says
+    /// that the arbiter charges copies, adds the time to the GPU time.
     fn charge_copied(&mut self, context: &ContextState, took_ns: u64) {
         let Some(meter) = context.gpu.meter().filter(|_| took_ns != 0) else { return };
         meter.copy_ns.fetch_add(took_ns, Ordering::Relaxed);

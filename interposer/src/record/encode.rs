@@ -122,7 +122,7 @@ impl Encoder {
         Some([head.as_bytes(), &records].concat())
     }
 
-    /// Adds a record that `count` events were lost, if any were lost.
+    /// Adds a record of the number of lost events, `count`, unless it is 0.
     pub fn lost(&mut self, count: u64) {
         if count > 0 {
             self.record(&Record::Lost(count));

@@ -40,8 +40,8 @@ const END_LIMIT_NS: u64 = 2_000_000_000;
 /// The time between two checks, at the end of the process, whether the recording thread has written
 /// everything, ns.
 const END_LOOK_NS: u64 = 200_000;
-/// The most threads that record at a time. Each has a ring of half a MiB. The calls of further
-/// threads count as lost.
+/// The most threads that record at a time. Each has a ring of half a MiB. The trace counts the
+/// calls of further threads as lost.
 const MAX_RINGS: usize = 256;
 /// The number of functions that a thread remembers as already named in the trace.
 const NAMED: usize = 256;

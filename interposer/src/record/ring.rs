@@ -55,7 +55,7 @@ impl Ring {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of events that were lost since the last call.
+    /// Returns the number of events lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }

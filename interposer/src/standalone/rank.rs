@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use deepres_abi::meter::Reading;
 use deepres_abi::standalone::StandaloneGpu;
 
-/// The part, one in this many, by which a spin makes the work of a rank longer than usual, besides
+/// The rank spins if its work takes longer than usual by more than one part in this many, besides
 /// the delay of a look. Lengths of a kernel vary less.
 const USUAL_PER_SPIN: u64 = 2;
-/// The longest spin of a rank for another rank, ns. Within this time, the other rank can launch.
+/// The longest spin of one rank for a second rank, ns. Within this time, the second rank can
+/// launch.
 const ENDLESS_NS: u64 = 1_000_000_000;
 /// The longest time between the looks that see the ends of two kernels that end together, ns.
 const SKEW_NS: u64 = 500_000;
@@ -38,8 +39,8 @@ impl Rank {
         if (used_ns, runs) != (reading.compute_ns, reading.in_flight) {
             self.progressed_ns.store(now_ns, Ordering::Relaxed);
         }
-        // Among ranks that depend on each other, a rank that ends none of its kernels for longer
-        // than one takes spins.
+        // Among ranks that depend on each other, a rank spins if it has ended no kernel for longer
+        // than its longest kernel takes.
         let is_known = gpu.depends(now_ns);
         let most_ns = if is_known { reading.longest_ns } else { u64::MAX };
         let usual_ns = reading.in_flight_ns.min(most_ns);

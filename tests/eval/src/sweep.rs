@@ -105,8 +105,8 @@ pub struct Sweep {
     pub worst_vs_bound: f64,
     /// The median of `vs_gps` over mixes.
     pub median_progress_vs_gps: f64,
-    /// The least progress of a tenant of any mix, as a part of the lesser of its progress under
-    /// plain time-slicing and under the fluid limit.
+    /// The least progress of a tenant of any mix, as a part of its progress under plain
+    /// time-slicing or under the fluid limit. Of the two, the lesser progress counts.
     pub worst_vs_nothing: f64,
     /// Scenario files of the mixes that are the worst by any figure.
     pub worst_files: Vec<PathBuf>,

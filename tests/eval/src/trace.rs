@@ -55,7 +55,7 @@ pub struct Process {
     pub waits: Vec<(u64, u64)>,
     /// Measured times by key: number of times and their sum, ns.
     pub took: BTreeMap<u64, (u64, u64)>,
-    /// Number of records that were lost.
+    /// Number of lost records.
     pub lost: u64,
     /// Whether the process ended its recording.
     pub is_whole: bool,
@@ -243,7 +243,7 @@ impl Process {
     }
 }
 
-/// Reads a regular file's bytes. Pipes and devices are refused, because they may never end.
+/// Reads a regular file's bytes. Refuses pipes and devices, because they may never end.
 fn read_file(file: &Path, most_bytes: u64, remedy: &str) -> Result<Vec<u8>> {
     let found = std::fs::metadata(file)?;
     ensure!(found.is_dir() || found.is_file(), "it is no regular file");

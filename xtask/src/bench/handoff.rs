@@ -55,8 +55,9 @@ struct Report {
     handoff_us: Quantiles,
     handoffs: u64,
     quantum_us: f64,
-    /// Idle time of the GPU between the work of one tenant and of the next, for each hand-off, by
-    /// the simulated GPU's record. The GPU's switches between contexts are not included.
+    /// Mean idle time of the GPU for a hand-off, between the work of one tenant and the work of the
+    /// next, by the simulated GPU's record. The time does not include the GPU's switches between
+    /// contexts.
     idle_per_handoff_us: f64,
     /// Idle time between a tenant's work and its own next work, for each hand-off. In this time the
     /// program waited for its results.

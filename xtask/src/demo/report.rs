@@ -40,8 +40,8 @@ struct Tenant {
     name: String,
     client: &'static str,
     entitled_share: f64,
-    /// Due share: the entitlement for the time in which both tenants had work, and the whole of the
-    /// time in which only this tenant had work.
+    /// Due share: the entitlement in the time in which both tenants had work, and the whole GPU in
+    /// the time in which only this tenant had work.
     due_share: f64,
     metered_share: f64,
     /// True share, which only a simulated GPU records.

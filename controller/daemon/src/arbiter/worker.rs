@@ -343,7 +343,7 @@ impl Worker {
         }
     }
 
-    /// Tells a tenant's sessions the tenant's memory limit, and whether copies are charged.
+    /// Tells a tenant's sessions the tenant's memory limit, and whether the arbiter charges copies.
     fn show_rules(&self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         for session in self.sessions.values().filter(|session| session.tenant == id) {

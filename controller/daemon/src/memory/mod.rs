@@ -39,7 +39,8 @@ pub struct Memory {
     unmanaged_bytes: BTreeMap<usize, u64>,
 }
 
-/// Returns the memory that each tenant holds by its ledger, bytes. Suspended tenants are left out.
+/// Returns the memory that each tenant holds by its ledger, bytes. The result leaves out suspended
+/// tenants.
 pub fn held(tenants: &Tenants) -> Held {
     let there = tenants.iter().filter(|(_, tenant)| !tenant.residence.is_suspended());
     let on_gpus = |tenant: &Tenant| -> Vec<_> {

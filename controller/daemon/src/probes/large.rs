@@ -19,8 +19,8 @@ struct Entry {
 pub struct Large(BTreeMap<ProcessKey, Entry>);
 
 impl Large {
-    /// Returns whether the caller should look at a process now. If the result is true, the look
-    /// counts as begun.
+    /// Returns whether the caller should look at a process now. If the result is true, the method
+    /// notes that a look has begun.
     pub fn asks(&mut self, who: ProcessKey, now_ns: u64) -> bool {
         let entry = self.0.entry(who).or_default();
         let asks = !entry.is_asked && now_ns >= entry.next_ns;

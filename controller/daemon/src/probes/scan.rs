@@ -141,7 +141,7 @@ pub fn is_dying(pid: u32) -> bool {
         flags.and_then(|flags| flags.parse::<u32>().ok()).is_none_or(|flags| flags & ENDING != 0)
     };
     let mut threads = threads(pid).map(is_ending).peekable();
-    // If the function can read no thread, the process does not count as ending.
+    // If the function can read no thread, it does not take the process for ending.
     threads.peek().is_some() && threads.all(|is_ending| is_ending)
 }
 

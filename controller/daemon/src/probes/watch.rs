@@ -218,7 +218,7 @@ struct Watch {
     /// expecting the process.
     returning: BTreeMap<ProcessKey, u64>,
     /// Processes of `returning` that had a session with the previous daemon. While the daemon
-    /// expects them, these processes do not count as unmanaged.
+    /// expects these processes, it does not list them as unmanaged.
     of_before: BTreeSet<ProcessKey>,
     /// Each process's activity at the last reading, and whether the process was connected then.
     counted: BTreeMap<ProcessKey, (Activity, bool)>,

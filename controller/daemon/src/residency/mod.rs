@@ -26,9 +26,9 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// The time between two looks while a tenant may be taken off the GPUs.
+/// The time between two looks while residency may suspend a tenant.
 const TICK: Duration = Duration::from_millis(20);
-/// The time between two checks whether a tenant may be taken off the GPUs.
+/// The time between two checks whether residency may suspend a tenant.
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// The time without a want after which a tenant is idle.
 const IDLE_NS: u64 = Duration::from_secs(1).as_nanos() as u64;
@@ -327,8 +327,8 @@ async fn bring_back(name: &str, shared: &Rc<Shared>) -> Result<bool, String> {
             Ok(Back::NoRoom) => {
                 movers.push(mover);
                 if let Some(away) = shared.residency.borrow_mut().away.get_mut(name) {
-                    // Processes that are back count as new, and may have to follow the tenant
-                    // again.
+                    // The daemon treats processes that are back as new processes. They may have to
+                    // follow the tenant again.
                     away.processes.retain(|process| movers.iter().any(|mover| mover.moves(process.pid)));
                     away.stage = Stage::There(movers);
                 }
@@ -524,7 +524,8 @@ fn take_up(name: &str, pids: &[u32], mover: Mover, shared: &Shared) -> Option<Mo
         is_by_hand: false,
         since_ns: monotonic_ns(),
         bytes: stay.held,
-        // The daemon does not know for what the tenant waits, so the tenant does not count as idle.
+        // The daemon does not know for what the tenant waits, so it does not take the tenant for
+        // idle.
         idle_since_ns: None,
         follow_again_ns: None,
     };
@@ -594,8 +595,8 @@ impl Residency {
         self.away.extract_if(.., is_dead).map(|(name, _)| name).collect()
     }
 
-    /// Returns processes that are on the GPUs although their tenants are away. From now on, a move
-    /// of these tenants counts as under way.
+    /// Returns processes that are on the GPUs although their tenants are away. From now on,
+    /// residency takes a move of these tenants as under way.
     fn followers(&mut self, stays: &[Stay], now_ns: u64) -> Vec<Followers> {
         let follow = |stay: &Stay| {
             let away = self.away.get_mut(&stay.name).filter(|away| away.id == stay.id)?;
@@ -664,7 +665,7 @@ impl Residency {
                 let place = match away.stage {
                     _ if away.is_by_hand => Place::Fixed,
                     Stage::There(_) => Place::Away,
-                    // The tenant's memory counts as occupied until it is free.
+                    // Until the tenant's memory is free, the plan takes the memory as occupied.
                     Stage::Leaving => Place::Resident,
                     Stage::Followed | Stage::Returning | Stage::Lost(_) => Place::Fixed,
                 };

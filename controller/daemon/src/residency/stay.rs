@@ -154,7 +154,8 @@ pub fn let_wait(tenant: &Tenant) {
     ledgers(tenant).for_each(|ledger| ledger.set_obtainable(u64::MAX));
 }
 
-/// Makes a tenant's processes ask the driver again.
+/// Tells a tenant's waiting processes that the GPU has room, so that they ask the driver for memory
+/// again.
 pub fn announce_room(tenant: &Tenant) {
     ledgers(tenant).for_each(LedgerGpu::announce_room);
 }

@@ -19,8 +19,8 @@ const DESCRIPTORS: u64 = 5;
 /// Descriptors for the daemon itself, its probes, its administrators, refused connections, and the
 /// ledgers of tenants without sessions.
 const OWN_DESCRIPTORS: u64 = 512 + MAX_DESERTED as u64;
-/// The most processes at a time that the daemon remembers as about to begin a session. Further
-/// processes count as unmanaged until they have a session.
+/// The most processes at a time that the daemon remembers as about to begin a session. The daemon
+/// lists further processes as unmanaged until they have a session.
 const ARRIVING_AT_A_TIME: usize = 256;
 /// The number of connections for which the daemon remembers one process that is about to begin a
 /// session. Such a process takes two descriptors: its connection and its pidfd.

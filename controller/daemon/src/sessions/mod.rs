@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 /// The time that a peer may take to say hello before the daemon drops the connection.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// The time that the driver may take to start in a process that announced a session. After this
-/// time the process counts as unmanaged.
+/// time, the daemon lists the process as unmanaged.
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(300);
 /// The time that a process that closed its connection may take to die. After this time, the daemon
 /// assumes that the process lives on.
@@ -213,8 +213,8 @@ async fn hear(
     Ok(())
 }
 
-/// Remembers that a process is about to begin a session, so that the process does not count as
-/// unmanaged. The memory ends with the connection.
+/// Remembers that a process is about to begin a session, so that the daemon does not list the
+/// process as unmanaged. The daemon forgets this when the connection ends.
 async fn expect(
     connection: &AsyncFd<OwnedFd>,
     peer: Peer,

@@ -30,7 +30,7 @@ pub struct Caps {
     pub deadline: bool,
     /// Whether SLOs count.
     pub slo: bool,
-    /// Whether the time of copies is charged even if the tenant does not ask for it.
+    /// Whether the arbiter charges copies even if the tenant does not ask for the charge.
     pub charge_copies: bool,
 }
 

@@ -26,9 +26,9 @@ pub(super) struct OpenSegment {
 pub(super) struct Beginning {
     /// The launch that opens the segment.
     pub(super) launch: Launch,
-    /// Host time before the first event was recorded, ns.
+    /// Host time just before the thread recorded the first event, ns.
     pub(super) asked_ns: u64,
-    /// Host time after the first event was recorded, ns.
+    /// Host time just after the thread recorded the first event, ns.
     pub(super) began_ns: u64,
     /// Whether the segment gets no start event, only an end event.
     pub(super) is_end_only: bool,
@@ -68,7 +68,7 @@ impl OpenSegment {
         self.may_wait.load(Ordering::Relaxed)
     }
 
-    /// Returns the host time before the segment's first event was recorded, ns.
+    /// Returns the host time just before the thread recorded the segment's first event, ns.
     pub(super) fn asked_ns(&self) -> u64 {
         self.asked_ns.load(Ordering::Relaxed)
     }

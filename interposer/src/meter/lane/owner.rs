@@ -31,15 +31,16 @@ pub(super) const LAUNCHES_MAX: u32 = 1024;
 const LONGEST: u32 = 1 << 29;
 /// The most launches in a segment while the meter has measured no launch of the lane.
 const LAUNCHES_UNMEASURED_MAX: u32 = 16;
-/// The number of segments in a spell of which one gets a start event.
+/// In a spell, the meter gives a start event to one segment in this many.
 const MEASURED_IN_SPELL_EVERY: u32 = 8;
-/// The number of segments of which one has a sample, while the GPU is not contended and the stream
-/// has gaps. While the GPU is contended, the samples themselves set the number ([`super::reader`]).
+/// While the GPU is not contended and the stream has gaps, the meter takes a sample in one segment
+/// of this many. While the GPU is contended, the samples themselves set the number
+/// ([`super::reader`]).
 const SAMPLE_EVERY: u32 = 4;
 /// The fewest launches of an open segment that a launch without a settled estimate ends. So if no
 /// kernel has an estimate, the meter times one launch in this many.
 pub(super) const UNKNOWN_APART: u32 = 8;
-/// The number of copies between kernels, with an estimate, of which the meter times one.
+/// Of copies between kernels with an estimate, the meter times one in this many.
 const COPY_SAMPLE_EVERY: u32 = 8;
 /// While the GPU is not contended, the lane counts a graph of at most this length, ns, like a
 /// kernel. Graphs with conditional nodes are the exception. A longer graph fills more than a
@@ -429,8 +430,8 @@ impl LaneOwner {
         self.tally.release();
     }
 
-    /// Takes back the launch that was counted last, because the driver refused it. If a thread
-    /// closed the segment meanwhile, the next segment is charged that much less.
+    /// Takes back the launch that the thread counted last, because the driver refused the launch.
+    /// If a thread closed the segment meanwhile, the next segment's charge is that much less.
     pub fn uncount(self, kind: Kind) {
         self.tally.take_back(kind.one());
     }

@@ -21,13 +21,13 @@ const STALE_NS: u64 = 200_000;
 /// The time after which the meter thread ends a segment while the GPU is contended. A long kernel
 /// among short kernels is then not hidden in a segment that outlasts it.
 const LONGEST_NS: u64 = 2 * SEGMENT_NS;
-/// The number of segments of which one has a sample, while the GPU is contended and the samples
-/// contradict the estimates. A program that waits for the GPU after every 25 launches then records
+/// While the GPU is contended and the samples contradict the estimates, the meter takes a sample in
+/// one segment of this many. A program that waits for the GPU after every 25 launches then records
 /// 0.1 events for a launch.
 const SAMPLE_EVERY_LEAST: u32 = 8;
-/// The most segments of which one has a sample while the GPU is contended. Each sample that
-/// confirms its estimate doubles the number of segments, up to this value. If kernels take longer
-/// from now on, the meter notices after 16 ms at most.
+/// While the GPU is contended, the meter takes a sample in at least one segment of this many. Each
+/// sample that confirms its estimate doubles the number of segments, up to this value. If kernels
+/// begin to take longer, the meter notices after 16 ms at most.
 const SAMPLE_EVERY_MOST: u32 = 32;
 /// A sample confirms its estimate if sample and estimate differ by at most one part in this many. A
 /// difference of [`CONFIRMS_NS`], the error of a time between two events, also confirms.
@@ -44,14 +44,14 @@ const NO_END: i64 = i64::MIN;
 pub(super) struct Learned {
     /// Whether the stream's last segment had gaps, or may have had gaps.
     is_sparse: AtomicBool,
-    /// GPU time, ns, by which earlier segments were charged less than expected, because of their
-    /// bounds. The meter thread adds this time to later charges. Without the correction, the meter
-    /// thread would charge kernels with scattered times too little, because the bounds cut off only
-    /// long times.
+    /// GPU time, ns, by which the charges of earlier segments were less than expected, because of
+    /// the segments' bounds. The meter thread adds this time to later charges. Without the
+    /// correction, the meter thread would charge kernels with scattered times too little, because
+    /// the bounds cut off only long times.
     carried_ns: AtomicI64,
     /// The mean GPU time of a launch, ns; 0: not measured yet.
     mean_ns: AtomicU64,
-    /// The number of segments of which one has a sample while the GPU is contended.
+    /// While the GPU is contended, the meter takes a sample in one segment of this many.
     sample_every: AtomicU32,
     /// The end of the last processed segment, or [`NO_END`].
     previous_end_ns: AtomicI64,
@@ -98,7 +98,7 @@ impl Learned {
         self.mean_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of segments of which one is a sample, while the GPU is contended.
+    /// Returns the number of segments for each sample while the GPU is contended.
     pub(super) fn sample_every(&self) -> u32 {
         self.sample_every.load(Ordering::Relaxed)
     }
@@ -162,9 +162,9 @@ impl Lane {
     /// segment is complete once the stream has no work left.
     ///
     /// A per-thread default stream has the same handle in each thread, but the handle names another
-    /// stream there. So the meter thread can neither record on the stream nor query it. Such a
-    /// segment counts as complete once all segments before it are complete and its usual time has
-    /// passed.
+    /// stream there. So the meter thread can neither record on the stream nor query it. The meter
+    /// thread takes such a segment as complete once all segments before it are complete and its
+    /// usual time has passed.
     pub(super) fn close_stale(
         &self,
         _meter: MeterThread,
@@ -181,7 +181,7 @@ impl Lane {
                 let is_through = may_ask && calls.query_stream(Stream::LEGACY) != Progress::Pending;
                 drop(marking);
                 if !is_through {
-                    // Earlier work of the stream is charged by its own segments.
+                    // The segments of the stream's earlier work charge that work.
                     if may_ask && self.has_begun(calls) {
                         self.learned.busy_for_ns.store(quiet_ns, Ordering::Relaxed);
                     } else {
@@ -189,8 +189,8 @@ impl Lane {
                     }
                     return;
                 }
-                // Work on the legacy stream waits for other streams, and must not be charged for
-                // the wait.
+                // Work on the legacy stream waits for other streams, and the charge must not
+                // include the wait.
                 let is_by_itself = self.context.lanes() <= 1 && !self.open.may_wait();
                 let busy_for_ns = self.learned.busy_for_ns.load(Ordering::Relaxed);
                 End::Unrecorded { least_ns: if is_by_itself { busy_for_ns } else { 0 } }
@@ -227,8 +227,8 @@ impl Lane {
         self.learned.carried_ns.load(Ordering::Relaxed).clamp(-expected_ns, expected_ns)
     }
 
-    /// Records that a segment with an expected time of `expected_ns` was charged `took_ns`, because
-    /// of its bounds.
+    /// Records that the charge of a segment was `took_ns` instead of the expected `expected_ns`,
+    /// because of the segment's bounds.
     pub fn carry(&self, meter: MeterThread, expected_ns: i64, took_ns: i64) {
         if expected_ns > 0 {
             let carried_ns = self.carried_ns(meter, expected_ns).saturating_add(expected_ns - took_ns);

@@ -20,7 +20,7 @@ pub(super) const LAUNCHES_STUCK: u32 = 256;
 /// The number of measurements after which the meter trusts the estimate of a graph with conditional
 /// nodes. The first launch may be by far the shortest.
 pub(super) const VARYING_SEEN: u8 = 8;
-/// The value of `stuck_at` while the stream is not stuck.
+/// The value of `stuck_at` while no wait holds up the stream.
 const GETS_ON: u64 = u64::MAX;
 
 /// The known waits of a lane's stream.
@@ -28,8 +28,8 @@ const GETS_ON: u64 = u64::MAX;
 pub(super) struct Waits {
     /// Whether the job made the stream wait for something else since the last segment began.
     has_to_wait: AtomicBool,
-    /// The number of the segment that must complete before the stream counts as running again.
-    /// [`GETS_ON`] if the stream counts as running.
+    /// The number of the segment that must complete before the lane takes the stream as running
+    /// again. [`GETS_ON`] while the lane takes the stream as running.
     stuck_at: AtomicU64,
     /// Whether the job made the stream wait for the host, as far as the interposer can tell.
     awaits_host: AtomicBool,

@@ -203,7 +203,7 @@ pub fn spare(stream: &Stream) -> Vec<crate::graph_memory::Node> {
     own.map_or_else(Vec::new, |own| own.session.graph.spare(&own.after))
 }
 
-/// Returns a capturing stream's position, for an event that is recorded in it.
+/// Returns a capturing stream's position, for an event that the client records in the stream.
 pub fn place_of(stream: &Stream) -> Result<Captured> {
     let membership = stream.with_capture(|own| own.clone()).ok_or(status::ILLEGAL_STATE)?;
     membership.session.check()?;

@@ -66,8 +66,8 @@ impl Event {
         Self::insert(None, flags, EventId::from_bits(bits), true)
     }
 
-    /// Returns whether the event may be used with work of `context`. An event of another process
-    /// may be used with any work.
+    /// Returns whether a client may use the event with work of `context`. Clients may use an event
+    /// of another process with any work.
     fn belongs_to(&self, context: &Context) -> bool {
         self.context.as_ref().is_none_or(|own| own.handle == context.handle)
     }

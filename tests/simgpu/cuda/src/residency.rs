@@ -2,9 +2,9 @@
 //! about the block.
 //!
 //! Blocks begin on the host. Prefetches move blocks. A kernel with an address of the memory among
-//! its parameters also moves blocks: the model assumes that the kernel uses the whole allocation,
-//! and makes it wait for the missing blocks. Blocks that do not fit on the GPU cross the bus at
-//! each use. Copies and memsets use blocks at their present place.
+//! its parameters also moves blocks. The model assumes that the kernel uses the whole allocation,
+//! and makes the kernel wait for the missing blocks. Blocks that do not fit on the GPU cross the
+//! bus at each use. Copies and memsets use blocks at their present place.
 //!
 //! In truth the bytes never move, because host and GPU see the same memory. A move only changes the
 //! recorded place and takes time.

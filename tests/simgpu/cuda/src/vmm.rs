@@ -85,8 +85,8 @@ pub fn properties(physical: &Physical) -> cu::CUmemAllocationProp {
     }
 }
 
-/// Returns a context of a device: the current context if it is on the device, else any context of
-/// the device. cuMemCreate needs a context of the device, but the context need not be current.
+/// Returns a context of a device, preferably the current context. cuMemCreate needs a context of
+/// the device, but the context need not be current.
 fn context_of(device: i32) -> Result<Arc<Context>> {
     if let Ok(current) = crate::context::current()
         && current.device == device

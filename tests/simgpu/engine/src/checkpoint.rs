@@ -57,7 +57,7 @@ pub enum CheckpointError {
     OutOfMemory,
 }
 
-/// A call in progress. The process cannot be locked until the call is dropped.
+/// A call in progress. Until the drop of this value, no process can lock the calling process.
 #[derive(Debug)]
 pub struct Call<'a> {
     calls: &'a Word,

@@ -1,4 +1,4 @@
-//! The configuration of the virtual GPUs: one TOML file. Unknown keys are refused.
+//! The configuration of the virtual GPUs: one TOML file. The engine refuses unknown keys.
 //!
 //! The default is `default.toml` beside this file, modelled on an H200. It documents every key.
 
@@ -308,8 +308,8 @@ impl Config {
 /// Returns whether `name` matches `pattern`. `*` stands for any run of bytes and `?` for one byte.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // The place from which to retry if the pattern after the last star does not fit: the star's
-    // place, and the place in the name where the star's text ended.
+    // The place from which to retry if the pattern after the last star does not fit. The first
+    // number is the star's place, and the second the end of the star's text in the name.
     let mut retry = None;
     while n < name.len() {
         match pattern.get(p) {

@@ -741,8 +741,8 @@ fn open_stream<'a>(guard: &Guard<'a>, stream: StreamId) -> Result<&'a Stream, Er
     found.filter(|found| found.closing.load() == 0).ok_or(Error::Gone("stream"))
 }
 
-/// Takes a free slot of a table, and returns its index and generation: a slot that was used before
-/// if there is one, else a fresh slot. The change is part of the caller's transaction.
+/// Takes a free slot of a table, and returns its index and generation. Takes a slot that was used
+/// before if there is one, else a fresh slot. The change is part of the caller's transaction.
 fn new_slot<'a>(
     guard: &mut Guard<'_>,
     list: &FreeList,

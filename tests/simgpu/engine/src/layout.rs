@@ -294,7 +294,7 @@ pub struct Event {
     pub process: Word,
     /// Number of the last record submitted.
     pub recorded: Word,
-    /// Number of the last record completed. `at_ns` is written before this word.
+    /// Number of the last record completed. The engine writes `at_ns` before this word.
     pub completed: Word,
     pub at_ns: Word,
     /// Place of the last record: the stream (see [`pack`]) and the item's sequence.
@@ -337,8 +337,8 @@ pub struct Item {
     pub meeting: Word,
 }
 
-/// Units of work per nanosecond. Work is counted finer than time, so that sharing SMs does not lose
-/// a nanosecond at every event.
+/// Units of work per nanosecond. The engine counts work finer than time, so that sharing SMs does
+/// not lose a nanosecond at every event.
 pub const TICKS_PER_NS: u64 = 1024;
 
 /// A time that never comes.

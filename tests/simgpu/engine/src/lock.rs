@@ -25,7 +25,7 @@ const MAX_PATIENCE_NS: libc::c_long = 64 * PATIENCE_NS;
 #[derive(Debug, Default)]
 pub struct Lock(AtomicU32);
 
-/// State of the lock when it was taken.
+/// State of the lock when a process took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The last holder released the lock.

@@ -56,13 +56,14 @@ const CHOICE: Choice = Choice {
     reserved: [0; 4],
 };
 
-// SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result is at room for the
-// result, and an object comes from the function that makes it and is not used after its end.
+// SAFETY (of every block below): by cuBLASLt's contract, a pointer for a result points at room for
+// the result. An object comes from the function that makes it, and the caller does not use it after
+// its end.
 
 /// Makes an object.
 ///
 /// # Safety
-/// `to` is at room for the address.
+/// `to` points at room for the address.
 unsafe fn create<T>(to: *mut *mut T, object: T) -> u32 {
     // SAFETY: the caller promises it.
     unsafe { to.write(Box::into_raw(Box::new(object))) };

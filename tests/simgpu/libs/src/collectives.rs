@@ -42,8 +42,9 @@ pub struct Communicator {
     rank: i32,
 }
 
-// SAFETY (of every block below): by NCCL's contract, a pointer for a result is at room for the
-// result, and a communicator comes from a function that makes it and is not used after its end.
+// SAFETY (of every block below): by NCCL's contract, a pointer for a result points at room for the
+// result. A communicator comes from a function that makes it, and the caller does not use it after
+// its end.
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetVersion(version: *mut i32) -> u32 {

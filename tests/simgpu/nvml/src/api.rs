@@ -243,7 +243,7 @@ const PROCESSES_UTILIZATION_V1: c_uint =
 const US_PER_S: u64 = 1_000_000;
 
 /// Returns the time of a sample, the GPU's utilisation in percent, and the processes on the GPU.
-/// Each process is reported with the utilisation of the whole GPU.
+/// For each process, the function returns the utilisation of the whole GPU.
 fn sampled(
     library: &crate::library::Library,
     device: nvmlDevice_t,

@@ -1,9 +1,9 @@
 //! The code of the program: the fat binaries, kernels and variables that the program registers when
 //! it starts.
 //!
-//! A program names a kernel by the address of a function on the host, and a variable by the address
-//! of its shadow on the host. The driver loads a fat binary at the first use of its kernels or
-//! variables, because a framework registers hundreds of fat binaries and uses few.
+//! A program names a kernel by the address of a host function, and a variable by the address of the
+//! variable's shadow on the host. A framework registers hundreds of fat binaries and uses few. So
+//! the driver loads a fat binary at the first use of its kernels or variables.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};

@@ -29,7 +29,7 @@ pub struct Bursts {
     pub added_contended_ns: f64,
     /// Time that hooks add with a share and without a daemon, ns.
     pub added_standalone_ns: f64,
-    /// Events that hooks record under a lease.
+    /// Number of events that hooks record for a launch under a lease.
     pub records_per_launch_contended: f64,
 }
 

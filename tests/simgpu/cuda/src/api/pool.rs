@@ -159,7 +159,7 @@ calls! {
     }
     cuMemPoolImportFromShareableHandle(pool_out, handle, handleType, flags) {
         status::refuse(flags != 0 || pool_out.is_null())?;
-        // A descriptor is passed as the pointer itself.
+        // For a descriptor, the client passes its number in place of a pointer.
         let descriptor = i32::try_from(handle as usize).map_err(|_| status::INVALID_VALUE)?;
         give!(pool_out, Pool::import(descriptor, handleType)?.handle as CUmemoryPool);
     }
