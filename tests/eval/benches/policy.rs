@@ -20,7 +20,7 @@ const STEP_NS: u64 = 1_000_000;
 const WAITS: Seen = Seen { waiting: true, in_flight: false, used_ns: 0, pending_ns: 0, longest_ns: STEP_NS };
 const RUNS: Seen = Seen { in_flight: true, used_ns: STEP_NS, pending_ns: STEP_NS, ..WAITS };
 
-/// The number of tenants of which one is a guest.
+/// One tenant of this many is a guest.
 const GUESTS: TenantId = 8;
 
 /// One GPU that all its tenants want.
