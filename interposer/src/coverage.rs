@@ -13,7 +13,7 @@ use deepres_abi::meter::MeterPage;
 
 use crate::log::say;
 
-/// The time between two copies to the page, ns.
+/// The time between two copies of the counters to the shared page, ns.
 const PUBLISH_NS: u64 = 100_000_000;
 
 /// The coverage of this process.

@@ -32,7 +32,7 @@ pub struct Options {
 pub const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// The time after which an input counts as hanging, s.
+/// The time after which the fuzzer takes an input for hanging, s.
 const TIMEOUT_S: u32 = 10;
 /// The memory of a target above which the input is a finding, MiB.
 const MEMORY_MIB: u32 = 2048;

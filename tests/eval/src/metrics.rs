@@ -271,7 +271,7 @@ fn row(
         sum / f64::from(count.max(1))
     };
     let progress = progress_of(run);
-    // A job without work counts as done.
+    // The figures take a job without work as done.
     let against = |policy: Policy| match references.get(policy.name()).map_or(0.0, progress_of) {
         0.0 => 1.0,
         other => progress / other,

@@ -26,7 +26,7 @@ const LIMIT_BYTES: u64 = 1 << 30;
 const SIMGPU_TOML: &str = "context_overhead_bytes = 0\n";
 /// Time between two looks at a race that should reach a point.
 const POLL: Duration = Duration::from_millis(1);
-/// The time without progress after which a race counts as hanging.
+/// The time without progress after which the benchmark takes a race for hanging.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const NS_PER_MS: f64 = 1e6;
 /// Time within which the memory of a killed process must be available again, ms.

@@ -17,11 +17,11 @@ use super::unmeasured::Unmeasured;
 const DISTURBED_PERCENT: f64 = 1.0;
 /// The length of a CPU's stop, in ms, from which on a failure means nothing.
 const DISTURBED_MS: f64 = 50.0;
-/// The number of times that each test is tried again.
+/// The number of times that the tally tries each test again.
 const TRIES: usize = 3;
-/// The time within which tests may be tried again, for all tests together.
+/// The time within which the tally tries tests again, for all tests together.
 const TRIED_FOR: Duration = Duration::from_secs(600);
-/// The longest wait for quiet CPUs before a test is tried again.
+/// The longest wait for quiet CPUs before the tally tries a test again.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 /// The most tests that one run may leave unmeasured.
 const MOST_NOT_MEASURED: usize = 3;
@@ -64,8 +64,8 @@ impl Tally {
     ///
     /// `run` runs all tests, or only the named test. If a test fails while the hypervisor takes CPU
     /// time ([`DISTURBED_PERCENT`], [`DISTURBED_MS`]), the method tries the test again. The test
-    /// then runs alone, when the CPUs are quiet. If the hypervisor disturbs each try, the test
-    /// counts as unmeasured.
+    /// then runs alone, when the CPUs are quiet. If the hypervisor disturbs each try, the method
+    /// lists the test as not measured.
     pub fn tests(&mut self, name: &str, run: impl Fn(Option<&str>) -> Result<Outcome>) -> Result<()> {
         self.tests_when_quiet(name, run, || {
             stolen::await_quiet(DISTURBED_PERCENT, QUIET_WITHIN);
@@ -131,8 +131,8 @@ impl Tally {
         self.failures.is_empty() && self.failed == 0
     }
 
-    /// Judges the tests that the run skipped or did not measure. Three things count as failures:
-    /// too many unmeasured tests, a test that the last run did not measure either, and an
+    /// Judges the tests that the run skipped or did not measure. The method adds three kinds of
+    /// failures: too many unmeasured tests, a test that the last run did not measure either, and an
     /// unexpected reason to skip.
     pub fn judge(&mut self, before: &Unmeasured) {
         if self.not_measured.len() > MOST_NOT_MEASURED {

@@ -143,8 +143,8 @@ impl Registry {
         self.gpus = Gpus::default();
     }
 
-    /// Returns the numbers of GPUs, tenants and sessions, as one line. Deserted tenants do not
-    /// count.
+    /// Returns the numbers of GPUs, tenants and sessions, as one line. The numbers leave out
+    /// deserted tenants.
     pub fn summary(&self) -> String {
         let living = || self.tenants.living().map(|(_, tenant)| tenant.members.sessions().len());
         let (sessions, tenants): (usize, usize) = (living().sum(), living().count());

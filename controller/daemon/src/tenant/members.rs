@@ -55,8 +55,8 @@ pub struct Members {
     sessions: BTreeMap<SessionId, Session>,
     /// The keepers, each with its process; `None` if the daemon could not look at the process.
     keepers: BTreeMap<KeeperId, Option<ProcessKey>>,
-    /// Processes without a session that had one before. While such a process lives, the arbiters
-    /// remember the point up to which they charged it.
+    /// Processes without a session that had a session before. While such a process lives, the
+    /// arbiters remember the point up to which they charged it.
     returning: BTreeSet<ProcessKey>,
     /// The former slots: slots of the ledger whose sessions have ended.
     former_slots: FormerSlots,
@@ -64,7 +64,8 @@ pub struct Members {
     is_awaited: bool,
     /// The members that the previous daemon saved; `None` if it did not know all of them.
     awaited: Option<Vec<ProcessKey>>,
-    /// When the tenant was last deserted, ns of `CLOCK_MONOTONIC`; 0 if never.
+    /// When the tenant last became deserted ([`Self::is_deserted`]), ns of `CLOCK_MONOTONIC`; 0 if
+    /// never.
     left_ns: u64,
 }
 
@@ -86,8 +87,8 @@ impl Members {
         !self.sessions.is_empty() || !self.keepers.is_empty()
     }
 
-    /// Returns whether the tenant has no session and no keeper, and the daemon awaits no member of
-    /// the previous daemon.
+    /// Returns whether the tenant is deserted: it has no session and no keeper, and the daemon
+    /// awaits no member of the previous daemon.
     pub fn is_deserted(&self) -> bool {
         !self.is_present() && !self.is_awaited
     }

@@ -222,9 +222,9 @@ status! {
         /// hand-offs that a busy machine delayed. From this cost, the daemon derives `quantum_ns`
         /// and the other time constants of the GPU.
         pub handoff_ns: u64,
-        /// Time before a lease's end at which the lease is renewed or given up, ns.
+        /// Time before a lease's end at which the scheduler renews or ends the lease, ns.
         pub lead_ns: u64,
-        /// Time without work after which a holder counts as idle, ns.
+        /// Time without work after which the scheduler takes a holder for idle, ns.
         pub grace_ns: u64,
         /// Jain's fairness index of the last second, parts per million. The index compares the GPU
         /// time of tenants with the time that they were owed; a million means equal treatment.

@@ -14,8 +14,8 @@
 //! as good as the best message. So with a steady production, the profile never ends. In the
 //! evaluation, such messages end the profile, so that the guest runs.
 //!
-//! Several production tenants count as one tenant, with the sum of their rates. Each guest has a
-//! limiter of its own, because the limiter belongs to a process.
+//! The policy treats several production tenants as one tenant, with the sum of their rates. Each
+//! guest has a limiter of its own, because the limiter belongs to a process.
 
 use super::blocks;
 use crate::device::Tenant;
@@ -38,7 +38,7 @@ const FIRST_LIMIT: f64 = 20_000.0;
 const MIN_STEP: f64 = 1_000.0;
 /// `threshold`
 const THRESHOLD: f64 = 0.03;
-/// The rate below which a tenant counts as not launching.
+/// The rate below which the policy assumes that a tenant does not launch.
 const NO_RATE: f64 = 1_000.0;
 /// Number of messages before windows without a rate mean anything.
 const EARLY: u64 = 15;

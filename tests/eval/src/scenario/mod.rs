@@ -246,7 +246,7 @@ pub struct Steps {
     /// length. Variations are evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// Time after which a step counts as missed.
+    /// Time after which a step misses its SLO.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }
@@ -285,7 +285,7 @@ pub struct Requests {
     /// evenly distributed.
     #[serde(default, deserialize_with = "units::fraction")]
     pub jitter: f64,
-    /// Time after which an answer counts as missed.
+    /// Time after which an answer misses its SLO.
     #[serde(default, rename = "slo_ms", deserialize_with = "units::maybe_millis")]
     pub slo_ns: Option<u64>,
 }

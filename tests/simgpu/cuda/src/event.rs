@@ -125,8 +125,8 @@ impl Event {
         capture::refuse_unsafe()
     }
 
-    /// Returns an error if the last record has not completed. An event that was never recorded
-    /// counts as complete.
+    /// Returns an error if the last record has not completed. An event that no client has recorded
+    /// is complete.
     pub fn query(&self) -> Result<()> {
         self.refuse_while_captured()?;
         match host().event_status(self.engine) {

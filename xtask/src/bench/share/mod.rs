@@ -118,7 +118,7 @@ struct CellReport {
     /// Largest distance of a tenant's true share from its entitlement, percentage points.
     error_points: f64,
     /// Largest error of a tenant's meter, percentage points. An error is a difference between
-    /// metered and true time. It counts as a part of all used GPU time or of the elapsed time,
+    /// metered and true time. The error is a part of all used GPU time or of the elapsed time,
     /// whichever is larger.
     meter_error_points: f64,
     /// Kernel time of all tenants, divided by the kernel time of one tenant alone with the same

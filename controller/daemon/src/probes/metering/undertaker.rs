@@ -1,12 +1,12 @@
-//! Detaches probes that are no longer needed, in a thread of its own. For each probe, the kernel
-//! takes a fifth of a second, for which no other thread should wait.
+//! Detaches probes that the daemon no longer needs, in a thread of its own. For each probe, the
+//! kernel takes a fifth of a second, for which no other thread should wait.
 
 use super::shares::Shares;
 use crate::identity::source::Source;
 use aya::programs::uprobe::UProbeLink;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
-/// Handle of the detaching thread.
+/// Handle of the thread that detaches probes.
 pub struct Undertaker {
     probes: mpsc::Sender<(Option<Source>, Vec<UProbeLink>)>,
 }
