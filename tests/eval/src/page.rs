@@ -238,8 +238,8 @@ pub fn page() -> Result<String> {
          the cost of launches ([what the evaluation leaves\n\
          out](evaluation-scenarios.md#what-the-evaluation-leaves-out)). The tests also run five scenarios in\n\
          real time on the simulated GPU (`tests/e2e/tests/e2e/agreement.rs`). There, each tenant's part of\n\
-         the used GPU time is within 5 % of its part in virtual time. The same holds for each tenant's GPU\n\
-         time in a second. No figure on this page comes from a real GPU."
+         the used GPU time is within 5 % of its part in virtual time. Each tenant's GPU time for a second is\n\
+         also within 5 % of the figure in virtual time. No figure on this page comes from a real GPU."
     )?;
     Ok(page)
 }
