@@ -62,8 +62,8 @@ pub struct Observed {
     pub usual_ns: Option<i64>,
     /// Estimated time of the launches. 0 means that there is no estimate.
     pub expected_ns: i64,
-    /// Whether the stream may have waited for something else between the launches. The value is
-    /// also true if the launch's call returned only when the launch was complete.
+    /// Whether the stream may have waited for another stream or the host between the launches. The
+    /// value is also true if the launch's call returned only when the launch was complete.
     pub may_wait: bool,
     /// Whether the segment found its stream quiet: the meter thread had seen all earlier work of
     /// the stream complete, and nothing made the stream wait.
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!((measured.start_ns, measured.took_ns), (late.end_ns - exact_ns, exact_ns));
         assert!(!measured.is_exact);
         // If only the end event came late, the segment does not show where the launch ran. The same
-        // holds if the stream waited for something else.
+        // holds if the stream waited for another stream or the host.
         let end_late = Observed {
             ended_ns: observed.ended_ns + LATE_NS,
             end_ns: observed.ended_ns + LATE_NS + LATENCY_NS - ORIGIN_NS,

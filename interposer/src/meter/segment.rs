@@ -90,7 +90,7 @@ pub struct Contents {
     pub closed_ns: u64,
     /// Host time just after the thread recorded the last event, ns.
     pub ended_ns: u64,
-    /// Whether the stream may have waited for something else between the launches.
+    /// Whether the stream may have waited for another stream or the host between the launches.
     pub may_wait: bool,
     /// Whether the stream had no unfinished work when the segment began, and nothing made the
     /// stream wait.

@@ -26,7 +26,8 @@ const GETS_ON: u64 = u64::MAX;
 /// The known waits of a lane's stream.
 #[derive(Debug)]
 pub(super) struct Waits {
-    /// Whether the job made the stream wait for something else since the last segment began.
+    /// Whether the job made the stream wait for another stream or the host since the last segment
+    /// began.
     has_to_wait: AtomicBool,
     /// The number of the segment that must complete before the lane takes the stream as running
     /// again. [`GETS_ON`] while the lane takes the stream as running.
@@ -46,7 +47,8 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Returns whether the job made the stream wait for something else since the last call.
+    /// Returns whether the job made the stream wait for another stream or the host since the last
+    /// call.
     pub(super) fn take_has_to_wait(&self) -> bool {
         self.has_to_wait.swap(false, Ordering::Relaxed)
     }
@@ -73,8 +75,8 @@ impl Lane {
         self.waits.has_to_wait.store(true, Ordering::Relaxed);
     }
 
-    /// Records that the stream may wait for something else between the launches of the open
-    /// segment. The meter thread then charges the segment by the estimates of its launches.
+    /// Records that the stream may wait for another stream or the host between the launches of the
+    /// open segment. The meter thread then charges the segment by the estimates of its launches.
     pub fn note_wait(&self) {
         self.open.note_wait();
     }
