@@ -8,7 +8,7 @@
 use crate::driver::ApiId;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Room for the functions of the table and for future ones.
+/// Room for the functions of the table and for future functions.
 pub const PLACES: usize = 896;
 const WORDS: usize = PLACES / u32::BITS as usize;
 const _: () = assert!(ApiId::COUNT <= PLACES && PLACES.is_multiple_of(u32::BITS as usize));

@@ -13,8 +13,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::turn::Turn;
 use crate::wire::Uuid;
 
-/// The time for which ranks pause together after one of them spun for another, ns. After this time,
-/// the interposer checks anew whether the ranks depend on each other, which costs one spin.
+/// The time for which ranks pause together after one rank spun for another rank, ns. After this
+/// time, the interposer checks anew whether the ranks depend on each other, which costs one spin.
 pub const DEPENDENCE_NS: u64 = 30_000_000_000;
 /// A note that a rank spins is valid for this time, ns, because the rank's process may have died.
 const SPIN_NS: u64 = 20_000_000;
