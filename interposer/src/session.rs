@@ -252,7 +252,8 @@ impl Session {
         let (ledger, slot) = next.first_ledger;
         self.ledgers.follow(ledger, slot);
         place.set(Some(next));
-        // This carries over the changes that came in between.
+        // The loop carries over the changes that threads made to the old page between the copy and
+        // the exchange.
         for (old, new, before) in moved {
             new.grow(&held(old), &before);
         }

@@ -6,8 +6,8 @@
 //!
 //! If several allocations share memory, the interposer charges the memory as a whole. Examples are
 //! blocks of small allocations ([`slabs`]), pools ([`pools`]) and the memory of graphs
-//! ([`graphs`]). The interposer charges memory that the driver takes by itself after the fact
-//! ([`overhead`]).
+//! ([`graphs`]). For memory that the driver takes by itself, the interposer learns the amount and
+//! adds the charge afterwards ([`overhead`]).
 
 pub mod charge;
 pub mod graphs;

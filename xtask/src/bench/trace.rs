@@ -77,7 +77,7 @@ fn measure() -> Result<Value> {
 impl super::Report for Report {
     const IS_ALWAYS_CHECKED: bool = true;
 
-    /// The bars for costs hold for the way of attachment that the daemon uses.
+    /// The bars for costs apply to the way of attachment that the daemon uses.
     fn bars(&self) -> Vec<(String, bool)> {
         let (all, used) = (&self.all, &self.ways[0]);
         let above = |ours: &str, empty: &str| {

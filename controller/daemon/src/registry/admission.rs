@@ -409,10 +409,10 @@ impl Registry {
         Ok(name)
     }
 
-    /// Returns whether an administrator's settings, a pause included, still hold for a deserted
-    /// tenant that gets a process again. `terms` are the terms for which the process asks. If no
-    /// settings held, a tenant could end and begin anew to lose its limits. Settings do not hold
-    /// for another user's process, or if there is no more room for their guarantees.
+    /// Returns whether a deserted tenant that gets a process again keeps its administrator's
+    /// settings, a pause included. `terms` are the terms for which the process asks. If no tenant
+    /// kept its settings, a tenant could end and begin anew to lose its limits. The tenant does not
+    /// keep the settings for another user's process, or without room for their guarantees.
     fn keeps_settings(&self, name: &str, user: u32, terms: &Terms) -> bool {
         self.tenants.get(name).is_some_and(|tenant| {
             let wish = tenant.terms.settings_over(terms);

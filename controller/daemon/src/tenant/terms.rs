@@ -197,7 +197,7 @@ impl Terms {
     }
 
     /// Returns whether the tenant shares a cap on memory with its user's other tenants. If an
-    /// administrator set the tenant's limit, the cap does not hold for the tenant.
+    /// administrator set the tenant's limit, the cap does not bind the tenant.
     pub fn is_bound(&self) -> bool {
         self.caps.0.memory_bytes != NO_LIMIT && self.set.memory_bytes.is_none()
     }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The most that a user may have. Share and memory bound all tenants of the user together. The
-/// other caps hold for each tenant.
+/// other caps bind each tenant by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Caps {

@@ -49,7 +49,7 @@ impl Lane {
         (Launches(launched), ns)
     }
 
-    /// Closes the open segment if `still` holds for its number of launches.
+    /// Closes the open segment if `still` returns true for its number of launches.
     pub(super) fn close_if(&self, calls: &Calls, still: impl Fn(u32) -> bool, end: End) {
         let is_closable = self.tally.is_closable() && self.ring.has_room();
         if !is_closable || (end == End::Record && self.is_held(calls)) {

@@ -79,15 +79,14 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Forgets the figures that hold for one thread's launches, because the lane gets another
-    /// thread.
+    /// Forgets the figures about one thread's launches, because the lane gets another thread.
     pub(super) fn restart(&self) {
         self.is_sparse.store(true, Ordering::Relaxed);
         self.carried_ns.store(0, Ordering::Relaxed);
         self.sample_every.store(SAMPLE_EVERY_LEAST, Ordering::Relaxed);
     }
 
-    /// Forgets the figures that hold for one stream, because the lane gets another stream.
+    /// Forgets the figures about one stream, because the lane gets another stream.
     pub(super) fn forget(&self) {
         self.mean_ns.store(0, Ordering::Relaxed);
         self.set_previous_end(None);
