@@ -62,7 +62,7 @@ pub enum Kind {
     External {
         /// Address at which all of the external memory is mapped.
         base: u64,
-        /// Length of that mapping.
+        /// Length of the mapping at `base`.
         length: u64,
     },
     /// A variable of a module.
